@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from cli.commands.keys import make_pair
 from cli.errors import BadConfig, BadKeys, NotRunning, WrongUsage
 from cli.plan.hosts import is_loopback
@@ -26,7 +28,6 @@ from mesh.errors import MeshError
 from mesh.membership.keys import HostKey
 from mesh.runtime.key_files import KeyDirectory
 from mesh.runtime.run_directory import HostRecord, RunDirectory
-from mesh.runtime.telemetry import setup_log
 from mesh.wire.frames import ListMembers, Members
 from nodes.roles import REGISTRY
 
@@ -84,9 +85,7 @@ class Join:
         own = self._ready_keys() if self._has_keys else None
         keys = str(self._keys) if own is not None else ""
         run.write_host(HostRecord(name, host.bind, host.address, self._is_insecure, keys))
-        setup_log(level="error")
-        registry = Address(REGISTRY, _ANY_EPOCH)
-        told = asyncio.run(Asker(run, name)(registry, endpoint_at(token.address, token.port), ListMembers()))
+        told = self._ask(Asker(run, name))
         if not isinstance(told, Members):
             raise self._unanswered(own)
         where = f"{token.address}:{token.port}"
@@ -103,6 +102,16 @@ class Join:
                 do="run the same release there, and give that mesh a topology file with hosts",
             )
         return joined_settings(token, self.joiner, told.settings, self._environment)
+
+    def _ask(self, ask: Asker) -> object:
+        before = structlog.get_config()
+        # There is no log yet: what happens on the link is for the error to say, not for lines beside it.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
+        try:
+            endpoint = endpoint_at(self.token.address, self.token.port)
+            return asyncio.run(ask(Address(REGISTRY, _ANY_EPOCH), endpoint, ListMembers()))
+        finally:
+            structlog.configure(**before)
 
     @property
     def _has_keys(self) -> bool:

@@ -140,6 +140,21 @@ def check_registry_ports(bind: str, port: int) -> None:
             ) from error
 
 
+def _check_gateway_port(settings: Settings) -> None:
+    try:
+        check_port(settings.host, settings.port)
+    except CannotBind as error:
+        if not settings.hosts:
+            raise
+        # --host names one of the hosts here.
+        raise CannotBind(
+            error.what,
+            why=error.why,
+            do="stop what listens there (`ss -ltnp` shows it), give another --port, or set another `host` in the file "
+            "of all hosts",
+        ) from error
+
+
 def check_port(host: str, port: int) -> None:
     """Raise CannotBind if the gateway could not listen there."""
     of_this_machine = "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all that it has"
@@ -183,7 +198,7 @@ def _serve(
         if own is not None and settings.on == settings.registry_host:
             check_registry_ports(own.bind, settings.registry_port)
         if settings.own_counts.gateways:
-            check_port(settings.host, settings.port)
+            _check_gateway_port(settings)
         return plan(settings, progress, fetches=True)
 
     return run_mesh(make_topology, directory, progress)

@@ -116,7 +116,7 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
         raise AlreadyRunning(
             f"the mesh {settings.name!r} has a host {host} already",
             why=f"its supervisor, process {known.pid} there, answers at {known.endpoint.control}",
-            do=f"stop it there with `meshctl down --host {host}`, or start this machine as another of the hosts",
+            do=f"stop it there with `meshctl down --host {host}`, or start this machine as another host (--host)",
         )
     return ""
 

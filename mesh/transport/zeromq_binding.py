@@ -177,8 +177,8 @@ def _bind_tcp(router: "zmq.Socket[bytes]", options: ZeroMQOptions, channel: Chan
         else:
             return router.getsockopt_string(zmq.LAST_ENDPOINT)
     raise BindError(
-        f"no port of {options.bind} from {first} to {last} is free: give this host more, `ports` of its table; each "
-        "actor takes two, and one that starts again two others for a moment"
+        f"no port of {options.bind} from {first} to {last} is free: give this host more, by --ports or `ports` of its "
+        "table; each actor takes two, and one that starts again two others for a moment"
     )
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import shlex
 import tempfile
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from cli.commands.join import Join
-from cli.errors import AlreadyRunning, BadConfig, HostTaken, MeshFull
+from cli.errors import AlreadyRunning, BadConfig, HostTaken, MeshFull, NotRunning
 from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
 from cli.plan.token import JoinToken
@@ -134,52 +135,80 @@ def test_a_host_of_another_mesh_is_told_to_correct_that():
     assert (type(error), error.why) == (BadConfig, "it is of green")
 
 
-def test_a_registry_is_asked_by_its_ports_alone():
-    async def main(short_path):
-        port = free_port()
-        head, d = RunDirectory(short_path / "head" / "green"), RunDirectory(short_path / "d" / "blue")
-        for directory in (head, d):
-            directory.path.parent.mkdir(mode=0o700)
-            directory.create()
-        head.write_host(HostRecord("head", "127.0.0.1", "127.0.0.1"))
-        address = Address("registry", 5)
-        transport = ZeroMQTransport(ZeroMQOptions.of_host(head, port))
-        registry = ActorSystem(RegistryActor(head), address, transport, head.bootstrap())
-        await registry.start()
-        try:
-            settings = Settings(name="blue", hosts=HOSTS, on="d", registry_port=port)
-            with pytest.raises(BadConfig, match="green"):
-                await require_welcome(settings, SPEC, Asker(d, "d"))
-        finally:
-            await registry.stop()
-
+@asynccontextmanager
+async def registry_of(mesh, **options):
+    """The port of a registry over sockets, and the run directory of another host, of the mesh blue."""
     with tempfile.TemporaryDirectory(prefix="kvt") as path:
-        asyncio.run(main(Path(path)))
-
-
-def test_a_registry_without_room_says_so():
-    async def main(short_path):
         port = free_port()
-        head, e = RunDirectory(short_path / "head" / "blue"), RunDirectory(short_path / "e" / "blue")
-        for directory in (head, e):
+        head, other = RunDirectory(Path(path) / "head" / mesh), RunDirectory(Path(path) / "other" / "blue")
+        for directory in (head, other):
             directory.path.parent.mkdir(mode=0o700)
             directory.create()
         head.write_host(HostRecord("head", "127.0.0.1", "127.0.0.1"))
         transport = ZeroMQTransport(ZeroMQOptions.of_host(head, port))
-        options = SystemOptions(max_peers=0)
-        registry = ActorSystem(RegistryActor(head), Address("registry", 5), transport, head.bootstrap(), options)
+        actor = RegistryActor(head)
+        registry = ActorSystem(actor, Address("registry", 5), transport, head.bootstrap(), SystemOptions(**options))
         await registry.start()
-        join = Join(JoinToken("blue", "127.0.0.1", port, "head").text(), None, {"decode": 1, "host": "e"}, {})
         try:
-            with pytest.raises(MeshFull, match="host e cannot join") as caught:
-                await asyncio.to_thread(join.settings, e)
-            assert "0 peers are linked already" in caught.value.why
-            assert "meshctl ps" in caught.value.do
+            yield port, other
         finally:
             await registry.stop()
 
+
+def joins(port, run):
+    """What a host e asks that has a token of the mesh blue, whose registry was at `port`."""
+    join = Join(JoinToken("blue", "127.0.0.1", port, "head").text(), None, {"decode": 1, "host": "e"}, {})
+    return asyncio.to_thread(join.settings, run)
+
+
+def starts(port, run):
+    """What the host d of the mesh blue asks, whose file says that the registry is at `port`."""
+    settings = Settings(name="blue", hosts=HOSTS, on="d", registry_port=port)
+    return require_welcome(settings, SPEC, Asker(run, "d"))
+
+
+@pytest.mark.parametrize(
+    ("come", "why", "do"),
+    [
+        (starts, "is of the mesh 'green'", "correct `name`, `registry_port`"),
+        (joins, "there is the registry of 'green' now", "take a new one: `meshctl keys token`"),
+    ],
+)
+async def test_a_registry_of_another_mesh_is_told_to_be_one(why, do, come):
+    async with registry_of("green") as (port, run):
+        with pytest.raises(BadConfig) as caught:
+            await come(port, run)
+    assert why in caught.value.why
+    assert do in caught.value.do
+
+
+async def test_a_registry_that_tells_no_settings_takes_nobody_by_a_token(capfd):
+    async with registry_of("blue") as (port, run):
+        with pytest.raises(BadConfig, match="takes no further hosts") as caught:
+            await joins(port, run)
+    assert "the same release" in caught.value.do
+    assert "peer lost" not in capfd.readouterr().out
+
+
+async def test_what_is_no_registry_is_said_to_be_none():
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="kvt") as path:
-        asyncio.run(main(Path(path)))
+        run = RunDirectory(Path(path) / "blue")
+        run.create()
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port):
+            with pytest.raises(NotRunning, match="does not answer") as caught:
+                await joins(port, run)
+    assert caught.value.why == f"something listens at 127.0.0.1:{port}, and is no registry without keys"
+    assert "take a new token" in caught.value.do
+
+
+@pytest.mark.parametrize(("come", "host"), [(starts, "d"), (joins, "e")])
+async def test_a_registry_without_room_says_so(host, come):
+    async with registry_of("blue", max_peers=0) as (port, run):
+        with pytest.raises(MeshFull, match=f"host {host} cannot join") as caught:
+            await come(port, run)
+    assert "0 peers are linked already" in caught.value.why
+    assert "meshctl ps" in caught.value.do
 
 
 def test_a_host_whose_key_may_be_unknown_is_told_the_command(tmp_path):

@@ -34,7 +34,11 @@ REFUSED = (
     (("--model", "tiny"), ExitCode.BAD_CONFIG, ("model is tiny", "and echo in the mesh", "without those options")),
     (("--context-length", "784"), ExitCode.BAD_CONFIG, ("context length is 784 here and 4784 in the mesh",)),
     (("--ports", "{first}-{last}"), ExitCode.CANNOT_BIND, ("from {first} to {last} is free", "give this host more")),
-    (("--gateways", "1", "--port", "{port}"), ExitCode.CANNOT_BIND, ("{port} cannot be listened on", "--port")),
+    (
+        ("--gateways", "1", "--port", "{port}"),
+        ExitCode.CANNOT_BIND,
+        ("{port} cannot be listened on", "another --port, or"),
+    ),
 )
 
 
