@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import socket
 import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -182,12 +183,11 @@ async def test_a_registry_of_another_mesh_is_told_to_be_one(why, do, come):
     assert do in caught.value.do
 
 
-async def test_a_registry_that_tells_no_settings_takes_nobody_by_a_token(capfd):
+async def test_a_registry_that_tells_no_settings_takes_nobody_by_a_token():
     async with registry_of("blue") as (port, run):
         with pytest.raises(BadConfig, match="takes no further hosts") as caught:
             await joins(port, run)
     assert "the same release" in caught.value.do
-    assert "peer lost" not in capfd.readouterr().out
 
 
 async def test_what_is_no_registry_is_said_to_be_none():
@@ -195,9 +195,9 @@ async def test_what_is_no_registry_is_said_to_be_none():
     with tempfile.TemporaryDirectory(prefix="kvt") as path:
         run = RunDirectory(Path(path) / "blue")
         run.create()
-        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port):
-            with pytest.raises(NotRunning, match="does not answer") as caught:
-                await joins(port, run)
+        listener = socket.create_server(("127.0.0.1", port))
+        with listener, pytest.raises(NotRunning, match="does not answer") as caught:
+            await joins(port, run)
     assert caught.value.why == f"something listens at 127.0.0.1:{port}, and is no registry without keys"
     assert "take a new token" in caught.value.do
 
