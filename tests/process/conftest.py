@@ -1,6 +1,8 @@
 """Meshes as processes, each test in a run directory of its own, and proof that nothing outlives them."""
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -15,8 +17,18 @@ from pathlib import Path
 import pytest
 
 from mesh.testing.ports import free_port
+from tests.process.commands import CommandServer
 
 TIMEOUT_S = 60.0
+_PYTHON_M_CLI = 3
+
+
+@functools.cache
+def command_server():
+    """One for all tests of this process; it ends with it."""
+    server = CommandServer()
+    atexit.register(server.close)
+    return server
 
 
 def wait_until(condition, what, timeout_s=TIMEOUT_S):
@@ -53,14 +65,10 @@ class Host:
 
     def meshctl(self, *arguments, name=True, timeout_s=TIMEOUT_S, **environment):
         """Run one command to its end."""
-        return subprocess.run(
-            self.command(*arguments, name=name),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**self.environment, **environment},
-            check=False,
-        )
+        command, environment = self.command(*arguments, name=name), {**self.environment, **environment}
+        if arguments[0] != "up":
+            return command_server().run(command[_PYTHON_M_CLI:], environment, timeout_s)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
 
     def up(self, *arguments, wait=True, **environment):
         """Start in the foreground of a session of its own."""
