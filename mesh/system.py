@@ -262,6 +262,10 @@ class ActorSystem:
         is_near = member.host == self._member.host
         return member.address, member.endpoint.on_its_host if is_near else member.endpoint
 
+    def linked(self, peer: Address) -> None:
+        """A connection with an incarnation is up: what waits for its return asks now."""
+        self.publishing.linked(peer.actor_id)
+
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """An incarnation is gone or cut off: everybody who waits for it is told, then the actor."""
         self._log.debug("peer lost", peer=str(peer.address), reason=reason)

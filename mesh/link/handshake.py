@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from mesh.address import Address
 from mesh.errors import FrameRefused, Unreachable
 from mesh.link.backoff import ReconnectBackoff
-from mesh.link.outputs import Frames
+from mesh.link.outputs import Frames, Linked
 from mesh.link.peer import SYSTEM, Connection, Phase, answer_to
 from mesh.link.refusals import check_greeting
 from mesh.membership.view import Directory
@@ -82,6 +82,8 @@ class Handshake:
             self._core.say(connection, channel, Verb.WELCOME, body, (), answer_to(header), header.trace)
         while state.waiting:
             self._core.say(connection, channel, *state.waiting.popleft())
+        if connection.is_up:
+            self._core.outputs.append(Linked(link.peer))
         self.end_if_up(connection)
 
     def end_if_up(self, connection: Connection) -> None:

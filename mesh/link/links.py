@@ -17,7 +17,7 @@ import structlog
 from mesh.address import Address
 from mesh.errors import NO_HANDSHAKE, FrameRefused
 from mesh.link.core import LinkCore
-from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Refused, Send, Superseded
+from mesh.link.outputs import Close, Dial, Found, Frames, Linked, Lost, Refused, Send, Superseded
 from mesh.link.peer import PLAIN, Meta, Peer
 from mesh.membership.view import Directory
 from mesh.options import SystemOptions
@@ -32,6 +32,10 @@ Handler = Callable[[Peer, Channel, Header, Frames], None]
 
 class Owner(Directory, Protocol):
     """What links need to know of the system above them."""
+
+    def linked(self, peer: Address) -> None:
+        """A connection with an incarnation is up, whichever end has dialed."""
+        ...
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """An incarnation is gone or cut off; its links are forgotten already."""
@@ -180,6 +184,8 @@ class Links:
                     self._transport.dial(*output)
                 case Close():
                     self._transport.close_link(output.link)
+                case Linked(peer):
+                    self._owner.linked(peer)
                 case Lost():
                     self._owner.peer_lost(*output)
                 case Found(address):

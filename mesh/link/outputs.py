@@ -32,6 +32,12 @@ class Close(NamedTuple):
     link: Link
 
 
+class Linked(NamedTuple):
+    """A connection with an incarnation is up: both its channels are greeted."""
+
+    peer: Address
+
+
 class Lost(NamedTuple):
     """An incarnation is gone or cut off, and forgotten already."""
 
@@ -61,4 +67,4 @@ class Refused(NamedTuple):
     refusal: FrameRefused
 
 
-Output = Dial | Send | Close | Lost | Found | Superseded | Refused
+Output = Dial | Send | Close | Linked | Lost | Found | Superseded | Refused

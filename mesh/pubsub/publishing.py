@@ -9,7 +9,7 @@ that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/top
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,9 @@ from mesh.wire.header import Header, Verb
 
 if TYPE_CHECKING:
     from mesh.actor import Actor
+
+_NEVER: Final = float("-inf")
+"""Last heard: not since the publisher was lost, nor has it been asked since."""
 
 
 class _Followed(NamedTuple):
@@ -87,8 +90,8 @@ class Publishing:
         for (actor_id, _), followed in self._followed.items():
             if actor_id == peer.address.actor_id:
                 followed.subscription.waiting = True
-                # So that the next round of renewals asks, if its return is not heard of before.
-                followed.last_heard[0] = float("-inf")
+                # So that the next link with it asks, or the next round of renewals, which comes 2 s later at most.
+                followed.last_heard[0] = _NEVER
 
     def _on_subscribe(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
@@ -123,7 +126,7 @@ class Publishing:
     def subscribe(self, actor_id: str, topic: str) -> None:
         """Follow a topic, now or as soon as the peer is a member, over all its restarts."""
         if (actor_id, topic) not in self._followed:
-            self._followed[actor_id, topic] = _Followed(Subscription(), [float("-inf")])
+            self._followed[actor_id, topic] = _Followed(Subscription(), [_NEVER])
             self._request(actor_id, topic)
             if self._timer is None:
                 self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
@@ -137,6 +140,13 @@ class Publishing:
         """An actor is a member (again): ask it for what is followed there."""
         for followed_id, topic in list(self._followed):
             if followed_id == actor_id:
+                self._request(actor_id, topic)
+
+    def linked(self, actor_id: str) -> None:
+        """A link with an actor is up (again): ask it for what it has not been asked since it was lost."""
+        for (followed_id, topic), followed in list(self._followed.items()):
+            # A subscription that dialed this link has been asked for already: its request followed the hello.
+            if followed_id == actor_id and followed.last_heard[0] == _NEVER:
                 self._request(actor_id, topic)
 
     def close(self) -> None:
