@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from kvstore.errors import TransferError
+from kvstore.errors import PagesElsewhere, TransferError
+from kvstore.pool.device import memory_kind
 from kvstore.pool.page_pool import PagePool, PoolInfo
 from kvstore.protocol import PoolHandle
 from kvstore.transfer.plan import Descriptor
@@ -155,6 +156,12 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Drain, disconnect everything, forget all pools."""
+
+    def require_kind(self, device: str, whose: str) -> None:
+        """Raises PagesElsewhere, which names the pool by `whose`, unless `device` is memory that this one moves."""
+        if memory_kind(device) not in self.kinds:
+            moved = " and ".join(sorted(self.kinds))
+            raise PagesElsewhere(f"the pages of {whose} lie on {device}, and {self.name} moves {moved} pages only")
 
     # Where pages of local pools are sent to others, and not read by them:
 

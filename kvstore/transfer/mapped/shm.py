@@ -5,34 +5,31 @@ one quantum away from its next message, and nothing is handed over between threa
 same code moves simulated pools.
 """
 
-from collections import deque
 from typing import Final
 
-from kvstore.errors import PagesElsewhere, PoolClosed, TransferError
+from kvstore.errors import PoolClosed
 from kvstore.pool.device import CPU
-from kvstore.pool.page_pool import MemoryHost, PagePool
-from kvstore.protocol import PoolHandle
-from kvstore.transfer.base import Peer, Transfer, Transport
-from kvstore.transfer.mapped.peer import MappedPeer
+from kvstore.pool.page_pool import MemoryHost
+from kvstore.transfer.base import Transfer
+from kvstore.transfer.mapped.transport import MappedCopy, MappedTransport
 
 # 2 MiB take 0.2 to 0.4 ms, 1 ms on a busy host; larger pieces are not copied any faster.
 DEFAULT_QUANTUM_BYTES: Final = 2 << 20
 
 
-class _Copy:
-    """What is left of a transfer."""
+class _Copy(MappedCopy):
+    """What is left of a transfer: `position` bytes of its first part are copied."""
 
-    __slots__ = ("destination", "parts", "position", "source", "transfer")
+    __slots__ = ("destination", "position", "source")
 
     def __init__(self, transfer: Transfer, source: memoryview) -> None:
-        self.transfer = transfer
+        super().__init__(transfer)
         self.source = source
         self.destination = transfer.pool.pages_view
-        self.parts = deque(transfer.parts)
         self.position = 0
 
 
-class ShmTransport(Transport):
+class ShmTransport(MappedTransport[_Copy]):
     """Between pools that this process can map: `poll` does the work itself, `quantum_bytes` at a time."""
 
     name = "shm"
@@ -40,48 +37,13 @@ class ShmTransport(Transport):
     cuts_pages = True
 
     def __init__(self, host: MemoryHost, quantum_bytes: int = DEFAULT_QUANTUM_BYTES) -> None:
-        self._host = host
+        super().__init__(host)
         self._quantum_bytes = quantum_bytes
-        self._peers: list[MappedPeer] = []
-        self._posted: deque[_Copy] = deque()
-
-    @property
-    def num_posted(self) -> int:
-        """Copies that have not ended."""
-        return len(self._posted)
-
-    def register(self, pool: PagePool) -> None:
-        """Raises PagesElsewhere for a pool that does not lie in host memory."""
-        _require_host(pool)
-
-    def connect(self, handle: PoolHandle) -> MappedPeer:
-        """Map a pool read-only."""
-        pool = self._host.open(handle.path, writable=False)
-        try:
-            _require_host(pool)
-        except PagesElsewhere:
-            pool.close()
-            raise
-        peer = MappedPeer(pool, self)
-        self._peers.append(peer)
-        return peer
-
-    def disconnect(self, peer: Peer) -> None:
-        """End its copies and unmap the pool."""
-        for copy in self._posted:
-            if copy.transfer.peer is peer:
-                copy.transfer.fail("source_lost", f"the pool of {peer.info.group} was given up")
-        for known in self._peers:
-            if known is peer:
-                known.pool.close()
-        self._peers = [known for known in self._peers if known is not peer]
 
     def post(self, transfer: Transfer) -> None:
         """Raises TransferError `unsupported` for a pool that this transport has not opened, `bad_descriptor`."""
-        if not isinstance(transfer.peer, MappedPeer):
-            raise TransferError("unsupported", f"{self.name} only reads from pools that it has mapped itself")
-        transfer.require_inside()
-        self._posted.append(_Copy(transfer, transfer.peer.pool.pages_view))
+        peer = self._require_own(transfer)
+        self._posted.append(_Copy(transfer, peer.pool.pages_view))
 
     def poll(self, now: float) -> list[Transfer]:
         """Copies at most one quantum, so it takes a millisecond or so."""
@@ -103,26 +65,6 @@ class ShmTransport(Transport):
         # Whoever had this quantum comes last for the next.
         self._posted.rotate(-1)
         return ended
-
-    def cancel(self, transfer: Transfer) -> None:
-        """Copy nothing more of it."""
-        if any(copy.transfer is transfer for copy in self._posted):
-            transfer.fail("cancelled", "the transfer was cancelled")
-
-    def drain(self) -> list[Transfer]:
-        """Copies run only inside `poll`, so forgetting them is enough."""
-        ended = [copy.transfer for copy in self._posted]
-        for transfer in ended:
-            self.cancel(transfer)
-        self._posted.clear()
-        return ended
-
-    def close(self) -> None:
-        """Drain, and unmap every pool."""
-        self.drain()
-        for peer in self._peers:
-            peer.pool.close()
-        self._peers.clear()
 
     @staticmethod
     def _advance(copy: _Copy, budget: int) -> int:
@@ -146,8 +88,3 @@ class ShmTransport(Transport):
             copy.transfer.fail(PoolClosed.code, "a pool was closed while its pages were copied")
         copy.transfer.num_bytes += done
         return done
-
-
-def _require_host(pool: PagePool) -> None:
-    if pool.info.device != CPU:
-        raise PagesElsewhere(f"the pages of {pool.path} lie on {pool.info.device}: `shm` copies in host memory only")

@@ -11,8 +11,8 @@ by the operator; where a pair cannot be made its transfers end with PairUnmade, 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from kvstore.errors import DeviceError, DeviceFault, KVError, PagesElsewhere, PairUnmade, TransferError
-from kvstore.pool.device import CPU, memory_kind
+from kvstore.errors import DeviceError, DeviceFault, KVError, PairUnmade, TransferError
+from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Peer, Transfer, Transport
@@ -105,14 +105,14 @@ class PairTransport(Transport):
 
     def register(self, pool: PagePool) -> None:
         """The pool can be sent from, too, instead of an earlier one of its group and rank. Raises PagesElsewhere."""
-        self._require_kind(pool.info.device, pool.path)
+        self.require_kind(pool.info.device, pool.path)
         # By group: a pool that was made again takes the place of the one before, whose incarnation orders then do not
         # match.
         self._sources[pool.info.group, pool.info.layout.tp_rank] = pool
 
     def connect(self, handle: PoolHandle) -> RemotePeer:
         """Asks nobody yet. Raises PagesElsewhere: in memory that this engine cannot move."""
-        self._require_kind(handle.device, f"{handle.group} at {handle.agent}")
+        self.require_kind(handle.device, f"{handle.group} at {handle.agent}")
         return RemotePeer(handle, self)
 
     def disconnect(self, peer: Peer) -> None:
@@ -368,10 +368,6 @@ class PairTransport(Transport):
     def _require_room(self) -> None:
         if len(self._halves) >= _MAX_PAIRS:
             raise TransferError("too_many_pairs", f"this agent has {_MAX_PAIRS} pairs of {self.name} already")
-
-    def _require_kind(self, device: str, whose: str) -> None:
-        if memory_kind(device) not in self._links.kinds:
-            raise PagesElsewhere(f"the pages of {whose} lie on {device}, which {self.name} does not move")
 
     def _source(self, group: str, incarnation: int, rank: int = 0) -> PagePool:
         pool = self._sources.get((group, rank))

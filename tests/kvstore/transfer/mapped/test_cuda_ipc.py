@@ -14,7 +14,7 @@ from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
 from kvstore.transfer.base import Transfer, Transport
-from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport, merge
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.mapped.peer import MappedPeer
 from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
@@ -191,18 +191,6 @@ def test_a_device_for_which_the_kernel_cannot_be_compiled(tables: MemoryHost) ->
     with pytest.raises(DeviceUnavailable, match="cannot be compiled"):
         CudaIpcTransport(process.host).register(pool)
     CudaIpcTransport(process.host, gather_from=0).register(pool)
-
-
-def test_neighbours_are_copied_together() -> None:
-    parts = [
-        Descriptor(0, 10, 4),
-        Descriptor(4, 14, 4),
-        Descriptor(8, 18, 2),
-        Descriptor(10, 30, 1),
-        Descriptor(0, 31, 1),
-    ]
-    assert merge(parts) == [Descriptor(0, 10, 10), Descriptor(10, 30, 1), Descriptor(0, 31, 1)]
-    assert merge([]) == []
 
 
 @pytest.mark.parametrize("part", OUTSIDE)

@@ -9,7 +9,8 @@ from kvstore.errors import PoolMissing, TransferError
 from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import MemoryHost
 from kvstore.transfer.base import Transfer, Transport
-from kvstore.transfer.mapped.shm import MappedPeer, ShmTransport
+from kvstore.transfer.mapped.peer import MappedPeer
+from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.session import CopyEnded
 from tests.kvstore.transfer.transfers import NEVER, OUTSIDE, SIZE, Stranger, make_pool, pulling, start_copy
