@@ -73,9 +73,6 @@ class FakeDeviceMemory:
         self.has_no_compiler = False
         self._next = FakeDeviceMemory.processes << 40
 
-    def num_devices(self) -> int:
-        return self.cards.num_devices
-
     def usage(self, device: int) -> tuple[int, int]:
         self._require(device)
         return self.cards.num_bytes - self.cards.used(device), self.cards.num_bytes

@@ -91,10 +91,6 @@ class CopyStream(Protocol):
 class DeviceMemory(Protocol):
     """Memory of the CUDA devices that this process sees. Devices are named by their ordinal."""
 
-    def num_devices(self) -> int:
-        """How many devices there are. Raises DeviceUnavailable."""
-        ...
-
     def usage(self, device: int) -> tuple[int, int]:
         """Bytes that are free, and bytes that there are. Raises DeviceUnavailable."""
         ...
@@ -159,165 +155,106 @@ class CupyMemory(DeviceMemory):
     """Device memory by the CUDA runtime that CuPy binds; `cupy` is the module."""
 
     def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
-        self._runtime = cupy.cuda.runtime
-
-    @override
-    def num_devices(self) -> int:
-        with self._errors("counting devices"):
-            return int(self._runtime.getDeviceCount())
+        self.cupy = cupy
+        self.runtime = cupy.cuda.runtime
 
     @override
     def usage(self, device: int) -> tuple[int, int]:
-        with self._on(device, "asking for its free memory"):
-            free_bytes, total_bytes = self._runtime.memGetInfo()
+        with self.on(device, "asking for its free memory"):
+            free_bytes, total_bytes = self.runtime.memGetInfo()
         return int(free_bytes), int(total_bytes)
 
     @override
     def allocate(self, device: int, num_bytes: int) -> int:
         """Takes whole 2 MiB; not from CuPy's memory pool, whose handles name other arrays too."""
         size = -(-num_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
-        with self._on(device, f"allocating {size} bytes"):
+        with self.on(device, f"allocating {size} bytes"):
             try:
-                pointer = int(self._runtime.malloc(size))
-            except self._runtime.CUDARuntimeError as error:
+                pointer = int(self.runtime.malloc(size))
+            except self.runtime.CUDARuntimeError as error:
                 # Only lack of memory is answered with figures; anything else is told as it is.
                 if error.status != _MEMORY_ALLOCATION:
                     raise
-                free_bytes, total_bytes = self._runtime.memGetInfo()
+                free_bytes, total_bytes = self.runtime.memGetInfo()
                 raise DeviceExhaustedMemory(f"cuda:{device}", size, int(free_bytes), int(total_bytes)) from None
             try:
-                self._runtime.memset(pointer, 0, size)
+                self.runtime.memset(pointer, 0, size)
                 # `memset` only queues the zeros: another process that opens the handle waits for no stream of this one.
-                self._runtime.deviceSynchronize()
+                self.runtime.deviceSynchronize()
             except BaseException:
-                self._runtime.free(pointer)
+                self.runtime.free(pointer)
                 raise
         return pointer
 
     @override
     def free(self, device: int, pointer: int) -> None:
-        with self._on(device, "freeing memory"):
-            self._runtime.free(pointer)
+        with self.on(device, "freeing memory"):
+            self.runtime.free(pointer)
 
     @override
     def export(self, device: int, pointer: int) -> bytes:
-        with self._on(device, "exporting memory"):
-            return bytes(self._runtime.ipcGetMemHandle(pointer))
+        with self.on(device, "exporting memory"):
+            return bytes(self.runtime.ipcGetMemHandle(pointer))
 
     @override
     def open(self, device: int, handle: bytes) -> int:
         if len(handle) != HANDLE_BYTES:
             raise DeviceHandleInvalid(f"a handle of device memory has {HANDLE_BYTES} bytes, this one has {len(handle)}")
-        with self._on(device, "opening another process's memory", DeviceHandleInvalid):
-            return int(self._runtime.ipcOpenMemHandle(handle, _LAZY_ENABLE_PEER_ACCESS))
+        with self.on(device, "opening another process's memory", DeviceHandleInvalid):
+            return int(self.runtime.ipcOpenMemHandle(handle, _LAZY_ENABLE_PEER_ACCESS))
 
     @override
     def close(self, device: int, pointer: int) -> None:
-        with self._on(device, "closing another process's memory"):
-            self._runtime.ipcCloseMemHandle(pointer)
+        with self.on(device, "closing another process's memory"):
+            self.runtime.ipcCloseMemHandle(pointer)
 
     @override
     def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
         """Portable: any device's copies may use it."""
-        with self._on(device, f"allocating {num_bytes} bytes of page-locked host memory"):
-            pointer = int(self._runtime.hostAlloc(num_bytes, _HOST_ALLOC_PORTABLE))
+        with self.on(device, f"allocating {num_bytes} bytes of page-locked host memory"):
+            pointer = int(self.runtime.hostAlloc(num_bytes, _HOST_ALLOC_PORTABLE))
         return HostBuffer(pointer, memoryview((ctypes.c_ubyte * num_bytes).from_address(pointer)).cast("B"))
 
     @override
     def free_host(self, device: int, buffer: HostBuffer) -> None:
         buffer.view.release()
-        with self._on(device, "freeing page-locked host memory"):
-            self._runtime.freeHost(buffer.pointer)
+        with self.on(device, "freeing page-locked host memory"):
+            self.runtime.freeHost(buffer.pointer)
 
     @override
     def stream(self, device: int, *, gathers: bool = False) -> "_CupyStream":
         """Non-blocking: it does not wait for the legacy default stream, nor that for it."""
-        with self._on(device, "making a stream"):
-            stream = self._cupy.cuda.Stream(non_blocking=True)
+        with self.on(device, "making a stream"):
+            stream = self.cupy.cuda.Stream(non_blocking=True)
             return _CupyStream(self, device, stream, self._tables(device) if gathers else None)
-
-    def copy(self, device: int, stream: Any, ranges: Sequence[CopyRange]) -> "_CupyMark":
-        """Put copies into a stream of `device`, and a mark after them."""
-        runtime = self._runtime
-
-        def put() -> None:
-            for destination, source, num_bytes in ranges:
-                # `memcpyDefault`: the driver tells from the addresses whether they are of this device, another one or
-                # the host.
-                runtime.memcpyAsync(destination, source, num_bytes, runtime.memcpyDefault, stream.ptr)
-
-        return self._marked(device, stream, put)
-
-    def gather(self, device: int, stream: Any, tables: "_Tables", ranges: Sequence[CopyRange]) -> "_CupyMark":
-        """The same by one kernel."""
-        # A slot of its own for each launch in flight: the kernel reads the table long after this call has returned.
-        slot = tables.take_slot()
-        runtime, table = self._runtime, table_of(ranges)
-        size = len(table.data)
-        slot.host.view[:size] = table.data
-
-        def put() -> None:
-            runtime.memcpyAsync(slot.pointer, slot.host.pointer, size, runtime.memcpyDefault, stream.ptr)
-            tables.kernel.launch(stream, slot.pointer, table)
-
-        slot.mark = self._marked(device, stream, put)
-        return slot.mark
 
     def _tables(self, device: int) -> "_Tables":
         """Compiles the kernel for the current device, `device`."""
         try:
-            kernel = GatherKernel(self._cupy)
-        except (RuntimeError, ImportError, OSError, self._cupy.cuda.compiler.CompileException) as error:
+            kernel = GatherKernel(self.cupy)
+        except (RuntimeError, ImportError, OSError, self.cupy.cuda.compiler.CompileException) as error:
             raise DeviceUnavailable(
                 f"the kernel that copies scattered pages cannot be compiled for cuda:{device} ({error}): install NVRTC "
                 "(kvmesh[cuda13] or kvmesh[cuda12]), or set [roles.kv_agent] gather_from = 0 to copy page by page"
             ) from None
         host = self.allocate_host(device, _NUM_TABLES * MAX_TABLE_BYTES)
-        pointer = int(self._runtime.malloc(_NUM_TABLES * MAX_TABLE_BYTES))
+        pointer = int(self.runtime.malloc(_NUM_TABLES * MAX_TABLE_BYTES))
         return _Tables(kernel, pointer, host)
 
-    def _marked(self, device: int, stream: Any, put: Callable[[], None]) -> "_CupyMark":
-        with self._on(device, "copying pages"):
-            event = self._cupy.cuda.Event(disable_timing=True)
-            try:
-                put()
-                stream.record(event)
-            except BaseException:
-                # Without its mark nobody could tell when those that were begun have ended.
-                stream.synchronize()
-                raise
-        return _CupyMark(self, device, event)
-
-    def is_done(self, device: int, event: Any) -> bool:
-        """Whether an event has happened. Not `Event.done`, to which a fault looks like an event that never comes."""
-        with self._on(device, "looking at a copy"):
-            status = int(self._runtime.eventQuery(event.ptr))
-            if status not in (0, _NOT_READY):
-                raise self._runtime.CUDARuntimeError(status)
-        return status == 0
-
-    def wait(self, device: int, event: Any) -> None:
-        """Block until an event has happened."""
-        with self._on(device, "waiting for a copy"):
-            event.synchronize()
-
     @contextlib.contextmanager
-    def _on(self, device: int, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
-        with self._errors(f"{what} on cuda:{device}", otherwise):
-            # At every call: the current device is a thread's, and other code of the process may have set it.
-            self._runtime.setDevice(device)
-            yield
+    def on(self, device: int, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
+        """Have `device` for the calls inside, and CUDA's errors as ours; `what` they do is for the message.
 
-    @contextlib.contextmanager
-    def _errors(self, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
-        """CUDA's errors as ours; `otherwise` is what those are that say neither that there is no device nor a fault."""
+        `otherwise` is what those are that say neither that there is no device nor that it has failed for good.
+        """
         try:
+            # At every call: the current device is a thread's, and other code of the process may have set it.
+            self.runtime.setDevice(device)
             yield
-        except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
+        except (self.runtime.CUDARuntimeError, self.cupy.cuda.driver.CUDADriverError) as error:
             # A launch is a call of the driver; from 100 on its codes mean what the runtime's do.
             status = int(error.status)
-            text = f"{what} failed: {error}"
+            text = f"{what} on cuda:{device} failed: {error}"
             if status in _UNAVAILABLE:
                 hint = "; was the process forked after its parent used CUDA?" if status == _INITIALIZATION else ""
                 raise DeviceUnavailable(f"{text}{hint}; see nvidia-smi for devices and driver") from None
@@ -369,15 +306,48 @@ class _CupyStream:
         self._tables = tables
 
     def copy(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
-        return self._memory.copy(self._device, self._stream, ranges)
+        runtime, pointer = self._memory.runtime, self._stream.ptr
+
+        def put() -> None:
+            for destination, source, num_bytes in ranges:
+                # `memcpyDefault`: the driver tells from the addresses whether they are of this device, another one or
+                # the host.
+                runtime.memcpyAsync(destination, source, num_bytes, runtime.memcpyDefault, pointer)
+
+        return self._marked(put)
 
     def can_gather(self) -> bool:
-        assert self._tables is not None, "the stream was not made for it"
-        return self._tables.has_slot()
+        return self._gathering().has_slot()
 
     def gather(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
+        # A slot of its own for each launch in flight: the kernel reads the table long after this call has returned.
+        tables = self._gathering()
+        slot, table = tables.take_slot(), table_of(ranges)
+        runtime, size = self._memory.runtime, len(table.data)
+        slot.host.view[:size] = table.data
+
+        def put() -> None:
+            runtime.memcpyAsync(slot.pointer, slot.host.pointer, size, runtime.memcpyDefault, self._stream.ptr)
+            tables.kernel.launch(self._stream, slot.pointer, table)
+
+        slot.mark = self._marked(put)
+        return slot.mark
+
+    def _gathering(self) -> _Tables:
         assert self._tables is not None, "the stream was not made for it"
-        return self._memory.gather(self._device, self._stream, self._tables, ranges)
+        return self._tables
+
+    def _marked(self, put: Callable[[], None]) -> "_CupyMark":
+        with self._memory.on(self._device, "copying pages"):
+            event = self._memory.cupy.cuda.Event(disable_timing=True)
+            try:
+                put()
+                self._stream.record(event)
+            except BaseException:
+                # Without its mark nobody could tell when those that were begun have ended.
+                self._stream.synchronize()
+                raise
+        return _CupyMark(self._memory, self._device, event)
 
 
 class _CupyMark:
@@ -387,7 +357,13 @@ class _CupyMark:
         self._event = event
 
     def is_done(self) -> bool:
-        return self._memory.is_done(self._device, self._event)
+        with self._memory.on(self._device, "looking at a copy"):
+            # Not `Event.done`, to which a fault looks like an event that never comes.
+            status = int(self._memory.runtime.eventQuery(self._event.ptr))
+            if status not in (0, _NOT_READY):
+                raise self._memory.runtime.CUDARuntimeError(status)
+        return status == 0
 
     def wait(self) -> None:
-        self._memory.wait(self._device, self._event)
+        with self._memory.on(self._device, "waiting for a copy"):
+            self._event.synchronize()
