@@ -174,16 +174,12 @@ class BlockPool:
         try:
             move([page])
         except OwnershipError as error:
-            self._quarantine(Violation(page, error.found, error.needed))
+            self.report([Violation(page, error.found, error.needed)])
+            if PADDING_PAGE < page < self.allocator.num_pages:
+                self.allocator.quarantine([page])
+                self.write(page, PageState.QUARANTINED)
             return False
         return True
-
-    def _quarantine(self, violation: Violation) -> None:
-        self.report([violation])
-        page = violation.page
-        if PADDING_PAGE < page < self.allocator.num_pages:
-            self.allocator.quarantine([page])
-            self.write(page, PageState.QUARANTINED)
 
     def _forget(self, removed: Sequence[Removed]) -> list[int]:
         self.num_evicted_pages += len(removed)

@@ -30,7 +30,8 @@ class BlockTable:
 
     `num_tokens` counts the tokens whose KV is written, `num_cached_tokens` those that were found in the cache at start.
     `page_hashes` are chained hashes of the full pages, `tail_tokens` the packed ids of the partly filled one; a
-    transfer has the last `num_exported_pages`.
+    transfer has the last `num_exported_pages`. `extra_key` is what its pages are announced with; of a rebuilt sequence
+    whoever claims it knows that.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class BlockTable:
         self._blocks = blocks
         self._node = node
         self.page_hashes = hashes
-        self._extra_key = extra_key
+        self.extra_key = extra_key
         self._on_release = on_release
         self._own: set[int] = set()
         self.tail_tokens = b""
@@ -210,10 +211,6 @@ class BlockTable:
         yield from ((page, PageState.RUNNING) for page in self._own)
         yield from ((page, self._exported_state) for page in self._exported_pages())
 
-    def name_extra_key(self, extra_key: str) -> None:
-        """Whoever claims a rebuilt sequence knows the extra key that its pages were made under."""
-        self._extra_key = extra_key
-
     def adopt_tail(self, page: int, tokens: bytes) -> None:
         """Continue a sequence that an earlier scheduler left: its partly filled page, found in the page table."""
         self.pages.append(page)
@@ -243,7 +240,7 @@ class BlockTable:
         if not self._blocks.tree.is_current(self._node) or not self._own.issuperset(pages):
             self._write_private(key, num_full)
             return
-        self._node, added = self._blocks.publish(self._node, key, pages, self.page_hashes[-num_full:], self._extra_key)
+        self._node, added = self._blocks.publish(self._node, key, pages, self.page_hashes[-num_full:], self.extra_key)
         self._own.difference_update(added)
 
     def _write_private(self, key: bytes, num_full: int) -> None:

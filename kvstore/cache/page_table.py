@@ -37,7 +37,7 @@ import msgspec
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.memory_order import STORES_ARE_ORDERED, fence
-from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
+from kvstore.hashing import NO_HASH, TOKEN_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,11 +92,6 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
     def fill(self) -> int:
         """Tokens whose KV is written."""
         return len(self.tokens) // TOKEN_BYTES
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The filled token ids."""
-        return unpack_tokens(self.tokens)
 
 
 class Torn(msgspec.Struct, frozen=True, gc=False):

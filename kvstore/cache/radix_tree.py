@@ -10,7 +10,7 @@ lower half's identity, so locks stay where they were.
 
     match_prefix   reads only
     lock           splits an edge where the match ends inside one, then locks
-    insert         adds what is missing; pages whose tokens the tree already has come back as duplicates
+    insert         adds what is missing; pages whose tokens the tree already has stay their holder's
     evict          takes unlocked pages from the ends of edges, in the policy's order
     clear          forgets everything; locked pages come back when their lock goes
 
@@ -69,11 +69,10 @@ class TreeMatch(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """`added` pages are the tree's now; `duplicates` are not: the tree had these tokens. `end` is where they end."""
+    """`added` pages are the tree's now; the tree had the tokens of those before them. `end` is where all end."""
 
     end: TreeMatch
     added: list[int]
-    duplicates: list[int]
 
 
 class Removed(NamedTuple):
@@ -157,15 +156,14 @@ class RadixTree:
         """
         match = self._walk(held or self._open_root(root), key)
         num_present = len(match.pages)
-        # The tree's page is kept, not the new one: others may hold it already.
-        duplicates = [page for page, present in zip(pages, match.pages, strict=False) if page != present]
+        # The tree's pages are kept, not the new ones of the same tokens: others may hold them already.
         added = list(pages[num_present:])
         if not added:
-            return Inserted(match, [], duplicates)
+            return Inserted(match, [])
         node = match.node if match.partial is None else self._split(match.partial, match.num_partial)
         assert node is not None, "a walk from a node ends at a node"
         end = self._append(node, key[num_present * self._stride :], added, list(hashes[num_present:]), held)
-        return Inserted(TreeMatch(root, match.pages + added, end, None, 0), added, duplicates)
+        return Inserted(TreeMatch(root, match.pages + added, end, None, 0), added)
 
     def evict(self, num_pages: int) -> list[Removed]:
         """Take up to `num_pages` unlocked pages, each after everything that hangs on it."""

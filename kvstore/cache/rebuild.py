@@ -96,7 +96,7 @@ class RecoveredSequences:
             if fitting:
                 best = max(fitting, key=lambda handle: handle.num_tokens)
                 self._by_parent[parents[index]].remove(best)
-                best.name_extra_key(extra_key)
+                best.extra_key = extra_key
                 return best
         return None
 

@@ -74,11 +74,6 @@ class PagePool:
         self._open_device, self._on_close = open_pages, close
 
     @property
-    def writable(self) -> bool:
-        """Whether this mapping may write."""
-        return not self._require_open().readonly
-
-    @property
     def pages_view(self) -> memoryview:
         """All pages as bytes, `num_pages * layout.page_bytes`. Raises PagesElsewhere if they lie on a device."""
         self._require_open()
@@ -187,7 +182,7 @@ class HeapHost(MemoryHost):
         memory = bytearray(info.file_bytes)
         memory[:HEADER_BYTES] = header
         self._pools[path] = memory
-        return PagePool(path, info, memoryview(memory), _nothing)
+        return PagePool(path, info, memoryview(memory), lambda: None)
 
     @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
@@ -197,7 +192,7 @@ class HeapHost(MemoryHost):
             raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it, or took it down")
         info = decode_header(bytes(memory[:HEADER_BYTES]), path, len(memory))
         view = memoryview(memory)
-        return PagePool(path, info, view if writable else view.toreadonly(), _nothing)
+        return PagePool(path, info, view if writable else view.toreadonly(), lambda: None)
 
     @override
     def unlink(self, path: str) -> None:
@@ -366,7 +361,3 @@ def _map_file(
             os.close(descriptor)
 
     return PagePool(path, info, memoryview(mapping), close)
-
-
-def _nothing() -> None:
-    """A mapping of the heap has nothing to give up."""

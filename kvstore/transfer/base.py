@@ -27,15 +27,10 @@ class SourcePages(NamedTuple):
 class Peer(Protocol):
     """A foreign pool that can be read by the transport that reached it."""
 
-    @property
-    def info(self) -> PoolInfo:
-        """What its header, or its agent, says of it."""
-        ...
-
-    @property
-    def transport(self) -> "Transport":
-        """Whose `connect` made it."""
-        ...
+    info: PoolInfo
+    """What its header, or its agent, says of it."""
+    transport: "Transport"
+    """Whose `connect` made it."""
 
     def generations(self, pages: Sequence[int]) -> list[int] | None:
         """What the foreign page table says of these pages now. Raises ValueError for a page that it does not have.

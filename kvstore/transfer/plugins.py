@@ -4,7 +4,6 @@ An entry point's name is what `host_transport` or `device_transport` of the kv_a
 with a `TransferContext` when an agent is made, and returns a `Transport`. docs/architecture.md says how to write one.
 """
 
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Final, NamedTuple
 
@@ -22,9 +21,6 @@ class TransferContext(NamedTuple):
     host: MemoryHost
     channel: ControlChannel
     pair_timeout_s: float
-
-
-TransportFactory = Callable[[TransferContext], Transport]
 
 
 def installed_transports() -> list[str]:

@@ -10,6 +10,7 @@ that breaks in the middle of its work ends its transfers, as it does without a s
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from kvstore.errors import PagesElsewhere, PairUnmade, TransferError
@@ -32,10 +33,6 @@ class _Route(NamedTuple):
     destination: str
 
 
-def _unchanged() -> None:
-    """Nobody wants to hear of fallbacks."""
-
-
 class Selection(Transport):
     """See the module. Those of `far` of one kind of memory share their peers, so they are all paired, or one alone."""
 
@@ -45,16 +42,14 @@ class Selection(Transport):
         self,
         near: Mapping[str, Transport],
         far: Mapping[str, Sequence[Transport]] | None = None,
-        changed: Callable[[], None] = _unchanged,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.far = far or {}
         self.kinds = frozenset([*near, *self.far])
         self._near = near
         self._changed = changed
-        self.transports: list[Transport] = []
-        for one in (*near.values(), *(one for chosen in self.far.values() for one in chosen)):
-            if not any(one is known for known in self.transports):
-                self.transports.append(one)
+        # Each once: one transport may be named for both kinds of memory.
+        self.transports = list(dict.fromkeys(chain(near.values(), *self.far.values())))
         self._fallen: dict[_Route, tuple[Transport, str]] = {}
         self.num_fallbacks = 0
         self.pulled_bytes: Counter[str] = Counter({transport.name: 0 for transport in self.transports})

@@ -279,7 +279,7 @@ class TransferSession:
             self._settle(now)
             # The sender hears it as the holder's cancel; where that does not come it repeats, and is answered.
             return [Send(self.grant.holder, self._progress())]
-        return self._tell_both(self._progress()) + self._copy_next(now)
+        return self._tell(self._progress(), holder=not self.is_closed) + self._copy_next(now)
 
     def _on_revoked(self, event: Revoked, now: float) -> list[Command]:
         self.is_closed = True
@@ -352,11 +352,11 @@ class TransferSession:
         if self.has_ended:
             return []
         self.phase = Phase.FAILED
-        self.failure = TransferFailed(grant_id=self.grant.grant_id, code=code, message=message)
+        self.failure = self._failed(code, message)
         self._announced.clear()
         self._settle(now)
         cancel: list[Command] = [CancelCopy(self._copy_id)] if self._copying else []
-        return cancel + self._tell_both(self._outcome())
+        return cancel + self._tell(self._outcome(), holder=not self.is_closed)
 
     def _settle(self, now: float) -> None:
         """The outcome is known: from now on the session is kept to repeat it."""
@@ -374,9 +374,6 @@ class TransferSession:
         # Until the first announcement the prefill may be queued for long: only the grant's own deadline counts.
         return now + self.limits.map_s if self.source else self._expires
 
-    def _tell_both(self, message: PagesPulled | TransferFailed) -> list[Command]:
-        return self._tell(message, holder=not self.is_closed)
-
     def _tell(self, message: PagesPulled | TransferFailed, *, holder: bool) -> list[Command]:
         receivers = [self.grant.holder] if holder else []
         if self.sender and self.sender not in receivers:
@@ -391,7 +388,7 @@ class TransferSession:
     def _outcome(self) -> PagesPulled | TransferFailed:
         if self.phase is Phase.SUCCESS:
             return self._progress()
-        return self._failed(self.failure.code, self.failure.message)
+        return self.failure
 
     def _failed(self, code: str, message: str) -> TransferFailed:
         return TransferFailed(grant_id=self.grant.grant_id, code=code, message=message)

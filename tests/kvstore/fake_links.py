@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import CPU, CUDA, DevicePages
 from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
-from kvstore.transfer.paired.nccl import UNIQUE_ID_BYTES
 from tests.kvstore.fake_devices import FakeDeviceMemory
 
 
@@ -73,7 +72,7 @@ class FakeLinks:
         if self.is_missing:
             raise DeviceUnavailable("CuPy finds no NCCL")
         self.wire.num_ids += 1
-        return b"%d" % self.wire.num_ids + bytes(UNIQUE_ID_BYTES - len(b"%d" % self.wire.num_ids))
+        return b"%d" % self.wire.num_ids + bytes(128 - len(b"%d" % self.wire.num_ids))
 
     def link(self, device: str, unique_id: bytes, rank: int) -> "FakeLink":
         if self.is_missing:

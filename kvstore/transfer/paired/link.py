@@ -82,8 +82,11 @@ class LinkMaker(Protocol):
     eager_polls: ClassVar[int]
 
     def open(self, wake: Callable[[], None]) -> str:
-        """The address at which others are waited for, or empty. `wake` as in `Transport.open`. Raises TransferError."""
-        ...
+        """The address at which others are waited for; empty: nobody is. `wake` as in `Transport.open`.
+
+        Raises TransferError.
+        """
+        return ""
 
     def unique_id(self) -> bytes:
         """What both halves of one pair must be given. Raises KVError: this engine cannot be had here."""

@@ -12,7 +12,7 @@ that is told to allow it, which `tests/gpu/test_nccl_one_device.py` uses.
 import importlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, ClassVar, Final, NamedTuple
@@ -33,15 +33,16 @@ from kvstore.transfer.paired.link import (
     all_news,
 )
 
-UNIQUE_ID_BYTES: Final = 128
-
 _NUM_RANKS: Final = 2
 _NOT_READY: Final = 600
 _SCRATCH_BYTES: Final = 256
 
 
 class NcclLinks(LinkMaker):
-    """Links over NCCL, with one moving thread for each device of this process."""
+    """Links over NCCL, with one moving thread for each device of this process.
+
+    It listens nowhere: NCCL's two ends meet by what `unique_id` says.
+    """
 
     name: ClassVar[str] = "nccl"
     kinds: ClassVar[frozenset[str]] = frozenset({CUDA})
@@ -53,11 +54,6 @@ class NcclLinks(LinkMaker):
         # For the first exchange of each pair. Kept: freeing waits for all kernels of the device, and those of other
         # pairs may be waiting for their other ends.
         self._scratch: dict[int, int] = {}
-
-    @override
-    def open(self, wake: Callable[[], None]) -> str:
-        """Nobody is waited for: NCCL meets by what `unique_id` says, and events are looked for."""
-        return ""
 
     @override
     def unique_id(self) -> bytes:

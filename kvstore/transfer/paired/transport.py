@@ -28,12 +28,13 @@ _MAX_PARTS: Final = 1 << 16
 
 
 class _Half(NamedTuple):
-    """One half of a pair: `agent` is at the other end."""
+    """One half of a pair: `agent` is at the other end. `devices`, source's and destination's, where it receives."""
 
     name: str
     agent: str
     state: Pair
     link: PairLink
+    devices: tuple[str, str] | None = None
 
 
 class _Receipt(NamedTuple):
@@ -66,9 +67,8 @@ class PairTransport(Transport):
         self._init_timeout_s = init_timeout_s
         # Those that others may read, by group and rank.
         self._sources: dict[tuple[str, int], PagePool] = {}
-        # Halves of both roles by name; those in use for receiving by agent, source's and destination's device.
+        # Of both roles, by name.
         self._halves: dict[str, _Half] = {}
-        self._receiving: dict[tuple[str, str, str], str] = {}
         self._receipts: dict[int, _Receipt] = {}
         self._sendings: dict[tuple[str, int], _Sending] = {}
         self._ended: list[Transfer] = []
@@ -173,7 +173,6 @@ class PairTransport(Transport):
             # Only now is it forgotten: until its engine had stopped its pages might have been written.
             if half.state.phase is PairPhase.ABORTED:
                 del self._halves[half.name]
-                self._receiving = {key: name for key, name in self._receiving.items() if name != half.name}
         self._num_idle = 0 if before else self._num_idle + 1
         ended, self._ended = self._ended, []
         return ended
@@ -205,7 +204,6 @@ class PairTransport(Transport):
         """Drain, and let the engine go."""
         self.drain()
         self._links.close()
-        self._receiving.clear()
         self._sources.clear()
 
     # what other agents say
@@ -290,11 +288,11 @@ class PairTransport(Transport):
     # inside
 
     def _half_to(self, peer: RemotePeer, device: str) -> _Half:
-        key = (peer.agent, peer.info.device, device)
         # By devices, not by pool: to meet may take up to `init_timeout_s` (20 s), and an agent's pools share the pair.
-        half = self._halves.get(self._receiving.get(key, ""))
-        if half is not None and not half.state.is_over:
-            return half
+        devices = peer.info.device, device
+        for known in self._halves.values():
+            if (known.agent, known.devices) == (peer.agent, devices) and not known.state.is_over:
+                return known
         self._require_room()
         try:
             unique_id = self._links.unique_id()
@@ -304,9 +302,7 @@ class PairTransport(Transport):
         self._num_pairs += 1
         # Unique over all agents and incarnations: both ends know the pair by it, and late messages of an old one miss.
         name = f"{self._channel.name}/{self.name}/{self._num_pairs}"
-        half = _Half(name, peer.agent, Pair(is_receiver=True), link)
-        self._halves[name] = half
-        self._receiving[key] = name
+        half = self._halves[name] = _Half(name, peer.agent, Pair(is_receiver=True), link, devices)
         offer = OfferPair(
             pair=name,
             unique_id=unique_id,

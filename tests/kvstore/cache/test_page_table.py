@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import HEADER_BYTES, MAX_GENERATION, PageEntry, PageTable, Torn
-from kvstore.hashing import pack_tokens
+from kvstore.hashing import pack_tokens, unpack_tokens
 
 PAGE_SIZE = 4
 SLOT_BYTES = HEADER_BYTES + 4 * PAGE_SIZE
@@ -54,7 +54,7 @@ def test_what_was_written_last_is_read(entries: list[PageEntry]) -> None:
 def test_entry_tells_its_tokens() -> None:
     entry = PageEntry(tokens=pack_tokens([7, 8, 9]))
     assert entry.fill == 3
-    assert entry.token_ids == (7, 8, 9)
+    assert unpack_tokens(entry.tokens) == (7, 8, 9)
 
 
 def test_more_tokens_than_the_page_has_are_refused() -> None:

@@ -5,7 +5,7 @@ from kvstore.cache.events import EventLog
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.errors import SequenceError
-from kvstore.hashing import chain_hashes, root_hash
+from kvstore.hashing import chain_hashes, root_hash, unpack_tokens
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 
 PAGE_SIZE = 4
@@ -275,7 +275,7 @@ def test_the_table_says_what_the_books_say() -> None:
     assert list(sequence.page_hashes) == hashes
     stored = table.read(first)
     assert isinstance(stored, PageEntry)
-    assert (stored.state, stored.page_hash, stored.parent_hash, stored.token_ids) == (
+    assert (stored.state, stored.page_hash, stored.parent_hash, unpack_tokens(stored.tokens)) == (
         PageState.CACHED,
         hashes[0],
         root,
@@ -283,7 +283,7 @@ def test_the_table_says_what_the_books_say() -> None:
     )
     tail = table.read(second)
     assert isinstance(tail, PageEntry)
-    assert (tail.state, tail.parent_hash, tail.token_ids) == (PageState.RUNNING, hashes[0], (5, 5))
+    assert (tail.state, tail.parent_hash, unpack_tokens(tail.tokens)) == (PageState.RUNNING, hashes[0], (5, 5))
     sequence.release()
     assert [entry.state for page, entry in table.scan() if isinstance(entry, PageEntry) and page] == [
         PageState.CACHED,

@@ -13,7 +13,7 @@ from kvstore.cache.events import CacheEvent
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import rebuild
-from kvstore.hashing import root_hash
+from kvstore.hashing import root_hash, unpack_tokens
 from kvstore.protocol import CacheCleared, PageStored
 
 PAGE_SIZE = 2
@@ -211,7 +211,7 @@ class CacheMachine(RuleBasedStateMachine):
             for page, hashed in zip(node.pages, node.hashes, strict=True):
                 entry = self.reader.read(page)
                 assert isinstance(entry, PageEntry)
-                prefixes[hashed] = prefixes[parent_hash] + list(entry.token_ids)
+                prefixes[hashed] = prefixes[parent_hash] + list(unpack_tokens(entry.tokens))
                 keys[hashed] = keys[parent_hash]
                 assert self.content[page] == (keys[hashed], tuple(prefixes[hashed]))
                 parent_hash = hashed

@@ -65,7 +65,6 @@ class TreeMachine(RuleBasedStateMachine):
         length = self.cached_prefix(root, path)
         fresh = self.add(root, path, 0)
         inserted = self.tree.insert(root, key_of(path), fresh, hashes_of(root, path))
-        assert inserted.duplicates == fresh[:length]
         assert inserted.added == fresh[length:]
         assert len(inserted.end.pages) == len(path)
 
@@ -101,7 +100,7 @@ class TreeMachine(RuleBasedStateMachine):
         length = self.cached_prefix(root, whole)
         fresh = self.add(root, whole, len(path))
         inserted = self.tree.insert(root, key_of(more), fresh, hashes_of(root, whole)[len(path) :], node)
-        assert inserted.duplicates == fresh[: length - len(path)]
+        assert inserted.added == fresh[length - len(path) :]
         end = self.tree.lock(inserted.end)
         assert self.tree.unlock(node) == []
         for index in range(len(path) + 1, len(whole) + 1):

@@ -49,7 +49,7 @@ def test_a_pool_is_one_memory_for_all_who_map_it(host: MemoryHost) -> None:
     worker = host.open(owner.path, writable=True)
     agent = host.open(owner.path, writable=False)
     assert worker.info == agent.info == INFO
-    assert (worker.writable, agent.writable) == (True, False)
+    assert (worker.table_view.readonly, agent.table_view.readonly) == (False, True)
     assert len(worker.pages_view) == 5 * LAYOUT.page_bytes
     assert not any(worker.pages_view)
     worker.page(3)[:3] = b"abc"

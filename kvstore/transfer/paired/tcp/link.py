@@ -116,7 +116,8 @@ class TcpLinks(LinkMaker):
         self._settings = settings
         self._load = load
         self._listener: TcpListener | None = None
-        self._wake: Callable[[], None] = _nobody
+        # Until `open` nobody is woken: news are looked for now and then.
+        self._wake: Callable[[], None] = lambda: None
 
     @override
     def open(self, wake: Callable[[], None]) -> str:
@@ -365,10 +366,6 @@ class TcpLink(PairLink):
         receive_all(connection, [memoryview(header)])
         require_header(bytes(header), job.number, num_bytes_of(job.chunks))
         copier.receive(connection, job.memory, job.chunks)
-
-
-def _nobody() -> None:
-    """Nobody is woken: news are looked for now and then."""
 
 
 def _broken(what: str, error: OSError | KVError) -> Broken:

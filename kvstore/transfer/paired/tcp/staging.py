@@ -16,7 +16,7 @@ from kvstore.errors import DeviceError, TransferError
 from kvstore.pool.cuda.memory import CopyMark, CopyRange, DeviceMemory, HostBuffer
 from kvstore.pool.device import DevicePages
 from kvstore.transfer.paired.link import Memory
-from kvstore.transfer.paired.tcp.wire import Part
+from kvstore.transfer.paired.tcp.wire import Part, num_bytes_of
 
 _WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 
@@ -90,7 +90,7 @@ class StagedCopier(Copier):
         for number, chunk in enumerate(chunks):
             slot = number % 2
             self._settle(slot)
-            receive_all(connection, [self._buffers[slot].view[: _size(chunk)]])
+            receive_all(connection, [self._buffers[slot].view[: num_bytes_of([chunk])]])
             self._begin(slot, memory, chunk, is_reading=False)
         for slot in range(2):
             self._settle(slot)
@@ -119,7 +119,7 @@ class StagedCopier(Copier):
 
     def _push(self, connection: socket.socket, slot: int, chunk: Sequence[Part]) -> None:
         self._settle(slot)
-        send_all(connection, [self._buffers[slot].view[: _size(chunk)]])
+        send_all(connection, [self._buffers[slot].view[: num_bytes_of([chunk])]])
 
     def _settle(self, slot: int) -> None:
         mark, self._marks[slot] = self._marks[slot], None
@@ -160,7 +160,3 @@ def _views(memory: Memory, chunk: Sequence[Part]) -> list[memoryview]:
     except ValueError:
         # The view was released: its pool was closed under the transfer.
         raise TransferError("pool_closed", "a pool was closed while its pages were copied") from None
-
-
-def _size(chunk: Sequence[Part]) -> int:
-    return sum(size for _, size in chunk)
