@@ -50,7 +50,7 @@ class StridedCopy(NamedTuple):
 
 
 def coalesce(source_pages: Sequence[int], destination_pages: Sequence[int]) -> list[PageRun]:
-    """Runs of pages that ascend together at both ends, in the order given."""
+    """Runs of pages that ascend together at both ends, in the order given; ValueError for lists of two lengths."""
     runs: list[PageRun] = []
     first_source, first_destination, count = 0, 0, 0
     for source, destination in zip(source_pages, destination_pages, strict=True):
@@ -67,7 +67,7 @@ def coalesce(source_pages: Sequence[int], destination_pages: Sequence[int]) -> l
 
 
 def page_descriptors(runs: Sequence[PageRun], page_bytes: int) -> list[Descriptor]:
-    """Runs as bytes of the two page areas."""
+    """Runs as bytes of the two page areas, of pages of `page_bytes` at both ends."""
     return [
         Descriptor(run.destination * page_bytes, run.source * page_bytes, run.num_pages * page_bytes) for run in runs
     ]
@@ -90,7 +90,7 @@ def held_heads(tp_rank: int, tp_size: int, total_kv_heads: int) -> range:
 def map_heads(source_tp_size: int, destination: KVLayout, total_kv_heads: int) -> list[HeadSlice]:
     """What a destination rank pulls from which source rank: each of its heads exactly once.
 
-    Where several source ranks hold the same head, destination ranks spread over them.
+    Where several source ranks hold the same head, destination ranks spread over them. Raises as `held_heads`.
     """
     wanted = held_heads(destination.tp_rank, destination.tp_size, total_kv_heads)
     per_source = max(1, total_kv_heads // source_tp_size)

@@ -90,7 +90,10 @@ class PagePuller:
         return self.transport.num_posted > 0
 
     def add(self, group: str, pools: Sequence[PagePool]) -> None:
-        """Register the pools of one of the agent's own groups, by rank."""
+        """Register the pools of one of the agent's own groups, by rank.
+
+        Raises PagesElsewhere where no transport moves their memory; DeviceUnavailable.
+        """
         for pool in pools:
             self.transport.register(pool)
         self._pools[group] = pools
@@ -106,7 +109,10 @@ class PagePuller:
         self.transport.withdraw(group)
 
     def start(self, grant_id: str, order: StartCopy, group: str, source: Sequence[Peer]) -> Ended | None:
-        """Begin a copy from a source's pools, by rank; its end comes from `pump`, or at once if it cannot begin."""
+        """Begin a copy from a source's pools, by rank, into those of `group`, which was added (or KeyError).
+
+        Its end comes from `pump`, or is returned if it cannot begin; nothing of a transfer is raised.
+        """
         pools = self._pools[group]
         copy = _Copy(grant_id, order, self._tables[group], source[0])
         self._copies[grant_id, order.copy_id] = copy
@@ -125,7 +131,7 @@ class PagePuller:
             self._fail(copy, TransferError("cancelled", "the transfer was cancelled"))
 
     def pump(self, now: float) -> list[Ended]:
-        """Let the transport work for a moment; the copies that ended at all ranks."""
+        """Let the transport work for a moment; the copies that ended at all ranks. `now` is on the deadlines' scale."""
         ended: list[Ended] = []
         for part in self.transport.poll(now):
             assert isinstance(part, _Part), "nobody else posts to an agent's transports"
@@ -142,17 +148,19 @@ class PagePuller:
 
     def _next(self, copy: _Copy) -> None:
         """Begin the next part, unless one has failed already: then the others end soon, too."""
-        part = None if copy.error is not None else next(copy.transfers, None)
-        if part is None:
+        if copy.error is not None:
             return
-        problem = _compare(part, "before")
-        if problem is None:
-            try:
+        try:
+            # Planned here, which may raise as `post` does: heads that cannot be dealt out to so many ranks.
+            part = next(copy.transfers, None)
+            if part is None:
+                return
+            problem = _compare(part, "before")
+            if problem is None:
                 self.transport.post(part)
-            except TransferError as error:
-                problem = error
-            else:
                 copy.running.append(part)
+        except TransferError as error:
+            problem = error
         self._fail(copy, problem)
 
     def _fail(self, copy: _Copy, problem: TransferError | None) -> None:

@@ -188,6 +188,15 @@ def test_what_cannot_be_copied_is_refused() -> None:
     assert not bench.pulls.is_busy
 
 
+def test_heads_that_cannot_be_dealt_out_end_the_copy() -> None:
+    bench = Bench(2, 1)
+    refused = bench.pulls.start("g", bench.copy([2], [3]), "d", [*bench.peers, bench.peers[0]])
+    assert refused is not None
+    assert (refused.event.code, bench.finish()) == ("layout_mismatch", [])
+    assert bench.pulls.start("g", bench.copy([2], [3]), "d", bench.peers) is None
+    assert [one.event.code for one in bench.finish()] == [""]
+
+
 def test_a_source_is_all_ranks_of_one_making() -> None:
     bench = Bench(2, 1)
     require_ranks(bench.peers)
