@@ -43,6 +43,7 @@ class Peer(Protocol):
 class Transfer:
     """Bytes on their way from a peer into a local pool: the one record of them, from who posts it to who moves them.
 
+    `parts` are bytes from page 0 at both ends, `deadline` is in seconds on the scale of `Transport.poll`'s `now`.
     `source` is for peers that have no `generations`: what the other end compares before and after it sends. When a
     transport's `poll` has returned it, it writes nothing any more, `num_bytes` were moved, and `error` is None if those
     are all. `transport` is what it was posted to last.

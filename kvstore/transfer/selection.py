@@ -34,7 +34,10 @@ class _Route(NamedTuple):
 
 
 class Selection(Transport):
-    """See the module. Those of `far` of one kind of memory share their peers, so they are all paired, or one alone."""
+    """See the module. `near` is by kind of memory; `far` too, the choices in order; `changed` tells of fallbacks.
+
+    Those of `far` of one kind of memory share their peers, so they are all paired, or one alone.
+    """
 
     name = "selection"
 

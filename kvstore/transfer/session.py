@@ -191,7 +191,8 @@ class TransferSession:
         return self.is_quiesced and now >= self._expires
 
     def renew(self, timeout_s: float, now: float) -> None:
-        """The holder opened the same grant again: its lease starts anew."""
+        """The holder opened the same grant again: its lease of `timeout_s` seconds starts anew."""
+        # One that has ended is kept for its own time, by `_settle`, and a grant's pages are not used twice.
         if not self.has_ended:
             self._expires = now + timeout_s
             self.deadline = max(self.deadline, min(self._expires, self._state_deadline(now)))
@@ -258,6 +259,7 @@ class TransferSession:
         return self._copy_next(now)
 
     def _on_copy_ended(self, event: CopyEnded, now: float) -> list[Command]:
+        # Of a copy that this session has not begun, or said twice.
         if event.copy_id != self._copy_id or not self._copying:
             return []
         copied, self._copying = self._copying, []

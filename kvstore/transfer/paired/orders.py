@@ -121,7 +121,10 @@ def fits(parts: Sequence[tuple[int, int]], info: PoolInfo) -> bool:
 
 
 def compare_generations(pool: PagePool, order: SendPages, when: str) -> None:
-    """Raises TransferError unless the pages have the generations that were announced."""
+    """Raises TransferError unless the pages have the generations that were announced.
+
+    `source_lost`: there is no such page; `stale_pages`: they are others. `when` is for the text. PoolClosed besides.
+    """
     try:
         found = pool.table().peek_generations(order.pages)
     except ValueError as error:

@@ -348,9 +348,11 @@ class PairTransport(Transport):
         if sending is None:
             receipt = self._receipts.pop(number)
             receipt.transfer.error = error
+            # All or nothing: how far an engine came with a transfer that failed it does not say.
             receipt.transfer.num_bytes = 0 if error else sum(receipt.order.sizes)
             self._ended.append(receipt.transfer)
             return
+        # Kept apart from the comparison below: pages that turn out stale were sent all the same, and the pair goes on.
         is_sent = error is None
         if error is None:
             try:

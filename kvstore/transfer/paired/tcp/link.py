@@ -204,7 +204,10 @@ class TcpLink(PairLink):
 
     @override
     def move(self, number: int, memory: Memory, parts: Sequence[Part]) -> None:
-        """Copy `parts` over all connections, named `number` in `news`; returns at once."""
+        """Copy `parts`, offset from page 0 and bytes of each, over all connections; returns at once.
+
+        `Moved(number)` comes of it, or `Broken`.
+        """
         dealt = shares(parts, self._rendezvous.num_streams, self._rendezvous.chunk_bytes)
         busy = [(queue, chunks) for queue, chunks in zip(self._jobs, dealt, strict=True) if chunks]
         if not busy:
