@@ -57,6 +57,10 @@ def compose(image: str, tmp_path: Path, port: int) -> Iterator[Compose]:
         run("down", "--volumes", "--timeout", "5")
         left = podman("ps", "--all", "--quiet", "--filter", f"name={project}").stdout.split()
         podman("rm", "--force", "--time", "0", *left, check=False)
+        for kind in ("network", "volume"):
+            names = podman(kind, "ls", "--quiet", "--filter", f"name={project}").stdout.split()
+            podman(kind, "rm", "--force", *names, check=False)
+            left += names
         assert not left, "down leaves nothing"
 
 

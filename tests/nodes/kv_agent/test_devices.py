@@ -279,7 +279,7 @@ def test_settings_that_cannot_be_used() -> None:
         ({"tcp": TcpSettings(bind="0.0.0.0", host="127.0.0.1")}, "over 0.0.0.0 unencrypted: set trusted_network"),
         ({"tcp": TcpSettings(host="d.example")}, "over d.example unencrypted: set trusted_network"),
         ({"tcp": TcpSettings(port=70000)}, "port is 0 to 65535"),
-        ({"tcp": TcpSettings(num_streams=0)}, "num_streams is 1 to 16"),
+        ({"tcp": TcpSettings(num_streams=17)}, "num_streams is 1 to 16"),
         ({"tcp": TcpSettings(chunk_bytes=1)}, "chunk_bytes is 65536 to"),
     ):
         with pytest.raises(ConfigError, match=why):

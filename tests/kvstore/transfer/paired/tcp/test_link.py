@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import random
 import socket
 import struct
@@ -509,3 +510,14 @@ def test_it_listens_at_one_address_and_is_told_by_another(host: str, bind: str) 
     ends.meet().move(1, [(0, 10)], [(0, 10)])
     assert until(ends.links[0], bool) == [Moved(1)]
     ends.close()
+
+
+@pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 1), (3, 1), (4, 2), (9, 4), (64, 4)])
+def test_connections_by_cores(num_cores: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection keeps a core busy at each end, and there is other work."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    maker = TcpLinks(TcpSettings(), no_devices)
+    try:
+        assert decode_rendezvous(maker.unique_id()).num_streams == expected
+    finally:
+        maker.close()
