@@ -92,6 +92,9 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
     settings, path = place.settings, place.path
     if settings.hosts:
         has_registry = settings.registry_host == host
+    elif not has_registry and (known := read_allowed(path)) is not None:
+        # As it is said without the file to give it another key: the list is this host's all the same.
+        has_registry = known.registry().host == host
     own = make_pair(path, host, has_registry=has_registry, force=force)
     if output == "json":
         print_json({"mesh": settings.name, "host": host, "public_key": own.public_key, "directory": str(path)})

@@ -51,7 +51,7 @@ def settle_keys(settings: Settings, environment: Mapping[str, str]) -> Settings:
         raise BadKeys(
             f"host {settings.on} has no keys, and may not listen at {host.bind} without",
             why=f"links between hosts are encrypted by keys, and {path} has none",
-            do=f"make them with `{words(settings, 'new', '--host', settings.on)}`, or say insecure = true (--insecure) "
+            do=f"make them with `{_words_new(settings, settings.on)}`, or say insecure = true (--insecure) "
             "where nobody else is on that network",
         )
     _check(settings, path, own)
@@ -80,7 +80,7 @@ def _check(settings: Settings, path: Path, own: HostKey) -> None:
         raise BadKeys(
             f"host {host} cannot use the keys in {path}",
             why="host.json and allowed.json have different public keys of it",
-            do=f"put the right file back, or make new keys with `{words(settings, 'new', '--host', host, '--force')}`",
+            do=f"put the right file back, or make new keys with `{_words_new(settings, host, '--force')}`",
         )
 
 
@@ -88,11 +88,17 @@ def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
     """The error of a host that has its own keys alone."""
     registry = settings.registry_host or "HEAD"
     if own.host == settings.registry_host:
-        do = f"put it back, or begin anew with `{words(settings, 'new', '--host', own.host, '--force')}`"
+        do = f"put it back, or begin anew with `{_words_new(settings, own.host, '--force')}`"
     else:
         add = words(settings, "add", registry, "PUBLIC_KEY", "--roles", REGISTRY)
         do = f"say whom it may trust: `{add}`, with what `meshctl keys ls` shows on host {registry}"
     return BadKeys(f"host {own.host} does not know the keys of other hosts", why=f"{path} has no allowed.json", do=do)
+
+
+def _words_new(settings: Settings, host: str, *arguments: str) -> str:
+    # No command line says the topology file that has told this one who has the registry.
+    registry = ("--registry",) if host == settings.registry_host else ()
+    return words(settings, "new", "--host", host, *registry, *arguments)
 
 
 def links_note(settings: Settings) -> str:

@@ -180,6 +180,30 @@ def test_a_host_is_told_the_key_of_a_registry_s_host_that_lost_its_own(head, d):
     assert (d.allowed().version, d.allowed().registry().public_key) == (0, another)
 
 
+def test_the_registry_s_host_gets_another_key_without_its_file(head):
+    head.new("--host", "head", "-f", str(head.file))
+    head.keys("add", "p", HostKey.new("p").public_key, "--name", "blue")
+    another, hints = head.keys("new", "--host", "head", "--force", "--name", "blue")
+    assert head.settled("head").keys
+    assert "meshctl keys add" not in hints
+    allowed = head.allowed("blue")
+    assert (allowed.registry().public_key, [one.host for one in allowed.hosts]) == (another.strip(), ["head", "p"])
+
+
+@pytest.mark.parametrize("lost", ["allowed.json", "both"])
+def test_what_the_registry_s_host_is_told_to_type_when_it_has_lost_its_keys_is_enough(head, lost):
+    head.new("--host", "head", "-f", str(head.file))
+    directory = head.home / "kvmesh" / "blue"
+    if lost == "both":
+        shutil.rmtree(directory)
+    else:
+        (directory / lost).unlink()
+    with pytest.raises(BadKeys) as caught:
+        head.settled("head")
+    head.keys(*shlex.split(caught.value.do.split("`")[1])[2:])
+    assert head.settled("head").keys
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
