@@ -7,13 +7,14 @@ import os
 from collections.abc import AsyncGenerator
 from typing import ClassVar, Final, Protocol, TypeVar
 
-from cli.errors import BadManifest, CliError, NotRunning, TryAgain, WrongUsage
+from cli.errors import BadManifest, CliError, HostAway, NotRunning, TryAgain, WrongUsage
 from cli.protocol import SUPERVISOR_CODEC
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import is_alive
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import CallError, RemoteError
+from mesh.errors import CallError, DeadlineExceeded, PeerLost, RemoteError, Unreachable
+from mesh.membership.keys import CLIENT
 from mesh.membership.view import StaticBootstrap
 from mesh.runtime.telemetry import setup_log
 from mesh.system import ActorSystem
@@ -23,6 +24,9 @@ from mesh.wire.codec import Codec
 from mesh.wire.message import Message
 
 _ASK_TIMEOUT_S: Final = 3.0
+_UNKNOWN_NAME: Final = ("unknown_actor", "unknown_group", "unknown_host")
+_AWAY: Final = ("absent_host", DeadlineExceeded.code, PeerLost.code, Unreachable.code)
+"""Another host's supervisor was to be asked, and was not reached or did not answer."""
 
 _numbers: Final = itertools.count(1)
 
@@ -32,7 +36,7 @@ Reply = TypeVar("Reply", bound=Message)
 class ClientActor(Actor):
     """Asks and is gone; no member of the mesh."""
 
-    role: ClassVar[str] = "meshctl"
+    role: ClassVar[str] = CLIENT
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
     joins: ClassVar[bool] = False
 
@@ -89,6 +93,20 @@ class Ask(Protocol):
         ...
 
 
+def refusal(error: RemoteError, mesh: str) -> CliError:
+    """What a command says where a supervisor of the mesh answers with an error."""
+    look = f"see meshctl ps --name {mesh}"
+    if error.code in _UNKNOWN_NAME:
+        do = f"see meshctl memory --name {mesh}" if error.code == "unknown_group" else look
+        return WrongUsage(f"nothing in the mesh {mesh!r} has that name", why=error.message, do=do)
+    if error.code in _AWAY:
+        return HostAway(f"a host of the mesh {mesh!r} does not answer", why=error.message, do=f"try again; {look}")
+    what = f"the mesh {mesh!r} does not do that"
+    if error.retryable:
+        return TryAgain(what, why=error.message, do="try again in a moment")
+    return CliError(what, why=error.message, do=f"correct it; {look}")
+
+
 @contextlib.asynccontextmanager
 async def connected(directory: MeshDirectory, manifest: Manifest) -> AsyncGenerator[Ask]:
     """Be a peer of a mesh's supervisor."""
@@ -105,13 +123,7 @@ async def connected(directory: MeshDirectory, manifest: Manifest) -> AsyncGenera
         try:
             answer = (await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)).message
         except RemoteError as error:
-            if error.code in ("unknown_actor", "unknown_group"):
-                what = f"nothing in the mesh {manifest.mesh!r} has that name"
-                look = "ps" if error.code == "unknown_actor" else "memory"
-                raise WrongUsage(what, why=error.message, do=f"see meshctl {look} --name {manifest.mesh}") from error
-            kind = TryAgain if error.retryable else CliError
-            do = "try again in a moment" if error.retryable else f"correct it; see meshctl ps --name {manifest.mesh}"
-            raise kind(f"the mesh {manifest.mesh!r} does not do that", why=error.message, do=do) from error
+            raise refusal(error, manifest.mesh) from error
         except CallError as error:
             raise NotRunning(
                 f"the supervisor of {manifest.mesh!r} (process {manifest.pid}) does not answer",

@@ -14,6 +14,7 @@
         HostTaken          another machine is in the mesh by the name of this host
       TimedOut             it took longer than allowed
       TryAgain             refused for now; asking again may help
+        HostAway           another host of the mesh is not there, or does not answer
       Undone               somebody else asked for the opposite meanwhile
 
 Each has its exit code (`cli/exit_codes.py`).
@@ -99,6 +100,10 @@ class TimedOut(CliError, exit_code=ExitCode.TIMED_OUT, code="timed_out"):
 
 class TryAgain(CliError, code="try_again"):
     """Somebody could not do it just now."""
+
+
+class HostAway(TryAgain, exit_code=ExitCode.NOT_RUNNING, code="host_away"):
+    """Another host of the mesh is not there, or does not answer."""
 
 
 class Undone(CliError, code="undone"):

@@ -80,7 +80,8 @@ class StopMesh(Message, frozen=True):
     """Ask the supervisor to drain everything and end; with `force` to kill everything and end.
 
     On a mesh of several hosts it means its own host. `host` names another one, to whose supervisor it is passed on
-    (`unknown_host` where that is no member); with `whole_mesh` all others end before it.
+    (`absent_host` where the topology has it and it is no member, else `unknown_host`); with `whole_mesh` all others end
+    before it.
     """
 
     reason: str

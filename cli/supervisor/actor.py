@@ -195,9 +195,14 @@ class SupervisorActor(Actor):
         """To another host's supervisor, with its answer."""
         other = supervisor_id(host)
         if self.ctx.members.get(other) is None:
-            hosts = [host_of(one.actor_id) for one in other_supervisors(self.ctx)]
-            there = f"there are {', '.join(hosts)}" if hosts else "there are no others"
-            call.fail("unknown_host", f"no host {host} is in the mesh; {there}")
+            if host in self._keeper.settings.hosts:
+                call.fail("absent_host", f"host {host} is not in the mesh", retryable=True)
+                return
+            hosts = {
+                host_of(self.ctx.address.actor_id),
+                *(host_of(one.actor_id) for one in other_supervisors(self.ctx)),
+            }
+            call.fail("unknown_host", f"no host {host} is in the mesh; there are {', '.join(sorted(hosts))}")
             return
         try:
             answer = await self.ctx.ask(other, request, timeout_s=ASK_TIMEOUT_S)

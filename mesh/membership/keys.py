@@ -22,6 +22,9 @@ from mesh.membership.view import Member
 ALL_ROLES: Final = "*"
 """Among the roles of a host: any but `registry`, as a host has of which no roles are said."""
 
+CLIENT: Final = "meshctl"
+"""The role of who asks and is no member, as each host does before it joins: all that are on the list may."""
+
 MAX_HOSTS: Final = 4096
 
 _KEY_CHARS: Final = 40
@@ -74,6 +77,8 @@ class AllowedHost(msgspec.Struct, frozen=True):
 
     def may_have(self, role: str) -> bool:
         """Whether its actors may have a role."""
+        if role == CLIENT:
+            return True
         if self.roles is None or (ALL_ROLES in self.roles and role != REGISTRY):
             return role != REGISTRY
         return role in self.roles

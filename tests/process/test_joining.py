@@ -54,7 +54,8 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     assert stranger.returncode == ExitCode.BAD_CONFIG, stranger.stderr
     add = shlex.split(stranger.stderr.partition("run `meshctl ")[2].partition("`")[0])
     assert add[:3] == ["keys", "add", "e"], stranger.stderr
-    added = head.meshctl(*add, name=False)
+    # As the operations say for a host that runs some roles only.
+    added = head.meshctl(*add, "--roles", "worker,scheduler,kv_agent,supervisor", name=False)
     assert added.returncode == ExitCode.OK, added.stderr
 
     wrong = e.meshctl("up", *join, "--model", "echo")
@@ -85,6 +86,11 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
             is_done = True
         assert [future.result() for future in said] == [{text} for text in expected]
     assert not any(".e" in actor_id for actor_id in head.ps())
+    unknown = head.meshctl("down", "--host", "e")
+    assert (unknown.returncode, "no host e is in the mesh; there are d, head" in unknown.stderr) == (
+        ExitCode.USAGE,
+        True,
+    )
 
     # Revoked while it runs, without a word to anybody: it is out, and its supervisor still answers at home.
     revoked = head.meshctl("keys", "revoke", "d")
@@ -95,6 +101,8 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     assert cut_off["gateway-0.head"]["state"] == "unknown"
     waits = f"host d waits for the registry at tcp://127.0.0.1:{registry_port}: the key of this host is not allowed"
     d.wait_until(lambda: any(note.startswith(waits) for note in d.ps()["supervisor.d"]["mesh_notes"]), "d says why")
+    drained = d.meshctl("drain", "worker-decode-0.d")
+    assert drained.returncode == ExitCode.NOT_RUNNING, drained.stderr
     ended = d.meshctl("down")
     assert ended.returncode == ExitCode.OK, ended.stderr
     assert "host head was not reached: if it runs, stop it there" in ended.stderr

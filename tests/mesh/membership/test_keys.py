@@ -33,6 +33,8 @@ def test_roles_are_any_but_the_registry_s_unless_said():
     assert [one.may_have("gateway") for one in (default, some, head)] == [True, False, True]
     assert [one.may_have("worker") for one in (default, some, head)] == [True, True, True]
     assert [one.may_have("registry") for one in (default, some, head)] == [False, False, True]
+    # Each asks before it joins.
+    assert all(one.may_have("meshctl") for one in (default, some, head))
 
 
 @pytest.mark.parametrize(
