@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 import structlog
@@ -18,21 +20,37 @@ settings.load_profile("kvmesh")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function, inside of its first argument if that is a function that runs it.
+    """Run a test that is a coroutine function, inside of its first argument if that opens something to be in.
 
-    Such a fixture opens something, a mesh or a world of agents, on a loop of its choice, and gives it to the test; what
-    it opens besides takes the place of the next arguments, if the test has any.
+    Such a fixture is an asynchronous context manager, of a mesh or a world of agents, which leaves no task behind; or a
+    function that runs the test on a loop of its choice. What it opens besides takes the place of the next arguments.
     """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     # By the signature: fixtures that a test uses without taking them are no arguments of it.
     arguments = [pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters]
-    if arguments and inspect.isfunction(arguments[0]):
+    run = virtual_time.run if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    if arguments and isinstance(arguments[0], AbstractAsyncContextManager):
+        run(_inside(arguments[0], pyfuncitem.obj, arguments[1:]))
+    elif arguments and inspect.isfunction(arguments[0]):
         arguments[0](lambda *opened: pyfuncitem.obj(*(*opened, *arguments[len(opened) :])[: len(arguments)]))
     else:
-        run = virtual_time.run if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
         run(pyfuncitem.obj(*arguments))
     return True
+
+
+async def _inside(opened: AbstractAsyncContextManager[Any], test: Callable[..., Any], more: list[Any]) -> None:
+    async with opened as found:
+        await test(found, *more)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"tasks left over: {left}"
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a test's mark of this name says of what a fixture opens for it."""
+    mark = request.node.get_closest_marker("settings")
+    return mark.kwargs if mark else {}
 
 
 @pytest.fixture(autouse=True)

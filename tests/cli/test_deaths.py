@@ -9,11 +9,12 @@ import pytest
 from cli.supervisor.actor import SupervisorActor
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
-from mesh.simulation.virtual_time import run
 from mesh.system import ActorSystem
 from mesh.transport.base import Channel
 from mesh.wire.frames import PeerDown
 from tests.mesh.mesh_under_test import Mesh, Recorder, Say, simulated_mesh, until
+
+pytestmark = pytest.mark.virtual_time
 
 HOSTS = "abc"
 VICTIM = Address("x.a", 1)
@@ -84,70 +85,55 @@ class Hosts:
         assert len(self.mesh.systems[to].registration.view.all()) == 11
 
 
+@pytest.fixture
 @contextlib.asynccontextmanager
-async def three_hosts() -> AsyncIterator[Hosts]:
+async def hosts() -> AsyncIterator[Hosts]:
     async with simulated_mesh() as mesh:
         hosts = Hosts(mesh)
         await hosts.start()
         yield hosts
 
 
-def test_a_death_costs_a_message_for_each_other_host_and_is_told_on_there_once() -> None:
-    async def main() -> None:
-        async with three_hosts() as hosts:
-            await hosts.mesh.kill(hosts.mesh.registry)
-            hosts.tell()
-            await hosts.all_know("registry")
-            assert hosts.mesh.systems["y.b"].actor.lost[-1] == (VICTIM, REAPED)
-            sent = [(by, to, down.said_by) for by, to, down in hosts.sent if to != "registry"]
-            assert sent == [
-                ("supervisor.a", "y.a", ""),
-                ("supervisor.a", "supervisor.b", ""),
-                ("supervisor.a", "supervisor.c", ""),
-                ("supervisor.a", "lone", ""),
-                *((f"supervisor.{host}", f"{name}.{host}", "supervisor.a") for host in "bc" for name in "xy"),
-            ]
-
-    run(main())
+async def test_a_death_costs_a_message_for_each_other_host_and_is_told_on_there_once(hosts: Hosts) -> None:
+    await hosts.mesh.kill(hosts.mesh.registry)
+    hosts.tell()
+    await hosts.all_know("registry")
+    assert hosts.mesh.systems["y.b"].actor.lost[-1] == (VICTIM, REAPED)
+    sent = [(by, to, down.said_by) for by, to, down in hosts.sent if to != "registry"]
+    assert sent == [
+        ("supervisor.a", "y.a", ""),
+        ("supervisor.a", "supervisor.b", ""),
+        ("supervisor.a", "supervisor.c", ""),
+        ("supervisor.a", "lone", ""),
+        *((f"supervisor.{host}", f"{name}.{host}", "supervisor.a") for host in "bc" for name in "xy"),
+    ]
 
 
-def test_actors_whose_supervisor_is_no_member_are_told_without_it() -> None:
-    async def main() -> None:
-        async with three_hosts() as hosts:
-            await hosts.mesh.systems["supervisor.b"].stop()
-            await until(lambda: hosts.mesh.systems["supervisor.a"].registration.view.get("supervisor.b") is None)
-            await hosts.mesh.kill(hosts.mesh.registry)
-            hosts.tell()
-            await hosts.all_know("registry", "supervisor.b")
-            told = [to for by, to, _ in hosts.sent if by == "supervisor.a"]
-            assert [to for to in told if to.endswith(".b")] == ["x.b", "y.b"]
-
-    run(main())
+async def test_actors_whose_supervisor_is_no_member_are_told_without_it(hosts: Hosts) -> None:
+    await hosts.mesh.systems["supervisor.b"].stop()
+    await until(lambda: hosts.mesh.systems["supervisor.a"].registration.view.get("supervisor.b") is None)
+    await hosts.mesh.kill(hosts.mesh.registry)
+    hosts.tell()
+    await hosts.all_know("registry", "supervisor.b")
+    told = [to for by, to, _ in hosts.sent if by == "supervisor.a"]
+    assert [to for to in told if to.endswith(".b")] == ["x.b", "y.b"]
 
 
-def test_what_a_supervisor_that_hangs_does_not_tell_on_the_registry_says() -> None:
-    async def main() -> None:
-        async with three_hosts() as hosts:
-            await hosts.mesh.kill(hosts.mesh.systems["supervisor.b"])
-            hosts.tell()
-            await hosts.all_know("supervisor.b")
-            assert not any(by == "supervisor.b" for by, _, _ in hosts.sent)
-
-    run(main())
+async def test_what_a_supervisor_that_hangs_does_not_tell_on_the_registry_says(hosts: Hosts) -> None:
+    await hosts.mesh.kill(hosts.mesh.systems["supervisor.b"])
+    hosts.tell()
+    await hosts.all_know("supervisor.b")
+    assert not any(by == "supervisor.b" for by, _, _ in hosts.sent)
 
 
-def test_the_next_registry_is_told_of_nobody_who_died_while_there_was_none() -> None:
-    async def main() -> None:
-        async with three_hosts() as hosts:
-            await hosts.mesh.kill(hosts.mesh.registry)
-            hosts.tell()
-            await hosts.all_know("registry")
-            registry = await hosts.mesh.start_registry(2)
-            there = {one.address for one in hosts.others("registry")}
-            await until(lambda: {one.address for one in registry.actor.core.audience()} >= there)
-            assert registry.actor.core.find("x.a") is None
-
-    run(main())
+async def test_the_next_registry_is_told_of_nobody_who_died_while_there_was_none(hosts: Hosts) -> None:
+    await hosts.mesh.kill(hosts.mesh.registry)
+    hosts.tell()
+    await hosts.all_know("registry")
+    registry = await hosts.mesh.start_registry(2)
+    there = {one.address for one in hosts.others("registry")}
+    await until(lambda: {one.address for one in registry.actor.core.audience()} >= there)
+    assert registry.actor.core.find("x.a") is None
 
 
 LIES = {
@@ -161,12 +147,8 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_refused_and_goes_no_further(lie: str) -> None:
-    async def main() -> None:
-        async with three_hosts() as hosts:
-            by, to, *words = LIES[lie]
-            hosts.say(by, to, *words)
-            await hosts.is_refused(to)
-            assert len(hosts.sent) == 1
-
-    run(main())
+async def test_a_lie_is_refused_and_goes_no_further(hosts: Hosts, lie: str) -> None:
+    by, to, *words = LIES[lie]
+    hosts.say(by, to, *words)
+    await hosts.is_refused(to)
+    assert len(hosts.sent) == 1

@@ -1,10 +1,11 @@
 """What the owner of a mesh's processes refuses before anything happens."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import Mock, call
 
@@ -30,29 +31,26 @@ def _at_the_beginning_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def keeper(directory: MeshDirectory) -> Callable[..., None]:
-    """One actor, ready as the core sees it; no process stands behind it. For tests that are coroutine functions."""
-
-    async def opened(test: Callable[[ProcessKeeper], Awaitable[None]]) -> None:
-        topology = Mock(
-            actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={}, start="fork")],
-            preloads=(),
-            num_threads=1,
-            settings=Settings(supervision=SupervisionSettings()),
-        )
-        loop = asyncio.get_running_loop()
-        record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
-        listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
-        secret = HostSecret.draw("m", "", ["gateway-0"], ())
-        keeper = ProcessKeeper(topology, directory, Mock(), record, listeners, 0, secret)
-        keeper.core.handle(Begin(), 0.0)
-        keeper.core.handle(Spawned("gateway-0", 1), 0.0)
-        keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
-        keeper._processes["gateway-0"] = Mock(pid=os.getpid())
-        await test(keeper)
-        keeper.close()
-
-    return lambda test: asyncio.run(opened(test))
+@contextlib.asynccontextmanager
+async def keeper(directory: MeshDirectory) -> AsyncIterator[ProcessKeeper]:
+    """One actor, ready as the core sees it; no process stands behind it."""
+    topology = Mock(
+        actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={}, start="fork")],
+        preloads=(),
+        num_threads=1,
+        settings=Settings(supervision=SupervisionSettings()),
+    )
+    loop = asyncio.get_running_loop()
+    record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
+    listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
+    secret = HostSecret.draw("m", "", ["gateway-0"], ())
+    keeper = ProcessKeeper(topology, directory, Mock(), record, listeners, 0, secret)
+    keeper.core.handle(Begin(), 0.0)
+    keeper.core.handle(Spawned("gateway-0", 1), 0.0)
+    keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
+    keeper._processes["gateway-0"] = Mock(pid=os.getpid())
+    yield keeper
+    keeper.close()
 
 
 def full(*_: object) -> None:

@@ -1,5 +1,6 @@
 """Between hosts with keys: who has none, another's, or one that was revoked is refused, counted and logged once."""
 
+import contextlib
 import os
 from dataclasses import replace
 
@@ -197,18 +198,11 @@ async def test_who_listens_has_to_have_the_key_of_its_host(world):
 
 
 @pytest.fixture
-def world(run, short_path, once_per_process):
-    """Opens a `World` for a test that is a coroutine function."""
-
-    def runner(test):
-        async def main():
-            world = World(short_path)
-            await world.up()
-            try:
-                await test(world)
-            finally:
-                await world.down()
-
-        run(main)
-
-    return runner
+@contextlib.asynccontextmanager
+async def world(short_path, once_per_process):
+    world = World(short_path)
+    await world.up()
+    try:
+        yield world
+    finally:
+        await world.down()

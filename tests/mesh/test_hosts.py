@@ -16,7 +16,6 @@ from mesh.errors import CallError, PeerLost
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import StaticBootstrap
 from mesh.simulation.network import SimulatedNetwork
-from mesh.simulation.virtual_time import VirtualTimeLoop
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
 from mesh.wire.frames import Ping
@@ -27,139 +26,133 @@ from tests.mesh.two_hosts import ANY_EPOCH, TwoHosts
 HI = Say(text="hi")
 
 
-def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_restart(run):
-    async def main():
-        network = SimulatedNetwork(seed=0)
-        loop = asyncio.get_running_loop()
-        told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
+@pytest.mark.virtual_time
+async def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_restart():
+    network = SimulatedNetwork(seed=0)
+    loop = asyncio.get_running_loop()
+    told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
 
-        async def start_registry(epoch):
-            address = Address("registry", epoch)
-            system = ActorSystem(RegistryActor(), address, network.transport(address, "registry"), told, QUICK)
-            await system.start()
-            return system
+    async def start_registry(epoch):
+        address = Address("registry", epoch)
+        system = ActorSystem(RegistryActor(), address, network.transport(address, "registry"), told, QUICK)
+        await system.start()
+        return system
 
-        registry = await start_registry(5)
-        address = Address("a", 1)
-        a = ActorSystem(Recorder(), address, network.transport(address), told, QUICK)
-        with capture_logs() as logs:
-            began = loop.time()
-            await a.start()
-            await a.joined()
-            assert loop.time() - began < 0.01, "at once, without a pause before the second dial"
-            for epoch in (6, 9):
-                network.crash(registry.address)
-                await registry.stop()
-                registry = await start_registry(epoch)
-                await until(lambda e=epoch: a.registration.registry == Address("registry", e))
-                assert registry.actor.core.knows(address)
-        assert [entry for entry in logs if entry["log_level"] == "warning"] == []
-        # Without its files and with a clock of yesterday it learns above which epoch it has to be.
-        network.crash(registry.address)
-        await registry.stop()
-        registry = await start_registry(4)
-        assert await asyncio.wait_for(registry.shutdown_asked(), 10) == "superseded"
-        assert registry.over.known_epoch == 9
-        await registry.stop()
-        registry = await start_registry(10)
-        await until(lambda: a.registration.registry == Address("registry", 10))
-        # The registry that it has found is believed that a later incarnation of it is there.
-        successor = ActorSystem(Recorder(), Address("a", 2), network.transport(Address("a", 2)), told, QUICK)
-        await successor.start()
-        assert await asyncio.wait_for(a.shutdown_asked(), 10) == "superseded"
-        for system in (a, successor, registry):
-            await system.stop()
-
-    run(main, VirtualTimeLoop)
+    registry = await start_registry(5)
+    address = Address("a", 1)
+    a = ActorSystem(Recorder(), address, network.transport(address), told, QUICK)
+    with capture_logs() as logs:
+        began = loop.time()
+        await a.start()
+        await a.joined()
+        assert loop.time() - began < 0.01, "at once, without a pause before the second dial"
+        for epoch in (6, 9):
+            network.crash(registry.address)
+            await registry.stop()
+            registry = await start_registry(epoch)
+            await until(lambda e=epoch: a.registration.registry == Address("registry", e))
+            assert registry.actor.core.knows(address)
+    assert [entry for entry in logs if entry["log_level"] == "warning"] == []
+    # Without its files and with a clock of yesterday it learns above which epoch it has to be.
+    network.crash(registry.address)
+    await registry.stop()
+    registry = await start_registry(4)
+    assert await asyncio.wait_for(registry.shutdown_asked(), 10) == "superseded"
+    assert registry.over.known_epoch == 9
+    await registry.stop()
+    registry = await start_registry(10)
+    await until(lambda: a.registration.registry == Address("registry", 10))
+    # The registry that it has found is believed that a later incarnation of it is there.
+    successor = ActorSystem(Recorder(), Address("a", 2), network.transport(Address("a", 2)), told, QUICK)
+    await successor.start()
+    assert await asyncio.wait_for(a.shutdown_asked(), 10) == "superseded"
+    for system in (a, successor, registry):
+        await system.stop()
 
 
-def test_the_registrys_host_returns_without_files_and_a_day_behind(run):
+@pytest.mark.virtual_time
+async def test_the_registrys_host_returns_without_files_and_a_day_behind():
     """Who knew its actors before knows them by later epochs: they go above those as the registry does."""
 
-    async def main():
-        network = SimulatedNetwork(seed=0)
-        told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
-        ids = {"head": ["registry", "x.head"], "d": ["y.d"], "e": ["z.e"]}
-        systems = {}
+    network = SimulatedNetwork(seed=0)
+    told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
+    ids = {"head": ["registry", "x.head"], "d": ["y.d"], "e": ["z.e"]}
+    systems = {}
 
-        async def start(secret, name, epoch):
-            address, host = Address(name, epoch), host_of(name) or "head"
-            listen = network.transport(address, *(["registry"] if name == "registry" else []))
-            actor = RegistryActor(lease_s=2.0) if name == "registry" else Recorder()
-            options = replace(QUICK, host=host, secret=secret)
-            systems[name] = ActorSystem(actor, address, listen, told, options)
-            await systems[name].start()
+    async def start(secret, name, epoch):
+        address, host = Address(name, epoch), host_of(name) or "head"
+        listen = network.transport(address, *(["registry"] if name == "registry" else []))
+        actor = RegistryActor(lease_s=2.0) if name == "registry" else Recorder()
+        options = replace(QUICK, host=host, secret=secret)
+        systems[name] = ActorSystem(actor, address, listen, told, options)
+        await systems[name].start()
 
-        async def start_host(host, epoch):
-            secret = HostSecret.draw("m", host, ids[host], ["recorder"])
-            for name in ids[host]:
-                await start(secret, name, epoch)
-            return secret
+    async def start_host(host, epoch):
+        secret = HostSecret.draw("m", host, ids[host], ["recorder"])
+        for name in ids[host]:
+            await start(secret, name, epoch)
+        return secret
 
-        def agree():
-            registry, *others = systems.values()
-            members = registry.actor.core.members()
-            views = [[one.address for one in system.registration.view.all()] for system in others]
-            return len(members) == 4 and views == [[one.address for one in members]] * 3
+    def agree():
+        registry, *others = systems.values()
+        members = registry.actor.core.members()
+        views = [[one.address for one in system.registration.view.all()] for system in others]
+        return len(members) == 4 and views == [[one.address for one in members]] * 3
 
-        for host in ids:
-            await start_host(host, 86_400)
-        await until(agree)
+    for host in ids:
+        await start_host(host, 86_400)
+    await until(agree)
+    for name in ids["head"]:
+        network.crash(systems[name].address)
+        await systems[name].stop()
+    secret = await start_host("head", 5)
+    # As its supervisor does: who was refused comes again, above what the refusal named.
+    while not agree():
         for name in ids["head"]:
-            network.crash(systems[name].address)
-            await systems[name].stop()
-        secret = await start_host("head", 5)
-        # As its supervisor does: who was refused comes again, above what the refusal named.
-        while not agree():
-            for name in ids["head"]:
-                if systems[name].over is not None:
-                    known = systems[name].over.known_epoch
-                    await systems[name].stop()
-                    await start(secret, name, max(systems[name].address.epoch, known) + 1)
-            await asyncio.sleep(0.1)
-            assert asyncio.get_running_loop().time() < 60
-        assert [systems[name].address.epoch for name in ids["head"]] == [86_401, 86_401]
-        for asker, asked in (("y.d", "x.head"), ("x.head", "z.e"), ("z.e", "x.head")):
-            assert await answers(systems[asker], asked)
-        for system in systems.values():
-            await system.stop()
-
-    run(main, VirtualTimeLoop)
+            if systems[name].over is not None:
+                known = systems[name].over.known_epoch
+                await systems[name].stop()
+                await start(secret, name, max(systems[name].address.epoch, known) + 1)
+        await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() < 60
+    assert [systems[name].address.epoch for name in ids["head"]] == [86_401, 86_401]
+    for asker, asked in (("y.d", "x.head"), ("x.head", "z.e"), ("z.e", "x.head")):
+        assert await answers(systems[asker], asked)
+    for system in systems.values():
+        await system.stop()
 
 
-def test_a_host_alone_does_not_end_the_registry_that_others_have_joined(run):
-    async def main():
-        network = SimulatedNetwork(seed=0)
-        told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
-        systems = {}
-        for name, host in (("registry", "head"), ("x.d", "d"), ("y.e", "e")):
-            address = Address(name, 5)
-            listen = network.transport(address, *(["registry"] if name == "registry" else []))
-            actor = RegistryActor(lease_s=1.0) if name == "registry" else Recorder()
-            options = replace(QUICK, host=host, secret=HostSecret.draw("m", host, [name], ["recorder"]))
-            systems[name] = ActorSystem(actor, address, listen, told, options)
-            await systems[name].start()
-        registry, liar = systems["registry"], systems["x.d"]
-        await until(lambda: all(registry.actor.core.knows(Address(name, 5)) for name in ("x.d", "y.e")))
+@pytest.mark.virtual_time
+async def test_a_host_alone_does_not_end_the_registry_that_others_have_joined():
+    network = SimulatedNetwork(seed=0)
+    told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
+    systems = {}
+    for name, host in (("registry", "head"), ("x.d", "d"), ("y.e", "e")):
+        address = Address(name, 5)
+        listen = network.transport(address, *(["registry"] if name == "registry" else []))
+        actor = RegistryActor(lease_s=1.0) if name == "registry" else Recorder()
+        options = replace(QUICK, host=host, secret=HostSecret.draw("m", host, [name], ["recorder"]))
+        systems[name] = ActorSystem(actor, address, listen, told, options)
+        await systems[name].start()
+    registry, liar = systems["registry"], systems["x.d"]
+    await until(lambda: all(registry.actor.core.knows(Address(name, 5)) for name in ("x.d", "y.e")))
 
-        def refused():
-            return registry.metrics.value("mesh_members_refused_total", code="wrong_epoch")
+    def refused():
+        return registry.metrics.value("mesh_members_refused_total", code="wrong_epoch")
 
-        for epoch in (6, 1 << 63):
-            for _ in range(5):
-                # Whenever it is told which one there is it says that it knows a later one still.
-                liar._bootstrap._learned = Address("registry", epoch), told.endpoint
-                liar.links.lose(registry.address, "a lie")
-                before = refused()
-                with contextlib.suppress(CallError):
-                    await liar.actor.ctx.ask("registry", Ping(), timeout_s=1)
-                await until(lambda b=before: refused() > b)
-        assert registry.over is None
-        assert await answers(systems["y.e"], "x.d")
-        for system in systems.values():
-            await system.stop()
-
-    run(main, VirtualTimeLoop)
+    for epoch in (6, 1 << 63):
+        for _ in range(5):
+            # Whenever it is told which one there is it says that it knows a later one still.
+            liar._bootstrap._learned = Address("registry", epoch), told.endpoint
+            liar.links.lose(registry.address, "a lie")
+            before = refused()
+            with contextlib.suppress(CallError):
+                await liar.actor.ctx.ask("registry", Ping(), timeout_s=1)
+            await until(lambda b=before: refused() > b)
+    assert registry.over is None
+    assert await answers(systems["y.e"], "x.d")
+    for system in systems.values():
+        await system.stop()
 
 
 async def answers(asker, actor_id):

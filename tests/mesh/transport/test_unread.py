@@ -1,6 +1,7 @@
 """Connections of which nothing is read, at a port for other hosts: ZeroMQ does not abort over them."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -19,43 +20,33 @@ IDENTITY = b"z#1#" + bytes(8).hex().encode()
 
 
 @pytest.fixture
-def ear(run, once_per_process):
-    """For tests that are coroutine functions: what a transport on tcp hears, and a function that dials it."""
+@contextlib.asynccontextmanager
+async def ear(once_per_process):
+    """What a transport on tcp hears; `ear.dial` dials it."""
+    transport, ear = ZeroMQTransport(ZeroMQOptions(bind="127.0.0.1")), Ear()
+    where = await transport.start(Address("x", 1), ear)
+    context, dialed = zmq.Context(), []
 
-    def runner(test):
-        async def main():
-            transport, ear = ZeroMQTransport(ZeroMQOptions(bind="127.0.0.1")), Ear()
-            where = await transport.start(Address("x", 1), ear)
-            context, dialed = zmq.Context(), []
+    def dial(identity):
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, identity)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.connect(where.data)
+        dialed.append(socket)
+        return socket
 
-            def dial(identity):
-                socket = context.socket(zmq.DEALER)
-                socket.setsockopt(zmq.ROUTING_ID, identity)
-                socket.setsockopt(zmq.SNDHWM, 0)
-                socket.connect(where.data)
-                dialed.append(socket)
-                return socket
-
-            try:
-                await test(ear, dial)
-            finally:
-                for socket in dialed:
-                    socket.close(0)
-                context.term()
-                await transport.stop()
-
-        run(main)
-
-    return runner
+    ear.dial = dial
+    try:
+        yield ear
+    finally:
+        for socket in dialed:
+            socket.close(0)
+        context.term()
+        await transport.stop()
 
 
-@pytest.fixture
-def dial():
-    """What `ear` opens besides."""
-
-
-async def test_a_peer_may_die_while_the_actor_has_not_read_what_it_sent(ear, dial):
-    socket = dial(IDENTITY)
+async def test_a_peer_may_die_while_the_actor_has_not_read_what_it_sent(ear):
+    socket = ear.dial(IDENTITY)
     socket.send(b"hi")
     await until(lambda: ear.heard)
     for _ in range(MORE_THAN_IT_TAKES):
@@ -67,11 +58,11 @@ async def test_a_peer_may_die_while_the_actor_has_not_read_what_it_sent(ear, dia
     await until(lambda: len(ear.heard) > 1000 and ear.num_unknown_down)
 
 
-async def test_a_connection_may_die_whose_routing_id_another_has_taken(ear, dial):
-    first = dial(IDENTITY)
+async def test_a_connection_may_die_whose_routing_id_another_has_taken(ear):
+    first = ear.dial(IDENTITY)
     first.send(b"one")
     await until(lambda: len(ear.heard) == 1)
-    second = dial(IDENTITY)
+    second = ear.dial(IDENTITY)
     second.send(b"two")
     await until(lambda: len(ear.heard) == 2)
     for _ in range(MORE_THAN_IT_TAKES):

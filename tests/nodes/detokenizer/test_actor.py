@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+import pytest
+
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.options import SystemOptions
@@ -14,6 +16,7 @@ from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen,
 from nodes.registry.actor import RegistryActor
 from nodes.request import AttemptRef, StopRules
 from nodes.roles import GATEWAY, NODE_CODEC, SCHEDULER
+from tests.mesh.mesh_under_test import until
 
 QUICK = SystemOptions(heartbeat_s=0.05, retry_min_s=0.01, retry_max_s=0.05)
 
@@ -37,12 +40,6 @@ class Peer(Actor):
         return "".join(delta.text for delta in self.deltas)
 
 
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 @contextlib.asynccontextmanager
 async def mesh_with(**config):
     mesh = Actors(SimulatedNetwork(seed=0), QUICK)
@@ -58,20 +55,9 @@ async def mesh_with(**config):
         await mesh.stop()
 
 
-def running(**config):
-    def wrap(test):
-        def run():
-            async def main():
-                async with mesh_with(**config) as mesh:
-                    await test(mesh)
-                assert not asyncio.all_tasks() - {asyncio.current_task()}
-
-            asyncio.run(main())
-
-        run.__name__ = test.__name__
-        return run
-
-    return wrap
+@pytest.fixture
+def mesh(settings):
+    return mesh_with(**settings)
 
 
 def step(text, position=0, opens=(), finish=None, stream=1, **columns):
@@ -89,7 +75,6 @@ def tell(mesh, message):
     assert mesh.scheduler.ctx.tell("detok", message)
 
 
-@running()
 async def test_tokens_in_text_out(mesh):
     tell(mesh, step("hel", opens=[opening()]))
     tell(mesh, step("lo", 3, finish="length"))
@@ -103,7 +88,7 @@ async def test_tokens_in_text_out(mesh):
     }
 
 
-@running(use_threads=False)
+@pytest.mark.settings(use_threads=False)
 async def test_gaps_and_stops_go_to_the_scheduler(mesh):
     tell(mesh, step("b", 1, opens=[opening(stop=["ab"])]))
     tell(mesh, step("x", stream=2))
@@ -116,7 +101,6 @@ async def test_gaps_and_stops_go_to_the_scheduler(mesh):
     ]
 
 
-@running()
 async def test_what_is_no_step_is_counted_and_nothing_else(mesh):
     tell(mesh, step("a", streams=[1, 2], opens=[opening()]))
     tell(mesh, StopAt(attempts=[]))
@@ -124,7 +108,6 @@ async def test_what_is_no_step_is_counted_and_nothing_else(mesh):
     await until(lambda: mesh.gateway.text == "ok")
 
 
-@running()
 async def test_a_lost_scheduler_takes_its_streams_along(mesh):
     tell(mesh, step("a", opens=[opening()]))
     await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 1)
@@ -132,7 +115,6 @@ async def test_a_lost_scheduler_takes_its_streams_along(mesh):
     await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 0)
 
 
-@running()
 async def test_nothing_is_asked_of_another_incarnation(mesh):
     sent = []
     real = mesh.detokenizer.ctx.tell
@@ -142,7 +124,7 @@ async def test_nothing_is_asked_of_another_incarnation(mesh):
     assert sent == [Resend(streams=[], streams_unknown=[1])]
 
 
-@running(drain_quiet_s=0.1)
+@pytest.mark.settings(drain_quiet_s=0.1)
 async def test_draining_ends_when_tokens_stop_coming(mesh):
     tell(mesh, step("a", opens=[opening()]))
     await until(lambda: mesh.gateway.text == "a")
@@ -164,12 +146,9 @@ async def test_nothing_is_known_before_the_start():
     actor.on_peer_lost(Address("s0", 1), "never met")
 
 
-def test_idle_streams_are_looked_at_only_while_there_are_some():
-    @running(limits=DetokenizerLimits(lease_s=0.2))
-    async def test(mesh):
-        tell(mesh, step("a", opens=[opening()]))
-        await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 1)
-        await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 0)
-        assert not mesh.detokenizer._is_ticking
-
-    test()
+@pytest.mark.settings(limits=DetokenizerLimits(lease_s=0.2))
+async def test_idle_streams_are_looked_at_only_while_there_are_some(mesh):
+    tell(mesh, step("a", opens=[opening()]))
+    await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 1)
+    await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 0)
+    assert not mesh.detokenizer._is_ticking

@@ -13,12 +13,11 @@ def served():
 
 
 @pytest.fixture
-def ring(request):
-    """Runs a test that is a coroutine function on a ring of its own, with what its mark `settings` says."""
+def ring(settings):
+    """Runs a test that is a coroutine function on a ring of its own."""
     from tests.nodes.gateway.fake_ring import play
 
-    mark = request.node.get_closest_marker("settings")
-    return lambda test: play(test, **(mark.kwargs if mark else {}))
+    return lambda test: play(test, **settings)
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ from nodes.protocol import (
 from nodes.registry.actor import RegistryActor
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, NODE_CODEC, SCHEDULER, TOKENIZER, WORKER
+from tests.mesh.mesh_under_test import until
 
 END_OF_TEXT = 256
 QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, retry_min_s=0.01, retry_max_s=0.1)
@@ -333,12 +334,6 @@ class Ring(Actors):
         core = self.gateway.service.core
         held = [s.actor.held for s in self.systems.values() if isinstance(s.actor, FakeScheduler)]
         return not any(held) and core.is_idle and self.gateway.service.num_calls == 0
-
-
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def play(scenario: Callable[[Ring, httpx.AsyncClient], Awaitable[None]], **settings: Any) -> None:

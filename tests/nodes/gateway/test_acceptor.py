@@ -15,7 +15,8 @@ import structlog
 
 from nodes.gateway import acceptor
 from nodes.gateway.acceptor import Acceptor
-from tests.nodes.gateway.fake_ring import Ring, play, until
+from tests.mesh.mesh_under_test import until
+from tests.nodes.gateway.fake_ring import Ring, play
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

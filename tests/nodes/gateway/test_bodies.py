@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 
 from nodes.gateway.bodies import SMALL_BYTES, ArrivingBody, BodyBudget, client_of
-from tests.nodes.gateway.fake_ring import CONFIG, Ring, play, until
+from tests.mesh.mesh_under_test import until
+from tests.nodes.gateway.fake_ring import CONFIG, Ring, play
 
 MIB = 1 << 20
 REAL = msgspec.structs.replace(CONFIG, max_buffered_bytes=256 * MIB, max_inflight=2048, body_timeout_s=30.0)

@@ -25,7 +25,8 @@ from nodes.gateway.requests import RequestState
 from nodes.gateway.scrape import Scraper
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
-from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, until
+from tests.mesh.mesh_under_test import until
+from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent
 
 PROMPT = "the quick brown fox"
 

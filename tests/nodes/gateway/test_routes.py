@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.nodes.gateway.fake_ring import Ring, play, until
+from tests.mesh.mesh_under_test import until
+from tests.nodes.gateway.fake_ring import Ring, play
 
 READY = ("/health", "/ping", "/health/ready")
 LIVE = ("/healthz", "/health/live")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -24,21 +23,15 @@ from nodes.protocol import (
     TextBatch,
     TextDelta,
 )
-from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, until
+from tests.mesh.mesh_under_test import until
+from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring
 
 VALIDATOR = Validator(CONFIG)
 
 
 @pytest.fixture
-def ring(request: pytest.FixtureRequest) -> Any:
-    """A ring without HTTP."""
-
-    async def opened(test: Callable[[Ring], Awaitable[None]]) -> None:
-        mark = request.node.get_closest_marker("settings")
-        async with Ring(msgspec.structs.replace(CONFIG, **(mark.kwargs if mark else {})), serve_http=False) as ring:
-            await test(ring)
-
-    return lambda test: asyncio.run(opened(test))
+def ring(settings: dict[str, Any]) -> Ring:
+    return Ring(msgspec.structs.replace(CONFIG, **settings), serve_http=False)
 
 
 def job(**fields: Any) -> Any:

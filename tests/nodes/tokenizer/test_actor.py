@@ -24,6 +24,7 @@ from nodes.registry.actor import RegistryActor
 from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
+from tests.mesh.mesh_under_test import until
 
 TINY = Path(__file__).parents[3] / "nodes" / "bundled" / "tiny"
 
@@ -36,12 +37,6 @@ class Peer(Actor):
 
     def __init__(self, role):
         self.role = role
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
@@ -65,23 +60,9 @@ async def mesh_with(model="echo", schedulers=("s0", "s1"), **config):
         await mesh.stop()
 
 
-def running(model="echo", **config):
-    """Run a test inside of a mesh; no task may be left."""
-
-    def wrap(test):
-        def run():
-            async def main():
-                async with mesh_with(model, **config) as mesh:
-                    await test(mesh)
-                left = asyncio.all_tasks() - {asyncio.current_task()}
-                assert not left
-
-            asyncio.run(main())
-
-        run.__name__ = test.__name__
-        return run
-
-    return wrap
+@pytest.fixture
+def mesh(settings):
+    return mesh_with(**settings)
 
 
 async def ask(mesh, message):
@@ -98,7 +79,6 @@ def chat(content, **fields):
     return Prepare(request_id="r", chat=json.dumps([{"role": "user", "content": content}]).encode(), **fields)
 
 
-@running()
 async def test_texts_ids_and_chats_are_prepared(mesh):
     prepared = await ask(mesh, Prepare(request_id="r", texts=["ab", "c"]))
     assert prepared.token_ids == [list(b"ab"), list(b"c")]
@@ -113,23 +93,19 @@ async def test_texts_ids_and_chats_are_prepared(mesh):
     assert 0 < answer.elapsed_s < 5
 
 
-def test_a_template_that_does_not_compile_is_said_at_the_start_and_prompts_are_served(tmp_path):
+async def test_a_template_that_does_not_compile_is_said_at_the_start_and_prompts_are_served(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(TINY, model)
     (model / "chat_template.jinja").write_text("{% for %}")
-
-    async def main():
+    with structlog.testing.capture_logs() as logs:
         async with mesh_with(str(model)) as mesh:
             assert (await failure(mesh, chat("hello")))[:2] == ("template_error", "messages")
             assert (await ask(mesh, Prepare(request_id="r", texts=["hello"]))).token_ids
-
-    with structlog.testing.capture_logs() as logs:
-        asyncio.run(main())
     (said,) = [entry for entry in logs if entry["event"] == "no chats"]
     assert "cannot be compiled" in said["why"]
 
 
-@running("random:tiny-qwen2")
+@pytest.mark.settings(model="random:tiny-qwen2")
 async def test_chat_is_rendered_by_the_models_template(mesh):
     (token_ids,) = (await ask(mesh, chat("hi"))).token_ids
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -138,7 +114,7 @@ async def test_chat_is_rendered_by_the_models_template(mesh):
     assert shown == Detokenized(text="user\nhi\nassistant\n")
 
 
-@running(context_length=64)
+@pytest.mark.settings(context_length=64)
 async def test_what_cannot_be_served_is_refused_by_name(mesh):
     assert await failure(mesh, Prepare(request_id="r")) == ("invalid_request", None, False)
     assert await failure(mesh, Prepare(request_id="r", texts=[], token_ids=[])) == ("invalid_request", None, False)
@@ -163,7 +139,7 @@ async def test_what_cannot_be_served_is_refused_by_name(mesh):
     assert await failure(mesh, StopAt(attempts=[])) == ("not_served", None, False)
 
 
-@running(context_length=64)
+@pytest.mark.settings(context_length=64)
 async def test_tokens_are_counted_whatever_the_context_is(mesh):
     for num_chars in (64, 2_000_000):
         text = "x" * num_chars
@@ -172,7 +148,7 @@ async def test_tokens_are_counted_whatever_the_context_is(mesh):
         assert len(counted.token_ids[0]) == num_chars
 
 
-@running(schedulers=())
+@pytest.mark.settings(schedulers=())
 async def test_without_a_scheduler_there_is_no_capacity(mesh):
     assert await failure(mesh, Prepare(request_id="r", texts=["x"])) == ("no_capacity", None, True)
     assert await failure(mesh, chat("x")) == ("no_capacity", None, True)
@@ -180,7 +156,7 @@ async def test_without_a_scheduler_there_is_no_capacity(mesh):
     assert (await ask(mesh, Prepare(request_id="r", texts=["x"], route=False))).routes == []
 
 
-@running(inline_chars=10, max_long_texts=2)
+@pytest.mark.settings(inline_chars=10, max_long_texts=2)
 async def test_long_texts_are_encoded_in_a_thread_and_bounded(mesh):
     text = "some words " * 5000
     prepared = await ask(mesh, Prepare(request_id="r", texts=[text]))
@@ -192,7 +168,7 @@ async def test_long_texts_are_encoded_in_a_thread_and_bounded(mesh):
     assert mesh.tokenizer.stats()["mesh_tokenizer_long_texts"] == 0
 
 
-@running(inline_chars=10, max_counted_texts=2)
+@pytest.mark.settings(inline_chars=10, max_counted_texts=2)
 async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh):
     began, go_on = threading.Event(), threading.Event()
     encode = mesh.tokenizer._encoder.encode
@@ -218,7 +194,7 @@ async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh):
         assert answer.token_ids == [list(count.texts[0].encode())]
 
 
-@running(inline_chars=10)
+@pytest.mark.settings(inline_chars=10)
 async def test_nobody_waits_for_the_answer(mesh):
     text = "some words " * 20_000
     tasks = [asyncio.ensure_future(ask(mesh, Prepare(request_id=f"r{i}", texts=[text]))) for i in range(3)]
@@ -229,7 +205,6 @@ async def test_nobody_waits_for_the_answer(mesh):
     await until(lambda: mesh.tokenizer._prompts.num == 0)
 
 
-@running()
 async def test_routes_follow_caches_loads_and_members(mesh):
     parent, events = root_hash(), []
     for i, page_hash in enumerate(chain_hashes(parent, PROMPT, 16)):
@@ -261,7 +236,7 @@ async def test_routes_follow_caches_loads_and_members(mesh):
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode in ("s0", "s1")
 
 
-@running(use_threads=False, use_processes=False, inline_chars=10)
+@pytest.mark.settings(use_threads=False, use_processes=False, inline_chars=10)
 async def test_on_the_loop_alone_as_in_the_simulation(mesh):
     text = "some words " * 10
     assert (await ask(mesh, Prepare(request_id="r", texts=[text]))).token_ids == [list(text.encode())]
@@ -269,38 +244,24 @@ async def test_on_the_loop_alone_as_in_the_simulation(mesh):
     assert mesh.tokenizer.stats()["mesh_tokenizer_templates_killed_total"] == 0
 
 
-def test_a_model_without_a_template(monkeypatch):
+async def test_a_model_without_a_template(monkeypatch):
     spec = msgspec.structs.replace(resolve_model("echo"), chat_template=None)
     monkeypatch.setattr("nodes.tokenizer.actor.resolve_model", lambda model: spec)
-
-    @running()
-    async def test(mesh):
+    async with mesh_with() as mesh:
         assert await failure(mesh, chat("x")) == ("template_error", "messages", False)
         assert (await ask(mesh, Prepare(request_id="r", texts=["x"]))).token_ids == [[120]]
 
-    test()
 
-
-def test_a_chat_template_of_the_operators_own_takes_the_models_place(tmp_path):
+async def test_a_chat_template_of_the_operators_own_takes_the_models_place(tmp_path):
     template = tmp_path / "loud.jinja"
     template.write_text("{{ messages[-1].content | upper }}!", encoding="utf-8")
-
-    @running(chat_template=str(template))
-    async def check(mesh):
-        chat = json.dumps([{"role": "user", "content": "hi"}]).encode()
-        answer = await mesh.gateway.ctx.ask("tok", Prepare(request_id="r", chat=chat), timeout_s=10)
-        assert bytes(answer.message.token_ids[0]) == b"HI!"
-
-    check()
+    async with mesh_with(chat_template=str(template)) as mesh:
+        assert (await ask(mesh, chat("hi"))).token_ids == [list(b"HI!")]
 
 
-def test_a_chat_template_that_cannot_be_read_ends_the_start(tmp_path):
+async def test_a_chat_template_that_cannot_be_read_ends_the_start(tmp_path):
     template = tmp_path / "not-text.jinja"
     template.write_bytes(b"\xff\xfe")
-
-    @running(chat_template=str(template))
-    async def check(mesh):
-        pytest.fail("it has started")
-
     with pytest.raises(ModelDamaged, match=r"not-text\.jinja cannot be read as text"):
-        check()
+        async with mesh_with(chat_template=str(template)):
+            pytest.fail("it has started")

@@ -1,6 +1,7 @@
 """Rendering in a child process: the same text, and templates that never end, take all memory, or die."""
 
 import asyncio
+import contextlib
 import ctypes
 import io
 import json
@@ -40,23 +41,21 @@ def chat(text, **kwargs):
 
 
 @pytest.fixture
-def renderer(request):
-    """One with a child that has started, for tests that are coroutine functions; its limits are those of `settings`."""
-
-    async def opened(test, template=TEMPLATE, **limits):
-        renderer = ChildRenderer(template, {"bos_token": "<s>"}, 20_000, RenderingLimits(**limits))
-        try:
-            await renderer.start()
-            await test(renderer)
-        finally:
-            pid = renderer._child.pid if renderer._child else None
-            await renderer.stop()
-            if pid is not None:
-                with pytest.raises(ProcessLookupError):
-                    os.kill(pid, 0)
-
-    mark = request.node.get_closest_marker("settings")
-    return lambda test: asyncio.run(opened(test, **(mark.kwargs if mark else {})))
+@contextlib.asynccontextmanager
+async def renderer(settings):
+    """One with a child that has started."""
+    template = settings.get("template", TEMPLATE)
+    limits = {name: value for name, value in settings.items() if name != "template"}
+    renderer = ChildRenderer(template, {"bos_token": "<s>"}, 20_000, RenderingLimits(**limits))
+    try:
+        await renderer.start()
+        yield renderer
+    finally:
+        pid = renderer._child.pid if renderer._child else None
+        await renderer.stop()
+        if pid is not None:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
 
 
 async def test_same_text_as_inline(renderer):
