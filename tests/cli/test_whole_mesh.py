@@ -18,6 +18,7 @@ from mesh.address import Address, Endpoint, host_of
 from mesh.errors import PeerLost
 from mesh.membership.view import READY, SUPERVISOR, Member
 from mesh.supervision.events import DRAINED, GIVEN_UP
+from tests.mesh.recorded_call import RecordedCall
 
 NOWHERE = Endpoint("", "")
 ROLES = {"a": ["gateway", "tokenizer"], "b": ["scheduler", "worker"], "c": ["scheduler", "worker"]}
@@ -134,20 +135,8 @@ def test_a_forced_end_drains_nobody_and_a_silent_host_keeps_nobody() -> None:
     assert asyncio.run(stop(Hosts(silent=("c",)), "a", force=True)) == [("b", end)]
 
 
-class Call:
-    def __init__(self) -> None:
-        self.answers: list[Any] = []
-
-    def reply(self, answer: Any) -> None:
-        self.answers.append(answer)
-
-    def fail(self, code: str, message: str, *, retryable: bool = False) -> None:
-        self.answers.append((code, retryable))
-        self.message = message
-
-
-def restarting(hosts: Hosts, *names: str, stay_away: bool = False) -> tuple[Call, WholeRestart]:
-    call, rolling = Call(), WholeRestart(hosts, hosts.look, lambda: hosts.absent)  # type: ignore[arg-type]
+def restarting(hosts: Hosts, *names: str, stay_away: bool = False) -> tuple[RecordedCall, WholeRestart]:
+    call, rolling = RecordedCall(), WholeRestart(hosts, hosts.look, lambda: hosts.absent)  # type: ignore[arg-type]
     request = RestartActors(names=list(names), stay_away=stay_away)
     asyncio.run(rolling.run(call, request, supervisor_id))  # type: ignore[arg-type]
     assert not rolling.is_running
@@ -179,7 +168,7 @@ def test_hosts_after_one_that_does_not_answer_are_left_alone() -> None:
 def test_an_unknown_name_is_refused_and_nothing_happens() -> None:
     hosts = Hosts()
     call, _ = restarting(hosts, "gateway", "schedular")
-    assert call.answers == [("unknown_actor", False)]
+    assert call.answers == [("unknown_actor", False, None)]
     assert hosts.said == []
 
 
@@ -189,16 +178,16 @@ def test_hosts_that_are_not_in_the_mesh_are_named() -> None:
     call, _ = restarting(hosts, "gateway")
     assert call.answers == [Restarting(epochs={"gateway-0.a": 1}, note="host p is not in the mesh")]
     call, _ = restarting(hosts, "scheduler-0.p")
-    assert "there is no actor or role scheduler-0.p; host p is not in the mesh; " in call.message
+    assert "there is no actor or role scheduler-0.p; host p is not in the mesh; " in call.why
 
 
 def test_one_restart_at_a_time_in_the_whole_mesh() -> None:
-    async def two(hosts: Hosts) -> list[Call]:
+    async def two(hosts: Hosts) -> list[RecordedCall]:
         rolling = WholeRestart(hosts, hosts.look, lambda: hosts.absent)  # type: ignore[arg-type]
-        calls = [Call(), Call()]
+        calls = [RecordedCall(), RecordedCall()]
         await asyncio.gather(*(rolling.run(one, RestartActors(names=["worker"]), supervisor_id) for one in calls))  # type: ignore[arg-type]
         return calls
 
     first, second = asyncio.run(two(Hosts()))
     assert isinstance(first.answers[0], Restarting)
-    assert second.answers == [("restart_running", True)]
+    assert second.answers == [("restart_running", True, None)]

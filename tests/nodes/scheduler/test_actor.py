@@ -35,6 +35,7 @@ from nodes.protocol import (
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.config import ConfigError, SchedulerConfig
+from tests.mesh.recorded_call import RecordedCall
 from tests.nodes.recording_context import RecordingContext
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4)
@@ -56,17 +57,6 @@ MEMBERS = [
     member("w", "worker", 3),
     member("late", "detokenizer", state="starting"),
 ]
-
-
-class RecordingCall:
-    def __init__(self, message) -> None:
-        self.sender, self.message, self.answers = G, message, []
-
-    def reply(self, message, buffers=()) -> None:
-        self.answers.append(message)
-
-    def fail(self, code, message, *, retryable=False, param=None) -> None:
-        self.answers.append((code, retryable, param))
 
 
 def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
@@ -93,10 +83,10 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     return one, one.ctx, host
 
 
-def submit(request_id: str = "r", **more) -> RecordingCall:
+def submit(request_id: str = "r", **more) -> RecordedCall:
     fields = {"prompt_ids": [5, 6, 7], "stop": StopRules(max_tokens=2), **more}
     one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
-    return RecordingCall(SubmitAttempts(attempts=[one]))
+    return RecordedCall(SubmitAttempts(attempts=[one]), G)
 
 
 def steps(ctx: RecordingContext) -> list[StepPlan]:
@@ -195,7 +185,7 @@ async def test_one_request() -> None:
     one.on_tell(W, StepResult(scheduler_epoch=7, step=2, token_ids=[12, 1]), ())
     await asyncio.sleep(0.2)
     assert one.stats()["mesh_scheduler_num_running"] == 0
-    cancel = RecordingCall(CancelAttempts(attempts=[AttemptRef("r", 0), AttemptRef("q", 0)]))
+    cancel = RecordedCall(CancelAttempts(attempts=[AttemptRef("r", 0), AttemptRef("q", 0)]), G)
     one.on_ask(cancel)
     await asyncio.sleep(0.2)
     one._core.assert_idle()
@@ -308,7 +298,7 @@ async def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
     one.on_ask(submit("q"))
     await asyncio.sleep(0.01)
     assert len(steps(ctx)) > 0, "both run"
-    call = RecordingCall(LetGo(group="m", number=3, is_kv=True, weights="reload"))
+    call = RecordedCall(LetGo(group="m", number=3, is_kv=True, weights="reload"), G)
     with structlog.testing.capture_logs() as logs:
         one.on_ask(call)
     said = [(line["request_id"], line["code"]) for line in logs if line["event"] == "attempt failed"]
@@ -361,7 +351,7 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
     await asyncio.sleep(0.01)
     mapped = one._pool
     assert mapped is not None
-    call = RecordingCall(LetGo(group="m", number=1, is_kv=True, weights="keep"))
+    call = RecordedCall(LetGo(group="m", number=1, is_kv=True, weights="keep"), G)
     one.on_ask(call)
     assert call.answers == [HasLetGo(group="m", number=1)]
     await starting

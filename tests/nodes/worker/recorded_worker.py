@@ -9,6 +9,7 @@ from nodes.model_spec import Quantization, resolve_model
 from nodes.protocol import Adopt, StepPlan
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
+from tests.mesh.recorded_call import RecordedCall
 from tests.nodes.recording_context import RecordingContext
 from tests.nodes.step_plans import Row, plan_of
 
@@ -27,17 +28,6 @@ def context_of(*answers: Any) -> RecordingContext:
         return found
 
     return RecordingContext(Address("worker-0", 5), answer)
-
-
-class RecordedCall:
-    def __init__(self, message: Any) -> None:
-        self.message, self.answer = message, None
-
-    def reply(self, message: Any) -> None:
-        self.answer = message
-
-    def fail(self, code: str, message: str, **_: Any) -> None:
-        self.answer = code
 
 
 def pool(host: HeapHost, model: str = "echo", quantize: Quantization = "none") -> PoolHandle:

@@ -19,10 +19,10 @@ from nodes.protocol import Adopt, Adopted, Fence, StepResult
 from nodes.worker.actor import WorkerActor
 from nodes.worker.errors import LayoutMismatch
 from nodes.worker.steps.step import RunnableStep, StepOutcome
+from tests.mesh.recorded_call import RecordedCall
 from tests.nodes.step_plans import Row, plan_of
 from tests.nodes.worker.recorded_worker import (
     SCHEDULER,
-    RecordedCall,
     adopt,
     config,
     context_of,

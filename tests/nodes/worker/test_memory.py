@@ -30,10 +30,10 @@ from nodes.worker.memory.core import (
     StepsEnded,
     StopSteps,
 )
+from tests.mesh.recorded_call import RecordedCall
 from tests.nodes.step_plans import Row, plan_of
 from tests.nodes.worker.recorded_worker import (
     SCHEDULER,
-    RecordedCall,
     adopt,
     config,
     context_of,
