@@ -1,6 +1,6 @@
 """`python -m tests.simulation --seeds N [--first M]` runs many seeds and counts the faults; each fourth is of hosts.
 
-`--seed N` replays one on one host, `python -m tests.simulation.hosts N` one of hosts.
+`python -m tests.simulation SUITE SEED...` replays seeds of a suite (`suites.py`).
 """
 
 import argparse
@@ -10,19 +10,20 @@ import time
 import traceback
 from collections import Counter
 
-from tests.simulation import hosts
-from tests.simulation.scenario import run_seed
+from tests.simulation.suites import SUITES
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("suite", nargs="?", choices=SUITES)
+    parser.add_argument("replayed", nargs="*", type=int)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the counts of faults and nothing else")
     args = parser.parse_args()
-    if args.seed is not None:
-        print(dict(run_seed(args.seed)))
+    if args.suite is not None:
+        for seed in args.replayed:
+            print(seed, dict(SUITES[args.suite].run_seed(seed)))
         return
     seeds = range(args.first, args.first + args.seeds)
     faults: Counter[str] = Counter()
@@ -30,7 +31,7 @@ def main() -> None:
     began = time.perf_counter()
     for seed in seeds:
         try:
-            faults += hosts.run_seed(seed) if seed % 4 == 3 else run_seed(seed)
+            faults += SUITES["hosts" if seed % 4 == 3 else "scenario"].run_seed(seed)
         except Exception:  # noqa: BLE001 - the next seed is run whatever this one does
             failed.append(seed)
             traceback.print_exc()

@@ -9,7 +9,7 @@ from nodes.gateway.service import GatewayService
 from nodes.kv_agent.core import AgentCore
 from nodes.scheduler.asks import BatchedAsks
 from nodes.scheduler.rpc_handlers import RpcHandlers
-from tests.simulation.planting import Patches, around
+from tests.simulation.planting import Bug, around, bug
 
 GATHER_S = 0.3
 
@@ -58,13 +58,15 @@ OPENED_LATE = around(AgentCore, "_open", _open_at_the_second_ask)
 """No bug: an agent may leave out of its answer what it is to be asked again. Ours names everything, others may not."""
 GATHERED_LONGER = around(GatewayService, "_flush", _gather_for_longer)
 """No bug: attempts of different calls go together, which in the simulation's sparse traffic they seldom do."""
-BATCHES_PLANTED: dict[str, Patches] = {
-    "what an answer does not name is taken for done": [
+BATCHES_PLANTED: dict[str, Bug] = {
+    "what an answer does not name is taken for done": bug(
+        0,
         OPENED_LATE,
         around(BatchedAsks, "answered", _take_unnamed_for_done),
-    ],
-    "one attempt that is refused fails those beside it": [
+    ),
+    "one attempt that is refused fails those beside it": bug(
+        15,
         GATHERED_LONGER,
         around(RpcHandlers, "_on_submits", _refuse_together),
-    ],
+    ),
 }

@@ -123,13 +123,6 @@ def run_seed(seed: int) -> Counter[str]:
     # A drain of a worker that ends for its device is a death, which others look at.
     mesh.devices.end()
     drain = draw_drain(draw, mesh.groups)
-    play(mesh, _scenario(mesh, clients, drain), drain, f"replay: python -m tests.simulation.drains {seed}")
+    play(mesh, _scenario(mesh, clients, drain), drain, f"replay: python -m tests.simulation drains {seed}")
     kind = "told" if drain.is_told else "drained" if drain.away_s is None else "renewed"
     return Counter({kind: 1, "clients": len(clients)})
-
-
-if __name__ == "__main__":
-    import sys
-
-    for number in map(int, sys.argv[1:]):
-        print(number, dict(run_seed(number)))

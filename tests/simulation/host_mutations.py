@@ -12,7 +12,7 @@ from nodes.registry import actor as registry
 from nodes.registry.core import RegistryCore
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from tests.simulation.mutations import _ignore_lost_senders
-from tests.simulation.planting import Patches, around, nothing
+from tests.simulation.planting import Bug, around, bug, nothing
 
 _ENDED = "_ended_early"
 
@@ -39,7 +39,7 @@ def _without_looking_for_gaps(
     return apply(self, registry_epoch, version, upserted, left)
 
 
-def _members_alone(_newest: Any, self: RegistryCore, actor_id: str) -> int:
+def members_alone(_newest: Any, self: RegistryCore, actor_id: str) -> int:
     member = self.find(actor_id)
     return member.epoch if member is not None else 0
 
@@ -48,24 +48,26 @@ def _anybody(*_: Any) -> bool:
     return True
 
 
-HOSTS_PLANTED: dict[str, Patches] = {
+PLANTED: dict[str, Bug] = {
     # The pages are given to others while another host still sends what was asked for.
-    "a cancelled transfer is over before its bytes are": [
+    "a cancelled transfer is over before its bytes are": bug(
+        4,
         around(Pair, "cancel", _over_at_once),
         around(Pair, "_finish_current", _once),
         around(Pair, "stopped", _once),
-    ],
+    ),
     # As on one host: the death of who announced them is heard of in time, most often.
-    "generations are not compared where pages are sent": [
+    "generations are not compared where pages are sent": bug(
+        70,
         around(transport, "compare_generations", nothing),
         around(TransferSession, "handle", _ignore_lost_senders),
         around(DecodeHandoffQueue, "on_peer_lost", lambda *_: []),
-    ],
+    ),
     # With its supervisor gone too there is nobody else to say so.
-    "a host that is lost for good stays in the mesh": [around(RegistryCore, "expire", nothing)],
-    "a host that was cut off does not join again": [around(Registration, "heartbeat", nothing)],
-    "a foreign PeerDown is believed": [around(registration, "is_of_host", _anybody)],
-    "a foreign Leave is believed": [around(registry, "is_of_host", _anybody)],
-    "a registry forgets the epochs of who has left": [around(RegistryCore, "_newest", _members_alone)],
-    "changes that a cut swallowed are not missed": [around(Membership, "apply", _without_looking_for_gaps)],
+    "a host that is lost for good stays in the mesh": bug(1, around(RegistryCore, "expire", nothing)),
+    "a host that was cut off does not join again": bug(6, around(Registration, "heartbeat", nothing)),
+    "a foreign PeerDown is believed": bug(3, around(registration, "is_of_host", _anybody)),
+    "a foreign Leave is believed": bug(3, around(registry, "is_of_host", _anybody)),
+    "a registry forgets the epochs of who has left": bug(1, around(RegistryCore, "_newest", members_alone)),
+    "changes that a cut swallowed are not missed": bug(0, around(Membership, "apply", _without_looking_for_gaps)),
 }

@@ -134,14 +134,7 @@ def run_seed(seed: int) -> Counter[str]:
     mesh = HostedMesh(seed, chosen, False, theme, has_joiner=draw.random() < 0.5)
     mesh.behind_s = DAY_S
     blows = draw_blows(draw, mesh, clients)
-    play(mesh, _scenario(mesh, clients, blows), mesh.faults, blows, f"replay: python -m tests.simulation.hosts {seed}")
+    play(mesh, _scenario(mesh, clients, blows), mesh.faults, blows, f"replay: python -m tests.simulation hosts {seed}")
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     by_wire = Counter({"pages by tcp": mesh.wire.num_moved, "written late": mesh.wire.num_late})
     return counts + mesh.counts + mesh.moments.counts + by_wire
-
-
-if __name__ == "__main__":
-    import sys
-
-    for number in map(int, sys.argv[1:]):
-        print(number, dict(run_seed(number)))

@@ -8,7 +8,7 @@ from mesh.membership.proof import Credentials
 from mesh.transport.guard import Guard
 from nodes.registry import actor as registry
 from tests.simulation.hosted_mesh import HEAD
-from tests.simulation.planting import Patches, around, nothing
+from tests.simulation.planting import Bug, around, bug, nothing
 
 _NEWEST = 1 << 40
 
@@ -35,11 +35,11 @@ def _none(*_: Any) -> list[str]:
     return []
 
 
-KEYS_PLANTED: dict[str, Patches] = {
-    "an earlier list replaces a later one": [around(AllowListPush, "take", _of_any_version)],
-    "who did not answer is not told again": [around(Telling, "answered", _as_if_taken)],
-    "what a revoked key sends is taken": [around(Guard, "vet", nothing)],
-    "any supervisor says whose keys are taken": [around(allow_list, "host_of", _head)],
-    "a host of another spec is taken": [around(registry, "spec_faults", _none)],
-    "any host says which incarnations others have": [around(Credentials, "may_vouch", _anybody)],
+PLANTED: dict[str, Bug] = {
+    "an earlier list replaces a later one": bug(2, around(AllowListPush, "take", _of_any_version)),
+    "who did not answer is not told again": bug(12, around(Telling, "answered", _as_if_taken)),
+    "what a revoked key sends is taken": bug(7, around(Guard, "vet", nothing)),
+    "any supervisor says whose keys are taken": bug(1, around(allow_list, "host_of", _head)),
+    "a host of another spec is taken": bug(0, around(registry, "spec_faults", _none)),
+    "any host says which incarnations others have": bug(0, around(Credentials, "may_vouch", _anybody)),
 }

@@ -131,14 +131,7 @@ def run_seed(seed: int) -> Counter[str]:
     victims = ["registry", f"tokenizer-0.{HEAD}", f"kv-agent-0.{PREFILL}", f"worker-decode-0.{DECODE}"]
     drawn = [draw_blow(draw, mesh, clients, victims) for _ in range(draw.choice([0, 1, 2]))]
     blows = [blow for blow in drawn if blow.kind in ("cut", "pause", "death", "kill")]
-    replay = f"replay: python -m tests.simulation.keys {seed}"
+    replay = f"replay: python -m tests.simulation keys {seed}"
     play(mesh, _scenario(mesh, clients, blows, draw), blows, replay)
     assert not mesh.problems(), "\n".join([*mesh.problems(), mesh.network.report(60), str(blows), replay])
     return mesh.counts
-
-
-if __name__ == "__main__":
-    import sys
-
-    for number in map(int, sys.argv[1:]):
-        print(number, dict(run_seed(number)))

@@ -1,8 +1,7 @@
 """One planted bug per promise of the cores. What the simulation does not see, it does not guard.
 
 A mutation replaces a method, or several where a promise has a second guard behind the first: then either alone may
-fail unseen, and only both together break it. `PLANTED[name]` makes the patches; `first_caught(name)` runs seeds until
-one fails (`planting.py`).
+fail unseen, and only both together break it. Each is planted with the seed that is known to show it (`planting.py`).
 """
 
 from typing import Any
@@ -47,7 +46,7 @@ from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.steps.step import StepOutcome
 from tests.simulation.batch_mutations import BATCHES_PLANTED
-from tests.simulation.planting import Patches, around, nothing
+from tests.simulation.planting import Bug, around, bug, nothing
 from tests.simulation.table_mutations import OPENINGS_PLANTED, TABLE_KEPT
 
 
@@ -239,87 +238,96 @@ _ELSEWHERE = OPENINGS_PLANTED | BATCHES_PLANTED
 FIRST_LOST = around(TransferSession, "_on_announced", _lose_the_first)
 """No bug: announcements are told, so any may be lost. That of a transfer's first pages seldom is, and is now."""
 
-PLANTED: dict[str, Patches] = _ELSEWHERE | {
-    "unacknowledged steps are not sent again": [around(Pipeline, "send_again", nothing)],
-    "any result is taken for the oldest step": [around(Pipeline, "on_result", _take_any_result)],
-    "only the last result is kept": [around(WorkerCore, "_keep", _keep_one_result)],
-    "pages are given back under a step that writes them": [around(Running, "leave", _leave_at_once)],
-    "pages are committed before the step is acknowledged": [
-        around(Sequence, "commit_full_pages", _commit_what_is_scheduled)
-    ],
-    "locked pages are evicted": [around(RadixTree, "lock", _unlocked)],
-    "a grant is closed while a copy writes": [around(AgentCore, "_close", _close_at_once)],
-    "a grant that closes itself leaves no tombstone": [around(AgentCore, "_quiesced", _leave_no_tombstone)],
-    "a grant that has closed itself answers its sender alone": [
+PLANTED: dict[str, Bug] = _ELSEWHERE | {
+    "unacknowledged steps are not sent again": bug(5, around(Pipeline, "send_again", nothing)),
+    "any result is taken for the oldest step": bug(13, around(Pipeline, "on_result", _take_any_result)),
+    "only the last result is kept": bug(13, around(WorkerCore, "_keep", _keep_one_result)),
+    "pages are given back under a step that writes them": bug(32, around(Running, "leave", _leave_at_once)),
+    "pages are committed before the step is acknowledged": bug(
+        102, around(Sequence, "commit_full_pages", _commit_what_is_scheduled)
+    ),
+    "locked pages are evicted": bug(1, around(RadixTree, "lock", _unlocked)),
+    "a grant is closed while a copy writes": bug(9, around(AgentCore, "_close", _close_at_once)),
+    "a grant that closes itself leaves no tombstone": bug(40, around(AgentCore, "_quiesced", _leave_no_tombstone)),
+    "a grant that has closed itself answers its sender alone": bug(
+        40,
         around(TransferSession, "_on_announced", _answer_no_repeats),
-    ],
-    "what nobody claims is held for good": [around(RecoveredSequences, "release", nothing)],
-    "recovered sequences are claimed for other tokens": [around(RecoveredSequences, "claim", _claim_any)],
-    "deltas are taken wherever they belong": [around(RequestState, "accept", _count_tokens_twice)],
-    "a detokenizer takes tokens behind a gap": [around(Step, "_take_run", _take_gaps)],
-    "a cancel is asked once": [
+    ),
+    "what nobody claims is held for good": bug(0, around(RecoveredSequences, "release", nothing)),
+    "recovered sequences are claimed for other tokens": bug(22, around(RecoveredSequences, "claim", _claim_any)),
+    "deltas are taken wherever they belong": bug(5, around(RequestState, "accept", _count_tokens_twice)),
+    "a detokenizer takes tokens behind a gap": bug(13, around(Step, "_take_run", _take_gaps)),
+    "a cancel is asked once": bug(
+        24,
         around(CancelLedger, "failed", lambda _, self, scheduler, now: self.lost(scheduler)),
         ZOMBIES_GO_ON,
-    ],
-    "attempts of a lost gateway go on": [around(Attempts, "of_gateway", lambda *_: []), ZOMBIES_GO_ON],
+    ),
+    "attempts of a lost gateway go on": bug(19, around(Attempts, "of_gateway", lambda *_: []), ZOMBIES_GO_ON),
     # The lease is the last guard: before it the holder cancels, is seen to be gone, or does not know the order.
-    "prefilled pages are kept for good": [
+    "prefilled pages are kept for good": bug(
+        2,
         around(PrefillHandoffQueue, "on_lease_over", nothing),
         around(PrefillHandoffQueue, "on_holder_lost", lambda *_: []),
         around(PrefillHandoffQueue, "on_transfer_failed", _ignore_unknown_grants),
         around(DecodeHandoffQueue, "_cancel_unknown", nothing),
-    ],
-    "a stream begins behind the position asked for": [around(Streams, "reopen", _off_by_one)],
-    "requests that never fit are taken": [around(RpcHandlers, "_problem", _let_anything_in)],
-    "a stand-in has the last word on what fits": [around(Peers, "is_stand_in", nothing)],
-    "leases at the registry never end": [around(RegistryCore, "expire", nothing)],
-    "a new incarnation is taken for the old one": [around(Membership, "_update", _same_incarnation)],
-    "pages of a failed transfer are free at once": [around(BlockTable, "abort", _free_at_once)],
+    ),
+    "a stream begins behind the position asked for": bug(33, around(Streams, "reopen", _off_by_one)),
+    "requests that never fit are taken": bug(15, around(RpcHandlers, "_problem", _let_anything_in)),
+    "a stand-in has the last word on what fits": bug(179, around(Peers, "is_stand_in", nothing)),
+    "leases at the registry never end": bug(7, around(RegistryCore, "expire", nothing)),
+    "a new incarnation is taken for the old one": bug(172, around(Membership, "_update", _same_incarnation)),
+    "pages of a failed transfer are free at once": bug(9, around(BlockTable, "abort", _free_at_once)),
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
-    "a dead scheduler's grants stay open": [
+    "a dead scheduler's grants stay open": bug(
+        59,
         around(AgentCore, "_revoke_older", lambda *_: []),
         around(AgentCore, "_peer_gone", _forget_holders),
         around(AgentCore, "_map_asked", _map_at_once),
-    ],
-    "a pool is mapped while copies write": [around(AgentCore, "_map_asked", _map_at_once)],
+    ),
+    "a pool is mapped while copies write": bug(153, around(AgentCore, "_map_asked", _map_at_once)),
     # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not.
-    "a worker runs steps of every scheduler epoch": [
+    "a worker runs steps of every scheduler epoch": bug(
+        23,
         around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
         around(WorkerCore, "_on_adopt", _keep_queue),
         # Behind them is the worker's table, which is empty then: such a step is not run.
         TABLE_KEPT,
-    ],
+    ),
     # The next steps wait for the old one even so; what does not wait is a transfer into pages that it still writes.
-    "a worker is adopted while a step runs": [around(WorkerCore, "_settle", _adopted_at_once)],
+    "a worker is adopted while a step runs": bug(283, around(WorkerCore, "_settle", _adopted_at_once)),
     # Nobody sends it work before it is ready, which it is not before it has the worker.
-    "the pool is taken over before the worker": [
+    "the pool is taken over before the worker": bug(
+        283,
         around(SchedulerActor, "_ask_until_answered", _do_not_wait_for_worker),
         around(SchedulerCore, "start", _ready_at_once),
-    ],
+    ),
     # A source's death ends its transfers before its pages are taken for anything else, if it is heard of in time.
-    "generations are not compared": [
+    "generations are not compared": bug(
+        77,
         around(puller, "_compare", nothing),
         around(TransferSession, "handle", _ignore_lost_senders),
         around(DecodeHandoffQueue, "on_peer_lost", lambda *_: []),
-    ],
-    "pages are counted that are not the first ones": [
+    ),
+    "pages are counted that are not the first ones": bug(
+        4,
         FIRST_LOST,
         around(TransferSession, "_progress", _count_all_pages),
-    ],
+    ),
     # Pages of a step are given back, and cached, that another rank has yet to write.
-    "a step is over when its first rank is done": [
+    "a step is over when its first rank is done": bug(
+        22,
         around(AdoptedRanks, "gather", lambda _, self, rank, result: result),
-    ],
-    "ranks go on without one that died": [around(RankGroup, "_end", nothing)],
-    "a rank drops steps that another may have begun": [
-        around(RankCore, "handle", lambda _, *event: WorkerCore.handle(*event))
-    ],
-    "min_tokens are counted from the attempt": [around(Sequence, "from_submit", _count_from_the_attempt)],
-    "what a sampler looks back at is another's": [around(Sequence, "opening", _open_with_others)],
-    "the pool of one rank is made again alone": [around(taking, "take_group", _take_alone)],
-    "a device that fails poisons what it is given": [around(isolation, "_check_device", nothing)],
-    "a batch that raises fails all its rows": [around(isolation, "_row_by_row", _fail_all)],
-    "a step that hangs is waited for": [around(StepWatch, "begun", nothing)],
+    ),
+    "ranks go on without one that died": bug(14, around(RankGroup, "_end", nothing)),
+    "a rank drops steps that another may have begun": bug(
+        14, around(RankCore, "handle", lambda _, *event: WorkerCore.handle(*event))
+    ),
+    "min_tokens are counted from the attempt": bug(54, around(Sequence, "from_submit", _count_from_the_attempt)),
+    "what a sampler looks back at is another's": bug(0, around(Sequence, "opening", _open_with_others)),
+    "the pool of one rank is made again alone": bug(145, around(taking, "take_group", _take_alone)),
+    "a device that fails poisons what it is given": bug(27, around(isolation, "_check_device", nothing)),
+    "a batch that raises fails all its rows": bug(27, around(isolation, "_row_by_row", _fail_all)),
+    "a step that hangs is waited for": bug(36, around(StepWatch, "begun", nothing)),
     # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
-    "output of older attempts is not answered": [ZOMBIES_GO_ON],
+    "output of older attempts is not answered": bug(24, ZOMBIES_GO_ON),
 }

@@ -1,13 +1,24 @@
 """Planting a bug: a method replaced, for as long as seeds are run with it, and the first seed that shows it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import _patch, patch  # type: ignore[attr-defined]
 
 MOST_SEEDS = 500
 
-Patches = list[Callable[[], "_patch[Any]"]]
+Patches = Sequence[Callable[[], "_patch[Any]"]]
+
+
+class Bug(NamedTuple):
+    """What is planted, and the seed that is known to show it."""
+
+    seed: int
+    patches: Patches
+
+
+def bug(seed: int, *patches: Callable[[], "_patch[Any]"]) -> Bug:
+    return Bug(seed, patches)
 
 
 def nothing(*arguments: Any, **options: Any) -> None:

@@ -15,7 +15,7 @@ from nodes.kv_agent.pools.held import HeldPools
 from nodes.protocol.memory import HasLetGo, LetGo
 from nodes.scheduler.actor import SchedulerActor
 from nodes.worker.actor import WorkerActor
-from tests.simulation.planting import Patches, around, nothing
+from tests.simulation.planting import Bug, around, bug, nothing
 
 
 def _of_held_groups(pending: Any, self: Any, group: Any) -> Any:
@@ -43,14 +43,14 @@ def _only_rank_0(free_pools: Any, host: Any, prefix: Any, pools: Any) -> Any:
     return [*free_pools(host, prefix, pools[:1]), *pools[1:]]
 
 
-PLANTED: dict[str, Patches] = {
-    "a pool is freed under those who map it": [around(MemoryCore, "_pending", _of_held_groups)],
-    "who let go is not asked to take up": [around(MemoryCore, "_pending", _of_wanted_groups)],
-    "the next agent does not know the wish": [around(actions, "_facts", _without_wish)],
-    "a holder that died is waited for": [around(MemoryCore, "_forget", nothing)],
-    "a scheduler keeps what it is asked to give back": [around(SchedulerActor, "_let_go", _keep_everything)],
-    "a worker releases its memory under a step": [around(WorkerActor, "stop_steps", _under_steps)],
-    "only the first rank's pool is freed": [around(actions, "free_pools", _only_rank_0)],
-    "copies go on from pools that are wanted back": [around(HeldPools, "stop_copies", nothing)],
-    "the wish is not written down": [around(MemoryActions, "_mark", nothing)],
+PLANTED: dict[str, Bug] = {
+    "a pool is freed under those who map it": bug(0, around(MemoryCore, "_pending", _of_held_groups)),
+    "who let go is not asked to take up": bug(3, around(MemoryCore, "_pending", _of_wanted_groups)),
+    "the next agent does not know the wish": bug(17, around(actions, "_facts", _without_wish)),
+    "a holder that died is waited for": bug(15, around(MemoryCore, "_forget", nothing)),
+    "a scheduler keeps what it is asked to give back": bug(0, around(SchedulerActor, "_let_go", _keep_everything)),
+    "a worker releases its memory under a step": bug(27, around(WorkerActor, "stop_steps", _under_steps)),
+    "only the first rank's pool is freed": bug(0, around(actions, "free_pools", _only_rank_0)),
+    "copies go on from pools that are wanted back": bug(38, around(HeldPools, "stop_copies", nothing)),
+    "the wish is not written down": bug(0, around(MemoryActions, "_mark", nothing)),
 }

@@ -169,14 +169,7 @@ def run_seed(seed: int) -> Counter[str]:
         mesh.tp_sizes[draw.choice(mesh.groups)] = 2
     sleeps = draw_sleeps(draw, mesh.groups)
     deaths = draw_deaths(draw, mesh.groups, len(sleeps))
-    replay = f"replay: python -m tests.simulation.releases {seed}"
+    replay = f"replay: python -m tests.simulation releases {seed}"
     play(mesh, _scenario(mesh, clients, sleeps, deaths), mesh.faults, sleeps, deaths, replay)
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     return counts + Counter(sleeps=len(sleeps))
-
-
-if __name__ == "__main__":
-    import sys
-
-    for number in map(int, sys.argv[1:]):
-        print(number, dict(run_seed(number)))

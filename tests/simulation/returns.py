@@ -101,13 +101,6 @@ def run_seed(seed: int) -> Counter[str]:
     mesh.devices.end()
     dies = ["scheduler-decode-0", "scheduler-decode-0", "scheduler-prefill-0", "worker-decode-0", "gateway-0"]
     deaths = [(draw.choice([0.5, 2.0, 8.0]) * draw.random(), draw.choice(dies)) for _ in range(draw.choice([1, 2, 3]))]
-    replay = f"replay: python -m tests.simulation.returns {seed}"
+    replay = f"replay: python -m tests.simulation returns {seed}"
     play(mesh, _scenario(mesh, clients, deaths), mesh.behind_s, deaths, replay)
     return mesh.counts + Counter({"behind": mesh.behind_s > 0})
-
-
-if __name__ == "__main__":
-    import sys
-
-    for number in map(int, sys.argv[1:]):
-        print(number, dict(run_seed(number)))

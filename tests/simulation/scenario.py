@@ -341,7 +341,7 @@ def run_seed(seed: int) -> Counter[str]:
     mesh.tp_sizes = draw_tp_sizes(seed, mesh.groups)
     ranks = [worker for group in mesh.groups for worker in mesh.worker_ids(group)[1:]]
     calamities = draw_calamities(draw, theme, mesh.groups, clients, ranks)
-    replay = f"replay: python -m tests.simulation --seed {seed}"
+    replay = f"replay: python -m tests.simulation scenario {seed}"
     play(mesh, _scenario(mesh, clients, calamities), mesh.faults, calamities, replay)
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     ranks = Counter({"steps of ranks": sum(len(one[0]) for one in mesh.lockstep.begun.values())})

@@ -159,12 +159,5 @@ def run_seed(seed: int) -> Counter[str]:
     attacks = [
         (draw.choice(clients).arrives_s + draw.random(), draw.choice(victims), kind) for kind in range(len(ATTACKS))
     ]
-    play(mesh, _scenario(mesh, clients, attacks), attacks, f"replay: python -m tests.simulation.strangers {seed}")
+    play(mesh, _scenario(mesh, clients, attacks), attacks, f"replay: python -m tests.simulation strangers {seed}")
     return mesh.counts
-
-
-if __name__ == "__main__":
-    import sys
-
-    for number in map(int, sys.argv[1:]):
-        print(number, dict(run_seed(number)))

@@ -12,7 +12,7 @@ from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.worker.core import WorkerCore
 from nodes.worker.steps.columns import Columns
 from nodes.worker.steps.sequence_table import OpenSequence, SequenceTable
-from tests.simulation.planting import Patches, around
+from tests.simulation.planting import Bug, around, bug
 
 
 def _leave_the_slot_at_once(leave: Any, self: Running, sequence: Any, stage: Any) -> bool:
@@ -96,24 +96,26 @@ def _never_emptied(clear: Any, self: Any) -> Any:
 
 TABLE_KEPT = around(SequenceTable, "clear", _never_emptied)
 
-OPENINGS_PLANTED: dict[str, Patches] = {
-    "sequences are not opened again after an adoption": [NOT_OPENED_AGAIN],
-    "a step that does not match is run": [NOT_OPENED_AGAIN, around(SequenceTable, "apply", _run_all_the_same)],
-    "pages are appended, not placed": [around(SequenceTable, "apply", _append_pages)],
+OPENINGS_PLANTED: dict[str, Bug] = {
+    "sequences are not opened again after an adoption": bug(26, NOT_OPENED_AGAIN),
+    "a step that does not match is run": bug(7, NOT_OPENED_AGAIN, around(SequenceTable, "apply", _run_all_the_same)),
+    "pages are appended, not placed": bug(13, around(SequenceTable, "apply", _append_pages)),
 }
 """Seen by the scenarios of everything."""
 
-PLANTED: dict[str, Patches] = {
-    "a worker's table is kept over epochs": [TABLE_KEPT],
-    "a slot is used while it is in flight": [
+PLANTED: dict[str, Bug] = {
+    "a worker's table is kept over epochs": bug(9, TABLE_KEPT),
+    "a slot is used while it is in flight": bug(
+        1,
         around(Running, "leave", _leave_the_slot_at_once),
         around(Running, "_give_back_slot", _give_back_once),
         around(SequenceTable, "record", _record_for_anybody),
-    ],
-    "a late draw is recorded": [
+    ),
+    "a late draw is recorded": bug(
+        7,
         around(WorkerCore, "_end", _record_of_every_epoch),
         around(SequenceTable, "record", _record_for_anybody),
         around(SequenceTable, "_opened", _trust_a_free_slot),
-    ],
+    ),
 }
 """Seen by those of `tables.py`."""

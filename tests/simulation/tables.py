@@ -53,12 +53,5 @@ def run_seed(seed: int) -> Counter[str]:
     mesh.depths = {"mixed-0": 2}
     mesh.speeds = mesh.speeds._replace(num_pages=96, step_ms={"mixed-0": STEP_MS}, restart_s=(0.001, 0.02))
     deaths_s = [1.5 * draw.random() for _ in range(draw.choice([0, 1, 3]))]
-    play(mesh, _scenario(mesh, clients, deaths_s), deaths_s, f"replay: python -m tests.simulation.tables {seed}")
+    play(mesh, _scenario(mesh, clients, deaths_s), deaths_s, f"replay: python -m tests.simulation tables {seed}")
     return mesh.deaths + Counter({"clients": len(clients)})
-
-
-if __name__ == "__main__":
-    import sys
-
-    for number in map(int, sys.argv[1:]):
-        print(number, dict(run_seed(number)))

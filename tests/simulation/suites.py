@@ -1,0 +1,60 @@
+"""What is run by seeds: each suite's scenario, the bugs planted for it to see, and how many seeds run without one."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.simulation import (
+    drain_mutations,
+    drains,
+    host_mutations,
+    hosts,
+    key_mutations,
+    keys,
+    mutations,
+    release_mutations,
+    releases,
+    return_mutations,
+    returns,
+    scenario,
+    stranger_mutations,
+    strangers,
+    table_mutations,
+    tables,
+)
+from tests.simulation.planting import Bug
+
+
+class Suite(NamedTuple):
+    """`num_seeds` of them show nothing in CI, `num_slow` in `make test-all`; `least`: what comes so often in the first.
+
+    Where there are none, `test_whole_mesh.py` runs them. A bug is seen by its own seed or one of the `num_nearby` from
+    there: a change of the world moves what a seed shows, and one of the next shows it too, most often.
+    """
+
+    run_seed: Callable[[int], Counter[str]]
+    planted: dict[str, Bug]
+    num_nearby: int
+    num_seeds: int = 0
+    least: dict[str, int] = {}
+    num_slow: int = 0
+
+
+_DIED = ["died: worker", "died: scheduler", "died: kv", "died: registry", "dropped", "duplicated", "sleeps"]
+
+SUITES = {
+    "scenario": Suite(scenario.run_seed, mutations.PLANTED, 30),
+    "hosts": Suite(hosts.run_seed, host_mutations.PLANTED, 50),
+    "keys": Suite(keys.run_seed, key_mutations.PLANTED, 30, 5, {"list": 5, "joined": 1}, 125),
+    "releases": Suite(releases.run_seed, release_mutations.PLANTED, 30, 16, dict.fromkeys(_DIED, 1), 1500),
+    "drains": Suite(drains.run_seed, drain_mutations.PLANTED, 24, 16, dict.fromkeys(["drained", "told", "renewed"], 3)),
+    "returns": Suite(
+        returns.run_seed, return_mutations.PLANTED, 20, 12, dict.fromkeys(["remade", "behind", "refused"], 3)
+    ),
+    # Of hearsay without a proof nothing is said: whoever was started by hand has no other.
+    "strangers": Suite(
+        strangers.run_seed, stranger_mutations.PLANTED, 10, 4,
+        {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 37},
+    ),
+    "tables": Suite(tables.run_seed, table_mutations.PLANTED, 40, 12, {"scheduler": 7}),
+}  # fmt: skip
