@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import Answer, differences
-from tests.process.device_mesh import APART, MIXED, answers_of, answers_when_struck, mesh_on, pages_moved
+from tests.process.device_mesh import APART, MIXED, answers_of, answers_when_struck, mesh_on, undisturbed_answers
 
 # The first start on a host compiles kernels.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -20,13 +20,10 @@ def apart() -> Iterator[ChaosMesh]:
 
 @pytest.fixture(scope="module")
 def undisturbed(apart: ChaosMesh) -> list[Answer]:
-    answers = answers_of(apart, "undisturbed")
-    assert len({answer.text for answer in answers}) > len(answers) // 2, "texts that are all alike prove nothing"
-    return answers
+    return undisturbed_answers(apart)
 
 
 def test_prefill_and_decode_apart_give_the_text_of_one_process(apart: ChaosMesh, undisturbed: list[Answer]) -> None:
-    assert pages_moved(apart) > len(undisturbed), "pages did move"
     with mesh_on("cuda:0", *MIXED) as mixed:
         assert not differences(answers_of(mixed, "mixed"), undisturbed)
 

@@ -20,7 +20,10 @@ MODEL = ("--model", "random:tiny-qwen3", "--served-name", "tiny", "--determinist
 APART = ("--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 MIXED = ("--mixed", "1")
 START_S = float(os.environ.get("KVMESH_GPU_READY_S", "420"))
-NUM_REQUESTS = 12
+NUM_REQUESTS = 8
+NUM_TOKENS = 64
+COPY_TABLES = 1 << 20
+"""At most what a kv_agent that has copied scattered pages keeps for that on a device."""
 
 
 @contextlib.contextmanager
@@ -71,8 +74,16 @@ def answers(host: Host) -> bool:
 
 def answers_of(mesh: ChaosMesh, salt: str, **wave: Any) -> list[Answer]:
     """What a wave of greedy and sampled requests is answered with."""
-    answers = asyncio.run(Wave(mesh.port, bodies(salt, NUM_REQUESTS, 96), num_clients=6, **wave).run())
+    answers = asyncio.run(Wave(mesh.port, bodies(salt, NUM_REQUESTS, NUM_TOKENS), num_clients=6, **wave).run())
     assert not [answer.broken for answer in answers if answer.broken]
+    return answers
+
+
+def undisturbed_answers(mesh: ChaosMesh) -> list[Answer]:
+    """Those of a mesh whose pages do move, to compare others with."""
+    answers = answers_of(mesh, "undisturbed")
+    assert len({answer.text for answer in answers}) > len(answers) // 2, "texts that are all alike prove nothing"
+    assert pages_moved(mesh) > len(answers), "pages did move"
     return answers
 
 
@@ -85,7 +96,7 @@ def answers_when_struck(mesh: ChaosMesh, undisturbed: list[Answer], actor_id: st
 def dies_unseen(
     mesh: ChaosMesh, undisturbed: list[Answer], memory: Path, actor_id: str
 ) -> tuple[Incarnations, Incarnations]:
-    """Kill an actor under the wave: no text shows it, and as much of the devices is in use. The mesh before and after.
+    """Kill an actor under the wave: no text shows it, and no pool too many is in use. The mesh before and after.
 
     `undisturbed` is what is answered without that.
     """
@@ -93,7 +104,7 @@ def dies_unseen(
     answers = answers_when_struck(mesh, undisturbed, actor_id)
     after = mesh.settled(90.0)
     assert not differences(answers, undisturbed)
-    assert bytes_in_use(memory) == in_use
+    assert abs(bytes_in_use(memory) - in_use) <= COPY_TABLES
     return before, after
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import differences
-from tests.process.device_mesh import APART, MIXED, answers_of, pages_moved
-from tests.process.test_software_device import software_mesh
-from tests.process.test_software_release import COPY_TABLES, memory
+from tests.process.device_mesh import APART, COPY_TABLES, MIXED, answers_of, pages_moved
+from tests.process.test_software_device import memory, software_mesh
 from tests.software_device.device import bytes_in_use
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -45,7 +44,9 @@ def test_prefill_and_decode_apart_copy_between_pages_of_workers(tmp_path: Path) 
             after = mesh.settled(60.0)
             assert after.epochs[actor_id] == before.epochs[actor_id] + 1
             assert not differences(answers, undisturbed), actor_id
-            assert bytes_in_use(tmp_path) == in_use, "what died with a worker was not kept by who had opened it"
+            assert abs(bytes_in_use(tmp_path) - in_use) <= COPY_TABLES, (
+                "what died with a worker was not kept by who had opened it"
+            )
         # A worker's death cost its scheduler what it knew of its pages.
         assert after.epochs["scheduler-decode-0"] > before.epochs["scheduler-decode-0"]
         # Without a memory saver; no mesh of its own for that, since starting one costs more than all of this.
