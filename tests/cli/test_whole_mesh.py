@@ -80,8 +80,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_LOOK_S", 0.0)
 
 
-def test_the_list_of_the_whole_mesh_is_every_host_s_own() -> None:
-    hosts = Hosts()
+@pytest.fixture
+def hosts() -> Hosts:
+    return Hosts()
+
+
+def test_the_list_of_the_whole_mesh_is_every_host_s_own(hosts: Hosts) -> None:
     own = msgspec.structs.replace(
         hosts.listed("a"), actors=[*hosts.listed("a").actors, actor("worker-0", "c", supervised=False)]
     )
@@ -143,8 +147,7 @@ def restarting(hosts: Hosts, *names: str, stay_away: bool = False) -> tuple[Reco
     return call, rolling
 
 
-def test_a_role_is_restarted_host_after_host() -> None:
-    hosts = Hosts()
+def test_a_role_is_restarted_host_after_host(hosts: Hosts) -> None:
     call, _ = restarting(hosts, "scheduler", "gateway-0.a")
     assert call.answers == [Restarting(epochs={"scheduler-0.b": 1, "scheduler-0.c": 1, "gateway-0.a": 1})]
     assert hosts.said == [
@@ -152,8 +155,7 @@ def test_a_role_is_restarted_host_after_host() -> None:
     ]  # fmt: skip
 
 
-def test_hosts_after_an_actor_that_does_not_come_again_are_left_alone() -> None:
-    hosts = Hosts()
+def test_hosts_after_an_actor_that_does_not_come_again_are_left_alone(hosts: Hosts) -> None:
     hosts.state = GIVEN_UP
     restarting(hosts, "worker")
     assert [host for host, _ in hosts.said] == ["b"]
@@ -165,15 +167,13 @@ def test_hosts_after_one_that_does_not_answer_are_left_alone() -> None:
     assert hosts.said == []
 
 
-def test_an_unknown_name_is_refused_and_nothing_happens() -> None:
-    hosts = Hosts()
+def test_an_unknown_name_is_refused_and_nothing_happens(hosts: Hosts) -> None:
     call, _ = restarting(hosts, "gateway", "schedular")
     assert call.answers == [("unknown_actor", False, None)]
     assert hosts.said == []
 
 
-def test_hosts_that_are_not_in_the_mesh_are_named() -> None:
-    hosts = Hosts()
+def test_hosts_that_are_not_in_the_mesh_are_named(hosts: Hosts) -> None:
     hosts.absent = "host p is not in the mesh"
     call, _ = restarting(hosts, "gateway")
     assert call.answers == [Restarting(epochs={"gateway-0.a": 1}, note="host p is not in the mesh")]

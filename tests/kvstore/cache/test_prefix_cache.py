@@ -26,8 +26,12 @@ def fill(cache: PrefixCache, token_ids: list[int], **options: str | bool) -> Non
     sequence.release()
 
 
-def test_a_prompt_is_found_again_but_never_all_of_it() -> None:
-    cache = make_cache()
+@pytest.fixture
+def cache() -> PrefixCache:
+    return make_cache()
+
+
+def test_a_prompt_is_found_again_but_never_all_of_it(cache: PrefixCache) -> None:
     prompt = list(range(100, 112))
     fill(cache, prompt)
     assert cache.match(prompt).num_tokens == 8
@@ -41,8 +45,7 @@ def test_a_prompt_is_found_again_but_never_all_of_it() -> None:
     assert cache.num_sequences == 0
 
 
-def test_full_pages_are_shared_while_their_sequence_runs() -> None:
-    cache = make_cache()
+def test_full_pages_are_shared_while_their_sequence_runs(cache: PrefixCache) -> None:
     first = cache.start([1, 2, 3, 4, 5])
     assert first.reserve(6)
     first.advance([1, 2, 3])
@@ -58,8 +61,7 @@ def test_full_pages_are_shared_while_their_sequence_runs() -> None:
     assert cache.check() == []
 
 
-def test_the_same_prompt_twice_at_once_is_never_owned_twice() -> None:
-    cache = make_cache()
+def test_the_same_prompt_twice_at_once_is_never_owned_twice(cache: PrefixCache) -> None:
     prompt = list(range(9))
     one, two = cache.start(prompt), cache.start(prompt)
     for sequence in (one, two):
@@ -110,8 +112,7 @@ def test_locked_pages_are_not_evicted() -> None:
     other.release()
 
 
-def test_a_handle_checks_its_own_use() -> None:
-    cache = make_cache()
+def test_a_handle_checks_its_own_use(cache: PrefixCache) -> None:
     sequence = cache.start([1, 2, 3])
     with pytest.raises(SequenceError, match="advance past the 0"):
         sequence.advance([1])
@@ -229,8 +230,7 @@ def test_a_failed_transfer_frees_or_quarantines_its_pages() -> None:
     assert cache.check() == []
 
 
-def test_lending_gives_up_a_partly_filled_page() -> None:
-    cache = make_cache()
+def test_lending_gives_up_a_partly_filled_page(cache: PrefixCache) -> None:
     sequence = cache.start([1] * 9)
     sequence.reserve(9)
     sequence.advance([1] * 6)
@@ -291,8 +291,7 @@ def test_the_table_says_what_the_books_say() -> None:
     ]
 
 
-def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone() -> None:
-    cache = make_cache()
+def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone(cache: PrefixCache) -> None:
     fill(cache, [9] * 9)
     running = cache.start([1] * 9)
     running.reserve(9)
@@ -316,8 +315,7 @@ def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone() -> Non
     assert cache.check() == []
 
 
-def test_a_page_in_two_books_is_quarantined_and_serving_goes_on() -> None:
-    cache = make_cache()
+def test_a_page_in_two_books_is_quarantined_and_serving_goes_on(cache: PrefixCache) -> None:
     fill(cache, [3] * 8)
     one, two = cache.start([1] * 5), cache.start([2] * 5)
     one.reserve(5)
@@ -335,8 +333,7 @@ def test_a_page_in_two_books_is_quarantined_and_serving_goes_on() -> None:
     assert cache.check() == []
 
 
-def test_a_doubtful_cached_page_clears_the_cache() -> None:
-    cache = make_cache()
+def test_a_doubtful_cached_page_clears_the_cache(cache: PrefixCache) -> None:
     fill(cache, [3] * 9)
     page = cache.match([3] * 9).pages[0]
     sequence = cache.start([1])
@@ -352,8 +349,7 @@ def test_a_doubtful_cached_page_clears_the_cache() -> None:
     assert all(isinstance(violation, Violation) for violation in violations)
 
 
-def test_a_page_freed_behind_its_sequence_is_not_published() -> None:
-    cache = make_cache()
+def test_a_page_freed_behind_its_sequence_is_not_published(cache: PrefixCache) -> None:
     sequence = cache.start([1] * 9)
     sequence.reserve(9)
     cache.blocks.allocator.release([sequence.pages[0]])
@@ -379,15 +375,13 @@ def test_an_eviction_that_the_books_refuse_is_only_too_few_pages() -> None:
     assert cache.check() == []
 
 
-def test_a_move_of_pages_outside_the_pool_is_only_reported() -> None:
-    cache = make_cache()
+def test_a_move_of_pages_outside_the_pool_is_only_reported(cache: PrefixCache) -> None:
     cache.clear_quarantined([99, 0, 3])
     assert cache.blocks.num_violations == 3
     assert cache.num_pages_in(PageState.QUARANTINED) == 1
 
 
-def test_events_tell_what_the_cache_holds() -> None:
-    cache = make_cache()
+def test_events_tell_what_the_cache_holds(cache: PrefixCache) -> None:
     fill(cache, list(range(9)), extra_key="k")
     hashes = chain_hashes(root_hash("k"), list(range(9)), PAGE_SIZE)
     message = cache.events.drain_message()

@@ -36,8 +36,12 @@ class Dead:
         return rebuilt
 
 
-def test_a_cache_is_the_same_after_its_scheduler_died() -> None:
-    dead = Dead()
+@pytest.fixture
+def dead() -> Dead:
+    return Dead()
+
+
+def test_a_cache_is_the_same_after_its_scheduler_died(dead: Dead) -> None:
     prompts = [[1] * 9, [1, 1, 1, 1, 2, 2, 2, 2, 0], [1] * 13, [3] * 5]
     for prompt in prompts:
         dead.run(prompt).release()
@@ -58,8 +62,7 @@ def test_a_cache_is_the_same_after_its_scheduler_died() -> None:
     assert len(events) == 1 + rebuilt.cache.num_pages_in(PageState.CACHED)
 
 
-def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page() -> None:
-    dead = Dead()
+def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page(dead: Dead) -> None:
     tokens = list(range(11))
     pages = list(dead.run(tokens, "salt", num_filled=10).pages)
     rebuilt = dead.rebuild()
@@ -83,8 +86,7 @@ def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page() -> None
     assert rebuilt.cache.check() == []
 
 
-def test_the_longest_sequence_is_claimed_first() -> None:
-    dead = Dead()
+def test_the_longest_sequence_is_claimed_first(dead: Dead) -> None:
     for num_filled in (5, 7, 6):
         dead.run([1] * 8, num_filled=num_filled)
     dead.run([2, 2], num_filled=2)
@@ -100,8 +102,7 @@ def test_the_longest_sequence_is_claimed_first() -> None:
     assert (first.num_tokens, second.num_tokens) == (2, 0)
 
 
-def test_pages_of_recovered_sequences_are_held_until_the_lease_is_over() -> None:
-    dead = Dead()
+def test_pages_of_recovered_sequences_are_held_until_the_lease_is_over(dead: Dead) -> None:
     dead.run([1] * 9)
     rebuilt = dead.rebuild()
     assert rebuilt.cache.num_available() == NUM_PAGES - 1 - 3
@@ -113,8 +114,7 @@ def test_pages_of_recovered_sequences_are_held_until_the_lease_is_over() -> None
     assert other.reserve(13 * PAGE_SIZE)
 
 
-def test_lent_and_torn_pages_are_quarantined() -> None:
-    dead = Dead()
+def test_lent_and_torn_pages_are_quarantined(dead: Dead) -> None:
     sequence = dead.cache.start([1] * 5)
     sequence.reserve(5)
     lent = sequence.export().pages
@@ -137,8 +137,7 @@ def test_lent_and_torn_pages_are_quarantined() -> None:
     assert again.cache.num_available() == NUM_PAGES - 1
 
 
-def test_equal_pages_are_cached_once() -> None:
-    dead = Dead()
+def test_equal_pages_are_cached_once(dead: Dead) -> None:
     one, two = dead.cache.start([1] * 9), dead.cache.start([1] * 9)
     for sequence in (one, two):
         sequence.reserve(9)
@@ -150,8 +149,7 @@ def test_equal_pages_are_cached_once() -> None:
     assert rebuilt.cache.num_available() == NUM_PAGES - 1
 
 
-def test_private_pages_and_broken_chains_are_free() -> None:
-    dead = Dead()
+def test_private_pages_and_broken_chains_are_free(dead: Dead) -> None:
     hidden = dead.cache.start([7] * 9)
     hidden.reserve(9)
     dead.cache.reset()
@@ -175,9 +173,8 @@ def test_private_pages_and_broken_chains_are_free() -> None:
         assert found.generation > 0
 
 
-def test_a_running_full_page_that_nobody_cached_is_cached() -> None:
+def test_a_running_full_page_that_nobody_cached_is_cached(dead: Dead) -> None:
     """Its scheduler died between two writes: the page is whole and its hash right."""
-    dead = Dead()
     sequence = dead.run([1] * 5)
     page = sequence.pages[0]
     entry = dead.table.read(page)

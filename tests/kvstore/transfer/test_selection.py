@@ -94,8 +94,12 @@ class World:
         return self.wires["nccl"].num_ids, self.wires["tcp"].num_ids
 
 
-def test_it_is_a_transport() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_it_is_a_transport(world: World) -> None:
     transport: Transport = world.near.transport
     outside = Transfer(
         world.near.pools[CPU], world.near.transport.connect(world.far.handle("cuda:0")), [Descriptor(0, -1, 4)], NEVER,
@@ -110,8 +114,7 @@ def test_it_is_a_transport() -> None:
     transport.close()
 
 
-def test_the_first_choice_is_used_as_long_as_it_works() -> None:
-    world = World()
+def test_the_first_choice_is_used_as_long_as_it_works(world: World) -> None:
     assert world.settle() == {}
     handles = [world.send(page) for page in (1, 2)]
     assert world.settle() == dict.fromkeys(handles, "")
@@ -123,8 +126,7 @@ def test_the_first_choice_is_used_as_long_as_it_works() -> None:
 
 
 @pytest.mark.parametrize("how", ["no NCCL here", "no NCCL there", "in time"])
-def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(how: str) -> None:
-    world = World()
+def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(world: World, how: str) -> None:
     world.wires["nccl"].is_deaf = how == "in time"
     world.near.links["nccl"].is_missing = how == "no NCCL here"
     world.far.links["nccl"].is_missing = how == "no NCCL there"
@@ -145,8 +147,7 @@ def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(how: s
     assert world.num_pairs() == (num_tries, 1), "it is not tried again, and one pair of tcp serves all"
 
 
-def test_when_the_agent_comes_back_the_first_choice_is_tried_again() -> None:
-    world = World()
+def test_when_the_agent_comes_back_the_first_choice_is_tried_again(world: World) -> None:
     world.far.links["nccl"].is_missing = True
     world.send(1)
     world.settle()
@@ -180,8 +181,7 @@ def test_the_other_end_must_have_the_second_choice_too() -> None:
     assert world.settle() == {handle: "not_served"}
 
 
-def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer() -> None:
-    world = World()
+def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer(world: World) -> None:
     world.far.links["nccl"].is_missing = world.near.links["tcp"].is_missing = True
     handle = world.send(1)
     assert world.settle() == {handle: "device_unavailable"}
@@ -189,8 +189,7 @@ def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer() -> None:
         world.send(2)
 
 
-def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried() -> None:
-    world = World()
+def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried(world: World) -> None:
     world.wires["nccl"].is_slow = True
     handle = world.send(1)
     world.settle()
@@ -203,8 +202,7 @@ def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried
     assert world.num_pairs() == (2, 0)
 
 
-def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport() -> None:
-    world = World()
+def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport(world: World) -> None:
     handle = msgspec.structs.replace(world.far.handle("cuda:0"), incarnation=2)
     peer = world.near.transport.connect(handle)
     parts, source = [Descriptor(0, 0, SIZE)], SourcePages([1], [101])
@@ -214,8 +212,7 @@ def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport() -> None:
     assert world.near.transport.fallbacks == {}
 
 
-def test_a_transfer_whose_time_is_over_or_that_was_cancelled_does_not_go_on() -> None:
-    world = World()
+def test_a_transfer_whose_time_is_over_or_that_was_cancelled_does_not_go_on(world: World) -> None:
     world.wires["nccl"].is_deaf = True
     late, cancelled = world.send(1, deadline=4.0), world.send(2)
     world.settle()
@@ -238,8 +235,7 @@ def test_each_kind_of_memory_has_its_own_choice() -> None:
     assert {kind: [one.name for one in far] for kind, far in world.near.transport.far.items()} == choices
 
 
-def test_draining_and_disconnecting_end_everything_once() -> None:
-    world = World()
+def test_draining_and_disconnecting_end_everything_once(world: World) -> None:
     for wire in world.wires.values():
         wire.is_slow = True
     handle = world.send(1)

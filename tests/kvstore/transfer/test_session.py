@@ -92,8 +92,12 @@ def failures(commands: list[Command]) -> list[tuple[str, str]]:
     ]
 
 
-def test_chunks_are_pulled_as_they_are_announced() -> None:
-    session = make_session()
+@pytest.fixture
+def session() -> TransferSession:
+    return make_session()
+
+
+def test_chunks_are_pulled_as_they_are_announced(session: TransferSession) -> None:
     assert session.phase is Phase.BOOTSTRAPPING
     assert session.handle(announced(0, 3), 1.0) == [SOURCE]
     assert session.handle(MAPPED, 1.5) == [copy(1, 0, 2, 4.5)]
@@ -109,8 +113,7 @@ def test_chunks_are_pulled_as_they_are_announced() -> None:
     assert session.is_quiesced
 
 
-def test_progress_counts_the_first_pages_without_a_gap() -> None:
-    session = make_session()
+def test_progress_counts_the_first_pages_without_a_gap(session: TransferSession) -> None:
     session.handle(announced(2, 2), 0.0)
     session.handle(MAPPED, 0.0)
     assert session.handle(CopyEnded(1), 1.0) == [Send("D", pulled(0)), Send("P", pulled(0))]
@@ -160,8 +163,7 @@ def test_a_failure_is_repeated_until_the_holder_closes() -> None:
     assert session.is_over(10.0)
 
 
-def test_repeats_are_harmless_and_answered() -> None:
-    session = make_session()
+def test_repeats_are_harmless_and_answered(session: TransferSession) -> None:
     session.handle(announced(0, 2), 0.0)
     assert session.handle(announced(0, 2), 0.0) == [], "already mapping, nothing copied yet"
     session.handle(MAPPED, 0.0)
@@ -174,9 +176,8 @@ def test_repeats_are_harmless_and_answered() -> None:
     assert session.handle(announced(1, 2), 0.0) == [copy(2, 2, 1, 3.0)]
 
 
-def test_pages_announced_anew_before_their_copy_replace_the_old() -> None:
+def test_pages_announced_anew_before_their_copy_replace_the_old(session: TransferSession) -> None:
     """The sender was preempted and computed them again elsewhere."""
-    session = make_session()
     session.handle(announced(0, 1), 0.0)
     session.handle(announced(0, 1, pages=[77], generations=[777]), 0.0)
     [started] = session.handle(MAPPED, 0.0)
@@ -194,16 +195,16 @@ def test_pages_announced_anew_before_their_copy_replace_the_old() -> None:
         ({"generations": [1]}, "bad_announcement"),
     ],
 )
-def test_an_announcement_that_cannot_be_right_ends_the_transfer(changes: dict[str, Any], code: str) -> None:
-    session = make_session()
+def test_an_announcement_that_cannot_be_right_ends_the_transfer(
+    session: TransferSession, changes: dict[str, Any], code: str
+) -> None:
     commands = session.handle(Announced("P", 1, ready(0, 2, **changes)), 1.0)
     assert failures(commands) == [("D", code), ("P", code)]
     assert failures(session.handle(announced(0, 2), 1.1)) == [("P", code)]
     assert failures(session.handle(Tick(), 1.5)) == [("D", code)]
 
 
-def test_the_source_stays_the_same() -> None:
-    session = make_session()
+def test_the_source_stays_the_same(session: TransferSession) -> None:
     session.handle(announced(0, 1), 0.0)
     assert failures(session.handle(announced(1, 1, source_incarnation=2), 0.0))[0][1] == "source_changed"
 
@@ -216,16 +217,16 @@ def test_the_source_stays_the_same() -> None:
         (SourceRefused("pool_missing", "gone"), "pool_missing"),
     ],
 )
-def test_a_source_that_is_not_what_was_announced(event: SourceMapped | SourceRefused, code: str) -> None:
-    session = make_session()
+def test_a_source_that_is_not_what_was_announced(
+    session: TransferSession, event: SourceMapped | SourceRefused, code: str
+) -> None:
     session.handle(announced(0, 1), 0.0)
     assert failures(session.handle(event, 0.0)) == [("D", code), ("P", code)]
     assert session.handle(MAPPED, 0.1) == []
     assert session.handle(event, 0.1) == []
 
 
-def test_a_grant_belongs_to_its_first_sender() -> None:
-    session = make_session()
+def test_a_grant_belongs_to_its_first_sender(session: TransferSession) -> None:
     session.handle(announced(0, 1), 0.0)
     for stranger in (Announced("Q", 1, ready(0, 4)), Announced("P", 2, ready(0, 4))):
         assert failures(session.handle(stranger, 0.0)) == [(stranger.sender, "grant_taken")]
@@ -245,8 +246,7 @@ def test_no_announcement_in_time() -> None:
 
 
 @pytest.mark.parametrize(("events", "deadline"), [([], 2.0), ([MAPPED], 3.0), ([MAPPED, CopyEnded(1)], 5.0)])
-def test_every_state_has_its_deadline(events: list[Any], deadline: float) -> None:
-    session = make_session()
+def test_every_state_has_its_deadline(session: TransferSession, events: list[Any], deadline: float) -> None:
     session.handle(announced(0, 1), 0.0)
     for event in events:
         session.handle(event, 0.0)
@@ -272,8 +272,7 @@ def test_the_lease_caps_every_deadline_and_can_be_renewed() -> None:
     assert session.phase is Phase.FAILED
 
 
-def test_a_failed_copy_ends_the_transfer() -> None:
-    session = make_session()
+def test_a_failed_copy_ends_the_transfer(session: TransferSession) -> None:
     session.handle(announced(0, 1), 0.0)
     session.handle(MAPPED, 0.0)
     assert failures(session.handle(CopyEnded(1, "stale_pages", "generation 3"), 0.0)) == [
@@ -282,8 +281,7 @@ def test_a_failed_copy_ends_the_transfer() -> None:
     ]
 
 
-def test_closing_while_a_copy_runs_waits_for_its_end() -> None:
-    session = make_session()
+def test_closing_while_a_copy_runs_waits_for_its_end(session: TransferSession) -> None:
     session.handle(announced(0, 1), 0.0)
     session.handle(MAPPED, 0.0)
     commands = session.handle(Revoked("grant_closed", "no longer wanted"), 1.0)
@@ -298,8 +296,7 @@ def test_closing_while_a_copy_runs_waits_for_its_end() -> None:
     assert session.handle(Revoked("grant_closed", "again"), 1002.0) == []
 
 
-def test_a_failure_is_repeated_until_its_grant_is_closed() -> None:
-    session = make_session()
+def test_a_failure_is_repeated_until_its_grant_is_closed(session: TransferSession) -> None:
     session.handle(announced(0, 1), 0.0)
     session.handle(MAPPED, 0.0)
     session.handle(Tick(), 3.0)
@@ -309,8 +306,7 @@ def test_a_failure_is_repeated_until_its_grant_is_closed() -> None:
     assert failures(session.handle(Tick(), 61.5)) == [("D", "deadline_exceeded")]
 
 
-def test_a_lost_sender_ends_what_it_has_not_announced() -> None:
-    session = make_session()
+def test_a_lost_sender_ends_what_it_has_not_announced(session: TransferSession) -> None:
     session.handle(announced(0, 3), 0.0)
     assert failures(session.handle(SenderLost("P is gone"), 0.0)) == [
         ("D", "source_lost"),

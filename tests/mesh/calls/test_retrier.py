@@ -1,5 +1,6 @@
 """What is asked again until it is answered."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -36,8 +37,12 @@ class Book:
         return sent
 
 
-def test_what_gathered_is_asked_together_and_once() -> None:
-    book = Book()
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+def test_what_gathered_is_asked_together_and_once(book: Book) -> None:
     assert [book.add(key, peer) for key, peer in (("a", "p"), ("b", "q"), ("c", "p"))] == [True] * 3
     assert book.sent == []
     assert book.asked() == [("p", ["a", "c"]), ("q", ["b"])]
@@ -47,8 +52,7 @@ def test_what_gathered_is_asked_together_and_once() -> None:
     assert book.retrier.get("z") is None
 
 
-def test_a_failure_is_followed_by_another_ask_until_the_answer() -> None:
-    book = Book()
+def test_a_failure_is_followed_by_another_ask_until_the_answer(book: Book) -> None:
     book.add("a")
     book.add("b")
     book.asked()
@@ -63,8 +67,7 @@ def test_a_failure_is_followed_by_another_ask_until_the_answer() -> None:
     assert book.retrier.keys_of("p") == ["b"], "what is fresh has not failed"
 
 
-def test_what_is_replaced_stopped_or_answered_meanwhile_is_not_asked() -> None:
-    book = Book()
+def test_what_is_replaced_stopped_or_answered_meanwhile_is_not_asked(book: Book) -> None:
     for key in "abc":
         book.add(key)
     assert book.retrier.stop("c") == "c"
@@ -79,8 +82,7 @@ def test_what_is_replaced_stopped_or_answered_meanwhile_is_not_asked() -> None:
     assert book.asked() == []
 
 
-def test_it_is_given_up_where_no_time_is_left() -> None:
-    book = Book()
+def test_it_is_given_up_where_no_time_is_left(book: Book) -> None:
     book.add("a", give_up_at=10.0)
     book.add("b", give_up_at=10.1)
     book.asked()
@@ -89,8 +91,7 @@ def test_it_is_given_up_where_no_time_is_left() -> None:
     assert book.asked(10.0) == [("p", ["b"])]
 
 
-def test_a_peer_that_is_back_is_asked_without_a_pause_and_one_that_is_lost_not_at_all() -> None:
-    book = Book()
+def test_a_peer_that_is_back_is_asked_without_a_pause_and_one_that_is_lost_not_at_all(book: Book) -> None:
     book.add("a")
     book.add("b", "q")
     book.asked()

@@ -371,6 +371,11 @@ RARELY = [World.watch, World.leave, World.fill]
 EVENTS = st.tuples(st.sampled_from(OFTEN * 2 + SELDOM * 2 + RARELY), st.integers(0, 63))
 
 
+@pytest.fixture
+def world():
+    return linked()
+
+
 @settings(max_examples=400)
 @given(st.lists(EVENTS, max_size=80), st.booleans())
 def test_any_order_of_events_keeps_the_invariants(events, has_fixed_ports):
@@ -415,8 +420,7 @@ def test_each_knows_what_the_other_said_of_itself():
     assert said == {"a", "b"}
 
 
-def test_who_is_watched_is_lost_after_the_allowed_misses():
-    world = linked()
+def test_who_is_watched_is_lost_after_the_allowed_misses(world):
     a, b = world.nodes.values()
     a.core.peers["b"].is_watched = b.core.peers["a"].is_watched = True
     for _ in range(6):
@@ -428,8 +432,7 @@ def test_who_is_watched_is_lost_after_the_allowed_misses():
     assert not b.lost, "a was heard at 1.5, and 3.0 is not more than three beats later"
 
 
-def test_of_those_that_have_dialed_the_ones_of_other_hosts_are_suspected():
-    world = linked()
+def test_of_those_that_have_dialed_the_ones_of_other_hosts_are_suspected(world):
     a, b = world.nodes.values()
     for node in (a, b):
         node.core.liveness.suspect_far(world.now)
@@ -446,8 +449,7 @@ def test_of_those_that_have_dialed_the_ones_of_other_hosts_are_suspected():
     assert not b.core.peers["a"].pings
 
 
-def test_who_overslept_forgives():
-    world = linked()
+def test_who_overslept_forgives(world):
     a = world.nodes["a"]
     a.core.peers["b"].is_watched = True
     for seconds in (0.5, 60.0, 0.5, 0.5, 0.5):
@@ -457,8 +459,7 @@ def test_who_overslept_forgives():
     assert [reason for _, reason in a.lost] == ["its heartbeats stopped"]
 
 
-def test_who_takes_nothing_is_not_silent():
-    world = linked()
+def test_who_takes_nothing_is_not_silent(world):
     a = world.nodes["a"]
     a.say("b", Channel.CONTROL)
     a.say("b", Channel.DATA)
@@ -474,8 +475,7 @@ def test_who_takes_nothing_is_not_silent():
     assert [reason for _, reason in a.lost] == ["it does not answer"]
 
 
-def test_who_says_anything_but_pong_is_not_silent():
-    world = linked()
+def test_who_says_anything_but_pong_is_not_silent(world):
     a, b = world.nodes.values()
     a.core.liveness.suspect("b", world.now)
     a.carry_out()
@@ -559,8 +559,7 @@ async def test_who_counts_its_connections_from_0_begins_again_as_others_do(rig):
     rig.system.links.lose(PEER, "it left the mesh")
 
 
-def test_who_claims_anothers_name_is_refused_and_told_nothing():
-    world = linked()
+def test_who_claims_anothers_name_is_refused_and_told_nothing(world):
     b = world.nodes["b"]
     thief = Link(Address("c", 1), dialed=False)
     parts = world.history[0][3]

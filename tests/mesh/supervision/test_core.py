@@ -28,6 +28,11 @@ from mesh.supervision.events import (
 from tests.mesh.supervision.supervised_meshes import TWINS, comes, done, ready_mesh, states
 
 
+@pytest.fixture
+def core():
+    return ready_mesh()
+
+
 def test_start_goes_through_hello_to_ready():
     core = Supervisor([Supervised("a"), Supervised("b")], Policy(), {"a": 6})
     assert done(core.handle(Begin(), 0.0)) == [Spawn("a", 7), Spawn("b", 1)]
@@ -42,8 +47,7 @@ def test_start_goes_through_hello_to_ready():
     assert done(core.handle(Beat("b", 1, ready=True), 3.6)) == []
 
 
-def test_word_of_another_incarnation_or_actor_changes_nothing():
-    core = ready_mesh()
+def test_word_of_another_incarnation_or_actor_changes_nothing(core):
     for event in (
         Exited("a", 0, "late"),
         Exited("a", 2, "early"),
@@ -55,8 +59,7 @@ def test_word_of_another_incarnation_or_actor_changes_nothing():
     assert states(core) == {"a": "ready"}
 
 
-def test_death_is_told_and_the_next_epoch_starts_at_once():
-    core = ready_mesh()
+def test_death_is_told_and_the_next_epoch_starts_at_once(core):
     assert core.handle(Exited("a", 1, "signal 9"), 20.0) == [
         Died("a", 1, "signal 9"),
         Report("a", 1, "backoff", "signal 9", 0.0),
@@ -68,8 +71,7 @@ def test_death_is_told_and_the_next_epoch_starts_at_once():
     assert core.watches["a"].num_restarts == 1
 
 
-def test_what_happened_last_and_when_is_remembered_over_the_restart():
-    core = ready_mesh()
+def test_what_happened_last_and_when_is_remembered_over_the_restart(core):
     watch = core.watches["a"]
     assert (watch.num_starts, watch.reason, watch.next_start_at) == (1, "", None)
     for now in (0.5, 1.0, 1.5):
@@ -135,8 +137,7 @@ def test_a_fatal_exit_before_the_mesh_was_ready_stops_everything():
     assert done(core.handle(Exited("b", 1, "signal 9"), 1.1))[-1] == MeshStopped("a: no such model")
 
 
-def test_a_fatal_exit_later_is_an_exit_like_others():
-    core = ready_mesh()
+def test_a_fatal_exit_later_is_an_exit_like_others(core):
     core.handle(Exited("a", 1, "port taken", fatal=True), 1.0)
     assert states(core) == {"a": "backoff"}
 
@@ -158,8 +159,7 @@ def test_start_deadline_kills():
     assert core.handle(Exited("a", 1, "signal 9"), 6.1)[-1] == Report("a", 1, "backoff", "not ready within 5 s", 0.0)
 
 
-def test_silence_is_suspected_after_three_heartbeats_then_killed():
-    core = ready_mesh()
+def test_silence_is_suspected_after_three_heartbeats_then_killed(core):
     for now in (0.5, 1.0):
         assert core.deadline() == now
         assert core.handle(Tick(), now) == []
@@ -174,8 +174,7 @@ def test_silence_is_suspected_after_three_heartbeats_then_killed():
     ]
 
 
-def test_suspicion_does_not_wait_for_the_next_tick():
-    core = ready_mesh()
+def test_suspicion_does_not_wait_for_the_next_tick(core):
     core.handle(Beat("a", 1, ready=True), 0.1)
     for now in (0.5, 1.0, 1.5):
         core.handle(Tick(), now)
@@ -183,8 +182,7 @@ def test_suspicion_does_not_wait_for_the_next_tick():
     assert core.handle(Tick(), 1.6) == [Report("a", 1, "suspected", "no heartbeat for 1.5 s")]
 
 
-def test_a_suspect_that_beats_is_ready_again():
-    core = ready_mesh()
+def test_a_suspect_that_beats_is_ready_again(core):
     for now in (0.5, 1.0, 1.5):
         core.handle(Tick(), now)
     assert core.handle(Beat("a", 1, ready=True), 1.6) == [Report("a", 1, "ready")]

@@ -50,8 +50,12 @@ def asked(commands):
     return [c.message for c in commands if isinstance(c, SendToScheduler)]
 
 
-def test_tokens_become_text_at_their_offsets():
-    detokenizer = core()
+@pytest.fixture
+def detokenizer():
+    return core()
+
+
+def test_tokens_become_text_at_their_offsets(detokenizer):
     assert detokenizer.handle(Arrived(D, batch("h", opens=[opening()])), 0) == [
         SendText("gw", TextBatch(deltas=[delta("h")]))
     ]
@@ -71,8 +75,7 @@ def test_stages_are_in_the_first_delta_after_an_open_and_in_no_other():
             assert later.stages is None
 
 
-def test_what_goes_beside_a_token_stays_beside_it_whatever_comes_again():
-    detokenizer = core()
+def test_what_goes_beside_a_token_stays_beside_it_whatever_comes_again(detokenizer):
 
     def beside(text, *extras, **where):
         taken = replace(batch(text, **where), extras=list(extras))
@@ -90,8 +93,7 @@ def test_what_goes_beside_a_token_stays_beside_it_whatever_comes_again():
         beside("de", b"x", position=5)
 
 
-def test_one_batch_per_gateway():
-    detokenizer = core()
+def test_one_batch_per_gateway(detokenizer):
     opens = [StreamOpen(i, f"r{i}", 0, f"gw{i % 2}", StopRules(9), [], []) for i in range(6)]
     step = TokenBatch(streams=[*range(6)], positions=[0] * 6, counts=[1] * 6, token_ids=[65] * 6, opens=opens)
     commands = detokenizer.handle(Arrived(D, step), 0)
@@ -101,42 +103,36 @@ def test_one_batch_per_gateway():
     ]
 
 
-def test_tokens_of_half_a_character_are_sent_without_text():
-    detokenizer = core()
+def test_tokens_of_half_a_character_are_sent_without_text(detokenizer):
     first, second = "é".encode()
     assert texts(detokenizer.handle(Arrived(D, batch([first], opens=[opening()])), 0)) == [delta("", [first])]
     assert texts(detokenizer.handle(Arrived(D, batch([second], position=1)), 0)) == [delta("é", [second], position=1)]
 
 
-def test_finish_by_stop_token_hides_its_text():
-    detokenizer = core()
+def test_finish_by_stop_token_hides_its_text(detokenizer):
     step = batch([104, 105, 33], opens=[opening()], finish="stop")
     assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("hi", [104, 105, 33], finish="stop")]
 
 
-def test_finish_by_length_shows_everything_and_flushes():
-    detokenizer = core()
+def test_finish_by_length_shows_everything_and_flushes(detokenizer):
     step = batch([104, 0xC3], opens=[opening()], finish="length")
     assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("h\ufffd", [104, 0xC3], finish="length")]
 
 
-def test_finish_alone_after_its_tokens():
-    detokenizer = core()
+def test_finish_alone_after_its_tokens(detokenizer):
     detokenizer.handle(Arrived(D, batch("hi", opens=[opening()])), 0)
     assert texts(detokenizer.handle(Arrived(D, batch(position=2, finish="length")), 0)) == [
         delta("", position=2, offset=2, finish="length")
     ]
 
 
-def test_repeated_finish_is_answered_again_and_repeated_tokens_are_not():
-    detokenizer = core()
+def test_repeated_finish_is_answered_again_and_repeated_tokens_are_not(detokenizer):
     last = detokenizer.handle(Arrived(D, batch([104, EOS], opens=[opening()], finish="stop")), 0)
     assert detokenizer.handle(Arrived(D, batch([104, EOS], finish="stop")), 1) == last
     assert detokenizer.handle(Arrived(D, batch([104, EOS])), 2) == []
 
 
-def test_what_it_has_had_is_dropped():
-    detokenizer = core()
+def test_what_it_has_had_is_dropped(detokenizer):
     detokenizer.handle(Arrived(D, batch("abc", opens=[opening()])), 0)
     assert detokenizer.handle(Arrived(D, batch("bc", position=1)), 0) == []
     assert texts(detokenizer.handle(Arrived(D, batch("bcd", position=1)), 0)) == [delta("d", position=3, offset=3)]
@@ -165,30 +161,26 @@ def test_unknown_stream_is_asked_for_by_number():
     assert texts(detokenizer.handle(Arrived(D, reopened), 1.3)) == [delta("c", position=2, offset=2, finish="length")]
 
 
-def test_memory_of_unknown_streams_is_bounded():
-    detokenizer = core()
+def test_memory_of_unknown_streams_is_bounded(detokenizer):
     step = TokenBatch(streams=[*range(5000)], positions=[0] * 5000, counts=[1] * 5000, token_ids=[65] * 5000)
     (ask,) = asked(detokenizer.handle(Arrived(D, step), 0))
     assert len(ask.streams_unknown) == 5000
     assert len(detokenizer._senders[D].asked_at) < 5000
 
 
-def test_later_attempt_goes_on_where_the_first_was():
-    detokenizer = core()
+def test_later_attempt_goes_on_where_the_first_was(detokenizer):
     opens = [StreamOpen(1, "r", 1, "gw", StopRules(100), [], [97, 98, 0xC3], 7)]
     step = TokenBatch(streams=[1], positions=[3], counts=[2], token_ids=[0xA9, 33], opens=opens)
     assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("é!", [0xA9, 33], position=3, offset=2, attempt=1)]
 
 
-def test_reopened_stream_may_begin_before_the_end_of_what_was_delivered():
-    detokenizer = core()
+def test_reopened_stream_may_begin_before_the_end_of_what_was_delivered(detokenizer):
     detokenizer.handle(Arrived(D, batch("abcd", opens=[opening()])), 0)
     step = batch("cd", position=2, opens=[opening(output="abcd")])
     assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("cd", position=2, offset=2)]
 
 
-def test_reopened_stream_with_a_gap_after_what_was_delivered():
-    detokenizer = core()
+def test_reopened_stream_with_a_gap_after_what_was_delivered(detokenizer):
     step = batch("d", position=3, opens=[opening(output="ab")])
     assert asked(detokenizer.handle(Arrived(D, step), 0)) == [Resend(streams=[ResendFrom("r", 0, 2)])]
 
@@ -208,60 +200,51 @@ def test_stop_string_ends_the_stream_and_tells_the_scheduler():
     assert texts(detokenizer.handle(Arrived(D, batch(position=10, finish="length")), 0.5)) == [last]
 
 
-def test_stop_string_is_told_at_once_even_after_a_gap_was_asked_for():
-    detokenizer = core()
+def test_stop_string_is_told_at_once_even_after_a_gap_was_asked_for(detokenizer):
     detokenizer.handle(Arrived(D, batch("a", opens=[opening(stop=["bc"])])), 0)
     assert asked(detokenizer.handle(Arrived(D, batch("c", position=2)), 0)) == [Resend(streams=[ResendFrom("r", 0, 1)])]
     commands = detokenizer.handle(Arrived(D, batch("bc", position=1)), 0)
     assert asked(commands) == [StopAt(attempts=[AttemptRef("r", 0)])]
 
 
-def test_stop_string_in_the_batch_that_ends_by_length():
-    detokenizer = core()
+def test_stop_string_in_the_batch_that_ends_by_length(detokenizer):
     commands = detokenizer.handle(Arrived(D, batch("abcd", opens=[opening(stop=["bc"])], finish="length")), 0)
     assert texts(commands) == [delta("a", list(b"abc"), finish="stop")]
     assert asked(commands) == []
 
 
-def test_held_back_text_is_shown_at_the_end():
-    detokenizer = core()
+def test_held_back_text_is_shown_at_the_end(detokenizer):
     commands = detokenizer.handle(Arrived(D, batch("abc", opens=[opening(stop=["bcd"])], finish="length")), 0)
     assert texts(commands) == [delta("abc", finish="length")]
 
 
-def test_stop_string_completed_by_the_flush():
-    detokenizer = core()
+def test_stop_string_completed_by_the_flush(detokenizer):
     step = batch([97, 0xC3], opens=[opening(stop=["\ufffd"])], finish="length")
     assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("a", [97, 0xC3], finish="stop")]
 
 
-def test_stop_string_within_min_tokens_does_not_count():
-    detokenizer = core()
+def test_stop_string_within_min_tokens_does_not_count(detokenizer):
     commands = detokenizer.handle(Arrived(D, batch("a.b.c", opens=[opening(stop=["."], min_tokens=2)])), 0)
     assert texts(commands) == [delta("a.b", list(b"a.b."), finish="stop")]
 
 
-def test_stop_string_within_what_was_delivered_before():
-    detokenizer = core()
+def test_stop_string_within_what_was_delivered_before(detokenizer):
     commands = detokenizer.handle(Arrived(D, batch("d", position=3, opens=[opening(output="a.b", stop=["."])])), 0)
     assert texts(commands) == [delta("", [], position=2, offset=1, finish="stop")]
 
 
-def test_include_stop_shows_it():
-    detokenizer = core()
+def test_include_stop_shows_it(detokenizer):
     commands = detokenizer.handle(Arrived(D, batch("a.b", opens=[opening(stop=["."], include_stop=True)])), 0)
     assert texts(commands) == [delta("a.", finish="stop")]
 
 
-def test_closed_stream_is_forgotten():
-    detokenizer = core()
+def test_closed_stream_is_forgotten(detokenizer):
     detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
     assert detokenizer.handle(Arrived(D, batch(closes=[1, 2])), 0) == []
     assert detokenizer.num_streams == 0
 
 
-def test_lost_scheduler_takes_its_streams_along():
-    detokenizer = core()
+def test_lost_scheduler_takes_its_streams_along(detokenizer):
     detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
     other = Address("decode-1", 1)
     detokenizer.handle(Arrived(other, batch("a", opens=[opening()])), 0)
@@ -270,8 +253,7 @@ def test_lost_scheduler_takes_its_streams_along():
     assert detokenizer.num_streams == 1
 
 
-def test_newer_incarnation_replaces_the_older_for_good():
-    detokenizer = core()
+def test_newer_incarnation_replaces_the_older_for_good(detokenizer):
     detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
     newer = Address("decode-0", 4)
     assert asked(detokenizer.handle(Arrived(newer, batch("b", position=1)), 0))

@@ -1,5 +1,7 @@
 """Cancels that wait for their acknowledgement; how they are asked again is `mesh/calls/retrier.py`'s."""
 
+import pytest
+
 from mesh.runtime.deadlines import Deadlines
 from nodes.gateway import cancels
 from nodes.gateway.cancels import RETRY, CancelLedger
@@ -27,8 +29,12 @@ class Book:
         return sent
 
 
-def test_new_cancels_go_out_at_once_and_together() -> None:
-    book = Book()
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+def test_new_cancels_go_out_at_once_and_together(book: Book) -> None:
     book.ledger.add("d0", "a", 0, 0.0)
     book.ledger.add("d0", "b", 1, 0.0)
     book.ledger.add("d1", "c", 0, 0.0)
@@ -40,8 +46,7 @@ def test_new_cancels_go_out_at_once_and_together() -> None:
     assert len(book.ledger) == 3
 
 
-def test_a_higher_attempt_replaces_and_a_lower_one_does_not() -> None:
-    book = Book()
+def test_a_higher_attempt_replaces_and_a_lower_one_does_not(book: Book) -> None:
     book.ledger.add("d0", "a", 1, 0.0)
     book.ledger.add("d0", "a", 0, 0.0)
     assert book.take(0.0) == [SendCancel("d0", [AttemptRef("a", 1)])]
@@ -54,8 +59,7 @@ def test_a_higher_attempt_replaces_and_a_lower_one_does_not() -> None:
     assert len(book.ledger) == 0
 
 
-def test_a_failed_ask_is_repeated_with_all_of_its_scheduler_and_given_up() -> None:
-    book = Book()
+def test_a_failed_ask_is_repeated_with_all_of_its_scheduler_and_given_up(book: Book) -> None:
     book.ledger.add("d0", "a", 0, 0.0)
     book.take(0.0)
     book.ledger.failed("d0", 2.0)
@@ -71,8 +75,7 @@ def test_a_failed_ask_is_repeated_with_all_of_its_scheduler_and_given_up() -> No
     assert len(book.ledger) == 0
 
 
-def test_a_lost_scheduler_takes_its_cancels_with_it() -> None:
-    book = Book()
+def test_a_lost_scheduler_takes_its_cancels_with_it(book: Book) -> None:
     book.ledger.add("d0", "a", 0, 0.0)
     book.take(0.0)
     book.ledger.failed("d0", 0.0)

@@ -115,8 +115,12 @@ OPENED = Reply(1, GrantsOpened(opened=["g1"]))
 CLOSED = GrantClosed(grant_id="g1")
 
 
-def test_what_is_read_from_a_released_pool_fails_and_nothing_else() -> None:
-    core = make_core()
+@pytest.fixture
+def core() -> AgentCore:
+    return make_core()
+
+
+def test_what_is_read_from_a_released_pool_fails_and_nothing_else(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     core.handle(opening(grant("g2", (3, 4)), 2), 0.0)
     assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
@@ -132,8 +136,7 @@ def test_what_is_read_from_a_released_pool_fails_and_nothing_else() -> None:
     assert not any(isinstance(one, MapForeign | StartPull) for one in again)
 
 
-def test_pools_are_described() -> None:
-    core = make_core()
+def test_pools_are_described(core: AgentCore) -> None:
     [reply] = core.handle(MapAsked(1, Address("w", 1), MapPool(group="p")), 0.0)
     assert reply == Reply(
         1, PoolHandle(group="p", agent="agent", path="/shm/p", num_pages=30, layout=LAYOUT, incarnation=8)
@@ -143,8 +146,7 @@ def test_pools_are_described() -> None:
     assert (refusal.code, refusal.message) == ("unknown_group", "agent has no pool of group 'x' (it has: d, p)")
 
 
-def test_a_pool_is_handed_over_once_no_copy_writes_it_any_more() -> None:
-    core = make_core()
+def test_a_pool_is_handed_over_once_no_copy_writes_it_any_more(core: AgentCore) -> None:
     later = Address("D", 2)
     core.handle(opening(grant()), 0.0)
     core.handle(PagesAnnounced(P, ready()), 0.0)
@@ -161,8 +163,7 @@ def test_a_pool_is_handed_over_once_no_copy_writes_it_any_more() -> None:
     assert isinstance(reply, Reply)
 
 
-def test_a_transfer_between_own_pools() -> None:
-    core = make_core()
+def test_a_transfer_between_own_pools(core: AgentCore) -> None:
     assert core.handle(opening(grant()), 0.0) == [OPENED]
     assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
     assert core.gauges()['mesh_kv_transfer_pages{state="copying"}'] == 2
@@ -179,8 +180,7 @@ def test_a_transfer_between_own_pools() -> None:
     assert core.handle(opening(grant("g2")), 1.3) == [Reply(1, GrantsOpened(opened=["g2"]))], "its pages are free"
 
 
-def test_a_foreign_pool_is_asked_for_once_and_kept() -> None:
-    core = make_core()
+def test_a_foreign_pool_is_asked_for_once_and_kept(core: AgentCore) -> None:
     core.handle(opening(grant("g1", (1, 2))), 0.0)
     core.handle(opening(grant("g2", (3, 4))), 0.0)
     core.handle(opening(grant("g3", (5, 6))), 0.0)
@@ -200,8 +200,7 @@ def test_a_foreign_pool_is_asked_for_once_and_kept() -> None:
     assert codes(core.handle(SourceMapped(FOREIGN, 4, LAYOUT.digest), 0.4)) == ["source_changed"] * 2
 
 
-def test_a_foreign_pool_that_cannot_be_mapped() -> None:
-    core = make_core()
+def test_a_foreign_pool_that_cannot_be_mapped(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     core.handle(PagesAnnounced(P, ready(source_agent="far")), 0.0)
     assert codes(core.handle(SourceRefused(FOREIGN, "peer_lost", "gone"), 0.1)) == ["peer_lost"] * 2
@@ -217,8 +216,7 @@ def test_a_grant_forgotten_while_its_source_is_mapped() -> None:
     assert core.handle(SourceMapped(FOREIGN, 8, LAYOUT.digest), 0.1) == []
 
 
-def test_an_own_pool_of_another_incarnation_fails_once() -> None:
-    core = make_core()
+def test_an_own_pool_of_another_incarnation_fails_once(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     assert codes(core.handle(PagesAnnounced(P, ready(source_incarnation=3)), 0.0)) == ["source_changed"] * 2
     assert (core.num_live, core.failures["source_changed"]) == (0, 1)
@@ -237,14 +235,12 @@ def test_an_own_pool_of_another_incarnation_fails_once() -> None:
         ({"timeout_s": 0.0}, "bad_grant"),
     ],
 )
-def test_grants_that_cannot_be(changes: dict[str, Any], code: str) -> None:
-    core = make_core()
+def test_grants_that_cannot_be(core: AgentCore, changes: dict[str, Any], code: str) -> None:
     assert codes(core.handle(opening(grant(**changes)), 0.0)) == [code]
     assert core.num_live == 0
 
 
-def test_only_the_holder_opens_and_closes() -> None:
-    core = make_core()
+def test_only_the_holder_opens_and_closes(core: AgentCore) -> None:
     assert codes(core.handle(OpenAsked(1, P, together(grant())), 0.0)) == ["not_holder"]
     assert codes(core.handle(OpenAsked(1, Address("D", 2), together(grant())), 0.0)) == ["not_holder"]
     core.handle(opening(grant()), 0.0)
@@ -254,8 +250,7 @@ def test_only_the_holder_opens_and_closes() -> None:
     ]
 
 
-def test_opening_again_renews_and_a_used_grant_is_used() -> None:
-    core = make_core()
+def test_opening_again_renews_and_a_used_grant_is_used(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     assert core.next_deadline == 20.0
     assert core.handle(opening(grant()), 15.0) == [OPENED]
@@ -267,8 +262,7 @@ def test_opening_again_renews_and_a_used_grant_is_used() -> None:
     assert codes(core.handle(opening(grant()), 17.0)) == ["grant_used"]
 
 
-def test_pages_are_in_one_grant_at_a_time() -> None:
-    core = make_core()
+def test_pages_are_in_one_grant_at_a_time(core: AgentCore) -> None:
     core.handle(opening(grant("g1", (1, 2))), 0.0)
     assert codes(core.handle(opening(grant("g2", (2, 3))), 0.0)) == ["page_granted"]
     core.handle(PagesAnnounced(P, ready()), 0.0)
@@ -305,8 +299,7 @@ def test_grants_are_bounded_and_ended_ones_are_forgotten() -> None:
     assert core.next_deadline is None
 
 
-def test_a_lost_holder_loses_its_grants() -> None:
-    core = make_core()
+def test_a_lost_holder_loses_its_grants(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     core.handle(PagesAnnounced(P, ready()), 0.0)
     commands = core.handle(PeerGone(D, "heartbeat"), 0.5)
@@ -316,8 +309,7 @@ def test_a_lost_holder_loses_its_grants() -> None:
     assert core.num_live == 0
 
 
-def test_a_later_incarnation_that_maps_its_pool_finds_no_grant_of_an_earlier_one() -> None:
-    core = make_core()
+def test_a_later_incarnation_that_maps_its_pool_finds_no_grant_of_an_earlier_one(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     *_, reply = core.handle(MapAsked(9, Address("D", 2), MapPool(group="d")), 0.5)
     assert isinstance(reply, Reply)
@@ -328,8 +320,7 @@ def test_a_later_incarnation_that_maps_its_pool_finds_no_grant_of_an_earlier_one
     assert core.num_live == 1, "its own grants stay"
 
 
-def test_the_loss_of_an_older_incarnation_says_nothing_of_a_later_one() -> None:
-    core = make_core()
+def test_the_loss_of_an_older_incarnation_says_nothing_of_a_later_one(core: AgentCore) -> None:
     core.handle(opening(grant(holder_epoch=2)), 0.0)
     assert core.handle(PeerGone(D, "killed"), 0.5) == []
     core.handle(PagesAnnounced(Address("P", 3), ready()), 0.5)
@@ -337,8 +328,7 @@ def test_the_loss_of_an_older_incarnation_says_nothing_of_a_later_one() -> None:
     assert core.num_live == 1
 
 
-def test_a_holder_in_a_later_epoch_revokes_its_own_past() -> None:
-    core = make_core()
+def test_a_holder_in_a_later_epoch_revokes_its_own_past(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     commands = core.handle(opening(grant("g2", (1, 2), holder_epoch=2), call=9), 0.5)
     assert commands == [Reply(9, GrantsOpened(opened=["g2"]))], "the later incarnation knows nothing of g1"
@@ -346,8 +336,7 @@ def test_a_holder_in_a_later_epoch_revokes_its_own_past() -> None:
     assert core.num_live == 1
 
 
-def test_a_lost_sender_fails_what_it_has_not_announced() -> None:
-    core = make_core()
+def test_a_lost_sender_fails_what_it_has_not_announced(core: AgentCore) -> None:
     core.handle(opening(grant("g1", (1, 2))), 0.0)
     core.handle(opening(grant("g2", (3, 4))), 0.0)
     core.handle(PagesAnnounced(P, ready("g1")), 0.0)
@@ -359,8 +348,7 @@ def test_a_lost_sender_fails_what_it_has_not_announced() -> None:
     assert core.handle(CopyDone("g1", CopyEnded(1), 1), 0.2)[0] == Tell("D", done)
 
 
-def test_a_lost_source_agent_is_unmapped_and_its_transfers_end() -> None:
-    core = make_core()
+def test_a_lost_source_agent_is_unmapped_and_its_transfers_end(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     core.handle(PagesAnnounced(P, ready(source_agent="far")), 0.0)
     core.handle(SourceMapped(FOREIGN, 8, LAYOUT.digest), 0.0)
@@ -371,8 +359,7 @@ def test_a_lost_source_agent_is_unmapped_and_its_transfers_end() -> None:
     assert core.gauges()["mesh_kv_foreign_pools"] == 0
 
 
-def test_leases_end_by_themselves() -> None:
-    core = make_core()
+def test_leases_end_by_themselves(core: AgentCore) -> None:
     core.handle(opening(grant(timeout_s=4)), 0.0)
     assert core.handle(Tick(), 3.9) == []
     assert codes(core.handle(Tick(), 4.0)) == ["deadline_exceeded"]
@@ -380,16 +367,14 @@ def test_leases_end_by_themselves() -> None:
     assert codes(core.handle(Tick(), 4.5)) == ["deadline_exceeded"], "until the holder closes it"
 
 
-def test_late_ends_of_copies_are_harmless() -> None:
-    core = make_core()
+def test_late_ends_of_copies_are_harmless(core: AgentCore) -> None:
     assert core.handle(CopyDone("gone", CopyEnded(1), 5), 0.0) == []
     core.handle(opening(grant()), 0.0)
     assert core.handle(CopyDone("g1", CopyEnded(1), 5), 0.0) == []
     assert core.gauges()["mesh_kv_transfer_bytes_total"] == 10
 
 
-def test_draining_takes_no_new_grants_but_ends_old_ones() -> None:
-    core = make_core()
+def test_draining_takes_no_new_grants_but_ends_old_ones(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     assert core.handle(Draining(), 0.0) == []
     assert codes(core.handle(opening(grant("g2", (3,))), 0.0)) == ["draining"]
@@ -397,8 +382,7 @@ def test_draining_takes_no_new_grants_but_ends_old_ones() -> None:
     assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
 
 
-def test_every_grant_of_an_earlier_incarnation_is_revoked_however_late_it_came() -> None:
-    core = make_core()
+def test_every_grant_of_an_earlier_incarnation_is_revoked_however_late_it_came(core: AgentCore) -> None:
     older, newer = D, D._replace(epoch=D.epoch + 1)
     core.handle(opening(grant("g1", (1, 2))), 0.0)
     asked = grant("g2", (3, 4))
@@ -414,8 +398,7 @@ def test_every_grant_of_an_earlier_incarnation_is_revoked_however_late_it_came()
     assert not core._sessions["g2"].has_ended
 
 
-def test_timers_do_not_pile_up() -> None:
-    core = make_core()
+def test_timers_do_not_pile_up(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     for number in range(1000):
         core.handle(opening(grant(timeout_s=20.0)), number * 0.001)

@@ -60,8 +60,12 @@ def state(made: MemoryCore) -> str:
     return group.state
 
 
-def test_the_scheduler_goes_first_and_the_pool_last() -> None:
-    made = core()
+@pytest.fixture
+def made() -> MemoryCore:
+    return core()
+
+
+def test_the_scheduler_goes_first_and_the_pool_last(made: MemoryCore) -> None:
     desired = DesiredState(True, "reload")
     *commands, answer = release(made)
     assert commands == [Mark("g", desired), StopCopies("g"), AskLetGo("g", 1, S, desired)]
@@ -103,8 +107,7 @@ def test_memory_that_is_not_there_leaves_it_released_and_says_why() -> None:
     assert made.describe()[0].reason == ""
 
 
-def test_kv_that_is_kept_is_offered_again() -> None:
-    made = core()
+def test_kv_that_is_kept_is_offered_again(made: MemoryCore) -> None:
     release(made, keep_kv=True)
     made.handle(CopiesEnded("g"), 0.0)
     made.handle(Done("g", 1, S), 0.0)
@@ -117,8 +120,7 @@ def test_kv_that_is_kept_is_offered_again() -> None:
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_who_was_asked_to_let_go_is_waited_for_before_its_state_is_heard_of(is_done: bool) -> None:
-    made = core()
+def test_who_was_asked_to_let_go_is_waited_for_before_its_state_is_heard_of(made: MemoryCore, is_done: bool) -> None:
     release(made, keep_kv=True)
     made.handle(CopiesEnded("g"), 0.0)
     made.handle(Done("g", 1, S), 0.0)
@@ -132,8 +134,7 @@ def test_who_was_asked_to_let_go_is_waited_for_before_its_state_is_heard_of(is_d
     assert state(made) == HELD
 
 
-def test_who_does_not_answer_is_asked_again_and_named() -> None:
-    made = core()
+def test_who_does_not_answer_is_asked_again_and_named(made: MemoryCore) -> None:
     release(made)
     assert made.handle(NotDone("g", 1, S, "no answer"), 3.0) == []
     assert made.next_deadline == 4.0
@@ -143,8 +144,7 @@ def test_who_does_not_answer_is_asked_again_and_named() -> None:
     assert made.next_deadline is None
 
 
-def test_all_who_do_not_answer_are_asked_again_at_once() -> None:
-    made = core()
+def test_all_who_do_not_answer_are_asked_again_at_once(made: MemoryCore) -> None:
     other = Address("worker-g.1", 1)
     made.handle(seen((S, "ready"), (W, "ready"), (other, "ready")), 0.0)
     release(made)
@@ -155,8 +155,7 @@ def test_all_who_do_not_answer_are_asked_again_at_once() -> None:
     assert {one.holder for one in made.handle(Tick(), 4.0)} == {W, other}
 
 
-def test_the_dead_hold_nothing_and_who_comes_late_is_asked() -> None:
-    made = core()
+def test_the_dead_hold_nothing_and_who_comes_late_is_asked(made: MemoryCore) -> None:
     made.handle(CopiesEnded("g"), 0.0)
     release(made)
     made.handle(CopiesEnded("g"), 0.0)
@@ -169,8 +168,7 @@ def test_the_dead_hold_nothing_and_who_comes_late_is_asked() -> None:
     assert made.handle(Done("g", 7, zombie), 0.0) == [], "another order's"
 
 
-def test_whoever_mapped_is_a_holder_before_it_is_a_member() -> None:
-    made = core()
+def test_whoever_mapped_is_a_holder_before_it_is_a_member(made: MemoryCore) -> None:
     starting = Address("worker-g", 5)
     made.handle(seen(), 0.0)
     made.handle(Mapped("g", starting), 0.0)
@@ -221,8 +219,7 @@ def test_a_backup_is_gone_with_its_process() -> None:
         (ReleaseMemory(keep_weights=True), "already_released"),
     ],
 )
-def test_wishes_that_cannot_be(message: Any, code: str) -> None:
-    made = core()
+def test_wishes_that_cannot_be(made: MemoryCore, message: Any, code: str) -> None:
     if code == "already_released":
         release(made)
     (refused,) = made.handle(Wanted(9, message), 0.0)

@@ -28,6 +28,11 @@ def names(members):
     return [str(m.address) for m in members]
 
 
+@pytest.fixture
+def core():
+    return RegistryCore(1, LEASE, 0.0)
+
+
 def test_who_joins_first_gets_a_snapshot_and_the_others_a_change():
     core = RegistryCore(3, LEASE, 0.0)
     first = join(core, member("a"))
@@ -40,8 +45,7 @@ def test_who_joins_first_gets_a_snapshot_and_the_others_a_change():
     assert second.joined.lease_s == LEASE
 
 
-def test_two_that_are_one_incarnation_at_different_places_are_told_apart():
-    core = RegistryCore(1, LEASE, 0.0)
+def test_two_that_are_one_incarnation_at_different_places_are_told_apart(core):
     first = member("supervisor.d", epoch=7)
     second = msgspec.structs.replace(first, endpoint=Endpoint("elsewhere", "d"))
     join(core, first)
@@ -53,8 +57,7 @@ def test_two_that_are_one_incarnation_at_different_places_are_told_apart():
     assert sorted(names(join(core, second).joined.members)) == ["supervisor.d#7"]
 
 
-def test_an_update_by_whoever_is_current_needs_no_snapshot():
-    core = RegistryCore(1, LEASE, 0.0)
+def test_an_update_by_whoever_is_current_needs_no_snapshot(core):
     view = Membership()
     view.reset(1, join(core, member("a")).joined.version, [])
     same = join(core, member("a"), view=view)
@@ -65,8 +68,7 @@ def test_an_update_by_whoever_is_current_needs_no_snapshot():
     assert update.change.upserted[0].state == DRAINING
 
 
-def test_who_knows_what_was_told_last_needs_no_snapshot_for_what_has_gathered_since():
-    core = RegistryCore(1, LEASE, 0.0)
+def test_who_knows_what_was_told_last_needs_no_snapshot_for_what_has_gathered_since(core):
     told = join(core, member("a", state=STARTING)).joined.version
     for name in "bcd":
         join(core, member(name))
@@ -103,8 +105,7 @@ def test_who_returns_brings_along_those_of_its_host_whose_leases_ran_out_with_it
     assert not core.expire(2 * LEASE)
 
 
-def test_leases_end_unless_renewed():
-    core = RegistryCore(1, LEASE, 0.0)
+def test_leases_end_unless_renewed(core):
     join(core, member("a"))
     join(core, member("b"))
     assert core.next_expiry() == LEASE
@@ -120,8 +121,7 @@ def test_leases_end_unless_renewed():
     assert core.next_expiry() == FOREVER
 
 
-def test_a_new_incarnation_replaces_and_an_old_one_is_stale():
-    core = RegistryCore(1, LEASE, 0.0)
+def test_a_new_incarnation_replaces_and_an_old_one_is_stale(core):
     join(core, member("a"))
     change = join(core, member("a", 2)).change
     assert [d.address for d in change.left] == [Address("a", 1)]
@@ -131,9 +131,8 @@ def test_a_new_incarnation_replaces_and_an_old_one_is_stale():
     assert core.leave(Address("a", 1), "late") is None
 
 
-def test_epochs_of_who_has_left_do_not_come_again():
+def test_epochs_of_who_has_left_do_not_come_again(core):
     """Its host has lost its files, and its clock is behind."""
-    core = RegistryCore(1, LEASE, 0.0)
     join(core, member("a", epoch=1_700_000_000))
     assert core.expire(LEASE) is not None
     with pytest.raises(Stale) as caught:
@@ -253,8 +252,7 @@ def test_nobody_is_said_to_have_an_epoch_that_the_next_cannot_go_above():
         join(core, member("worker-0.e", MAX_EPOCH))
 
 
-def test_after_an_absence_of_its_own_every_lease_starts_again():
-    core = RegistryCore(1, LEASE, 0.0)
+def test_after_an_absence_of_its_own_every_lease_starts_again(core):
     core.admit(member("registry"))
     join(core, member("a"))
     core.forgive(60.0)

@@ -11,9 +11,11 @@ from tests.nodes.scheduler.scheduler_world import World
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, Any, Any]:
     """After the test, in its own time: whatever it left under way ends, and then nothing may be held anywhere."""
-    World.unchecked.clear()
-    result = yield
-    for world in list(World.unchecked):
-        world.settle()
-        world.check()
-    return result
+    try:
+        result = yield
+        for world in list(World.unchecked):
+            world.settle()
+            world.check()
+        return result
+    finally:
+        World.unchecked.clear()

@@ -1,6 +1,7 @@
 """Page credit, projected growth, and who is let in."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from nodes.protocol.steps import RowColumn
@@ -18,8 +19,12 @@ def sequence(length: int, max_length: int, *, prompt: int | None = None) -> Sequ
     return one
 
 
-def test_growth_is_a_share_of_what_is_left() -> None:
-    growth = GrowthEstimate(4)
+@pytest.fixture
+def growth() -> GrowthEstimate:
+    return GrowthEstimate(4)
+
+
+def test_growth_is_a_share_of_what_is_left(growth: GrowthEstimate) -> None:
     growth.new_token_ratio = 0.5
     assert growth.num_pages(sequence(10, 31)) == 3, "20 tokens more have KV, half of them are expected"
     assert growth.num_pages(sequence(10, 11)) == 0
@@ -29,8 +34,7 @@ def test_growth_is_a_share_of_what_is_left() -> None:
     assert growth.num_pages(ordered) == 0
 
 
-def test_the_share_sinks_with_steps_and_rises_with_preemptions() -> None:
-    growth = GrowthEstimate(4)
+def test_the_share_sinks_with_steps_and_rises_with_preemptions(growth: GrowthEstimate) -> None:
     for _ in range(10_000):
         growth.stepped()
     assert growth.new_token_ratio == LEAST_RATIO
@@ -45,8 +49,7 @@ def test_the_share_sinks_with_steps_and_rises_with_preemptions() -> None:
     assert growth.new_token_ratio == FIRST_RATIO
 
 
-def test_credit_counts_the_growth_of_all_who_run() -> None:
-    growth = GrowthEstimate(4)
+def test_credit_counts_the_growth_of_all_who_run(growth: GrowthEstimate) -> None:
     growth.new_token_ratio = 1.0
     running = sequence(8, 17)
     credit = Credit(growth, 10, [running])
@@ -58,15 +61,13 @@ def test_credit_counts_the_growth_of_all_who_run() -> None:
     assert not credit.take(sequence(400, 500), 100)
 
 
-def test_whoever_is_alone_needs_no_credit_for_growth() -> None:
-    growth = GrowthEstimate(4)
+def test_whoever_is_alone_needs_no_credit_for_growth(growth: GrowthEstimate) -> None:
     credit = Credit(growth, 10, [])
     assert not credit.take(sequence(44, 45), 11)
     assert credit.take(sequence(40, 9999), 10)
 
 
-def test_pages_are_left_to_those_who_go_first() -> None:
-    growth = GrowthEstimate(4)
+def test_pages_are_left_to_those_who_go_first(growth: GrowthEstimate) -> None:
     credit = Credit(growth, 10, [])
     credit.set_aside(6)
     assert not credit.take(sequence(20, 21), 5)

@@ -66,15 +66,18 @@ def stopping(number: int) -> list[int]:
 # requests
 
 
-def test_the_end_token_is_sent_and_counted_and_says_stop() -> None:
-    world = started()
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+def test_the_end_token_is_sent_and_counted_and_says_stop(world: World) -> None:
     request = world.submit(stopping(4), "m", max_tokens=20)
     world.settle()
     assert (request.output_ids[-1], len(request.output_ids), request.finish) == (EOS, 4, "stop")
 
 
-def test_rules_of_ending() -> None:
-    world = started()
+def test_rules_of_ending(world: World) -> None:
     tokens = stopping(3)
     ignoring = world.submit(tokens, "m", max_tokens=6, ignore_eos=True)
     second = expected(tokens, ignoring.stop, 256)[0][1]
@@ -87,8 +90,7 @@ def test_rules_of_ending() -> None:
     assert (nothing.finish, nothing.output_ids) == ("length", [])
 
 
-def test_no_end_or_stop_id_is_drawn_within_min_tokens_and_the_next_one_ends() -> None:
-    world = started()
+def test_no_end_or_stop_id_is_drawn_within_min_tokens_and_the_next_one_ends(world: World) -> None:
     tokens = stopping(3)
     patient = world.submit(tokens, "m", max_tokens=200, min_tokens=4)
     ignoring = world.submit(tokens, "m", max_tokens=200, min_tokens=4, ignore_eos=True)
@@ -183,8 +185,7 @@ def test_a_full_queue_sends_requests_elsewhere() -> None:
     assert [request.failure for request in requests] == ["", "", "", "overloaded"]
 
 
-def test_repeats_are_answered_alike_and_what_is_over_stays_over() -> None:
-    world = started()
+def test_repeats_are_answered_alike_and_what_is_over_stays_over(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=3)
     world.send_submit(request)
     world.settle()
@@ -194,8 +195,7 @@ def test_repeats_are_answered_alike_and_what_is_over_stays_over() -> None:
     assert world.refused == [("m", "attempt_over")]
 
 
-def test_a_newer_attempt_ends_the_older_one() -> None:
-    world = started()
+def test_a_newer_attempt_ends_the_older_one(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=9, ignore_eos=True)
     while len(request.output_ids) < 3:
         world.deliver(world.busy_links()[0])
@@ -210,8 +210,7 @@ def test_a_newer_attempt_ends_the_older_one() -> None:
     assert world.refused == [("m", "attempt_over")]
 
 
-def test_an_attempt_that_a_gateway_submits_for_another() -> None:
-    world = started()
+def test_an_attempt_that_a_gateway_submits_for_another(world: World) -> None:
     core = world.cores["m"]
     request = world.submit(prompt(9), "m")
     packet = world.links[EDGE, "m"].pop()
@@ -223,8 +222,7 @@ def test_an_attempt_that_a_gateway_submits_for_another() -> None:
 
 
 @pytest.mark.parametrize("after", range(12))
-def test_cancelled_at_any_moment_everything_is_free_within_a_step(after) -> None:
-    world = started()
+def test_cancelled_at_any_moment_everything_is_free_within_a_step(world: World, after) -> None:
     request = world.submit(prompt(30), "m", max_tokens=20, ignore_eos=True)
     for _ in range(after):
         world.deliver(world.busy_links()[0])
@@ -234,8 +232,7 @@ def test_cancelled_at_any_moment_everything_is_free_within_a_step(after) -> None
     world.flush()
 
 
-def test_cancelling_what_is_unknown_is_answered_and_remembered() -> None:
-    world = started()
+def test_cancelling_what_is_unknown_is_answered_and_remembered(world: World) -> None:
     request = world.submit(prompt(9), "m")
     (submit,) = [world.links[EDGE, "m"].pop()]
     world.cancel(request)
@@ -245,8 +242,7 @@ def test_cancelling_what_is_unknown_is_answered_and_remembered() -> None:
     assert world.refused == [("m", "attempt_over")]
 
 
-def test_other_questions_are_refused() -> None:
-    world = started()
+def test_other_questions_are_refused(world: World) -> None:
     assert world.cores["m"].handle(Asked(Address("x", 1), Load(group="", phase="", num_running=0, num_waiting=0,
         num_free_pages=0, num_pages=0), 5), world.now) == [
         Refuse(5, "not_served", "a scheduler does not answer Load")
@@ -258,8 +254,7 @@ def test_other_questions_are_refused() -> None:
 # steps
 
 
-def test_the_worker_never_waits_for_the_scheduler() -> None:
-    world = started()
+def test_the_worker_never_waits_for_the_scheduler(world: World) -> None:
     request = world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
     world.flush("w-m")
     first, second = world.links["m", "w-m"]
@@ -271,8 +266,7 @@ def test_the_worker_never_waits_for_the_scheduler() -> None:
     assert world.workers["w-m"].num_rows == 9, "the last token is known to be the last: nothing is computed in vain"
 
 
-def test_a_row_that_hangs_on_an_end_is_thrown_away_and_its_pages_wait_for_it() -> None:
-    world = started()
+def test_a_row_that_hangs_on_an_end_is_thrown_away_and_its_pages_wait_for_it(world: World) -> None:
     request = world.submit(stopping(3), "m", max_tokens=20)
     core = world.cores["m"]
     while not request.finish:
@@ -284,8 +278,7 @@ def test_a_row_that_hangs_on_an_end_is_thrown_away_and_its_pages_wait_for_it() -
     assert world.workers["w-m"].num_rows == 4
 
 
-def test_pages_are_shared_only_once_their_step_is_acknowledged() -> None:
-    world = started()
+def test_pages_are_shared_only_once_their_step_is_acknowledged(world: World) -> None:
     world.submit(prompt(30), "m", max_tokens=1)
     world.flush("w-m")
     core = world.cores["m"]
@@ -316,8 +309,7 @@ def test_a_small_worker_gets_small_steps() -> None:
     assert max(tokens for _, tokens in world.workers["w-m"].row_counts) <= 6
 
 
-def test_a_row_that_cannot_be_computed_fails_alone() -> None:
-    world = started()
+def test_a_row_that_cannot_be_computed_fails_alone(world: World) -> None:
     world.workers["w-m"].poison = {901}
     bad = world.submit([*prompt(9), 901], "m")
     good = world.submit(prompt(9, 3), "m")
@@ -450,8 +442,7 @@ def test_a_lone_request_that_cannot_go_on_is_handed_back() -> None:
 # streams
 
 
-def test_resends_after_the_end_until_the_gateway_has_everything() -> None:
-    world = started()
+def test_resends_after_the_end_until_the_gateway_has_everything(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=5)
     core = world.cores["m"]
     while core.attempts.num_finished == 0:
@@ -467,8 +458,7 @@ def test_resends_after_the_end_until_the_gateway_has_everything() -> None:
     assert core.attempts.num_finished == 0
 
 
-def test_what_nobody_asks_for_is_forgotten_after_a_lease() -> None:
-    world = started()
+def test_what_nobody_asks_for_is_forgotten_after_a_lease(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=5)
     core = world.cores["m"]
     while core.attempts.num_finished == 0:
@@ -480,8 +470,7 @@ def test_what_nobody_asks_for_is_forgotten_after_a_lease() -> None:
     core.assert_idle()
 
 
-def test_who_asks_for_what_is_unknown_is_told_so() -> None:
-    world = started()
+def test_who_asks_for_what_is_unknown_is_told_so(world: World) -> None:
     gap = ResendFrom("r", 3, 0)
     (command,) = world.cores["m"].handle(Told(Address("x", 1), Resend(streams=[gap])), world.now)
     assert command.actor_id == "x"
@@ -493,8 +482,7 @@ def told_to(world: World, actor_id: str, message: object) -> list[TokenBatch]:
     return [one.message for one in commands if isinstance(one, Tell) and one.actor_id == actor_id]
 
 
-def test_detokenizers_and_gateways_ask_differently() -> None:
-    world = started()
+def test_detokenizers_and_gateways_ask_differently(world: World) -> None:
     core = world.cores["m"]
     request = world.submit(prompt(9), "m", max_tokens=40, ignore_eos=True)
     while len(request.output_ids) < 4:
@@ -528,8 +516,7 @@ def test_detokenizers_and_gateways_ask_differently() -> None:
     world.flush()
 
 
-def test_a_stop_string_ends_an_attempt_and_keeps_its_tokens() -> None:
-    world = started()
+def test_a_stop_string_ends_an_attempt_and_keeps_its_tokens(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=40, ignore_eos=True)
     while len(request.output_ids) < 4:
         world.deliver(world.busy_links()[0])
@@ -547,8 +534,7 @@ def test_a_stop_string_ends_an_attempt_and_keeps_its_tokens() -> None:
     world.flush()
 
 
-def test_a_lost_gateway_frees_everything() -> None:
-    world = started()
+def test_a_lost_gateway_frees_everything(world: World) -> None:
     for base in range(4):
         world.submit(prompt(30, base), "m", max_tokens=40).is_cancelled = True
     world.flush("w-m")
@@ -625,8 +611,7 @@ def test_a_prompt_that_is_too_long_for_the_prefill_pool_is_prefilled_where_it_is
     assert all(request.finish for request in requests)
 
 
-def test_an_order_is_refused_where_it_cannot_be_served() -> None:
-    world = started()
+def test_an_order_is_refused_where_it_cannot_be_served(world: World) -> None:
     core = world.cores["m"]
 
     def ask(grant_id: str, tokens: list[int], **more) -> object:
@@ -685,8 +670,7 @@ def test_ready_when_the_worker_is_ours_and_said_when_it_is_gone() -> None:
     assert world.announced[2:] == [("m", None, True)]
 
 
-def test_late_news_of_a_dead_worker_is_not_told_on() -> None:
-    world = started()
+def test_late_news_of_a_dead_worker_is_not_told_on(world: World) -> None:
     world.restart_worker("m")
     world.flush()
     announced = len(world.announced)
@@ -694,8 +678,7 @@ def test_late_news_of_a_dead_worker_is_not_told_on() -> None:
     assert len(world.announced) == announced
 
 
-def test_a_worker_that_was_replaced_without_a_word_is_found_in_the_members() -> None:
-    world = started()
+def test_a_worker_that_was_replaced_without_a_word_is_found_in_the_members(world: World) -> None:
     request = world.submit(prompt(5), "m")
     world.flush("w-m")
     world.workers["w-m"].restart()
@@ -741,8 +724,7 @@ def test_asks_are_repeated_at_once_when_the_peer_is_back() -> None:
 # the rest
 
 
-def test_draining_refuses_what_is_new_and_finishes_what_is_here() -> None:
-    world = started()
+def test_draining_refuses_what_is_new_and_finishes_what_is_here(world: World) -> None:
     request = world.submit(prompt(30), "m", max_tokens=9)
     world.flush("w-m")
     core = world.cores["m"]
@@ -768,8 +750,7 @@ def drain(world: World, scheduler: str, worker: str, *, is_drained: bool = True)
         world.event(scheduler, MembersChanged(ready))
 
 
-def test_requests_do_not_wait_for_a_worker_that_was_drained() -> None:
-    world = started()
+def test_requests_do_not_wait_for_a_worker_that_was_drained(world: World) -> None:
     world.leave()
     request = world.submit(prompt(30), "m", max_tokens=50, ignore_eos=True)
     world.flush("w-m")
@@ -785,8 +766,7 @@ def test_requests_do_not_wait_for_a_worker_that_was_drained() -> None:
     assert request.failure == "draining"
 
 
-def test_nothing_waits_for_a_worker_that_stays_away_as_its_supervisor_says() -> None:
-    world = started()
+def test_nothing_waits_for_a_worker_that_stays_away_as_its_supervisor_says(world: World) -> None:
     running, ready = [], {EDGE: ReadyPeer("detokenizer", 1)}
     for base in range(2):
         running.append(world.submit(prompt(30, base), "m", max_tokens=50, ignore_eos=True))
@@ -811,8 +791,7 @@ def test_nothing_waits_for_a_worker_that_stays_away_as_its_supervisor_says() -> 
         assert again.finish
 
 
-def test_a_worker_that_is_renewed_in_time_goes_on_with_what_it_had() -> None:
-    world = started()
+def test_a_worker_that_is_renewed_in_time_goes_on_with_what_it_had(world: World) -> None:
     request = world.submit(prompt(30), "m", max_tokens=9, ignore_eos=True)
     world.flush("w-m")
     drain(world, "m", "w-m")
@@ -826,8 +805,7 @@ def test_a_worker_that_is_renewed_in_time_goes_on_with_what_it_had() -> None:
     assert late.finish
 
 
-def test_an_idle_scheduler_wants_nothing() -> None:
-    world = started()
+def test_an_idle_scheduler_wants_nothing(world: World) -> None:
     world.advance(world.now + 1)
     core = world.cores["m"]
     assert core.next_deadline() is None
@@ -839,8 +817,7 @@ def test_an_idle_scheduler_wants_nothing() -> None:
     assert core.next_deadline() is None
 
 
-def test_load_is_published_when_it_changed_and_not_too_often() -> None:
-    world = started()
+def test_load_is_published_when_it_changed_and_not_too_often(world: World) -> None:
     for base in range(8):
         world.submit(prompt(20, base), "m", max_tokens=20)
     world.settle()
@@ -852,8 +829,7 @@ def test_load_is_published_when_it_changed_and_not_too_often() -> None:
     assert (last.num_running, last.num_waiting, last.num_free_pages, last.num_pages) == (0, 0, 59, 59)
 
 
-def test_cache_events_are_published_from_the_start() -> None:
-    world = started()
+def test_cache_events_are_published_from_the_start(world: World) -> None:
     world.submit(prompt(9), "m", max_tokens=1)
     world.settle()
     published = [message for _, topic, message in world.published if topic == "kv_events"]
@@ -863,8 +839,7 @@ def test_cache_events_are_published_from_the_start() -> None:
     assert [event.token_ids for event in events if isinstance(event, PageStored)] == [prompt(9)[:4], prompt(9)[4:8]]
 
 
-def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again() -> None:
-    world = started()
+def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(world: World) -> None:
     world.submit(prompt(9), "m", max_tokens=1)
     world.settle()
 
@@ -884,8 +859,7 @@ def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(
     assert events() == ["CacheCleared", "PageStored", "PageStored"]
 
 
-def test_figures() -> None:
-    world = started()
+def test_figures(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=4)
     world.flush("w-m")
     stats = world.cores["m"].stats()
@@ -902,8 +876,7 @@ def test_figures() -> None:
     assert all(isinstance(value, float) for value in stats.values())
 
 
-def test_a_page_in_two_books_is_named() -> None:
-    world = started()
+def test_a_page_in_two_books_is_named(world: World) -> None:
     world.leave()
     core = world.cores["m"]
     core.cache.blocks.allocator._states[5] = core.cache.blocks.allocator.state(0)

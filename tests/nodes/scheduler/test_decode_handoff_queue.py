@@ -114,6 +114,11 @@ CLOSING = (CLOSE, "a", CloseGrant(grant_id=ID))
 CANCELLING = (CANCEL, "p", CancelPrefill(grant_ids=[ID]))
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 def test_an_incarnation_whose_epoch_comes_again_names_no_grant_as_the_one_before_did() -> None:
     """Its host has lost its files; prefill still remembers which prefills the one before has cancelled."""
     names: list[set[str]] = []
@@ -124,8 +129,7 @@ def test_an_incarnation_whose_epoch_comes_again_names_no_grant_as_the_one_before
     assert len(names[0] | names[1]) == 6
 
 
-def test_pages_are_granted_before_the_prefill_is_ordered() -> None:
-    bench = Bench()
+def test_pages_are_granted_before_the_prefill_is_ordered(bench: Bench) -> None:
     one = bench.open(cached=True)
     ((kind, actor_id, message),) = bench.taken()
     assert (kind, actor_id) == (OPEN, "a")
@@ -146,8 +150,7 @@ def test_pages_are_granted_before_the_prefill_is_ordered() -> None:
 
 
 @pytest.mark.parametrize("pulled_first", [True, False])
-def test_done_when_pages_and_token_are_here_in_any_order(pulled_first) -> None:
-    bench = Bench()
+def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_first) -> None:
     one = bench.ordered()
     pulled = PagesPulled(grant_id=ID, num_pages=3, complete=True)
     done = PrefillDone(grant_id=ID, token_id=77, num_cached_tokens=4)
@@ -169,8 +172,7 @@ def test_done_when_pages_and_token_are_here_in_any_order(pulled_first) -> None:
     assert bench.deadlines.next() is None
 
 
-def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask() -> None:
-    bench = Bench()
+def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask(bench: Bench) -> None:
     for prefill in ("p", "p", "q"):
         bench.ordered(prefill=prefill)
     for number, sender in ((1, P), (2, P), (3, Address("q", 1))):
@@ -222,8 +224,7 @@ CAUSES = ["prefill failed", "transfer failed", "order refused", "too long", "pre
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_pages_of_a_failed_handoff_wait_for_the_agents_word(cause) -> None:
-    bench = Bench()
+def test_pages_of_a_failed_handoff_wait_for_the_agents_word(bench: Bench, cause) -> None:
     one = bench.ordered()
     outcome = failing(bench, cause)
     assert (outcome.sequence, outcome.complete) == (one, False)
@@ -238,8 +239,7 @@ def test_pages_of_a_failed_handoff_wait_for_the_agents_word(cause) -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(cause) -> None:
-    bench = Bench()
+def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(bench: Bench, cause) -> None:
     one = bench.ordered(cached=True)
     bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
     assert not failing(bench, cause).complete
@@ -251,8 +251,7 @@ def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(cause) -> None:
     assert bench.cache.num_available() == 19
 
 
-def test_what_was_found_in_a_cache_at_the_first_try_is_what_counts() -> None:
-    bench = Bench()
+def test_what_was_found_in_a_cache_at_the_first_try_is_what_counts(bench: Bench) -> None:
     one = bench.ordered(cached=True)
     one.num_cached_tokens = 0
     bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
@@ -262,8 +261,7 @@ def test_what_was_found_in_a_cache_at_the_first_try_is_what_counts() -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_pages_that_are_all_in_are_good_whatever_fails_after(cause) -> None:
-    bench = Bench()
+def test_pages_that_are_all_in_are_good_whatever_fails_after(bench: Bench, cause) -> None:
     one = bench.ordered()
     bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=3, complete=True), 1.5)
     outcome = failing(bench, cause)
@@ -275,8 +273,7 @@ def test_pages_that_are_all_in_are_good_whatever_fails_after(cause) -> None:
 
 
 @pytest.mark.parametrize("code", ["unreachable", "peer_lost", "too_many_grants"])
-def test_a_grant_that_cannot_be_opened_leaves_its_pages_free(code) -> None:
-    bench = Bench()
+def test_a_grant_that_cannot_be_opened_leaves_its_pages_free(bench: Bench, code) -> None:
     one = bench.open()
     bench.taken()
     outcome = bench.refused(OPEN, code, 1.0)
@@ -286,8 +283,7 @@ def test_a_grant_that_cannot_be_opened_leaves_its_pages_free(code) -> None:
 
 
 @pytest.mark.parametrize("code", ["deadline_exceeded", "mailbox_full", "page_granted"])
-def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(code) -> None:
-    bench = Bench()
+def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(bench: Bench, code) -> None:
     bench.open()
     bench.taken()
     assert bench.refused(OPEN, code, 2.0) is None
@@ -298,8 +294,7 @@ def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(code) -> No
     assert isinstance(outcome, HandoffFailed)
 
 
-def test_the_order_is_renewed_as_long_as_the_handoff_lives() -> None:
-    bench = Bench()
+def test_the_order_is_renewed_as_long_as_the_handoff_lives(bench: Bench) -> None:
     bench.ordered()
     assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=[ID]), 2.0) == []
     assert bench.deadlines.pop_due(2.0 + CONFIG.order_renew_s) == (RENEW, ID)
@@ -311,8 +306,7 @@ def test_the_order_is_renewed_as_long_as_the_handoff_lives() -> None:
     assert bench.deadlines.pop_due(4.0 + CONFIG.ask_retry_s) == (RENEW, ID), "not named is not answered"
 
 
-def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up() -> None:
-    bench = Bench()
+def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up(bench: Bench) -> None:
     one = bench.ordered()
     assert bench.refused(ORDER, "deadline_exceeded", 3.0) is None
     assert bench.deadlines.next() == 3.0 + CONFIG.ask_retry_s
@@ -326,8 +320,7 @@ def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up() -> None:
     assert outcome == HandoffFailed(one, "deadline_exceeded", False)
 
 
-def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_it() -> None:
-    bench = Bench()
+def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_it(bench: Bench) -> None:
     grants = bench.grants
     assert grants.on_pulled(PagesPulled(grant_id="old", num_pages=1), 1.0) is None
     assert grants.on_transfer_failed(TransferFailed(grant_id="old", code="x", message=""), 1.0) is None
@@ -345,8 +338,7 @@ def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_
     assert bench.taken() == [cancel]
 
 
-def test_a_cancel_that_is_under_way_is_not_sent_beside() -> None:
-    bench = Bench()
+def test_a_cancel_that_is_under_way_is_not_sent_beside(bench: Bench) -> None:
     bench.ordered()
     failing(bench, "revoked")
     bench.taken()
@@ -354,8 +346,7 @@ def test_a_cancel_that_is_under_way_is_not_sent_beside() -> None:
     assert bench.taken() == []
 
 
-def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over() -> None:
-    bench = Bench()
+def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over(bench: Bench) -> None:
     bench.ordered()
     failing(bench, "revoked")
     bench.taken()
@@ -366,8 +357,7 @@ def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over() ->
     assert bench.grants.num_closing == 1
 
 
-def test_answers_that_do_not_fit_change_nothing() -> None:
-    bench = Bench()
+def test_answers_that_do_not_fit_change_nothing(bench: Bench) -> None:
     bench.open()
     bench.taken()
     number = bench.numbers[OPEN]
@@ -379,8 +369,7 @@ def test_answers_that_do_not_fit_change_nothing() -> None:
     assert bench.grants.on_closed("other", GrantClosed(grant_id="other")) == []
 
 
-def test_only_what_hangs_on_a_lost_peer_fails() -> None:
-    bench = Bench()
+def test_only_what_hangs_on_a_lost_peer_fails(bench: Bench) -> None:
     one, two = bench.ordered(), bench.ordered(prefill="q")
     assert [outcome.sequence for outcome in bench.grants.on_peer_lost("p", 2.0)] == [one]
     assert bench.grants.on_peer_lost("zzz", 2.0) == []
@@ -388,8 +377,7 @@ def test_only_what_hangs_on_a_lost_peer_fails() -> None:
     assert bench.grants.revoke(two, 2.0).sequence is two
 
 
-def test_of_grants_asked_for_together_each_comes_to_its_own_end() -> None:
-    bench = Bench()
+def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) -> None:
     sequences = [bench.open() for _ in range(4)]
     ((_, _, asked),) = bench.taken()
     good, bad, taken, unnamed = (one.grant_id for one in asked.grants)
@@ -407,8 +395,7 @@ def test_of_grants_asked_for_together_each_comes_to_its_own_end() -> None:
     assert (kind, [one.grant_id for one in asked.grants]) == (OPEN, [taken, unnamed])
 
 
-def test_of_orders_asked_for_together_each_comes_to_its_own_end() -> None:
-    bench = Bench()
+def test_of_orders_asked_for_together_each_comes_to_its_own_end(bench: Bench) -> None:
     sequences = [bench.open() for _ in range(4)]
     ((_, _, asked),) = bench.taken()
     good, bad, unnamed, over = (one.grant_id for one in asked.grants)

@@ -86,9 +86,13 @@ class Liar:
         return self.world.cores["m"].stats()
 
 
+@pytest.fixture
+def liar() -> Liar:
+    return Liar()
+
+
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_costs_its_worker_the_place_and_nobody_a_token(name: str) -> None:
-    liar = Liar()
+def test_nonsense_costs_its_worker_the_place_and_nobody_a_token(liar: Liar, name: str) -> None:
     world = liar.world
     # A chunk that draws nothing, and rows that do; the workers are healthy until all of them run.
     early = [world.submit(prompt(9, base), "m", max_tokens=12, ignore_eos=True) for base in range(3)]
@@ -109,8 +113,7 @@ def test_nonsense_costs_its_worker_the_place_and_nobody_a_token(name: str) -> No
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_can_be_dropped_is_dropped_and_counted(name: str) -> None:
-    liar = Liar()
+def test_what_can_be_dropped_is_dropped_and_counted(liar: Liar, name: str) -> None:
     liar.world.workers["w-m"].poison = {2 + 3 * 101}
     liar.lie = HARMLESS[name]
     requests = [liar.world.submit(prompt(9, base), "m", max_tokens=6) for base in range(3)]
@@ -144,8 +147,7 @@ def test_a_worker_that_lies_now_and_then(seed: int, names: list[str]) -> None:
     assert all(request.finish for request in requests)
 
 
-def test_a_request_that_makes_workers_answer_nonsense_fails_alone() -> None:
-    liar = Liar()
+def test_a_request_that_makes_workers_answer_nonsense_fails_alone(liar: Liar) -> None:
     world = liar.world
     others = [world.submit(prompt(9, base), "m", max_tokens=6) for base in range(3)]
     culprit = world.submit(prompt(11, 9), "m", max_tokens=6)
@@ -164,9 +166,8 @@ def test_a_request_that_makes_workers_answer_nonsense_fails_alone() -> None:
     assert world.workers["w-m"].epoch == 4, "twice with others, once alone"
 
 
-def test_a_worker_that_lies_and_will_not_go_is_done_without() -> None:
+def test_a_worker_that_lies_and_will_not_go_is_done_without(liar: Liar) -> None:
     """Nobody waits for ever, and nobody is told its tokens; requests are told to go elsewhere."""
-    liar = Liar()
     world = liar.world
     world.leave()
     world.workers["w-m"].is_deaf = True
@@ -196,8 +197,7 @@ def test_a_worker_that_lies_about_its_epoch_is_done_without() -> None:
     assert request.output_ids == []
 
 
-def test_a_result_from_anybody_else_is_not_looked_at() -> None:
-    liar = Liar()
+def test_a_result_from_anybody_else_is_not_looked_at(liar: Liar) -> None:
     world = liar.world
     request = world.submit(prompt(9), "m", max_tokens=3, ignore_eos=True)
     world.flush(("m", "w-m"))

@@ -2,6 +2,8 @@
 
 from array import array
 
+import pytest
+
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Adopt, Adopted, Fence, RowError, StepMismatch, StepResult
@@ -75,6 +77,11 @@ def bench() -> Bench:
     return one
 
 
+@pytest.fixture
+def one() -> Bench:
+    return bench()
+
+
 def test_nothing_is_sent_before_the_worker_is_ours() -> None:
     one = Bench()
     assert not one.pipeline.can_send
@@ -87,8 +94,7 @@ def test_nothing_is_sent_before_the_worker_is_ours() -> None:
     assert one.deadlines.next() is None
 
 
-def test_two_in_flight_and_results_in_order() -> None:
-    one = bench()
+def test_two_in_flight_and_results_in_order(one: Bench) -> None:
     one.send(0, 1)
     one.send(1, 0)
     assert not one.pipeline.can_send
@@ -101,8 +107,7 @@ def test_two_in_flight_and_results_in_order() -> None:
     assert one.deadlines.next() is None
 
 
-def test_results_of_others_are_not_ours() -> None:
-    one = bench()
+def test_results_of_others_are_not_ours(one: Bench) -> None:
     one.send(0)
     assert one.result(1, [5], W2) == []
     assert one.result(1, [5], scheduler_epoch=4) == []
@@ -111,8 +116,7 @@ def test_results_of_others_are_not_ours() -> None:
     assert one.result(1, [5]) == [[5]]
 
 
-def test_a_result_that_overtakes_shows_that_the_one_before_is_lost() -> None:
-    one = bench()
+def test_a_result_that_overtakes_shows_that_the_one_before_is_lost(one: Bench) -> None:
     one.send(0)
     one.send(0)
     sent = one.steps()
@@ -124,8 +128,7 @@ def test_a_result_that_overtakes_shows_that_the_one_before_is_lost() -> None:
     assert one.pipeline.num_refused["early"] == 1
 
 
-def test_silence_is_broken_by_repeats_then_by_adopting_again() -> None:
-    one = bench()
+def test_silence_is_broken_by_repeats_then_by_adopting_again(one: Bench) -> None:
     one.send(0, now=10.0)
     one.steps()
     assert one.deadlines.next() == 10.0 + CONFIG.step_repeat_s
@@ -146,8 +149,7 @@ def test_silence_is_broken_by_repeats_then_by_adopting_again() -> None:
     assert one.deadlines.next() == now + 17.0 + CONFIG.step_repeat_s
 
 
-def test_a_repeat_that_comes_too_late_does_nothing() -> None:
-    one = bench()
+def test_a_repeat_that_comes_too_late_does_nothing(one: Bench) -> None:
     one.pipeline.on_repeat_due(1.0)
     one.pipeline.adopt(1.0)
     one.outbox.take()
@@ -155,8 +157,7 @@ def test_a_repeat_that_comes_too_late_does_nothing() -> None:
     assert one.outbox.take() == []
 
 
-def test_a_new_worker_gets_the_unacknowledged_steps_with_known_tokens_filled_in() -> None:
-    one = bench()
+def test_a_new_worker_gets_the_unacknowledged_steps_with_known_tokens_filled_in(one: Bench) -> None:
     one.send(0, 1)
     one.send(1, 0)
     one.result(1, [5, 6])
@@ -178,8 +179,7 @@ def test_a_new_worker_gets_the_unacknowledged_steps_with_known_tokens_filled_in(
     assert one.steps() == [(3, [2], [7, 8, 42])]
 
 
-def test_late_news_of_an_earlier_worker_is_no_news() -> None:
-    one = bench()
+def test_late_news_of_an_earlier_worker_is_no_news(one: Bench) -> None:
     one.pipeline.on_worker_lost(W1, 1.0)
     one.adopted(epoch=2)
     one.outbox.take()
@@ -196,8 +196,7 @@ def test_late_news_of_an_earlier_worker_is_no_news() -> None:
     assert one.outbox.take() == [], "it is asked already"
 
 
-def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
-    one = bench()
+def test_an_answer_that_nobody_waits_for_changes_nothing(one: Bench) -> None:
     late = Adopted(worker_epoch=1, numerics="", vocab_size=99)
     assert one.pipeline.take_adopted(ADOPT, late, 1.0) is None
     assert one.pipeline.can_send
@@ -213,8 +212,7 @@ def test_adoption_is_asked_until_answered() -> None:
     assert len(one.outbox.take()) == 1
 
 
-def test_every_result_that_is_not_taken_is_counted() -> None:
-    one = bench()
+def test_every_result_that_is_not_taken_is_counted(one: Bench) -> None:
     assert one.result(1, [5]) == [], "nothing was sent yet"
     one.send(0)
     one.send(0)
@@ -232,8 +230,7 @@ def test_every_result_that_is_not_taken_is_counted() -> None:
     assert one.pipeline.can_send, "none of it is a reason to do without the worker"
 
 
-def test_a_worker_whose_answer_is_none_to_its_plan_is_fenced() -> None:
-    one = bench()
+def test_a_worker_whose_answer_is_none_to_its_plan_is_fenced(one: Bench) -> None:
     one.send(0, 1)
     one.send(1, 0)
     one.steps()
@@ -257,8 +254,7 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_fenced() -> None:
     assert one.pipeline.num_fenced == 1
 
 
-def test_a_worker_that_is_there_and_never_answers_is_fenced() -> None:
-    one = bench()
+def test_a_worker_that_is_there_and_never_answers_is_fenced(one: Bench) -> None:
     one.send(0)
     now = 0.0
     for _ in range(100):
@@ -274,9 +270,8 @@ def test_a_worker_that_is_there_and_never_answers_is_fenced() -> None:
     assert now <= 60.0
 
 
-def test_a_slow_worker_is_not_fenced_for_it() -> None:
+def test_a_slow_worker_is_not_fenced_for_it(one: Bench) -> None:
     """It answers each time just before it is asked again; only answers count, not how many steps wait for them."""
-    one = bench()
     one.send(0)
     for step in range(1, 8):
         one.pipeline._repeat_s = 16.0
@@ -287,8 +282,7 @@ def test_a_slow_worker_is_not_fenced_for_it() -> None:
     assert one.pipeline.num_fenced == 0
 
 
-def test_errors_of_rows_are_the_workers() -> None:
-    one = bench()
+def test_errors_of_rows_are_the_workers(one: Bench) -> None:
     one.send(0, 1, 2)
     error = RowError(1, "poisoned_request", "it raised")
     result = StepResult(scheduler_epoch=5, step=1, token_ids=[5, -1, 6], errors=[error])
@@ -297,8 +291,7 @@ def test_errors_of_rows_are_the_workers() -> None:
     assert step.errors == {1: error}
 
 
-def test_a_placeholder_of_a_failed_row_is_computed_on_something() -> None:
-    one = bench()
+def test_a_placeholder_of_a_failed_row_is_computed_on_something(one: Bench) -> None:
     one.send(0, 1)
     one.send(0, 1)
     one.result(1, [-1, 6], errors=[RowError(0, "poisoned_request", "")])
@@ -307,8 +300,7 @@ def test_a_placeholder_of_a_failed_row_is_computed_on_something() -> None:
     assert one.steps() == [(2, [], [0, 6])]
 
 
-def test_what_a_new_worker_computes_again_is_counted() -> None:
-    one = bench()
+def test_what_a_new_worker_computes_again_is_counted(one: Bench) -> None:
     one.send(0, 1)
     one.send(0)
     one.pipeline.on_worker_lost(W1, 1.0)
@@ -319,8 +311,7 @@ def test_what_a_new_worker_computes_again_is_counted() -> None:
     assert one.pipeline.num_recomputed_tokens == 3
 
 
-def test_a_step_carries_a_deadline_by_what_steps_took_and_more_for_the_next_worker() -> None:
-    one = bench()
+def test_a_step_carries_a_deadline_by_what_steps_took_and_more_for_the_next_worker(one: Bench) -> None:
 
     def timeouts() -> list[float]:
         return [command.plan.timeout_s for command in one.outbox.take() if isinstance(command, SendStep)]
@@ -336,8 +327,7 @@ def test_a_step_carries_a_deadline_by_what_steps_took_and_more_for_the_next_work
     assert timeouts() == [280.0, 280.0], "the deadline may have been what ended the one before"
 
 
-def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second_time_it_is_fenced() -> None:
-    one = bench()
+def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second_time_it_is_fenced(one: Bench) -> None:
     one.send(0)
     one.send(1)
     one.result(1, [5])

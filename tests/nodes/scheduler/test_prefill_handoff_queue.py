@@ -79,8 +79,12 @@ def ready(one: Sequence, first: int, end: int) -> tuple[str, PagesReady]:
 DONE = ("d", PrefillDone(grant_id="g", token_id=77, num_cached_tokens=0))
 
 
-def test_pages_are_announced_as_soon_as_they_are_full_and_the_last_with_the_token() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_pages_are_announced_as_soon_as_they_are_full_and_the_last_with_the_token(bench: Bench) -> None:
     one = bench.accept()
     bench.computed(one, 4, 1.0)
     assert bench.told() == [], "decode has the first page"
@@ -92,8 +96,7 @@ def test_pages_are_announced_as_soon_as_they_are_full_and_the_last_with_the_toke
     assert bench.orders.num_done == 1
 
 
-def test_a_prompt_of_whole_pages_has_nothing_left_to_announce_with_the_token() -> None:
-    bench = Bench()
+def test_a_prompt_of_whole_pages_has_nothing_left_to_announce_with_the_token(bench: Bench) -> None:
     one = bench.accept(token_ids=list(range(12)))
     one.reserve(12, PAGE)
     bench.computed(one, 12, 1.0)
@@ -103,8 +106,7 @@ def test_a_prompt_of_whole_pages_has_nothing_left_to_announce_with_the_token() -
     assert bench.told() == [("d", PrefillDone(grant_id="g", token_id=77, num_cached_tokens=4))]
 
 
-def test_the_token_says_how_long_the_order_waited_and_was_computed() -> None:
-    bench = Bench()
+def test_the_token_says_how_long_the_order_waited_and_was_computed(bench: Bench) -> None:
     one = bench.accept(now=1.0)
     one.entered_at = 3.5
     bench.orders.on_token(one, 77, b"", 4.0)
@@ -113,8 +115,7 @@ def test_the_token_says_how_long_the_order_waited_and_was_computed() -> None:
     assert [(message.queue_s, message.prefill_s) for message in news.done] == [(2.5, 0.5)]
 
 
-def test_what_is_not_acknowledged_is_told_again_at_growing_intervals() -> None:
-    bench = Bench()
+def test_what_is_not_acknowledged_is_told_again_at_growing_intervals(bench: Bench) -> None:
     one = bench.accept()
     bench.computed(one, 8, 0.0)
     bench.told()
@@ -138,8 +139,7 @@ def test_what_is_not_acknowledged_is_told_again_at_growing_intervals() -> None:
     assert bench.told() == [ready(one, 0, 2), DONE], "so that the agent says once more that all are in"
 
 
-def test_cancelled_is_gone_and_does_not_come_back(monkeypatch) -> None:
-    bench = Bench()
+def test_cancelled_is_gone_and_does_not_come_back(bench: Bench, monkeypatch) -> None:
     one = bench.accept()
     assert "g" in bench.orders
     assert bench.orders.cancel("g") is one
@@ -167,16 +167,14 @@ def test_orders_that_make_no_sense(more, code) -> None:
     assert Bench().orders.refusal(order(**more)).code == code
 
 
-def test_only_so_many_are_held() -> None:
-    bench = Bench()
+def test_only_so_many_are_held(bench: Bench) -> None:
     bench.accept("g")
     bench.accept("h")
     refusal = bench.orders.refusal(order("i"))
     assert (refusal.code, refusal.retryable) == ("overloaded", True)
 
 
-def test_a_failure_is_told_until_it_is_cancelled_and_holds_nothing() -> None:
-    bench = Bench()
+def test_a_failure_is_told_until_it_is_cancelled_and_holds_nothing(bench: Bench) -> None:
     one = bench.accept()
     assert bench.orders.fail("g", "poisoned_request", "it raised", 1.0) is one
     failed = ("d", PrefillFailed(grant_id="g", code="poisoned_request", message="it raised"))
@@ -189,8 +187,7 @@ def test_a_failure_is_told_until_it_is_cancelled_and_holds_nothing() -> None:
     assert bench.orders.cancel("g") is None
 
 
-def test_a_transfer_that_failed_fails_the_order_even_when_its_token_is_drawn() -> None:
-    bench = Bench()
+def test_a_transfer_that_failed_fails_the_order_even_when_its_token_is_drawn(bench: Bench) -> None:
     one = bench.accept()
     assert bench.orders.running() == ["g"]
     bench.computed(one, 10, 1.0)
@@ -201,8 +198,7 @@ def test_a_transfer_that_failed_fails_the_order_even_when_its_token_is_drawn() -
     assert bench.orders.on_transfer_failed(TransferFailed(grant_id="x", code="stale_page", message=""), 1.0) is None
 
 
-def test_an_agent_that_knows_no_such_grant_ends_the_order() -> None:
-    bench = Bench()
+def test_an_agent_that_knows_no_such_grant_ends_the_order(bench: Bench) -> None:
     one = bench.accept()
     unknown = TransferFailed(grant_id="g", code="unknown_grant", message="")
     assert bench.orders.on_transfer_failed(unknown, 1.0) is one
@@ -211,8 +207,7 @@ def test_an_agent_that_knows_no_such_grant_ends_the_order() -> None:
     assert bench.orders.refusal(order()).code == "cancelled"
 
 
-def test_signs_of_life_renew_the_lease() -> None:
-    bench = Bench()
+def test_signs_of_life_renew_the_lease(bench: Bench) -> None:
     one = bench.accept(now=0.0)
     assert bench.deadlines._at[(LEASE, "g")] == CONFIG.lease_s
     bench.orders.renew(D, order(), 3.0)
@@ -227,8 +222,7 @@ def test_signs_of_life_renew_the_lease() -> None:
     assert bench.orders.refusal(order()) is None, "the holder may be back"
 
 
-def test_the_holders_deadline_is_the_orders() -> None:
-    bench = Bench()
+def test_the_holders_deadline_is_the_orders(bench: Bench) -> None:
     one = bench.accept()
     assert bench.deadlines._at[(TIMEOUT, "g")] == 30.0
     assert bench.orders.on_timeout("g", 30.0) is one
@@ -239,8 +233,7 @@ def test_the_holders_deadline_is_the_orders() -> None:
     assert bench.orders.on_timeout("h", 30.0) is None
 
 
-def test_a_lost_holder_wants_nothing() -> None:
-    bench = Bench()
+def test_a_lost_holder_wants_nothing(bench: Bench) -> None:
     one = bench.accept()
     assert bench.orders.on_holder_lost(Address("d", 1)) == [], "an earlier incarnation"
     assert bench.orders.on_holder_lost(Address("e", 9)) == []

@@ -1,5 +1,7 @@
 """Tokens on their way to detokenizers: one frame per step, resends, opens, other detokenizers."""
 
+import pytest
+
 from mesh.address import Address
 from mesh.transport.base import Channel
 from nodes.protocol import StreamFinish, Submit, TokenBatch
@@ -51,6 +53,11 @@ def runs(batch: TokenBatch) -> list[tuple[int, int, list[int]]]:
     return found
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 def test_one_frame_per_step_and_detokenizer() -> None:
     bench = Bench("x", "y")
     one, two, three = bench.sequence(1), bench.sequence(2, detokenizer="y"), bench.sequence(3)
@@ -69,8 +76,7 @@ def test_one_frame_per_step_and_detokenizer() -> None:
     assert bench.sent() == {}
 
 
-def test_a_later_attempt_opens_with_what_was_delivered() -> None:
-    bench = Bench()
+def test_a_later_attempt_opens_with_what_was_delivered(bench: Bench) -> None:
     one = bench.sequence(1, outputs=(7, 8))
     bench.draw((one, 9))
     (batch,) = bench.sent().values()
@@ -78,8 +84,7 @@ def test_a_later_attempt_opens_with_what_was_delivered() -> None:
     assert runs(batch) == [(1, 2, [9])]
 
 
-def test_a_finish_travels_with_the_last_token() -> None:
-    bench = Bench()
+def test_a_finish_travels_with_the_last_token(bench: Bench) -> None:
     one = bench.sequence(1)
     bench.draw((one, 10))
     bench.sent()
@@ -91,8 +96,7 @@ def test_a_finish_travels_with_the_last_token() -> None:
     assert batch.finishes == [StreamFinish(1, 2, "stop")]
 
 
-def test_a_finish_without_any_token() -> None:
-    bench = Bench()
+def test_a_finish_without_any_token(bench: Bench) -> None:
     one = bench.sequence(1)
     one.finish_reason = "length"
     bench.streams.send(one)
@@ -101,8 +105,7 @@ def test_a_finish_without_any_token() -> None:
     assert batch.finishes == [StreamFinish(1, 0, "length")]
 
 
-def test_a_detokenizer_gets_what_it_lacks() -> None:
-    bench = Bench()
+def test_a_detokenizer_gets_what_it_lacks(bench: Bench) -> None:
     one = bench.sequence(1)
     for token in (10, 11, 12):
         bench.draw((one, token))
@@ -116,8 +119,7 @@ def test_a_detokenizer_gets_what_it_lacks() -> None:
     assert runs(bench.sent()["x"]) == []
 
 
-def test_a_gateway_gets_a_new_open_from_where_it_is() -> None:
-    bench = Bench()
+def test_a_gateway_gets_a_new_open_from_where_it_is(bench: Bench) -> None:
     one = bench.sequence(1)
     for token in (10, 11, 12):
         bench.draw((one, token))
@@ -152,8 +154,7 @@ def test_another_detokenizer_on_request() -> None:
     assert runs(bench.sent()["x"]) == [(1, 0, [10, 11])]
 
 
-def test_closing_is_said_once_and_of_ended_streams_with_the_next_tokens() -> None:
-    bench = Bench()
+def test_closing_is_said_once_and_of_ended_streams_with_the_next_tokens(bench: Bench) -> None:
     one, two, never = bench.sequence(1), bench.sequence(2), bench.sequence(3)
     bench.draw((one, 10), (two, 20))
     bench.sent()
@@ -185,8 +186,7 @@ def test_streams_of_a_lost_detokenizer_are_opened_elsewhere() -> None:
     assert runs(bench.sent()["z"]) == [(3, 0, [30])]
 
 
-def test_the_only_detokenizer_stays_in_use_when_its_link_breaks() -> None:
-    bench = Bench()
+def test_the_only_detokenizer_stays_in_use_when_its_link_breaks(bench: Bench) -> None:
     one = bench.sequence(1)
     bench.draw((one, 10))
     bench.streams.on_lost(Address("x", 1), bench.all)

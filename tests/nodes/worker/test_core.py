@@ -65,6 +65,11 @@ def ran(commands: list) -> list[int]:
     return [command.runnable.step for command in commands if isinstance(command, RunStep)]
 
 
+@pytest.fixture
+def core() -> WorkerCore:
+    return adopted(next_step=1)
+
+
 def test_step_runs_and_is_answered() -> None:
     core = adopted()
     (command,) = core.handle(arrived(1))
@@ -108,8 +113,7 @@ def test_without_next_step_the_first_that_stands_alone_begins() -> None:
     assert not core.is_running
 
 
-def test_a_draining_worker_finishes_its_step_and_begins_no_other() -> None:
-    core = adopted(next_step=1)
+def test_a_draining_worker_finishes_its_step_and_begins_no_other(core: WorkerCore) -> None:
     assert ran(core.handle(arrived(1))) == [1]
     core.is_draining = True
     assert core.handle(arrived(2)) == []
@@ -120,8 +124,7 @@ def test_a_draining_worker_finishes_its_step_and_begins_no_other() -> None:
     assert core.num_queued == 1
 
 
-def test_too_many_waiting() -> None:
-    core = adopted(next_step=1)
+def test_too_many_waiting(core: WorkerCore) -> None:
     for step in range(2, 2 + MAX_QUEUED):
         assert core.handle(arrived(step)) == []
     assert core.handle(arrived(99)) == [StepRefused(99, "too_far")]
@@ -193,16 +196,14 @@ def test_old_results_are_forgotten() -> None:
         (arrived(1)._replace(buffers=arrived(1).buffers[:1]), "bad_step"),
     ],
 )
-def test_plans_that_cannot_be_run_fail_by_row(broken: StepArrived, code: str) -> None:
-    core = adopted(next_step=1)
+def test_plans_that_cannot_be_run_fail_by_row(core: WorkerCore, broken: StepArrived, code: str) -> None:
     (sent,) = core.handle(broken)
     assert [error.code for error in sent.result.errors] == [code]
     assert sent.result.token_ids == [-1]
     assert ran(core.handle(arrived(2))) == [2]
 
 
-def test_a_slot_has_one_row_and_a_row_draws_once() -> None:
-    core = adopted(next_step=1)
+def test_a_slot_has_one_row_and_a_row_draws_once(core: WorkerCore) -> None:
     (sent,) = core.handle(arrived(1, rows=rows_of({}, {"slot": 0, "sequence": 1})))
     assert [error.code for error in sent.result.errors] == ["bad_step"] * 2
     event = arrived(2)
@@ -240,8 +241,7 @@ def test_a_step_of_what_is_not_known_is_not_run_and_told(rows: list[Row], words:
 
 
 @pytest.mark.parametrize("one", [Open(-1, 1, 1, Sampling()), Open(0, -1, 1, Sampling()), Open(0, 1, -1, Sampling())])
-def test_what_cannot_be_opened_is_not(one: Open) -> None:
-    core = adopted(next_step=1)
+def test_what_cannot_be_opened_is_not(core: WorkerCore, one: Open) -> None:
     event = arrived(1)
     (told,) = core.handle(event._replace(plan=msgspec.structs.replace(event.plan, opens=[*event.plan.opens, one])))
     assert "cannot have slot" in told.mismatch.reason
@@ -254,8 +254,7 @@ def pages_read(command: RunStep) -> list[int]:
     return list(command.runnable.page_ids[row.page_offset : row.page_offset + row.num_pages])
 
 
-def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once_leaves() -> None:
-    core = adopted(next_step=1)
+def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once_leaves(core: WorkerCore) -> None:
     long = arrived(1, tokens=range(1, 9), pages=[11, 12], prompt=9, sampling=None)
     core.handle(long)
     core.handle(done(-1))
@@ -282,8 +281,7 @@ def histories(command: RunStep) -> list[list[int] | None]:
     return [None if row.history is None else row.history.tolist() for row in command.runnable.rows]
 
 
-def test_who_looks_back_gets_all_its_tokens_by_position_however_often_a_step_comes() -> None:
-    core = adopted(next_step=1)
+def test_who_looks_back_gets_all_its_tokens_by_position_however_often_a_step_comes(core: WorkerCore) -> None:
     # Two tokens are in pages that somebody else has computed; more are known than the first row has.
     rows = rows_of({"tokens": [3, 4], "start": 2, "prompt": 5, "sampling": None}, {})
     first = opening(arrived(1, rows=rows), 1, 2, 3)
@@ -321,8 +319,7 @@ def test_who_looks_back_waits_for_what_the_step_before_draws() -> None:
     assert core.handle(broken) == []
 
 
-def test_an_open_replaces_and_another_epoch_begins_with_nothing() -> None:
-    core = adopted(next_step=1)
+def test_an_open_replaces_and_another_epoch_begins_with_nothing(core: WorkerCore) -> None:
     core.handle(arrived(1))
     core.handle(done(4))
     other = Row(8, [3], [7], sampling=Sampling(seed=5), request_id="cmpl-8")
@@ -338,8 +335,7 @@ def test_an_open_replaces_and_another_epoch_begins_with_nothing() -> None:
     assert told.mismatch == StepMismatch(scheduler_epoch=2, step=1, reason="sequence 8 is not open in slot 0")
 
 
-def test_what_a_step_of_the_epoch_before_draws_is_not_recorded() -> None:
-    core = adopted(next_step=1)
+def test_what_a_step_of_the_epoch_before_draws_is_not_recorded(core: WorkerCore) -> None:
     core.handle(arrived(1))
     core.handle(adopt(epoch=2, next_step=1))
     core.handle(done(4))
@@ -393,8 +389,7 @@ def test_later_epochs_win() -> None:
     assert isinstance(refused, RefuseAdopt)
 
 
-def test_adopting_again_keeps_what_is_still_wanted() -> None:
-    core = adopted(next_step=1)
+def test_adopting_again_keeps_what_is_still_wanted(core: WorkerCore) -> None:
     core.handle(arrived(2))
     core.handle(arrived(3))
     assert core.handle(adopt(next_step=1)) == [AnswerAdopt("call")]
@@ -552,9 +547,8 @@ def test_a_step_with_nothing_to_run_waits_for_its_turn() -> None:
     assert ran(commands) == [3]
 
 
-def test_a_batch_that_goes_on_is_looked_at_as_any_other() -> None:
+def test_a_batch_that_goes_on_is_looked_at_as_any_other(core: WorkerCore) -> None:
     """What was found for the step before is taken again: only while it is the same, and nothing else is believed."""
-    core = adopted(next_step=1)
     core.handle(arrived(1, rows=rows_of({}, {})))
     core.handle(done(7, 8))
     (command,) = core.handle(arrived(2, rows=follows(0, 1)))

@@ -75,6 +75,11 @@ def scattered(*pages: int) -> list[Descriptor]:
     return [Descriptor(page * SIZE, (NUM_PAGES - page) * SIZE, SIZE) for page in pages]
 
 
+@pytest.fixture
+def pair(tables: MemoryHost) -> Pair:
+    return Pair(tables)
+
+
 def test_it_is_a_transport(tables: MemoryHost) -> None:
     process = Process(tables, FakeCards())
     transport: Transport = CudaIpcTransport(process.host)
@@ -118,8 +123,7 @@ def test_a_poll_begins_a_bounded_number_of_copies_and_transfers_take_turns(table
     assert pair.codes() == {long: "", short: ""}
 
 
-def test_a_poll_never_waits_and_says_when_to_come_again(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_a_poll_never_waits_and_says_when_to_come_again(pair: Pair) -> None:
     pair.cards.copies_per_look = 0
     handle = pair.post(scattered(1))
     for _ in range(1000):
@@ -194,15 +198,13 @@ def test_a_device_for_which_the_kernel_cannot_be_compiled(tables: MemoryHost) ->
 
 
 @pytest.mark.parametrize("part", OUTSIDE)
-def test_bytes_outside_the_pools_are_refused(tables: MemoryHost, part: Descriptor) -> None:
-    pair = Pair(tables)
+def test_bytes_outside_the_pools_are_refused(pair: Pair, part: Descriptor) -> None:
     with pytest.raises(TransferError, match="outside the pools"):
         pair.post([Descriptor(0, 0, 4), part])
     assert pair.transport.num_posted == 0
 
 
-def test_only_reading_from_what_it_opened(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_only_reading_from_what_it_opened(pair: Pair) -> None:
     with pytest.raises(TransferError, match="only reads"):
         pair.transport.post(Transfer(pair.destination, Stranger(pair), [], NEVER))
     assert pair.peer.generations([1, 8, 0]) == [101, 108, 0]
@@ -220,8 +222,7 @@ def test_pools_of_two_kinds_of_memory_do_not_meet(tables: MemoryHost) -> None:
             transport.connect(handle_of(stranger))
 
 
-def test_the_pool_of_a_dead_agent_cannot_be_connected(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_the_pool_of_a_dead_agent_cannot_be_connected(pair: Pair) -> None:
     pair.transport.disconnect(pair.peer)
     pair.there.memory.die()
     with pytest.raises(DeviceHandleInvalid):
@@ -250,8 +251,7 @@ def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: Mem
     pair.transport.disconnect(pair.peer)
 
 
-def test_disconnecting_one_peer_leaves_the_others(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_disconnecting_one_peer_leaves_the_others(pair: Pair) -> None:
     other = pair.transport.connect(handle_of(pair.source))
     pair.post(scattered(1))
     pair.transport.disconnect(other)
@@ -316,8 +316,7 @@ def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
 # puller
 
 
-def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_pages_are_pulled_and_compared(pair: Pair) -> None:
     puller = pulling(pair)
     assert puller.start("grant", start_copy(), "d", [pair.peer]) is None
     assert pair.cards.num_waiting == 0
@@ -328,8 +327,7 @@ def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "destination"])
-def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(tables: MemoryHost, side: str) -> None:
-    pair = Pair(tables)
+def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(pair: Pair, side: str) -> None:
     pair.cards.copies_per_look = 0
     puller = pulling(pair)
     puller.start("grant", start_copy(), "d", [pair.peer])
@@ -342,8 +340,7 @@ def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(tables: Mem
     assert f"{side} page {page} is of generation 999 after the copy" in ended.event.message
 
 
-def test_a_lost_source_is_told_when_nothing_reads_it_any_more(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_a_lost_source_is_told_when_nothing_reads_it_any_more(pair: Pair) -> None:
     pair.cards.copies_per_look = 0
     puller = pulling(pair)
     puller.start("grant", start_copy(), "d", [pair.peer])

@@ -12,6 +12,7 @@ from kvstore.transfer.base import Transfer, Transport
 from kvstore.transfer.mapped.peer import MappedPeer
 from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
+from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded
 from tests.kvstore.transfer.transfers import NEVER, OUTSIDE, SIZE, Stranger, make_pool, pulling, start_copy
 
@@ -31,6 +32,16 @@ class Pair:
         transfer = Transfer(self.destination, self.peer, parts, deadline)
         self.transport.post(transfer)
         return transfer
+
+
+@pytest.fixture
+def pair(tables: MemoryHost) -> Pair:
+    return Pair(tables)
+
+
+@pytest.fixture
+def puller(pair: Pair) -> PagePuller:
+    return pulling(pair)
 
 
 def test_it_is_a_transport(tables: MemoryHost) -> None:
@@ -67,15 +78,13 @@ def test_bytes_arrive_in_quanta_and_transfers_take_turns(tables: MemoryHost) -> 
 
 
 @pytest.mark.parametrize("part", OUTSIDE)
-def test_bytes_outside_the_pools_are_refused(tables: MemoryHost, part: Descriptor) -> None:
-    pair = Pair(tables)
+def test_bytes_outside_the_pools_are_refused(pair: Pair, part: Descriptor) -> None:
     with pytest.raises(TransferError, match="outside the pools"):
         pair.post([Descriptor(0, 0, 4), part])
     assert pair.transport.num_posted == 0
 
 
-def test_only_reading_from_what_it_mapped(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_only_reading_from_what_it_mapped(pair: Pair) -> None:
     with pytest.raises(TransferError, match="only reads"):
         pair.transport.post(Transfer(pair.destination, Stranger(pair), [], NEVER))
     assert pair.peer.generations([1, 8, 0]) == [101, 108, 0]
@@ -104,8 +113,7 @@ def test_a_deadline_a_cancel_and_a_lost_source_each_end_a_transfer_once(tables: 
     pair.transport.disconnect(pair.peer)
 
 
-def test_disconnecting_one_peer_leaves_the_others(tables: MemoryHost) -> None:
-    pair = Pair(tables)
+def test_disconnecting_one_peer_leaves_the_others(pair: Pair) -> None:
     other = pair.transport.connect(handle_of(pair.source))
     pair.post([Descriptor(0, 0, SIZE)])
     pair.transport.disconnect(other)
@@ -138,9 +146,7 @@ def test_draining_ends_everything_at_once(tables: MemoryHost) -> None:
 # puller
 
 
-def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
-    pair = Pair(tables)
-    puller = pulling(pair)
+def test_pages_are_pulled_and_compared(puller: PagePuller, pair: Pair) -> None:
     assert not puller.is_busy
     assert puller.start("grant", start_copy(), "d", [pair.peer]) is None
     assert puller.is_busy
@@ -153,9 +159,7 @@ def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
 
 @pytest.mark.parametrize("side", ["source", "destination"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_page_that_moved_on_fails_the_copy(tables: MemoryHost, side: str, when: str) -> None:
-    pair = Pair(tables)
-    puller = pulling(pair)
+def test_a_page_that_moved_on_fails_the_copy(puller: PagePuller, pair: Pair, side: str, when: str) -> None:
     table = (pair.source if side == "source" else pair.destination).table()
     page = 3 if side == "source" else 1
 
@@ -175,9 +179,7 @@ def test_a_page_that_moved_on_fails_the_copy(tables: MemoryHost, side: str, when
     assert f"{side} page {page} is of generation 999 {when} the copy" in ended.event.message
 
 
-def test_pages_that_are_not_there_fail_the_copy(tables: MemoryHost) -> None:
-    pair = Pair(tables)
-    puller = pulling(pair)
+def test_pages_that_are_not_there_fail_the_copy(puller: PagePuller, pair: Pair) -> None:
     ended = puller.start("grant", start_copy(pages=(2, 3, 99)), "d", [pair.peer])
     assert ended is not None
     assert ended.event.code == "source_lost"
@@ -198,18 +200,14 @@ def test_cancelling_a_copy_still_says_when_it_ended(tables: MemoryHost) -> None:
     assert puller.is_busy
 
 
-def test_a_copy_that_the_transport_refuses_ends_at_once(tables: MemoryHost) -> None:
-    pair = Pair(tables)
-    puller = pulling(pair)
+def test_a_copy_that_the_transport_refuses_ends_at_once(puller: PagePuller, pair: Pair) -> None:
 
     ended = puller.start("grant", start_copy(), "d", [Stranger(pair)])
     assert ended is not None
     assert ended.event.code == "unsupported"
 
 
-def test_a_source_unmapped_under_a_copy_fails_it(tables: MemoryHost) -> None:
-    pair = Pair(tables)
-    puller = pulling(pair)
+def test_a_source_unmapped_under_a_copy_fails_it(puller: PagePuller, pair: Pair) -> None:
     pair.transport.disconnect(pair.peer)
     ended = puller.start("grant", start_copy(), "d", [pair.peer])
     assert ended is not None

@@ -86,16 +86,19 @@ class World:
         )
 
 
-def test_it_is_a_transport() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_it_is_a_transport(world: World) -> None:
     transport: Transport = world.near.transport
     assert (transport.name, transport.kinds) == ("nccl", {"cuda"})
     assert world.peer.generations([1]) is None
     transport.close()
 
 
-def test_pages_arrive_and_one_communicator_serves_many_transfers() -> None:
-    world = World()
+def test_pages_arrive_and_one_communicator_serves_many_transfers(world: World) -> None:
     first, second = world.send([1, 2]), world.send([5])
     assert world.settle() == {first: "", second: ""}
     assert world.has_arrived([1, 2, 5])
@@ -105,8 +108,7 @@ def test_pages_arrive_and_one_communicator_serves_many_transfers() -> None:
     assert (world.near.transport.num_posted, world.far.transport.num_posted) == (0, 0)
 
 
-def test_both_ways_are_two_communicators() -> None:
-    world = World()
+def test_both_ways_are_two_communicators(world: World) -> None:
     world.near.bytes[:SIZE] = b"n" * SIZE
     back = world.far.transport.connect(world.near.handle("d"))
     source = SourcePages([], [])
@@ -117,8 +119,7 @@ def test_both_ways_are_two_communicators() -> None:
     assert world.wire.num_ids == 2
 
 
-def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it() -> None:
-    world = World()
+def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it(world: World) -> None:
     stale, behind = world.send([1], generations=[999]), world.send([2])
     assert world.settle() == {stale: "stale_pages", behind: "pair_aborted"}
     again = world.send([2])
@@ -126,8 +127,7 @@ def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it() -> Non
     assert world.wire.num_ids == 2, "the next transfer makes another"
 
 
-def test_a_page_that_moves_on_while_it_is_sent_fails_the_transfer_only() -> None:
-    world = World()
+def test_a_page_that_moves_on_while_it_is_sent_fails_the_transfer_only(world: World) -> None:
     world.wire.is_slow = True
     handle, behind = world.send([1]), world.send([2])
     assert world.settle() == {}
@@ -139,8 +139,7 @@ def test_a_page_that_moves_on_while_it_is_sent_fails_the_transfer_only() -> None
     assert world.wire.num_ids == 1
 
 
-def test_a_communicator_that_does_not_come_about_in_time() -> None:
-    world = World()
+def test_a_communicator_that_does_not_come_about_in_time(world: World) -> None:
     world.wire.is_deaf = True
     handle = world.send([1])
     assert world.settle() == {}
@@ -152,8 +151,7 @@ def test_a_communicator_that_does_not_come_about_in_time() -> None:
     assert world.far.transport.num_posted == 0, "the other end has given up, too"
 
 
-def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped() -> None:
-    world = World()
+def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped(world: World) -> None:
     world.wire.is_slow = world.wire.is_stuck = True
     handle = world.send([1], deadline=3.0)
     world.settle()
@@ -173,15 +171,13 @@ def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped() -> N
         ({"layout": msgspec.structs.replace(LAYOUT, fingerprint="other")}, "layout_mismatch"),
     ],
 )
-def test_a_pool_that_is_another_one_is_refused(change: dict, code: str) -> None:
-    world = World()
+def test_a_pool_that_is_another_one_is_refused(world: World, change: dict, code: str) -> None:
     world.peer = world.near.transport.connect(msgspec.structs.replace(world.far.handle(), **change))
     handle = world.send([1])
     assert world.settle() == {handle: code}
 
 
-def test_a_host_without_nccl() -> None:
-    world = World()
+def test_a_host_without_nccl(world: World) -> None:
     world.far.links.is_missing = True
     handle = world.send([1])
     assert world.settle() == {handle: "device_unavailable"}
@@ -190,8 +186,7 @@ def test_a_host_without_nccl() -> None:
         world.send([1])
 
 
-def test_what_cannot_be_posted_or_reached() -> None:
-    world = World()
+def test_what_cannot_be_posted_or_reached(world: World) -> None:
     transport, source = world.near.transport, SourcePages([1], [101])
     for parts in ([Descriptor(0, 0, 0)], [Descriptor(-1, 0, 4)], [Descriptor(0, NUM_PAGES * SIZE - 3, 4)]):
         with pytest.raises(TransferError, match="outside the pools"):
@@ -207,8 +202,7 @@ def test_what_cannot_be_posted_or_reached() -> None:
     assert world.wire.num_ids == 0
 
 
-def test_there_is_a_bound_on_communicators() -> None:
-    world = World()
+def test_there_is_a_bound_on_communicators(world: World) -> None:
     for number in range(64):
         offer = OfferPair(
             pair=f"p{number}",
@@ -236,8 +230,7 @@ def test_there_is_a_bound_on_communicators() -> None:
         {"offsets": [0] * 65537, "sizes": [4] * 65537},
     ],
 )
-def test_orders_that_cannot_be_carried_out_are_answered(order: dict) -> None:
-    world = World()
+def test_orders_that_cannot_be_carried_out_are_answered(world: World, order: dict) -> None:
     world.send([1])
     world.deliver(1)
     name = next(iter(world.far.transport._halves))
@@ -258,8 +251,7 @@ def test_orders_that_cannot_be_carried_out_are_answered(order: dict) -> None:
     assert [(answer.is_sent, bool(answer.code)) for answer in answers] == [(False, True)] * 2
 
 
-def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from() -> None:
-    world = World()
+def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from(world: World) -> None:
     world.wire.is_slow = True
     running, behind = world.send([1]), world.send([2])
     assert world.settle() == {}
@@ -282,9 +274,8 @@ def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from() -> None:
     assert world.settle() == {new: ""}
 
 
-def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it() -> None:
+def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: World) -> None:
     """The other end gives the transfer up, and does not take the device for its own."""
-    world = World()
     world.wire.is_slow = True
     handle = world.send([1])
     assert world.settle() == {}
@@ -298,8 +289,7 @@ def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it() -> None:
 
 
 @pytest.mark.parametrize("way", ["answer", "pair"])
-def test_another_ends_device_fault_is_a_source_that_failed(way: str) -> None:
-    world = World()
+def test_another_ends_device_fault_is_a_source_that_failed(world: World, way: str) -> None:
     world.wire.is_slow = True
     handle = world.send([1])
     assert world.settle() == {}
@@ -314,8 +304,7 @@ def test_another_ends_device_fault_is_a_source_that_failed(way: str) -> None:
     assert world.near.transport.device_failure == ""
 
 
-def test_a_lost_agent_ends_its_transfers() -> None:
-    world = World()
+def test_a_lost_agent_ends_its_transfers(world: World) -> None:
     world.wire.is_slow = True
     handle = world.send([1])
     world.settle()
@@ -325,8 +314,7 @@ def test_a_lost_agent_ends_its_transfers() -> None:
     assert world.far.transport.num_posted == 0
 
 
-def test_draining_aborts_what_runs() -> None:
-    world = World()
+def test_draining_aborts_what_runs(world: World) -> None:
     world.wire.is_slow = world.wire.is_stuck = True
     running, waiting = world.send([1]), world.send([2])
     world.settle()
@@ -337,8 +325,7 @@ def test_draining_aborts_what_runs() -> None:
     world.far.transport.close()
 
 
-def test_a_pulled_copy_is_compared_at_both_ends() -> None:
-    world = World()
+def test_a_pulled_copy_is_compared_at_both_ends(world: World) -> None:
     puller = PagePuller(world.near.transport)
     puller.add("d", [world.near.pool])
     copy = StartCopy(1, [2, 3], [102, 103], [4, 5], [104, 105], NEVER)
