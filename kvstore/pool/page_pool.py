@@ -77,7 +77,8 @@ class PagePool:
     def pages_view(self) -> memoryview:
         """All pages as bytes, `num_pages * layout.page_bytes`. Raises PagesElsewhere if they lie on a device."""
         self._require_open()
-        self._require_host_pages()
+        if self.info.device != CPU:
+            raise PagesElsewhere(f"the pages of {self.path} lie on {self.info.device}: see device_pages")
         return self._pages_view
 
     @property
@@ -102,11 +103,10 @@ class PagePool:
 
     def page(self, page: int) -> memoryview:
         """Bytes of one page over all layers. Raises IndexError outside the pool, PagesElsewhere as `pages_view`."""
-        self._require_open()
-        self._require_host_pages()
+        pages = self.pages_view
         if not 0 <= page < self.num_pages:
             raise IndexError(f"page {page} of a pool of {self.num_pages}")
-        return self._pages_view[page * self._page_bytes : (page + 1) * self._page_bytes]
+        return pages[page * self._page_bytes : (page + 1) * self._page_bytes]
 
     def table(self) -> PageTable:
         """The page table; only the pool's scheduler may write through it."""
@@ -126,10 +126,6 @@ class PagePool:
         if self._memory is None:
             raise PoolClosed(f"the pool at {self.path} is closed")
         return self._memory
-
-    def _require_host_pages(self) -> None:
-        if self.info.device != CPU:
-            raise PagesElsewhere(f"the pages of {self.path} lie on {self.info.device}: see device_pages")
 
 
 class MemoryHost(Protocol):
