@@ -111,13 +111,12 @@ class SupervisionRecord:
     def death(self, died: Died) -> None:
         """An actor's process was reaped."""
         in_order = died.cause == IN_ORDER
-        if in_order and died.actor_id in self._draining:
+        if died.cause == NOT_WANTED or (in_order and died.actor_id in self._draining):
             # Who ends by wish has not died on anybody, and who follows is no restart. Its states say that it has ended.
             return
-        if died.cause != NOT_WANTED:
-            self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
-            self._died.add(died.actor_id)
-        tell = self._log.info if in_order or died.cause == NOT_WANTED else self._log.warning
+        self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
+        self._died.add(died.actor_id)
+        tell = self._log.info if in_order else self._log.warning
         tell("actor_died", peer=died.actor_id, peer_epoch=died.epoch, cause=died.cause, reason=died.reason)
 
     def zygote_death(self, end: Exit) -> None:

@@ -22,6 +22,7 @@ from mesh.supervision.events import (
     Restart,
     Spawned,
     SpawnFailed,
+    Stop,
     Supervised,
     Tick,
 )
@@ -104,6 +105,14 @@ def test_who_was_asked_to_end_and_did_has_not_died(written: Written) -> None:
         written.feed(Exited("a", 1, "exit 0", cause="exit_0"), 1.1)
     assert events(log, "a") == ["actor_drains", "actor_drained"]
     assert written.core.watches["a"].reason == "drained, as was asked"
+
+
+def test_who_is_killed_because_the_mesh_is_to_end_has_not_died(written: Written) -> None:
+    with structlog.testing.capture_logs() as log:
+        written.feed(Stop("down", force=True), 1.0)
+        written.feed(Exited("a", 1, "signal 9 (SIGKILL)", cause="SIGKILL"), 1.1)
+    assert events(log, "a") == ["actor_killed", "actor_stopped"]
+    assert written.counted("deaths", "a", reason="not_wanted") == 0
 
 
 def test_suspicion_and_the_kill_that_follows_are_logged_and_counted(written: Written) -> None:
