@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from cli.client import ClientActor
-from cli.errors import AlreadyRunning, BadConfig, CliError, HostTaken, MeshFull, StartFailed
+from cli.errors import AlreadyRunning, BadConfig, CannotBind, CliError, HostTaken, MeshFull, StartFailed
 from cli.plan.keys import read_own, words
 from cli.plan.names import on_host, supervisor_id
 from cli.plan.settings import Settings
 from cli.supervisor.host_files import registry_endpoint
 from mesh.address import Address, Endpoint
-from mesh.errors import TOO_MANY_PEERS, CallError, MeshError, PeerLost, Superseded, WrongMesh
+from mesh.errors import TOO_MANY_PEERS, BindError, CallError, MeshError, PeerLost, Superseded, WrongMesh
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import StaticBootstrap
 from mesh.runtime.run_directory import RunDirectory
@@ -48,13 +48,21 @@ class Asker(NamedTuple):
     host: str
 
     async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
-        """The answer; None where there is none within 2 s, or who listens is somebody else. Raises MeshFull."""
+        """The answer; None where there is none within 2 s, or who listens is somebody else.
+
+        Raises MeshFull, CannotBind.
+        """
         actor = ClientActor()
         # It dials as this host, by its keys, and is dialed by nobody.
         transport = ZeroMQTransport(replace(ZeroMQOptions.of_host(self.run), bind=""))
         address = Address(on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host), 1)
         system = ActorSystem(actor, address, transport, StaticBootstrap(peer, endpoint))
-        await system.start()
+        try:
+            await system.start()
+        except BindError as error:
+            raise CannotBind(
+                f"host {self.host} cannot listen", why=error.message, do="correct it, then start again"
+            ) from error
         try:
             for _ in range(2):
                 try:

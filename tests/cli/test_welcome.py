@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands.join import Join
-from cli.errors import AlreadyRunning, BadConfig, HostTaken, MeshFull, NotRunning
+from cli.errors import AlreadyRunning, BadConfig, CannotBind, HostTaken, MeshFull, NotRunning
 from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
 from cli.plan.token import JoinToken
@@ -200,6 +200,16 @@ async def test_what_is_no_registry_is_said_to_be_none():
             await joins(port, run)
     assert caught.value.why == f"something listens at 127.0.0.1:{port}, and is no registry without keys"
     assert "take a new token" in caught.value.do
+
+
+@pytest.mark.parametrize(("come", "host"), [(starts, "d"), (joins, "e")])
+async def test_a_run_directory_that_is_too_long_for_a_socket_is_said_to_be(host, come):
+    with tempfile.TemporaryDirectory(prefix="kvt") as path:
+        run = RunDirectory(Path(path) / ("x" * 60) / "blue")
+        run.create()
+        with pytest.raises(CannotBind, match=f"host {host} cannot listen") as caught:
+            await come(free_port(), run)
+    assert "is too long for a socket" in caught.value.why
 
 
 @pytest.mark.parametrize(("come", "host"), [(starts, "d"), (joins, "e")])
