@@ -46,7 +46,9 @@ _GONE: Final = {
     zmq.Event.CLOSED: "could not connect",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: _NO_KEY_IN_COMMON,
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: _NO_KEY_IN_COMMON,
-    zmq.Event.HANDSHAKE_FAILED_AUTH: "the key of this host is not allowed there: `meshctl keys add` it",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: (
+        "the key of this host is not allowed there, not yet or not any more: `meshctl keys add` it"
+    ),
 }
 _ENDS: Final = sum(int(event) for event in _GONE)
 _NO_HANDSHAKE: Final = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL)

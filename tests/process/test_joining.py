@@ -100,6 +100,7 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     assert cut_off["worker-decode-0.d"]["state"] == "ready"
     assert cut_off["gateway-0.head"]["state"] == "unknown"
     waits = f"host d waits for the registry at tcp://127.0.0.1:{registry_port}: the key of this host is not allowed"
+    waits += " there, not yet or not any more"
     d.wait_until(lambda: any(note.startswith(waits) for note in d.ps()["supervisor.d"]["mesh_notes"]), "d says why")
     drained = d.meshctl("drain", "worker-decode-0.d")
     assert drained.returncode == ExitCode.NOT_RUNNING, drained.stderr
