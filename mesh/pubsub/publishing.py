@@ -66,9 +66,11 @@ class Publishing:
 
         Raises ValueError for one topic more than `max_topics`.
         """
-        log = self._log(topic)
+        log = self._logs.get(topic)
         if log is None:
-            raise ValueError(f"{self._options.max_topics} topics are kept already, no room for {topic!r}")
+            if len(self._logs) >= self._options.max_topics:
+                raise ValueError(f"{self._options.max_topics} topics are kept already, no room for {topic!r}")
+            log = self._logs[topic] = self._empty_log()
         # Once, for all subscribers and for the replay.
         payload = self._codec.encode(message)
         sequence = log.append(payload)
@@ -80,13 +82,13 @@ class Publishing:
         return sequence
 
     def _on_unsubscribe(self, sender: Address, message: Unsubscribe) -> bool:
-        self._subscribers.get(message.topic, {}).pop(sender, None)
+        self._drop(message.topic, sender)
         return True
 
     def lose(self, peer: Peer) -> None:
         """A peer is gone: it is sent nothing more, and what it published waits for its return."""
-        for subscribers in self._subscribers.values():
-            subscribers.pop(peer.address, None)
+        for topic in list(self._subscribers):
+            self._drop(topic, peer.address)
         for (actor_id, _), followed in self._followed.items():
             if actor_id == peer.address.actor_id:
                 followed.subscription.waiting = True
@@ -97,9 +99,13 @@ class Publishing:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, Subscribe) or channel != Channel.DATA:
             raise FrameRefused("bad_body", "the body of a subscribe on the data channel is expected")
-        log = self._log(body.topic)
-        if log is None:
-            raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics are kept already")
+        log = self._logs.get(body.topic)
+        # Topics that others name take no room of those published here, and are gone with who named them: an actor
+        # that cannot publish ends.
+        is_more = log is None and body.topic not in self._subscribers
+        if is_more and len(self._subscribers) >= self._options.max_topics:
+            raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics are followed here already")
+        log = log or self._empty_log()
         replay = log.replay(body.next_sequence if body.publisher_epoch == self._links.address.epoch else 1)
         confirmation = Subscribed(topic=body.topic, next_sequence=replay.first, reset=replay.reset)
         self._send(peer.address, SYSTEM_CODEC.encode(confirmation))
@@ -110,11 +116,14 @@ class Publishing:
             self._links.metrics.count("mesh_subscriber_resets_total")
             self._tasks.call("on_subscriber_reset", self._actor.on_subscriber_reset, peer.address, body.topic)
 
-    def _log(self, topic: str) -> TopicLog[bytes] | None:
-        log = self._logs.get(topic)
-        if log is None and len(self._logs) < self._options.max_topics:
-            log = self._logs[topic] = TopicLog(self._options.replay_capacity, self._options.replay_bytes)
-        return log
+    def _empty_log(self) -> TopicLog[bytes]:
+        return TopicLog(self._options.replay_capacity, self._options.replay_bytes)
+
+    def _drop(self, topic: str, address: Address) -> None:
+        subscribers = self._subscribers.get(topic, {})
+        subscribers.pop(address, None)
+        if not subscribers:
+            self._subscribers.pop(topic, None)
 
     def _send(self, address: Address, body: bytes) -> None:
         peer = self._links.get(address.actor_id)

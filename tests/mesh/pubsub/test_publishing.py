@@ -1,7 +1,10 @@
 from mesh.transport.base import Channel
-from mesh.wire.frames import Hello, Subscribe, Welcome
+from mesh.wire.frames import Hello, Publication, Subscribe, Subscribed, Unsubscribe, Welcome
 from mesh.wire.header import PROTOCOL_VERSION, Verb
+from tests.mesh.mesh_under_test import QUICK, Say
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
+
+HI = Say(text="hi")
 
 
 def asked(rig):
@@ -36,3 +39,38 @@ async def test_a_subscription_that_dials_asks_once(rig):
         rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=channel)
     greetings = [body for _, _, _, body in rig.wire.sent if isinstance(body, Hello)]
     assert (len(greetings), asked(rig)) == (2, [TO_PEER])
+
+
+def follow(rig, topic):
+    rig.say(Verb.SUBSCRIBE, Subscribe(topic=topic, publisher_epoch=0, next_sequence=1), channel=Channel.DATA)
+
+
+def answered(rig, kind):
+    """The topics of what was sent of one kind, in order."""
+    return [body.topic for _, _, _, body in rig.wire.sent if isinstance(body, kind)]
+
+
+async def test_a_peer_that_names_all_topics_there_may_be_takes_none_from_the_publisher(rig):
+    rig.hello()
+    for number in range(QUICK.max_topics + 5):
+        follow(rig, f"invented-{number}")
+    assert (len(answered(rig, Subscribed)), rig.refused("too_many_topics")) == (QUICK.max_topics, 5)
+    assert rig.actor.ctx.publish("load", HI) == 1
+    follow(rig, "load")
+    assert answered(rig, Publication) == ["load"], "what is published can be followed all the same"
+
+
+async def test_topics_that_nobody_follows_any_more_leave_their_room_to_others(rig):
+    rig.hello()
+    for number in range(QUICK.max_topics):
+        follow(rig, f"invented-{number}")
+    rig.say(Verb.TELL, Unsubscribe(topic="invented-0"))
+    follow(rig, "one")
+    follow(rig, "two")
+    assert rig.refused("too_many_topics") == 1
+    rig.system.links.lose(PEER, "silent")
+    rig.hello(sequence=2 << 32 | 1)
+    rig.sequences[Channel.DATA] = 2 << 32 | 1
+    follow(rig, "three")
+    assert rig.refused("too_many_topics") == 1
+    assert answered(rig, Subscribed)[-2:] == ["one", "three"]
