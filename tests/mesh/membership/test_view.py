@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,8 +25,12 @@ def ids(change):
     return tuple([str(m.address) for m in members] for members in change)
 
 
-def test_snapshot_and_changes():
-    view = Membership()
+@pytest.fixture
+def view():
+    return Membership()
+
+
+def test_snapshot_and_changes(view):
     assert ids(view.reset(1, 5, [member("b"), member("a")])) == (["a#1", "b#1"], [], [])
     assert [m.actor_id for m in view.all()] == ["a", "b"]
     assert ids(view.apply(1, 6, [member("a", state=DRAINING)], [])) == ([], [], ["a#1"])
@@ -36,8 +41,7 @@ def test_snapshot_and_changes():
     assert (view.registry_epoch, view.version) == (2, 2)
 
 
-def test_a_missed_change_is_seen_and_a_known_one_is_empty():
-    view = Membership()
+def test_a_missed_change_is_seen_and_a_known_one_is_empty(view):
     view.reset(1, 5, [])
     assert view.apply(1, 7, [], []) is None
     assert view.apply(2, 6, [], []) is None
@@ -47,8 +51,7 @@ def test_a_missed_change_is_seen_and_a_known_one_is_empty():
     assert view.get("a") is None
 
 
-def test_an_old_incarnation_changes_nothing():
-    view = Membership()
+def test_an_old_incarnation_changes_nothing(view):
     view.reset(1, 1, [member("a", 3)])
     assert not view.apply(1, 2, [member("a", 2)], [])
     assert not view.apply(1, 3, [], [Address("a", 2)])
@@ -57,8 +60,7 @@ def test_an_old_incarnation_changes_nothing():
     assert ids(view.forget(Address("a", 3))) == ([], ["a#3"], [])
 
 
-def test_roles_and_readiness():
-    view = Membership()
+def test_roles_and_readiness(view):
     view.reset(1, 1, [member("b"), member("a"), member("c", state=STARTING), member("d", role="gateway")])
     assert [m.actor_id for m in view.by_role("worker")] == ["a", "b"]
     assert [m.actor_id for m in view.by_role("worker", ready=False)] == ["a", "b", "c"]

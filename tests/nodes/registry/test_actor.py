@@ -1,6 +1,7 @@
 """The registry's actor on virtual time: leases end, absences are forgiven, the run directory is told."""
 
 import asyncio
+import contextlib
 
 import msgspec
 import pytest
@@ -45,8 +46,15 @@ class Mesh(Actors):
         return [str(m.address) for m in self.registry.actor.core.members()]
 
 
-async def test_a_member_that_crashes_is_gone_after_its_lease():
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def mesh():
     mesh = Mesh()
+    yield mesh
+    await mesh.stop()
+
+
+async def test_a_member_that_crashes_is_gone_after_its_lease(mesh):
     await mesh.start(RegistryActor(lease_s=RegistryConfig().lease_s), "registry")
     a, b = await mesh.start(Nobody(), "a"), await mesh.start(Nobody(), "b")
     loop = asyncio.get_running_loop()
@@ -60,8 +68,6 @@ async def test_a_member_that_crashes_is_gone_after_its_lease():
     assert a.registration.view.get("b") is None
     await asyncio.sleep(60)
     assert mesh.members() == ["a#1", "registry#1"]
-    for system in (a, mesh.registry):
-        await system.stop()
 
 
 @pytest.mark.parametrize("roles", [("nobody",), None])
@@ -83,27 +89,23 @@ async def test_a_host_without_a_supervisor_ends_nobody_of_others(roles):
         await system.stop()
 
 
-async def test_who_cannot_measure_itself_still_renews_its_lease(monkeypatch):
+async def test_who_cannot_measure_itself_still_renews_its_lease(mesh, monkeypatch):
     def fail(*_):
         raise OSError(24, "Too many open files")
 
-    mesh = Mesh()
     await mesh.start(RegistryActor(), "registry")
-    a = await mesh.start(Nobody(), "a")
+    await mesh.start(Nobody(), "a")
     monkeypatch.setattr(OwnFigures, "sample", fail)
     # Else every failure is made into a page of text.
     with capture_logs() as log:
         await asyncio.sleep(3 * RegistryConfig().lease_s)
     assert mesh.members() == ["a#1", "registry#1"]
     assert {one["handler"] for one in log} == {"tick"}
-    for system in (a, mesh.registry):
-        await system.stop()
 
 
-async def test_who_is_only_known_by_name_is_told_nothing():
+async def test_who_is_only_known_by_name_is_told_nothing(mesh):
     """It has not joined this registry, would refuse what it tells, and gets everything with its own join."""
 
-    mesh = Mesh()
     await mesh.start(RegistryActor(), "registry")
     a = await mesh.start(Nobody(), "a")
     actor = mesh.registry.actor
@@ -115,25 +117,19 @@ async def test_who_is_only_known_by_name_is_told_nothing():
     await asyncio.sleep(0.1)
     actor._tell_all(MembersChanged(registry_epoch=1, version=9, upserted=[], left=[]))
     assert told == ["a"]
-    for system in (a, mesh.registry):
-        await system.stop()
 
 
-async def test_a_registry_that_was_stopped_itself_forgives():
-    mesh = Mesh()
+async def test_a_registry_that_was_stopped_itself_forgives(mesh):
     await mesh.start(RegistryActor(), "registry")
-    a = await mesh.start(Nobody(), "a")
+    await mesh.start(Nobody(), "a")
     actor = mesh.registry.actor
     actor.core._expiry["a"] = actor.ctx.now() - 1.0
     actor._checked_at -= 60.0
     await asyncio.sleep(2.0)
     assert mesh.members() == ["a#1", "registry#1"]
-    for system in (a, mesh.registry):
-        await system.stop()
 
 
-async def test_an_old_incarnation_cannot_join():
-    mesh = Mesh()
+async def test_an_old_incarnation_cannot_join(mesh):
     await mesh.start(RegistryActor(), "registry")
     a = await mesh.start(Nobody(), "a", epoch=3)
     core = mesh.registry.actor.core
@@ -141,27 +137,22 @@ async def test_an_old_incarnation_cannot_join():
     with pytest.raises(RemoteError) as caught:
         await a.actor.ctx.ask("registry", Join(member=a.describe()), timeout_s=5)
     assert (caught.value.code, caught.value.known_epoch) == ("stale_epoch", 4)
-    for system in (a, mesh.registry):
-        await system.stop()
 
 
 def fields(member):
     return {name: getattr(member, name) for name in member.__struct_fields__}
 
 
-async def test_the_run_directory_is_told(tmp_path):
+async def test_the_run_directory_is_told(mesh, tmp_path):
     directory = RunDirectory(tmp_path)
-    mesh = Mesh()
     registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
     assert directory.bootstrap().lookup() == (Address("registry", 7), registry.describe().endpoint)
     assert registry.actor.stats() == {'mesh_registry_members{role="registry"}': 1.0}
-    await registry.stop()
 
 
 @pytest.mark.parametrize("damage", [b"{", b"", None, b'{"actor_id":"registry","epoch":6,"control":"c","data":"d"}'])
-async def test_a_damaged_file_does_not_keep_newcomers_out(tmp_path, damage):
+async def test_a_damaged_file_does_not_keep_newcomers_out(mesh, tmp_path, damage):
     directory = RunDirectory(tmp_path)
-    mesh = Mesh()
     registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
     own = registry.describe().address, registry.describe().endpoint
     if damage is None:
@@ -176,12 +167,10 @@ async def test_a_damaged_file_does_not_keep_newcomers_out(tmp_path, damage):
     directory.write_registry(Address("registry", 8), own[1])
     await asyncio.sleep(2.0)
     assert directory.bootstrap().lookup() == (Address("registry", 8), own[1])
-    await registry.stop()
 
 
-async def test_where_the_registry_cannot_be_written_it_serves_and_tries_again(tmp_path):
+async def test_where_the_registry_cannot_be_written_it_serves_and_tries_again(mesh, tmp_path):
     directory = RunDirectory(tmp_path / "gone")
-    mesh = Mesh()
     with capture_logs() as log:
         registry = await mesh.start(RegistryActor(directory), "registry")
         await asyncio.sleep(2.0)
@@ -189,12 +178,10 @@ async def test_where_the_registry_cannot_be_written_it_serves_and_tries_again(tm
     directory.path.mkdir()
     await asyncio.sleep(1.0)
     assert directory.bootstrap().lookup() == (Address("registry", 1), registry.describe().endpoint)
-    await registry.stop()
 
 
-async def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(tmp_path):
+async def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(mesh, tmp_path):
     (tmp_path / "blue").mkdir()
-    mesh = Mesh()
     registry = await mesh.start(RegistryActor(RunDirectory(tmp_path / "blue"), release="1.2"), "registry")
     ours = await mesh.start(Nobody(), "ours")
     with capture_logs() as log:
@@ -211,14 +198,12 @@ async def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(tmp_path
     assert mesh.members() == ["ours#1", "registry#1"]
     listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
     assert (listed.mesh, listed.release) == ("blue", "1.2")
-    for system in (stray, ours, registry):
-        await system.stop()
+    await stray.stop()
 
 
-async def test_a_member_of_a_host_that_serves_something_else_ends_and_is_told_what():
-    mesh = Mesh()
+async def test_a_member_of_a_host_that_serves_something_else_ends_and_is_told_what(mesh):
     config = RegistryConfig(spec={"model": "tiny", "page_size": "16"}, settings={"model": "tiny"})
-    registry = await mesh.start(RegistryActor(config=config), "registry")
+    await mesh.start(RegistryActor(config=config), "registry")
     ours, stray = [
         ActorSystem(Nobody(), address, mesh.network.transport(address), mesh, SystemOptions(spec=spec))
         for address, spec in (
@@ -234,12 +219,11 @@ async def test_a_member_of_a_host_that_serves_something_else_ends_and_is_told_wh
     assert mesh.members() == ["ours#1", "registry#1"]
     listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
     assert (listed.spec, listed.settings) == (config.spec, config.settings)
-    for system in (stray, ours, registry):
+    for system in (stray, ours):
         await system.stop()
 
 
-async def test_a_registry_that_stops_tells_what_it_has_gathered_and_nothing_after():
-    mesh = Mesh()
+async def test_a_registry_that_stops_tells_what_it_has_gathered_and_nothing_after(mesh):
     await mesh.start(RegistryActor(), "registry")
     a, b, c = [await mesh.start(Nobody(), name) for name in "abc"]
     # The first change is told at once, what follows within 20 ms waits for more.

@@ -92,11 +92,15 @@ async def until(log: list[str], line: str) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 @pytest.mark.parametrize("draws", [True, False])
-async def test_a_result_is_told_after_the_event_behind_its_step(draws: bool) -> None:
+async def test_a_result_is_told_after_the_event_behind_its_step(bench: Bench, draws: bool) -> None:
     """A chunk in the middle of a prompt draws nothing; its pages are announced, and copied, all the same."""
 
-    bench = Bench()
     context = await bench.start()
     adopt(bench.actor)
     row = Row(1, [7, 8, 9], [4], prompt=3) if draws else Row(1, [7, 8, 9], [4], prompt=9, sampling=None)
@@ -111,8 +115,7 @@ async def test_a_result_is_told_after_the_event_behind_its_step(draws: bool) -> 
     await bench.actor.stop()
 
 
-async def test_pages_are_unmapped_when_nothing_runs_on_the_device_any_more() -> None:
-    bench = Bench()
+async def test_pages_are_unmapped_when_nothing_runs_on_the_device_any_more(bench: Bench) -> None:
     await bench.start()
     adopt(bench.actor)
     bench.actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
@@ -131,8 +134,7 @@ async def test_pages_are_unmapped_when_nothing_runs_on_the_device_any_more() -> 
     bench.pool.close()
 
 
-async def test_a_device_that_failed_does_not_keep_the_worker() -> None:
-    bench = Bench()
+async def test_a_device_that_failed_does_not_keep_the_worker(bench: Bench) -> None:
     await bench.start()
 
     def fail() -> None:
@@ -157,8 +159,7 @@ async def test_a_worker_whose_agent_is_gone_lets_go_of_the_device() -> None:
     await bench.actor.stop()
 
 
-async def test_a_pool_on_another_device_than_the_agent_says_is_not_mapped() -> None:
-    bench = Bench()
+async def test_a_pool_on_another_device_than_the_agent_says_is_not_mapped(bench: Bench) -> None:
     with pytest.raises(PoolMismatch, match="has device cuda:0, and agent-0 says cuda:1"):
         await bench.start(msgspec.structs.replace(bench.handle, device="cuda:1"))
     await bench.actor.stop()

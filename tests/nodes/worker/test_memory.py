@@ -57,6 +57,11 @@ def take_up(number: int, epoch: int = 1) -> Ordered:
     return Ordered(epoch, TakeUp(group="g", number=number, pool=HANDLE), f"call {number}")
 
 
+@pytest.fixture
+def host() -> HeapHost:
+    return HeapHost()
+
+
 def test_the_running_step_is_waited_for() -> None:
     core = MemoryOccupation()
     order = let_go(1)
@@ -137,8 +142,7 @@ async def answer_of(call: RecordedCall) -> Any:
     return call.answer
 
 
-async def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool() -> None:
-    host = HeapHost()
+async def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool(host: HeapHost) -> None:
     actor = WorkerActor(config("echo?step_ms=1"), host)
     handle = pool(host)
     context = await started(actor, handle)
@@ -173,8 +177,7 @@ async def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool(
     await actor.stop()
 
 
-async def test_a_resumption_does_not_take_a_drain_back() -> None:
-    host = HeapHost()
+async def test_a_resumption_does_not_take_a_drain_back(host: HeapHost) -> None:
     actor = WorkerActor(config(), host)
     handle = pool(host)
     context = await started(actor, handle)
@@ -187,8 +190,7 @@ async def test_a_resumption_does_not_take_a_drain_back() -> None:
     await actor.stop()
 
 
-async def test_a_worker_that_cannot_take_up_ends() -> None:
-    host = HeapHost()
+async def test_a_worker_that_cannot_take_up_ends(host: HeapHost) -> None:
     actor = WorkerActor(config(), host)
     handle = pool(host)
     context = await started(actor, handle)
@@ -218,8 +220,7 @@ async def test_a_worker_that_cannot_let_go_ends(monkeypatch: pytest.MonkeyPatch)
     assert call.answer is None, "its end is the answer"
 
 
-async def test_one_that_starts_waits_without_memory_or_ends() -> None:
-    host = HeapHost()
+async def test_one_that_starts_waits_without_memory_or_ends(host: HeapHost) -> None:
     actor = WorkerActor(config(), host)
     released = RemoteError("memory_released", "it is", retryable=True)
     actor.ctx = context = context_of(released, RemoteError("draining", "", retryable=True), pool(host))
@@ -236,8 +237,7 @@ async def test_one_that_starts_waits_without_memory_or_ends() -> None:
     assert loading.ctx.ended == ["the memory of g is wanted back"]
 
 
-async def test_one_that_starts_asks_again_for_a_pool_that_was_released_while_its_place_was_told() -> None:
-    host = HeapHost()
+async def test_one_that_starts_asks_again_for_a_pool_that_was_released_while_its_place_was_told(host: HeapHost) -> None:
     actor = WorkerActor(config(), host)
     handle = pool(host)
     info = host.open(handle.path, writable=True).info
@@ -251,8 +251,7 @@ MODEL = "random:tiny-llama"
 
 
 @pytest.mark.parametrize(("weights", "quantize"), [("reload", "none"), ("keep", "none"), ("reload", "int8")])
-async def test_a_model_draws_the_same_tokens_afterwards(weights: str, quantize: Quantization) -> None:
-    host = HeapHost()
+async def test_a_model_draws_the_same_tokens_afterwards(host: HeapHost, weights: str, quantize: Quantization) -> None:
     actor = WorkerActor(msgspec.structs.replace(config(MODEL), quantize=quantize), host)
     handle = pool(host, MODEL, quantize)
     context = await started(actor, handle)

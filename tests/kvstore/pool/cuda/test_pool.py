@@ -45,6 +45,11 @@ class Process:
         return self.memory
 
 
+@pytest.fixture
+def cards() -> FakeCards:
+    return FakeCards()
+
+
 @pytest.mark.parametrize(("name", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:7", 7)])
 def test_names_of_devices(name: str, ordinal: int) -> None:
     assert (cuda_ordinal(name), memory_kind(name), memory_kind("cpu")) == (ordinal, "cuda", "cpu")
@@ -69,8 +74,7 @@ def test_the_file_has_no_pages_and_the_header_says_where_they_are(tables: Memory
     pool.close()
 
 
-def test_a_pool_is_one_memory_for_all_who_open_it(tables: MemoryHost) -> None:
-    cards = FakeCards()
+def test_a_pool_is_one_memory_for_all_who_open_it(cards: FakeCards, tables: MemoryHost) -> None:
     agent, worker = Process(tables, cards), Process(tables, cards)
     made = agent.host.create("kv-a", INFO)
     mapped = worker.host.open(made.path, writable=True)
@@ -91,8 +95,7 @@ def test_a_pool_is_one_memory_for_all_who_open_it(tables: MemoryHost) -> None:
     assert (worker.memory.num_open, cards.allocations) == (0, [])
 
 
-def test_many_mappings_of_a_process_open_the_handle_once(tables: MemoryHost) -> None:
-    cards = FakeCards()
+def test_many_mappings_of_a_process_open_the_handle_once(cards: FakeCards, tables: MemoryHost) -> None:
     agent, worker = Process(tables, cards), Process(tables, cards)
     made = agent.host.create("kv-a", INFO)
     pools = [worker.host.open(made.path, writable=False) for _ in range(3)]
@@ -161,8 +164,7 @@ def test_a_device_that_is_not_there(tables: MemoryHost) -> None:
         Process(tables, FakeCards()).host.create("kv-a", msgspec.structs.replace(INFO, device="cuda:3"))
 
 
-def test_pages_are_freed_if_the_file_cannot_be_made(tmp_path: Path) -> None:
-    cards = FakeCards()
+def test_pages_are_freed_if_the_file_cannot_be_made(cards: FakeCards, tmp_path: Path) -> None:
     first, second = Process(ShmHost(tmp_path), cards), Process(ShmHost(tmp_path), cards)
     made = first.host.create("kv-a", INFO)
     with pytest.raises(PoolBusy):
@@ -171,8 +173,7 @@ def test_pages_are_freed_if_the_file_cannot_be_made(tmp_path: Path) -> None:
     made.close()
 
 
-def test_the_pages_of_a_dead_process_cannot_be_opened(tables: MemoryHost) -> None:
-    cards = FakeCards()
+def test_the_pages_of_a_dead_process_cannot_be_opened(cards: FakeCards, tables: MemoryHost) -> None:
     agent, worker = Process(tables, cards), Process(tables, cards)
     made = agent.host.create("kv-a", INFO)
     agent.memory.die()
@@ -209,8 +210,7 @@ def test_two_makings_of_a_pool_are_two_memories(tmp_path: Path) -> None:
     remade.close()
 
 
-def test_pages_that_a_worker_makes(tables: MemoryHost) -> None:
-    cards = FakeCards()
+def test_pages_that_a_worker_makes(cards: FakeCards, tables: MemoryHost) -> None:
     agent, worker = Process(tables, cards), Process(tables, cards)
     info = msgspec.structs.replace(INFO, is_in_worker=True)
     table = agent.host.create("kv-a", info)
