@@ -212,7 +212,7 @@ class LinkCore:
     def refuse(self, link: Link, channel: Channel, header: Header | None, refusal: FrameRefused) -> None:
         """A frame is none, or not for here; `header` is None where it could not be read."""
         self._metrics.count("mesh_frames_refused_total", code=refusal.code)
-        if self._log_once.is_new(link.peer, refusal):
+        if self._log_once.is_new(link.peer, refusal, self._now):
             self.outputs.append(Refused(link.peer, refusal))
         connection = self._connections.get(link)
         if refusal.code in _OTHERS and link.dialed and connection is not None:
@@ -342,7 +342,7 @@ class LinkCore:
             if error.code == SUPERSEDED:
                 self.outputs.append(Superseded(connection.link.peer, error.message, error.known_epoch))
             told = FrameRefused(error.code, f"it says: {error.message}")
-            if error.code in TOLD and self._log_once.is_new(connection.link.peer, told):
+            if error.code in TOLD and self._log_once.is_new(connection.link.peer, told, self._now):
                 self.outputs.append(Refused(connection.link.peer, told))
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None

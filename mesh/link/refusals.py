@@ -21,8 +21,11 @@ _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Ver
 TOLD: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
 """Why a hello is refused that its sender has to be told of, and to log, as it cannot find out."""
 _MAX_REMEMBERED: Final = 1024
+_MAX_ACTORS: Final = 64
+_NEXT_S: Final = 60.0
 
 Greeting = TypeVar("Greeting", bound=Hello | Welcome)
+Remembered = TypeVar("Remembered", Address, str)
 
 
 def check_greeting(parts: Frames, kind: type[Greeting], peer: Address) -> Greeting:
@@ -68,27 +71,39 @@ def error_body(refusal: FrameRefused) -> bytes:
 
 
 class LogOnce:
-    """Which refusals are worth a warning: each kind from each actor once, and none that only came late. Bounded."""
+    """Which refusals are worth a warning: of each code each actor once, and none that only came late.
+
+    A stranger that invents actor ids must not fill the log, nor keep what befalls others out of it: of each code 64
+    actors are logged at once, then another one a minute. Bounded.
+    """
 
     def __init__(self) -> None:
-        self._logged: set[tuple[str, str]] = set()
+        self._logged: dict[str, dict[str, None]] = {}
+        self._next: dict[str, float] = {}
         self._ended: dict[Address, None] = {}
 
     def link_ended(self, peer: Address) -> None:
         """What this incarnation sent before it knew, or before it died, may still come and has no hello before it."""
         self._ended[peer] = None
-        if len(self._ended) > _MAX_REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+        _keep(self._ended, _MAX_REMEMBERED)
 
-    def is_new(self, peer: Address, refusal: FrameRefused) -> bool:
+    def is_new(self, peer: Address, refusal: FrameRefused, now: float) -> bool:
         """Whether to log a refusal; it is not new a second time."""
-        kind = (peer.actor_id, refusal.code)
+        # Codes are those of this program, so they are few; actors are whatever somebody says.
+        actors = self._logged.setdefault(refusal.code, {})
         # Common where a link ends under load, and how a successor at fixed ports is found; nobody could mend either.
         is_late = (refusal.code == "no_hello" and peer in self._ended) or (
             refusal.code == WRONG_EPOCH and refusal.known_epoch > 0
         )
-        # Full, it logs no new kinds: a stranger that invents actor ids must not fill the log, nor this set.
-        if is_late or kind in self._logged or len(self._logged) >= _MAX_REMEMBERED:
+        is_full = len(actors) >= _MAX_ACTORS and now < self._next[refusal.code]
+        if is_late or peer.actor_id in actors or is_full:
             return False
-        self._logged.add(kind)
+        actors[peer.actor_id] = None
+        self._next[refusal.code] = now + _NEXT_S
+        _keep(actors, _MAX_ACTORS)
         return True
+
+
+def _keep(remembered: dict[Remembered, None], size: int) -> None:
+    if len(remembered) > size:
+        del remembered[next(iter(remembered))]
