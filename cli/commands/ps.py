@@ -71,7 +71,7 @@ def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
 
 
 def _print(mesh: ActorList) -> None:
-    sys.stdout.write(f"{mesh.mesh}: {mesh.model} at {mesh.url}, {_verdict(mesh)}\n")
+    sys.stdout.write(f"{mesh.mesh}: {mesh.model} at {mesh.url}{_elsewhere(mesh)}, {_verdict(mesh)}\n")
     if mesh.context is not None:
         sys.stdout.write(f"{mesh.context}\n")
     for note in mesh.notes:
@@ -90,6 +90,12 @@ def _print(mesh: ActorList) -> None:
     for actor in mesh.actors:
         for note in [*_story(actor), *actor.notes, *_pulled(actor)]:
             sys.stdout.write(f"{actor.actor_id}: {note}\n")
+
+
+def _elsewhere(mesh: ActorList) -> str:
+    """On which hosts the gateways are, where the own one, whose actors come first, has none."""
+    hosts = {actor.host for actor in mesh.actors if actor.role == roles.GATEWAY}
+    return f" on host {' and '.join(sorted(hosts))}" if hosts and mesh.actors[0].host not in hosts else ""
 
 
 def _verdict(mesh: ActorList) -> str:

@@ -20,6 +20,15 @@ def topology_notes(
         notes.append("there is no decode group: prefill groups decode, too")
     if not mixed and not prefill:
         notes.append("there is no prefill group: decode groups prefill, too")
+    at: dict[str, list[str]] = {}
+    for name, host in settings.hosts.items():
+        if not host.is_on_loopback:
+            at.setdefault(host.address, []).append(name)
+    notes += [
+        f"hosts {', '.join(names)} have the address {address}, which is right on one machine only"
+        for address, names in at.items()
+        if len(names) > 1
+    ]
     if gateway is None or max_files is None:
         return notes
     wanted = gateway.max_connections

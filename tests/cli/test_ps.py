@@ -95,6 +95,13 @@ def test_the_url_is_there_and_all_meshes_are_where_none_is_named(show: Callable[
     ]  # fmt: skip
 
 
+def test_on_a_host_without_a_gateway_the_url_is_another_host_s(show: Callable[..., list[str]]) -> None:
+    head, p = (actor(f"supervisor.{host}", role="supervisor", host=host) for host in ("head", "p"))
+    gateway = actor("gateway-0.head", role="gateway", host="head")
+    at = [show(Meshes(m=actors), "m")[0].partition(",")[0] for actors in ([p, head, gateway], [head, gateway, p])]
+    assert at == ["m: echo at http://m on host head", "m: echo at http://m"]
+
+
 def test_a_mesh_that_serves_nothing_is_not_called_ready(show: Callable[..., list[str]]) -> None:
     others = [actor("gateway-0", role="gateway"), actor("worker-m", role="worker")]
     gone = Meshes(m=[*others, actor("tokenizer-0", role="tokenizer", state="drained")])

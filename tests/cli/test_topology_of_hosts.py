@@ -99,6 +99,13 @@ def test_notes_are_of_the_whole_mesh():
     assert planned(mesh, "a").notes == planned(mesh, "b").notes == notes
 
 
+def test_one_address_of_two_hosts_is_noted():
+    hosts = {name: HostSettings(address="10.0.0.2", bind="10.0.0.2", mixed=1, **SERVING) for name in ("a", "b")}
+    mesh = msgspec.structs.replace(three(), hosts=hosts)
+    notes = ["hosts a, b have the address 10.0.0.2, which is right on one machine only"]
+    assert planned(mesh, "a").notes == planned(mesh, "b").notes == notes
+
+
 @pytest.mark.parametrize(
     ("options", "length"),
     [
