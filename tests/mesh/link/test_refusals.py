@@ -122,8 +122,7 @@ async def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning
 
 
 async def test_a_member_without_hello_is_told_to_begin_again(rig):
-    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-    rig.system.registration.view.reset(1, 1, [member])
+    member = rig.member()
     rig.say(Verb.TELL, Say(text="hi"))
     ((link, _, header, body),) = rig.wire.sent
     assert (link, header.sequence, body.code) == (FROM_PEER, 0, "no_hello")
@@ -138,8 +137,7 @@ async def test_a_member_without_hello_is_told_to_begin_again(rig):
 
 
 async def test_a_dial_that_fails_is_not_repeated_at_once(rig):
-    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-    rig.system.registration.view.reset(1, 1, [member])
+    rig.member()
     for _ in range(3):
         rig.system.actor.ctx.tell("peer", Say(text="x"))
         rig.wire.listener.on_link_down(TO_PEER, "could not connect")
@@ -150,8 +148,7 @@ async def test_a_dial_that_fails_is_not_repeated_at_once(rig):
 
 
 async def test_no_welcome_in_time_is_a_lost_peer(rig):
-    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-    rig.system.registration.view.reset(1, 1, [member])
+    rig.member()
     rig.system.actor.ctx.tell("peer", Say(text="x"))
     await until(lambda: rig.actor.lost)
     assert rig.actor.lost == [(PEER, "no welcome to hello")]
@@ -159,8 +156,7 @@ async def test_no_welcome_in_time_is_a_lost_peer(rig):
 
 
 async def test_somebody_else_at_the_address_is_a_lost_peer(rig):
-    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-    rig.system.registration.view.reset(1, 1, [member])
+    member = rig.member()
     rig.system.actor.ctx.tell("peer", Say(text="x"))
     rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, sender_epoch=3)
     await until(lambda: rig.actor.lost)
@@ -319,6 +315,5 @@ async def test_the_number_of_peers_is_bounded(rig):
         rig.hello(Link(Address(f"p{number}", 1), dialed=False))
     rig.hello()
     assert rig.refused("too_many_peers") == 2
-    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-    rig.system.registration.view.reset(1, 1, [member])
+    rig.member()
     assert not rig.system.actor.ctx.tell("peer", Say(text="x"))

@@ -82,7 +82,9 @@ def decoded(runner: DeviceRunner, num_steps: int = 12) -> list[list[int]]:
 class FakeNccl:
     """`cupy.cuda.nccl` over the host's memory, ranks in threads: operations are done when all ranks have called them.
 
-    `calls` has each rank's operations in their order. A rank that waits in vain hangs until its abort.
+    `calls` has each rank's operations in their order. A rank that waits in vain hangs until its abort. Collectives
+    alone: what one half of a pair sends and receives is recorded by `tests/kvstore/transfer/paired/test_nccl.py`, which
+    has no other half, and processes meet in files by `tests/software_device`.
     """
 
     available = True
