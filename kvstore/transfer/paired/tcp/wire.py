@@ -72,7 +72,7 @@ def decode_rendezvous(data: bytes) -> Rendezvous:
     """What another agent offers. Raises TransferError `bad_offer`."""
     try:
         rendezvous = msgspec.msgpack.decode(data, type=Rendezvous)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {error}") from None
     if address_of(rendezvous.host) is None and not is_name(rendezvous.host):
         raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {rendezvous.host!r} is no host")

@@ -57,6 +57,15 @@ def test_an_offer_that_asks_for_what_is_not_given_is_refused(change: dict) -> No
     assert caught.value.code == "bad_offer"
 
 
+def test_an_offer_with_a_field_nested_without_end_is_refused() -> None:
+    offer = bytearray(encode_rendezvous(RENDEZVOUS)) + b"\x91" * 100_000
+    # One element more, which nobody knows and the decoder skips, level by level.
+    offer[0] += 1
+    with pytest.raises(TransferError, match="nothing sound") as caught:
+        decode_rendezvous(bytes(offer))
+    assert caught.value.code == "bad_offer"
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_offer_or_a_typed_refusal(data: bytes) -> None:
     with contextlib.suppress(TransferError):
