@@ -55,7 +55,7 @@ def parse_token(text: str) -> JoinToken:
         raise _bad("it was cut short or mistyped")
     try:
         return msgspec.msgpack.decode(content, type=JoinToken)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise _bad(f"what it says cannot be used: {error}") from error
 
 
