@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import stat
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -30,12 +29,9 @@ from cli.supervisor.processes import start_time
 from mesh.address import MAX_EPOCH, Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
-from mesh.runtime.run_directory import RunDirectory, replace_file
+from mesh.runtime.run_directory import NOT_JSON, RunDirectory, read_file, replace_file
 
 _FILE_MODE: Final = 0o600
-_NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises: bytes that are no UTF-8 raise a ValueError."""
-_MAX_MANIFEST_BYTES: Final = 1 << 24
 
 
 def segment_prefix(uid: int, mesh: str, host: str = "") -> str:
@@ -173,7 +169,7 @@ class MeshDirectory:
     def holder(self) -> Holder | None:
         """The supervisor, where no manifest says who it is; to be believed only while that process lives."""
         with contextlib.suppress(OSError, ValueError):
-            pid, started = self._read_own(self._lock).split()
+            pid, started = read_file(self._lock).split()
             return Holder(int(pid), int(started))
         return None
 
@@ -184,10 +180,10 @@ class MeshDirectory:
         """
         try:
             self._require_own(self.path)
-            manifest = msgspec.json.decode(self._read_own(self._manifest), type=Manifest)
+            manifest = msgspec.json.decode(read_file(self._manifest), type=Manifest)
         except FileNotFoundError:
             return None
-        except (OSError, *_NOT_JSON) as error:
+        except (OSError, *NOT_JSON) as error:
             raise self._bad_manifest(str(error)) from None
         # What it names is killed and removed: nothing but this mesh's own may be meant.
         prefix = segment_prefix(os.getuid(), self.mesh, host_of(manifest.supervisor_id))
@@ -216,10 +212,10 @@ class MeshDirectory:
     def epochs(self) -> dict[str, int]:
         """The last epoch issued to each actor id, as recorded; none where the file is lost or damaged."""
         try:
-            epochs = msgspec.json.decode(self._epochs.read_bytes(), type=dict[str, int])
+            epochs = msgspec.json.decode(read_file(self._epochs), type=dict[str, int])
             if all(0 <= epoch < MAX_EPOCH for epoch in epochs.values()):
                 return epochs
-        except (OSError, *_NOT_JSON):
+        except (OSError, *NOT_JSON):
             pass
         return {}
 
@@ -251,8 +247,8 @@ class MeshDirectory:
         """Where the kv_agent that was started last has its segments, for when no manifest says so."""
         # By its name, which says the host on a mesh of several.
         configs = sorted((self.path / "configs").glob(f"{agent_id('')}*.json"), key=lambda path: path.lstat().st_mtime)
-        with contextlib.suppress(OSError, IndexError, *_NOT_JSON):
-            told = msgspec.json.decode(self._read_own(configs[-1]), type=_Pools)
+        with contextlib.suppress(OSError, IndexError, *NOT_JSON):
+            told = msgspec.json.decode(read_file(configs[-1]), type=_Pools)
             if Path(told.directory).is_absolute():
                 return told.directory
         return _Pools().directory
@@ -272,8 +268,8 @@ class MeshDirectory:
     def actors(self) -> dict[str, str]:
         """The roles of the actors of the last mesh by id; empty where nobody has recorded them, or none can be read."""
         try:
-            return msgspec.json.decode(self._actors.read_bytes(), type=dict[str, str])
-        except (OSError, *_NOT_JSON):
+            return msgspec.json.decode(read_file(self._actors), type=dict[str, str])
+        except (OSError, *NOT_JSON):
             return {}
 
     def log(self, actor_id: str) -> Path:
@@ -289,8 +285,8 @@ class MeshDirectory:
         """What an incarnation said before it gave up, if anything; it is then forgotten."""
         path = self._error(address)
         try:
-            error = msgspec.json.decode(path.read_bytes(), type=StartError)
-        except (OSError, *_NOT_JSON):
+            error = msgspec.json.decode(read_file(path), type=StartError)
+        except (OSError, *NOT_JSON):
             return None
         path.unlink(missing_ok=True)
         return error
@@ -331,15 +327,3 @@ class MeshDirectory:
                 why="another user owns it, or may enter it",
                 do="remove it, or set XDG_RUNTIME_DIR to a directory of yours",
             )
-
-    @staticmethod
-    def _read_own(path: Path) -> bytes:
-        """The content of a plain file of this user's. Raises OSError for any other."""
-        # Checked on the descriptor, not on the path, which may be another file a moment later.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-                raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
-            # Bounded: a file of any size under this name must not take the command's memory.
-            return file.read(_MAX_MANIFEST_BYTES)

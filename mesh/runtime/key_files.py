@@ -15,7 +15,7 @@ import msgspec
 from mesh.errors import MeshError
 from mesh.membership.keys import AllowList, BadKey, HostKey
 from mesh.membership.view import Member
-from mesh.runtime.run_directory import replace_file
+from mesh.runtime.run_directory import NOT_JSON, replace_file
 
 _MAX_BYTES: Final = 4 << 20
 _Content = TypeVar("_Content", HostKey, AllowList)
@@ -70,7 +70,10 @@ class KeyDirectory:
             self._require_own(self.path, self.path.stat())
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as opened:
-                self._require_own(file, os.fstat(descriptor))
+                status = os.fstat(descriptor)
+                self._require_own(file, status)
+                if not stat.S_ISREG(status.st_mode):
+                    raise DamagedKeyFile(f"{file} is no plain file: put the right file back")
                 content = opened.read(_MAX_BYTES)
         except FileNotFoundError:
             return None
@@ -78,7 +81,7 @@ class KeyDirectory:
             raise KeyFileError(f"{file} cannot be read ({error.strerror}): give this user the file") from error
         try:
             return msgspec.json.decode(content, type=kind)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except NOT_JSON as error:
             raise DamagedKeyFile(f"{file} is damaged ({error}): put the right file back") from error
 
     def _write(self, file: Path, content: HostKey | AllowList) -> None:

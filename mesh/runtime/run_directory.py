@@ -27,6 +27,11 @@ from mesh.transport.base import Channel
 MAX_SOCKET_PATH_BYTES: Final = 100
 """A little under what the kernel takes (108), so that every system does."""
 
+NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises of a damaged file: bytes that are no UTF-8 raise a ValueError."""
+
+_MAX_FILE_BYTES: Final = 1 << 24
+
 
 class HostRecord(msgspec.Struct, frozen=True):
     """One host of a mesh of several: its actors listen on `bind`, and actors of other hosts dial `address`.
@@ -114,10 +119,10 @@ class RunDirectory:
     def host(self) -> HostRecord | None:
         """Which host of its mesh this is, None on a mesh of one; raises `BindError` where the file is damaged."""
         try:
-            return msgspec.json.decode(self.host_file.read_bytes(), type=HostRecord)
+            return msgspec.json.decode(read_file(self.host_file), type=HostRecord)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, *NOT_JSON) as error:
             raise BindError(
                 f"{self.host_file} does not say where this host listens ({error}): start the mesh of this host again"
             ) from error
@@ -138,6 +143,18 @@ class RunDirectory:
 
     def _path(self, address: Address, channel: Channel) -> Path:
         return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if channel == Channel.CONTROL else 'd'}"
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a plain file of this user's. Raises OSError for any other: a pipe would not end, nor a device."""
+    # Checked on the descriptor, not on the path, which may be another file a moment later.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
+        # Bounded: a file of any size under this name must not take the process's memory.
+        return file.read(_MAX_FILE_BYTES)
 
 
 def replace_file(path: Path, content: bytes) -> bool:
@@ -191,12 +208,12 @@ class FileBootstrap:
         try:
             status = self._path.stat()
             if self._seen != (status.st_ino, status.st_mtime_ns):
-                found = msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
+                found = msgspec.json.decode(read_file(self._path), type=_RegistryFile)
                 actor_id, epoch, *where, proof = msgspec.structs.astuple(found)
                 address = Address(actor_id, epoch)
                 self._target = (address, Endpoint(*where)) if self._is_proved(address, proof) else None
                 self._seen = status.st_ino, status.st_mtime_ns
-        except (OSError, msgspec.MsgspecError, ValueError):
+        except (OSError, *NOT_JSON):
             self._seen = self._target = None
         return self._target
 

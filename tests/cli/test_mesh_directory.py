@@ -91,6 +91,16 @@ def test_manifest_comes_back_and_damage_is_none(directory):
     assert directory.read_manifest() is None
 
 
+def test_pipes_in_place_of_its_files_hold_nobody_up(directory):
+    address = Address("a", 2)
+    for name in ("epochs.json", "actors.json", "manifest.json", "errors/a.2.json"):
+        os.mkfifo(directory.path / name)
+    found = directory.epochs(), directory.actors(), directory.read_manifest(), directory.take_error(address)
+    assert found == ({}, {}, None, None)
+    assert directory.issue("a", 3)
+    assert directory.epochs() == {"a": 3}
+
+
 def test_errors_are_taken_once(directory):
     address = Address("a", 2)
     assert directory.take_error(address) is None

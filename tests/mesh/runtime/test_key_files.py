@@ -1,5 +1,6 @@
 """A host's keys as files: who may read them, and when a list that was replaced is seen."""
 
+import os
 from unittest.mock import Mock
 
 import pytest
@@ -100,3 +101,18 @@ def test_a_list_that_cannot_be_written_again_is_written_when_it_can(directory, m
         assert "No space left" in ring.trouble
     assert ring.restore()
     assert (directory.read_allowed(), ring.trouble) == (a_list(own), "")
+
+
+def test_a_pipe_in_place_of_a_list_is_damage_which_is_mended(directory):
+    own = HostKey.new("head")
+    directory.write_key(own)
+    directory.write_allowed(a_list(own))
+    ring = KeyRing(directory)
+    directory.allowed_file.unlink()
+    os.mkfifo(directory.allowed_file, 0o600)
+    writer = os.open(directory.allowed_file, os.O_RDWR)
+    try:
+        assert "is no plain file" in ring.restore()
+    finally:
+        os.close(writer)
+    assert directory.read_allowed() == a_list(own)

@@ -138,3 +138,21 @@ def test_a_full_disk_is_written_over_within_what_a_file_has(tmp_path, monkeypatc
         replace_file(tmp_path / "new", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert file.read_bytes() == b"short"
+
+
+NO_PLAIN_FILES = {
+    "a pipe": lambda path: os.mkfifo(path, 0o600),
+    "a device without an end": lambda path: path.symlink_to("/dev/zero"),
+    "a directory": lambda path: path.mkdir(),
+    "nested": lambda path: path.write_text('{"x": ' + "[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("make", NO_PLAIN_FILES.values(), ids=NO_PLAIN_FILES)
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path, make):
+    directory = RunDirectory(tmp_path)
+    for path in (directory.host_file, directory.registry_file):
+        make(path)
+    with pytest.raises(BindError, match="does not say where this host listens"):
+        directory.host()
+    assert directory.bootstrap().lookup() is None
