@@ -1,8 +1,9 @@
 """The port at which an agent is dialled for pages: takes the connections that prove a pair's secret, and no others.
 
 One thread, one selector; nothing in it waits for a single peer. A stranger has a few seconds and 64 bytes to say who it
-is, and there are at most `_MAX_UNAUTHENTICATED` of them: one more, and the one that has been silent longest
-goes. Who speaks but cannot prove anything is closed without an answer, and counted in `refused`. Used by `tcp/link.py`.
+is, and there are at most `_MAX_UNAUTHENTICATED` of them: one more, and of the address that has most of them goes the
+one that has been silent longest. Who speaks but cannot prove anything is closed without an answer, and counted in
+`refused`. Used by `tcp/link.py`.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -62,10 +64,11 @@ class Expected:
 
 
 class _UnauthenticatedPeer:
-    __slots__ = ("connection", "data", "deadline")
+    __slots__ = ("address", "connection", "data", "deadline")
 
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
+    def __init__(self, connection: socket.socket, address: str, deadline: float) -> None:
         self.connection = connection
+        self.address = address
         self.deadline = deadline
         self.data = bytearray()
 
@@ -166,7 +169,7 @@ class TcpListener:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._socket.accept()
+            connection, (address, *_) = self._socket.accept()
         except BlockingIOError:
             return
         except OSError:
@@ -175,11 +178,16 @@ class TcpListener:
             return
         # One stranger that sends half a hello must hold up nobody.
         connection.setblocking(False)
-        # The oldest goes, not the new one: else 64 silent connections would shut real agents out for 5 s each.
         if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
-            self._drop(next(iter(self._unauthenticated.values())), NO_TOKEN)
-        self._unauthenticated[connection] = _UnauthenticatedPeer(connection, time.monotonic() + _HELLO_S)
+            self._drop(self._least_missed(), NO_TOKEN)
+        self._unauthenticated[connection] = _UnauthenticatedPeer(connection, address, time.monotonic() + _HELLO_S)
         self._selector.register(connection, selectors.EVENT_READ)
+
+    def _least_missed(self) -> _UnauthenticatedPeer:
+        # The oldest, not the new one: else 64 silent connections would shut real agents out for 5 s each. Of the
+        # address that has most: else who dials fast enough would crowd out agents of other hosts before they speak.
+        ((most, _),) = Counter(one.address for one in self._unauthenticated.values()).most_common(1)
+        return next(one for one in self._unauthenticated.values() if one.address == most)
 
     def _read(self, peer: _UnauthenticatedPeer) -> None:
         try:

@@ -25,6 +25,7 @@ from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 from kvstore.transfer.paired.tcp.wire import (
     MIN_CHUNK_BYTES,
     Rendezvous,
+    answer_to,
     decode_rendezvous,
     encode_header,
     encode_hello,
@@ -393,6 +394,25 @@ def test_there_is_a_bound_on_strangers(ends: Ends, monkeypatch: pytest.MonkeyPat
         strangers = [stack.enter_context(dial(ends.rendezvous)) for _ in range(3)]
         assert is_refused(strangers[0]), "the one that has been silent longest"
         ends.meet()
+
+
+def test_who_dials_fast_crowds_out_nobody_of_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_listener, "_MAX_UNAUTHENTICATED", 4)
+    listener = tcp_listener.TcpListener("127.0.0.1", 0)
+    expected = listener.expect(1, MIN_CHUNK_BYTES)
+    offer, hello = encode_rendezvous(expected.rendezvous), encode_hello(expected.rendezvous, 0)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        dialled = socket.create_connection((listener.host, listener.port), 20, ("127.0.0.5", 0))
+        slow = stack.enter_context(dialled)
+        slow.sendall(hello[:8])
+        strangers = [stack.enter_context(dial(offer)) for _ in range(20)]
+        assert all(is_refused(stranger) for stranger in strangers[:-4])
+        slow.sendall(hello[8:])
+        assert slow.recv(32) == answer_to(expected.rendezvous, 0)
+        arrived = expected.arrived.get(timeout=20)
+        assert arrived is not None
+        arrived[1].close()
 
 
 def test_an_impostor_that_listens_is_sent_no_page() -> None:
