@@ -112,6 +112,8 @@ class Registration:
 
     def peer_lost(self, address: Address) -> None:
         """A peer is lost; if it was the registry, look for it."""
+        if address == self._joining:
+            self._joining = None
         if address == self.registry:
             self.registry = None
             self._has_lapsed = True
@@ -210,6 +212,8 @@ class Registration:
                 self._over(address, end)
             return False
         finally:
+            # It may have died with its answer here and not taken yet: nobody would say so of it again.
+            is_lost = self._joining != address
             self._joining, early, self._early = None, self._early, []
         joined = answer.message
         if not isinstance(joined, Joined):
@@ -228,6 +232,8 @@ class Registration:
             self._apply(body)
         if not self._first.done():
             self._first.set_result(None)
+        if is_lost:
+            self.peer_lost(answer.sender)
         return True
 
     def _known_members(self, registry: Address, host: str) -> list[Member]:

@@ -133,3 +133,17 @@ def test_why_a_join_fails_is_kept_until_one_succeeds():
     registration, _, _ = run([(lost, []), (again, []), (joined(3, "me"), [])], registry_class=Watched)
     assert seen == ["", "its key is unknown", "its key is unknown"]
     assert registration.trouble == ""
+
+
+def test_a_registry_that_dies_between_its_answer_and_the_taking_of_it_is_looked_for():
+    class Dying(Registry):
+        async def ask(self, actor_id, message, *, timeout_s):
+            answer = await super().ask(actor_id, message, timeout_s=timeout_s)
+            if len(self.joins) == 1:
+                self.registration.peer_lost(REGISTRY)
+            return answer
+
+    registration, registry, audience = run([(joined(3, "me"), []), (joined(3, "me"), [])], registry_class=Dying)
+    assert len(registry.joins) == 2
+    assert registration.registry == REGISTRY
+    assert audience.changes == [["me"]]
