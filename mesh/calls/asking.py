@@ -195,8 +195,9 @@ class Asking:
         self._pending.open(message_id, peer.address, deadline, asked)
         # Time that is left, at least a microsecond: 0 means that there is no deadline.
         meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags, credit)
-        if not self._links.send(peer, channel, verb, body, buffers, meta):
-            self._pending.settle(message_id)
+        # Where the peer was lost on the way, in the course of something that had to go before, `asked` has heard of it.
+        is_sent = self._links.send(peer, channel, verb, body, buffers, meta)
+        if not is_sent and self._pending.settle(message_id) is not None:
             raise Unreachable(f"the way to {peer.address} is full")
         # Compared here: nearly all are later than the one armed, and two of an ask's 68 calls went to find that out.
         if deadline < self._timer.at:

@@ -205,6 +205,28 @@ async def test_who_asks_is_not_called_back_while_it_asks(met):
     assert isinstance(outcomes.pop(), Unreachable)
 
 
+async def test_who_asks_a_peer_that_is_lost_on_the_way_is_told_once(met):
+    outcomes = []
+    others = [Link(Address(name, 1), dialed=False) for name in ("one", "two")]
+    for other in others:
+        met.hello(other)
+
+    def on_peer_lost(peer, reason):
+        # Its frame goes behind what the links have still to do, which is to tell of the second one.
+        if peer.actor_id == "one":
+            met.actor.ctx.ask_then("peer", HI, outcomes.append, timeout_s=5)
+        if peer.actor_id == "two":
+            met.system.links.lose(PEER, "two says so")
+
+    met.actor.on_peer_lost = on_peer_lost
+    for other in others:
+        met.system.links._core.lose(other.peer, "gone")
+    met.system.links.beat()
+    await asyncio.sleep(0)
+    assert [type(outcome) for outcome in outcomes] == [PeerLost]
+    assert len(met.system.asking) == 0
+
+
 async def test_what_is_called_back_is_supervised_and_not_after_the_end(met):
     outcomes = []
 
