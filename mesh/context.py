@@ -1,7 +1,7 @@
 """What an actor acts through."""
 
 import asyncio
-from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -9,8 +9,6 @@ import structlog
 from mesh.address import Address, Endpoint
 from mesh.calls.streaming import Stream
 from mesh.runtime.telemetry import Metrics, current_trace, new_traceparent
-from mesh.transport.base import Buffer, Channel
-from mesh.wire.codec import AnyMessage
 
 if TYPE_CHECKING:
     from mesh.membership.view import Membership
@@ -25,6 +23,7 @@ class Context:
         tell, tell_all                   `mesh/calls/tells.py`             send and forget
         ask                              `mesh/calls/asking.py`            send and wait for the reply
         ask_then                         `mesh/calls/asking.py`            send and be called back with the outcome
+        stream                           `mesh/calls/streaming.py`         send and iterate over the items of the answer
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
         later, spawn                     `mesh/runtime/task_supervisor.py` timers and tasks whose exceptions are caught
         announce, describe, stats        `mesh/system.py`                  what others are told of this actor
@@ -48,6 +47,7 @@ class Context:
         self.tell_all = system.tells.tell_all
         self.ask = system.asking.ask
         self.ask_then = system.asking.ask_then
+        self.stream = partial(Stream, system.asking)
         self.publish = system.publishing.publish
         self.subscribe = system.publishing.subscribe
         self.unsubscribe = system.publishing.unsubscribe
@@ -68,23 +68,6 @@ class Context:
     def join_trouble(self) -> str:
         """Why the registry does not take this actor in, as of the last join; empty for a member."""
         return self._system.registration.trouble
-
-    def stream(
-        self,
-        actor_id: str,
-        message: AnyMessage,
-        *,
-        timeout_s: float,
-        window: int = 32,
-        buffers: Sequence[Buffer] = (),
-        channel: Channel = Channel.DATA,
-    ) -> Stream:
-        """Send and iterate over the items of the answer, at most `window` of them unread; raises as `ask` does.
-
-        Leaving the iteration early cancels at the peer.
-        """
-        asking = self._system.asking
-        return Stream(asking, actor_id, message, timeout_s=timeout_s, window=window, buffers=buffers, channel=channel)
 
     def suspect(self, actor_id: str) -> None:
         """What had to come from this peer did not: have it asked whether it is there. If not, it is lost."""

@@ -69,11 +69,13 @@ def run_actor(
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
     run_directory.create()
     _allow_many_files()
-    filled = replace(options or SystemOptions(), supervisor=supervisor, usage=process_usage)
-    filled = replace(filled, mesh=run_directory.mesh, host=filled.host or run_directory.host_name())
     host = run_directory.host()
     listen = listen or ZeroMQOptions.of_host(run_directory)
-    filled = replace(filled, vet_host=listen.vet_host, spec=host.spec if host is not None else {})
+    given = options or SystemOptions()
+    filled = replace(
+        given, supervisor=supervisor, usage=process_usage, mesh=run_directory.mesh, vet_host=listen.vet_host,
+        host=given.host or run_directory.host_name(), spec=host.spec if host is not None else {},
+    )  # fmt: skip
     process = _Process(actor, address, listen, drain_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(run_directory, filled, supervisor_fd))

@@ -314,9 +314,6 @@ class ActorSystem:
         self.links.lose(dead, reason)
         self.members_changed(self.registration.view.forget(dead))
 
-    def _find(self, actor_id: str) -> Member | None:
-        return self.registration.view.get(actor_id)
-
     def _known_hubs(self) -> list[str]:
         supervisor, registry = self.options.supervisor, self._bootstrap.lookup()
         return [where[0].actor_id for where in (supervisor, registry) if where is not None]

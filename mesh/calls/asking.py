@@ -219,15 +219,13 @@ class Asking:
         address = self._pending.peer_of(message_id)
         if address is not None:
             self._pending.settle(message_id)
-            self._tell_cancel(message_id, address, reason)
+            self._say(message_id, address, Verb.CANCEL, Cancel(reason=reason))
 
     def grant(self, message_id: int, limit: int) -> None:
         """Tell the sender of a stream how many items are wanted in all."""
         address = self._pending.peer_of(message_id)
-        peer = self._links.get(address.actor_id) if address is not None else None
-        if peer is not None and peer.address == address:
-            meta = Meta(correlation_id=message_id, flags=SYSTEM_FLAG)
-            self._links.send(peer, Channel.CONTROL, Verb.CREDIT, SYSTEM_CODEC.encode(Credit(limit=limit)), (), meta)
+        if address is not None:
+            self._say(message_id, address, Verb.CREDIT, Credit(limit=limit))
 
     def lose(self, peer: Peer, reason: str) -> None:
         """A peer is gone: whoever waits for it is answered at once."""
@@ -290,12 +288,14 @@ class Asking:
     def _expire(self, now: float) -> None:
         for message_id, address, asked in self._pending.expire(now):
             asked.failed(DeadlineExceeded(f"{address} has not answered in time"))
-            self._tell_cancel(message_id, address, "deadline")
+            self._say(message_id, address, Verb.CANCEL, Cancel(reason="deadline"))
             self._links.suspect(address.actor_id)
         self._timer.arm()
 
-    def _tell_cancel(self, message_id: int, address: Address, reason: str) -> None:
+    def _say(self, message_id: int, address: Address, verb: Verb, body: Cancel | Credit) -> None:
+        """Something about a call to who was asked, as long as that incarnation is linked; no other one knows of it."""
         peer = self._links.get(address.actor_id)
         if peer is not None and peer.address == address:
             meta = Meta(correlation_id=message_id, flags=SYSTEM_FLAG)
-            self._links.send(peer, Channel.CONTROL, Verb.CANCEL, SYSTEM_CODEC.encode(Cancel(reason=reason)), (), meta)
+            # On the control channel, whichever the call is on: bulk must not delay it.
+            self._links.send(peer, Channel.CONTROL, verb, SYSTEM_CODEC.encode(body), (), meta)

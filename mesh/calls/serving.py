@@ -40,18 +40,8 @@ class Call:
     """
 
     __slots__ = (
-        "_callbacks",
-        "_failure",
-        "_gate",
-        "_serving",
-        "_waiter",
-        "buffers",
-        "channel",
-        "deadline",
-        "key",
-        "message",
-        "peer",
-        "traceparent",
+        "_callbacks", "_failure", "_gate", "_serving", "_waiter", "buffers", "channel", "deadline", "key", "message",
+        "peer", "traceparent",
     )  # fmt: skip
 
     def __init__(self, serving: "Serving", peer: Peer, channel: Channel, header: Header, deadline: float) -> None:
@@ -72,11 +62,6 @@ class Call:
     def sender(self) -> Address:
         """Who asks."""
         return self.peer.address
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether items are expected rather than one reply."""
-        return self._gate is not None
 
     @property
     def done(self) -> bool:

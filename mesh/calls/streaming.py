@@ -14,10 +14,11 @@ from mesh.wire.header import Header, Verb
 
 
 class Stream:
-    """Items of one streamed answer. The call is made when the first item is asked for.
+    """Items of one streamed answer, at most `window` of them unread. The call is made when the first is asked for.
 
-    Items that came before an error are delivered before it. Dropping the iterator cancels at the peer, which is why
-    it is not itself what the table of pending calls holds.
+    Iterating raises as `Asking.ask` does, `timeout_s` (seconds) after that at the latest. Items that came before an
+    error are delivered before it. Dropping the iterator cancels at the peer, which is why it is not itself what the
+    table of pending calls holds.
     """
 
     def __init__(

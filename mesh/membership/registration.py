@@ -31,6 +31,7 @@ from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.wire.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged, PeerDown
 
+_ENDS: Final = {WRONG_MESH: WrongMesh, WRONG_SPEC: WrongSpec}
 _MAX_EARLY: Final = 64
 """Changes kept while joining. More are dropped: the gap shows in the versions, and a snapshot fills it."""
 
@@ -250,12 +251,9 @@ class Registration:
 
 def _end_of(error: CallError) -> MeshError | None:
     """Why a join that failed will never be granted, if so."""
-    match error:
-        case RemoteError(code=code) if code == STALE_EPOCH:
-            return Superseded(error.message, error.known_epoch)
-        case RemoteError(code=code) if code == WRONG_MESH:
-            return WrongMesh(error.message)
-        case RemoteError(code=code) if code == WRONG_SPEC:
-            return WrongSpec(error.message)
-        case _:
-            return None
+    if not isinstance(error, RemoteError):
+        return None
+    if error.code == STALE_EPOCH:
+        return Superseded(error.message, error.known_epoch)
+    end = _ENDS.get(error.code)
+    return end and end(error.message)

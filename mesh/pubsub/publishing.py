@@ -9,7 +9,7 @@ that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/top
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,7 +19,7 @@ from mesh.errors import CallError, FrameRefused
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
-from mesh.pubsub.topics import Arrival, Subscription, TopicLog
+from mesh.pubsub.topics import NEVER, Arrival, Subscription, TopicLog
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage
@@ -28,14 +28,6 @@ from mesh.wire.header import Header, Verb
 
 if TYPE_CHECKING:
     from mesh.actor import Actor
-
-_NEVER: Final = float("-inf")
-"""Last heard: not since the publisher was lost, nor has it been asked since."""
-
-
-class _Followed(NamedTuple):
-    subscription: Subscription
-    last_heard: list[float]
 
 
 class Publishing:
@@ -53,7 +45,7 @@ class Publishing:
         self._loop = asyncio.get_running_loop()
         self._logs: dict[str, TopicLog[bytes]] = {}
         self._subscribers: dict[str, dict[Address, None]] = {}
-        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._followed: dict[tuple[str, str], Subscription] = {}
         self._timer: asyncio.TimerHandle | None = None
         links.handlers[Verb.SUBSCRIBE] = self._on_subscribe
         links.handlers[Verb.PUBLISH] = self._on_publish
@@ -91,9 +83,9 @@ class Publishing:
             self._drop(topic, peer.address)
         for (actor_id, _), followed in self._followed.items():
             if actor_id == peer.address.actor_id:
-                followed.subscription.waiting = True
+                followed.waiting = True
                 # So that the next link with it asks, or the next round of renewals, which comes 2 s later at most.
-                followed.last_heard[0] = _NEVER
+                followed.last_heard = NEVER
 
     def _on_subscribe(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
@@ -135,7 +127,7 @@ class Publishing:
     def subscribe(self, actor_id: str, topic: str) -> None:
         """Follow a topic, now or as soon as the peer is a member, over all its restarts."""
         if (actor_id, topic) not in self._followed:
-            self._followed[actor_id, topic] = _Followed(Subscription(), [_NEVER])
+            self._followed[actor_id, topic] = Subscription()
             self._request(actor_id, topic)
             if self._timer is None:
                 self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
@@ -155,7 +147,7 @@ class Publishing:
         """A link with an actor is up (again): ask it for what it has not been asked since it was lost."""
         for (followed_id, topic), followed in list(self._followed.items()):
             # A subscription that dialed this link has been asked for already: its request followed the hello.
-            if followed_id == actor_id and followed.last_heard[0] == _NEVER:
+            if followed_id == actor_id and followed.last_heard == NEVER:
                 self._request(actor_id, topic)
 
     def close(self) -> None:
@@ -171,8 +163,8 @@ class Publishing:
         for (actor_id, topic), followed in list(self._followed.items()):
             # A quiet topic and a publisher that has forgotten its subscriber look alike, so it is asked once in a
             # while.
-            if followed.last_heard[0] <= quiet_since:
-                if followed.subscription.waiting:
+            if followed.last_heard <= quiet_since:
+                if followed.waiting:
                     self._links.suspect(actor_id)
                 self._request(actor_id, topic)
         if self._followed:
@@ -184,8 +176,8 @@ class Publishing:
             peer = self._links.reach(actor_id)
         except CallError:
             return  # asked again when it appears, or by the timer
-        followed.last_heard[0] = self._loop.time()
-        epoch, next_sequence = followed.subscription.request(peer.address.epoch)
+        followed.last_heard = self._loop.time()
+        epoch, next_sequence = followed.request(peer.address.epoch)
         body = Subscribe(topic=topic, publisher_epoch=epoch, next_sequence=next_sequence)
         self._links.send(peer, Channel.DATA, Verb.SUBSCRIBE, SYSTEM_CODEC.encode(body), (), SYSTEM)
 
@@ -197,13 +189,12 @@ class Publishing:
         followed = self._followed.get((address.actor_id, body.topic))
         if followed is None:
             return
-        followed.last_heard[0] = self._loop.time()
-        subscription = followed.subscription
+        followed.last_heard = self._loop.time()
         if isinstance(body, Subscribed):
-            if subscription.confirmed(address.epoch, body.next_sequence, body.reset):
+            if followed.confirmed(address.epoch, body.next_sequence, body.reset):
                 self._tasks.call("on_subscription_reset", self._actor.on_subscription_reset, address, body.topic)
             return
-        arrival = subscription.arrived(address.epoch, body.sequence)
+        arrival = followed.arrived(address.epoch, body.sequence)
         if arrival is Arrival.NEXT:
             message = self._codec.decode(bytes(body.payload))
             publication = (address, body.topic, body.sequence, message)

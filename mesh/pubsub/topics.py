@@ -11,9 +11,12 @@ import enum
 from collections import deque
 from collections.abc import Sized
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 Payload = TypeVar("Payload", bound=Sized)
+
+NEVER: Final = float("-inf")
+"""Last heard: not since the publisher was lost, nor has it been asked since."""
 
 
 class Replay(NamedTuple, Generic[Payload]):
@@ -62,14 +65,15 @@ class Arrival(enum.Enum):
 class Subscription:
     """The subscriber's side of one topic of one actor, over all incarnations of it.
 
-    `next_sequence` is 0 until the publisher has said where the subscription starts.
+    `next_sequence` is 0 until the publisher has said where the subscription starts. `last_heard` is when the publisher
+    said something, or was asked, seconds.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.next_sequence = 0
         self.waiting = True
-        self.num_gaps = 0
+        self.last_heard = NEVER
 
     def request(self, epoch: int) -> tuple[int, int]:
         """What to ask an incarnation of the publisher for: (publisher epoch, next sequence); waits from now on.
@@ -92,7 +96,6 @@ class Subscription:
         if self.waiting or epoch != self.epoch or sequence < self.next_sequence:
             return Arrival.REPEAT
         if sequence > self.next_sequence:
-            self.num_gaps += 1
             return Arrival.GAP
         self.next_sequence += 1
         return Arrival.NEXT

@@ -20,27 +20,9 @@ from mesh.errors import BadSetting
 from mesh.wire.frames import Histogram, StatsReply
 
 SECONDS: Final = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-)
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
 """Upper bounds of all histograms, seconds: from a round trip on one host to a long answer."""
 current_trace: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("traceparent", default="")
 """W3C trace context of the message being handled; tasks and timers started meanwhile inherit it."""

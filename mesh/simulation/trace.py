@@ -8,22 +8,9 @@ from typing import NamedTuple
 from mesh.simulation.connection import Frames
 
 FAULT_CLASSES = (
-    "sent",
-    "delivered",
-    "dropped",
-    "slowed",
-    "duplicated",
-    "reordered",
-    "cut",
-    "held",
-    "reset",
-    "lost",
-    "refused",
-    "link_down",
-    "silent_down",
-    "crash",
-    "hang",
-)
+    "sent", "delivered", "dropped", "slowed", "duplicated", "reordered", "cut", "held", "reset", "lost", "refused",
+    "link_down", "silent_down", "crash", "hang",
+)  # fmt: skip
 
 
 class TraceEntry(NamedTuple):
