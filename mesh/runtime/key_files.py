@@ -39,10 +39,7 @@ class KeyDirectory:
 
     def read_key(self) -> HostKey | None:
         """This host's pair; None where there is no file. Raises KeyFileError."""
-        key = self._read(self.key_file, HostKey)
-        if key is not None:
-            self._checked(self.key_file, key)
-        return key
+        return self._read(self.key_file, HostKey)
 
     def write_key(self, key: HostKey) -> None:
         """Replace the pair. Raises KeyFileError."""
@@ -50,20 +47,11 @@ class KeyDirectory:
 
     def read_allowed(self) -> AllowList | None:
         """The list of hosts; None where there is no file. Raises KeyFileError."""
-        allowed = self._read(self.allowed_file, AllowList)
-        if allowed is not None:
-            self._checked(self.allowed_file, allowed)
-        return allowed
+        return self._read(self.allowed_file, AllowList)
 
     def write_allowed(self, allowed: AllowList) -> None:
         """Replace the list; readers see the old or the new. Raises KeyFileError."""
         self._write(self.allowed_file, allowed)
-
-    def _checked(self, file: Path, content: HostKey | AllowList) -> None:
-        try:
-            content.check()
-        except BadKey as error:
-            raise DamagedKeyFile(f"{file} is damaged ({error.message}): put the right file back") from error
 
     def _read(self, file: Path, kind: type[_Content]) -> _Content | None:
         try:
@@ -80,9 +68,13 @@ class KeyDirectory:
         except OSError as error:
             raise KeyFileError(f"{file} cannot be read ({error.strerror}): give this user the file") from error
         try:
-            return msgspec.json.decode(content, type=kind)
-        except NOT_JSON as error:
-            raise DamagedKeyFile(f"{file} is damaged ({error}): put the right file back") from error
+            decoded = msgspec.json.decode(content, type=kind)
+            decoded.check()
+        except (*NOT_JSON, BadKey) as error:
+            # The code of a BadKey says nothing beside its text.
+            why = error.message if isinstance(error, BadKey) else error
+            raise DamagedKeyFile(f"{file} is damaged ({why}): put the right file back") from error
+        return decoded
 
     def _write(self, file: Path, content: HostKey | AllowList) -> None:
         try:
