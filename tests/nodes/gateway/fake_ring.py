@@ -349,7 +349,10 @@ def play(scenario: Callable[[Ring, httpx.AsyncClient], Awaitable[None]], **setti
 
 
 class ServedRing:
-    """A `Ring` on a loop of its own in a thread, for clients that block."""
+    """A `Ring` on a loop of its own in a thread, for clients that block; has what that has.
+
+    Not the ring itself: a test that is a coroutine function enters what it gets first, and would start and stop it.
+    """
 
     def __init__(self, config: GatewayConfig = CONFIG) -> None:
         self.ring = Ring(config)
@@ -359,12 +362,15 @@ class ServedRing:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Ring:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ring, name)
+
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._started.wait(10)
         if self._error is not None:
             raise self._error
-        return self.ring
+        return self
 
     def __exit__(self, *_: object) -> None:
         assert self._loop is not None
