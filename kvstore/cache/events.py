@@ -73,10 +73,9 @@ class EventLog:
 
     def _append(self, event: CacheEvent) -> None:
         self.sequence += 1
-        if self._overflowed:
-            return
         if len(self._pending) >= self._limit:
+            # Followers are told the whole cache instead, so nothing more is kept until then.
             self._overflowed = True
             self._pending.clear()
-            return
-        self._pending.append(event)
+        if not self._overflowed:
+            self._pending.append(event)

@@ -124,7 +124,7 @@ def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
         raise PoolTorn(f"the header of {path} is damaged (checksum): remove it, the pool starts empty")
     try:
         info = msgspec.msgpack.decode(body, type=PoolInfo)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PoolTorn(f"the header of {path} cannot be read ({error}): remove it") from None
     # The checksum was right, but sizes are computed from these: a division by zero would name no file.
     if info.num_pages < 2 or info.layout.page_size < 1 or info.layout.dtype not in ITEM_BYTES:

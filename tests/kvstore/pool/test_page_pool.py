@@ -122,8 +122,13 @@ def test_damaged_headers_are_told_apart(
     host.open(path, writable=False).close()
 
 
-def test_a_header_of_other_fields_is_torn(shm: ShmHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_header.msgspec.msgpack, "encode", lambda _: b"\xc0")
+# An unknown field of lists in lists: they fit a header three times as deep as the interpreter goes.
+NESTED = b"\x81\xa1x" + b"\x91" * 3000 + b"\xc0"
+
+
+@pytest.mark.parametrize("body", [b"\xc0", NESTED], ids=["nil", "nested"])
+def test_a_header_of_other_fields_is_torn(shm: ShmHost, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(pool_header.msgspec.msgpack, "encode", lambda _: body)
     header = pool_header.encode_header(INFO)
     monkeypatch.undo()
     with pytest.raises(PoolTorn, match="cannot be read"):
