@@ -371,7 +371,12 @@ class ActorSystem:
         return checked
 
     async def _drain_and_reply(self, call: Call) -> None:
-        await self.drain()
+        try:
+            await self.drain()
+        except Exception:
+            # Now: nobody drains it a second time, and the asker would wait until its deadline. Logged by the tasks.
+            call.fail("internal", f"{self.actor.role} failed to drain")
+            raise
         call.reply(Drained())
 
     def stats(self) -> StatsReply:

@@ -264,6 +264,18 @@ async def test_every_actor_answers_the_systems_asks(a, b):
     assert await b.shutdown_asked() == "test"
 
 
+async def test_a_drain_that_fails_is_answered_at_once(a, b):
+    async def fails():
+        raise ValueError("as drained")
+
+    b.actor.drain = fails
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="recorder failed to drain") as caught:
+            await a.actor.ctx.ask("b", Drain(), timeout_s=5)
+        assert caught.value.code == "internal"
+    assert b.metrics.value("mesh_handler_errors_total", handler="drain") == 2
+
+
 async def test_stopping_answers_whoever_waits(a, b):
     asked = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
     await until(lambda: b.actor.calls)
