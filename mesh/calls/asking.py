@@ -186,6 +186,9 @@ class Asking:
         """
         if timeout_s <= 0:
             raise DeadlineExceeded(f"no time is left to ask {actor_id}")
+        # What is asked after the end is in no table that is closed again, and its timer would outlive the actor.
+        if self._is_closed:
+            raise Cancelled("the asking actor stops")
         body, flags = self._bodies.encode(message, buffers)
         peer = self._links.reach(actor_id)
         message_id = self._links.next_id()

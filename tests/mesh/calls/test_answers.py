@@ -243,3 +243,17 @@ async def test_what_is_called_back_is_supervised_and_not_after_the_end(met):
     await met.system.stop()
     await asyncio.sleep(0)
     assert len(outcomes) == 1
+
+
+async def test_who_asks_after_the_end_is_refused_and_leaves_no_timer(met):
+    outcomes = []
+    met.system.asking.close()
+    met.wire.sent.clear()
+    with pytest.raises(Cancelled):
+        await met.actor.ctx.ask("peer", HI, timeout_s=0.05)
+    met.actor.ctx.ask_then("peer", HI, outcomes.append, timeout_s=0.05)
+    assert met.wire.sent == []
+    assert len(met.system.asking) == 0
+    assert met.system.asking._timer.at == float("inf")
+    await asyncio.sleep(0)
+    assert outcomes == []
