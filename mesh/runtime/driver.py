@@ -45,7 +45,8 @@ class CoreDriver(Generic[Event, Command]):
         name: of the core, for the log.
         handle: takes an event and the time (`Context.now()`), returns commands in order.
         perform: carries one command out. What it raises is a failure too: the core believes the rest was done.
-        refusals: what `handle` raises when it has taken nothing of an event. They go to the feeder, and all goes on.
+        refusals: what `handle` raises when it has taken nothing of an event. They go to the feeder, and all goes on;
+            of an event that had to wait they are logged, since who fed it was told False long ago.
         setup: what the core was made of, for whoever runs it again.
         redact: makes what writes a field of an event; called once for each failure.
     """
@@ -82,13 +83,18 @@ class CoreDriver(Generic[Event, Command]):
         """
         if self.has_failed and self._ends_owner:
             return False
-        self._events.append(event)
         if self._is_handling:
+            self._events.append(event)
             return False
         self._is_handling = True
         try:
+            self._take(event)
             while self._events:
-                self._take(self._events.popleft())
+                try:
+                    self._take(self._events.popleft())
+                # Not to the feeder of the first: its own event was taken, and what waits behind must not stay there.
+                except self._refusals as refusal:
+                    self._owner.ctx.log.warning("event refused", core=self._name, error=str(refusal))
         finally:
             self._is_handling = False
         return True
@@ -96,12 +102,15 @@ class CoreDriver(Generic[Event, Command]):
     def _take(self, event: Event) -> None:
         now = self._owner.ctx.now()
         self._recorder.add(now, event)
+        has_begun = False
         try:
             for command in self._handle(event, now):
+                has_begun = True
                 self._perform(command)
-        except self._refusals:
-            raise
         except Exception as error:
+            # Of an event that commands were performed of something was taken: whatever is raised then is a failure.
+            if isinstance(error, self._refusals) and not has_begun:
+                raise
             self._fail(error)
             if self._ends_owner:
                 raise

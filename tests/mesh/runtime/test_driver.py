@@ -188,6 +188,38 @@ def test_an_event_of_which_nothing_was_taken_is_refused_and_the_core_goes_on():
     assert (performed, owner.ended) == (["good"], [])
 
 
+def test_an_event_that_waited_and_is_refused_holds_up_none_behind_it(log):
+    handled = []
+
+    def handle(event):
+        handled.append(event)
+        if event == "bad":
+            raise KeyError(event)
+        return [event]
+
+    def perform(command):
+        if command == "first":
+            for event in ("bad", "good"):
+                assert driver.feed(event) is False
+
+    driver, owner = driver_of(handle, perform, refusals=(KeyError,))
+    assert driver.feed("first") is True
+    assert (handled, owner.ended) == (["first", "bad", "good"], [])
+    assert [json.loads(line)["event"] for line in log.getvalue().splitlines()] == ["event refused"]
+
+
+def test_what_performing_raises_is_no_refusal(log):
+    def perform(command):
+        driver.feed("left")
+        raise KeyError(command)
+
+    driver, owner = driver_of(lambda event: [event], perform, refusals=(KeyError,))
+    with pytest.raises(KeyError):
+        driver.feed("first")
+    assert owner.ended == ["its core test failed: KeyError: 'first'"]
+    assert driver.feed("next") is False
+
+
 def test_a_failure_is_run_again_from_the_log(log):
     core = Adder()
     driver = CoreDriver(Owner(), "adder", core.handle, print, setup={"start": 0, "address": Address("me", 4)})
