@@ -175,12 +175,13 @@ class Registration:
             await self._wanted.wait()
             # Before joining, so that what is to be announced meanwhile makes it join once more.
             self._wanted.clear()
+            # Who was found before this join is the one that it asks: only what is found meanwhile makes it fail.
+            self._is_hurried = False
             if await self._join():
                 pause_s = self._options.retry_min_s
                 continue
             self._wanted.set()
             if self._is_hurried:
-                self._is_hurried = False
                 continue
             # Jitter keeps a whole mesh from knocking at a returning registry in step.
             await asyncio.sleep(pause_s * self._options.random.uniform(0.5, 1.0))

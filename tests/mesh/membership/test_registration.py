@@ -147,3 +147,23 @@ def test_a_registry_that_dies_between_its_answer_and_the_taking_of_it_is_looked_
     assert len(registry.joins) == 2
     assert registration.registry == REGISTRY
     assert audience.changes == [["me"]]
+
+
+class Found(Registry):
+    """The living one is found while the second join is on its way."""
+
+    async def ask(self, actor_id, message, *, timeout_s):
+        if len(self.joins) == 1:
+            self.registration.hurry()
+        return await super().ask(actor_id, message, timeout_s=timeout_s)
+
+
+def test_only_the_join_that_a_registry_is_found_during_is_made_again_at_once():
+    def found_before(registration):
+        registration.hurry()
+        registration.announce()
+
+    _, registry, _ = run([(joined(3, "me"), [])], found_before)
+    assert len(registry.joins) == 2, "that join asked the one that was found: its failure is followed by a pause"
+    _, registry, _ = run([(joined(3, "me"), [])], lambda registration: registration.announce(), Found)
+    assert len(registry.joins) == 3
