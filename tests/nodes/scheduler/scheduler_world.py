@@ -8,7 +8,7 @@ early or a lost chunk shows up as a wrong token. Messages lie on links, one per 
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -583,6 +583,11 @@ class World:
                 if self.links[link]:
                     self.deliver(link)
         raise AssertionError("messages go round without end")
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        """Deliver the head of the first busy link until it is so."""
+        while not is_so():
+            self.deliver(self.busy_links()[0])
 
     def next_time(self) -> float | None:
         times = [at for _, _, at in self.asks.values()]

@@ -35,22 +35,23 @@ def book(deadlines) -> Attempts:
     return Attempts(CONFIG, deadlines)
 
 
+def standings(book: Attempts) -> list[Standing]:
+    """Of attempts 0, 1 and 2 of one request."""
+    return [book.standing(submit("r", attempt)) for attempt in range(3)]
+
+
 def test_standing(book) -> None:
     assert book.standing(submit("r", 1)) is Standing.NEW
     one = sequence("r", 1)
     book.add(one)
-    assert [book.standing(submit("r", attempt)) for attempt in range(3)] == [
-        Standing.OVER,
-        Standing.KNOWN,
-        Standing.NEW,
-    ]
+    assert standings(book) == [Standing.OVER, Standing.KNOWN, Standing.NEW]
     assert book.find("r", 1) is one
     assert book.find("r", 0) is None
     assert book.up_to("r", 2) is one
     assert book.up_to("r", 0) is None
     assert book.by_stream(1) is one
     book.forget(one)
-    assert [book.standing(submit("r", attempt)) for attempt in range(3)] == [Standing.OVER, Standing.OVER, Standing.NEW]
+    assert standings(book) == [Standing.OVER, Standing.OVER, Standing.NEW]
     assert (len(book), book.by_stream(1)) == (0, None)
 
 
@@ -89,8 +90,5 @@ def test_memory_of_what_is_over_is_bounded(book, monkeypatch) -> None:
     for request_id in "abc":
         book.remember(request_id, 1)
     book.remember("b", 0)
-    assert [book.standing(submit(request_id, 1)) for request_id in "abc"] == [
-        Standing.NEW,
-        Standing.OVER,
-        Standing.OVER,
-    ]
+    found = [book.standing(submit(request_id, 1)) for request_id in "abc"]
+    assert found == [Standing.NEW, Standing.OVER, Standing.OVER]

@@ -155,13 +155,10 @@ def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_fi
     pulled = PagesPulled(grant_id=ID, num_pages=3, complete=True)
     done = PrefillDone(grant_id=ID, token_id=77, num_cached_tokens=4)
     assert bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.0) is None
-    if pulled_first:
-        assert bench.grants.on_pulled(pulled, 2.0) is None
-        outcome = bench.grants.on_done(P, done, 2.0)
-    else:
-        assert bench.grants.on_done(P, done, 2.0) is None
-        outcome = bench.grants.on_pulled(pulled, 2.0)
-    assert outcome == HandoffDone(one, 77, 4)
+    events = [lambda: bench.grants.on_pulled(pulled, 2.0), lambda: bench.grants.on_done(P, done, 2.0)]
+    first, last = events if pulled_first else reversed(events)
+    assert first() is None
+    assert last() == HandoffDone(one, 77, 4)
     assert bench.taken() == [CANCELLING], "the grant has closed itself"
     assert (one.num_computed, one.num_scheduled, one.capacity) == (10, 10, 12)
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.RUNNING)) == (2, 1)

@@ -47,9 +47,7 @@ def running(heirs: Heirs, *lengths: int):
     requests = [
         world.submit(prompt(length, base), "m", max_tokens=12, ignore_eos=True) for base, length in enumerate(lengths)
     ]
-    while any(len(request.output_ids) < 4 for request in requests):
-        for link in world.busy_links():
-            world.deliver(link)
+    world.until(lambda: all(len(request.output_ids) >= 4 for request in requests))
     return requests
 
 

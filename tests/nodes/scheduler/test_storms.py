@@ -71,20 +71,13 @@ def disturb(world: World, draw: random.Random, prefixes: list[list[int]]) -> Non
         world.members()
 
 
-@pytest.mark.parametrize("first", range(0, 100, 20))
-def test_storms(first: int) -> None:
-    for seed in range(first, first + 20):
-        try:
-            run_storm(seed)
-        except BaseException:
-            print(f"storm {seed}")
-            raise
+FEW = [range(first, first + 20) for first in range(0, 100, 20)]
+MANY = [pytest.param(range(first, first + 100), marks=pytest.mark.slow) for first in range(1000, 3000, 100)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 3000, 100))
-def test_many_storms(first: int) -> None:
-    for seed in range(first, first + 100):
+@pytest.mark.parametrize("seeds", [*FEW, *MANY], ids=repr)
+def test_storms(seeds: range) -> None:
+    for seed in seeds:
         try:
             run_storm(seed)
         except BaseException:

@@ -105,12 +105,18 @@ def test_a_finish_without_any_token(bench: Bench) -> None:
     assert batch.finishes == [StreamFinish(1, 0, "length")]
 
 
-def test_a_detokenizer_gets_what_it_lacks(bench: Bench) -> None:
+def one_under_way(bench: Bench) -> Sequence:
+    """Three of its tokens are sent, a fourth is gathered."""
     one = bench.sequence(1)
     for token in (10, 11, 12):
         bench.draw((one, token))
     bench.sent()
     bench.draw((one, 13))
+    return one
+
+
+def test_a_detokenizer_gets_what_it_lacks(bench: Bench) -> None:
+    one = one_under_way(bench)
     bench.streams.resend(one, 1)
     first, second = bench.outbox.take(), bench.sent()
     assert runs(first[0].message) == [(1, 3, [13])], "what was gathered goes first"
@@ -120,11 +126,7 @@ def test_a_detokenizer_gets_what_it_lacks(bench: Bench) -> None:
 
 
 def test_a_gateway_gets_a_new_open_from_where_it_is(bench: Bench) -> None:
-    one = bench.sequence(1)
-    for token in (10, 11, 12):
-        bench.draw((one, token))
-    bench.sent()
-    bench.draw((one, 13))
+    one = one_under_way(bench)
     bench.streams.reopen(one, 2)
     before = bench.outbox.take()
     assert runs(before[0].message) == [(1, 3, [13])]

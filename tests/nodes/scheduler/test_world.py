@@ -1,17 +1,10 @@
 """Whole requests through the cores, undisturbed: the driver itself, and each way that a request can take."""
 
-from tests.nodes.scheduler.scheduler_world import World, expected
+from tests.nodes.scheduler.scheduler_world import World
 
 
 def prompt(length: int, first: int = 5) -> list[int]:
     return [2 + (first * 31 + index * 7) % 900 for index in range(length)]
-
-
-def test_a_short_request_in_mixed_mode() -> None:
-    world = World(num_pages={"m": 64})
-    request = world.submit(prompt(11), "m")
-    world.settle()
-    assert request.output_ids == expected(prompt(11), request.stop, 256)[0]
 
 
 def test_prefill_elsewhere() -> None:
