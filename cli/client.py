@@ -5,10 +5,10 @@ import contextlib
 import itertools
 import os
 from collections.abc import AsyncGenerator
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from cli.errors import BadManifest, CliError, HostAway, NotRunning, TryAgain, WrongUsage
-from cli.protocol import SUPERVISOR_CODEC
+from cli.protocol import SUPERVISOR_CODEC, ActorList, ActorStatus, ListActors
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import is_alive
 from mesh.actor import Actor
@@ -23,7 +23,7 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message
 
-_ASK_TIMEOUT_S: Final = 3.0
+ASK_TIMEOUT_S: Final = 3.0
 _UNKNOWN_NAME: Final = ("unknown_actor", "unknown_group", "unknown_host")
 _AWAY: Final = ("absent_host", DeadlineExceeded.code, PeerLost.code, Unreachable.code)
 """Another host's supervisor was to be asked, and was not reached or did not answer."""
@@ -41,15 +41,35 @@ class ClientActor(Actor):
     joins: ClassVar[bool] = False
 
 
-def find_mesh(name: str) -> tuple[MeshDirectory, Manifest]:
-    """The directory and manifest of a mesh whose supervisor lives. Raises NotRunning or BadManifest."""
+class RunningMesh(NamedTuple):
+    """A mesh by what its supervisor has written down of it."""
+
+    directory: MeshDirectory
+    manifest: Manifest
+
+    def ask(self, question: Message, answer_type: type[Reply], timeout_s: float = ASK_TIMEOUT_S) -> Reply:
+        """Ask the supervisor, over a connection for this question. Raises as `Ask` does."""
+
+        async def once() -> Reply:
+            async with connected(self) as ask:
+                return await ask(question, answer_type, timeout_s)
+
+        return asyncio.run(once())
+
+    def actors(self, *, whole_mesh: bool = False) -> list[ActorStatus]:
+        """Those of its host, or of all hosts. Raises NotRunning."""
+        return self.ask(ListActors(whole_mesh=whole_mesh), ActorList).actors
+
+
+def find_mesh(name: str) -> RunningMesh:
+    """A mesh whose supervisor lives. Raises NotRunning or BadManifest."""
     directory = MeshDirectory(name)
     try:
         manifest = directory.load_manifest()
     except BadManifest as error:
         raise _with_holder(error, directory) from None
     if manifest is not None and is_alive(manifest.pid, manifest.start_time):
-        return directory, manifest
+        return RunningMesh(directory, manifest)
     raise not_running(name)
 
 
@@ -66,23 +86,6 @@ def not_running(name: str) -> NotRunning:
 def running_meshes() -> list[str]:
     """Names of this user's meshes whose supervisors live, by their manifest or, where it is damaged, by their lock."""
     return [name for name in MeshDirectory.all_names() if _lives(name)]
-
-
-def ask_supervisor(
-    directory: MeshDirectory,
-    manifest: Manifest,
-    question: Message,
-    answer_type: type[Reply],
-    *,
-    timeout_s: float = _ASK_TIMEOUT_S,
-) -> Reply:
-    """Ask the supervisor of a mesh. Raises NotRunning if it does not answer within `timeout_s`."""
-
-    async def once() -> Reply:
-        async with connected(directory, manifest) as ask:
-            return await ask(question, answer_type, timeout_s)
-
-    return asyncio.run(once())
 
 
 class Ask(Protocol):
@@ -108,9 +111,10 @@ def refusal(error: RemoteError, mesh: str) -> CliError:
 
 
 @contextlib.asynccontextmanager
-async def connected(directory: MeshDirectory, manifest: Manifest) -> AsyncGenerator[Ask]:
+async def connected(mesh: RunningMesh) -> AsyncGenerator[Ask]:
     """Be a peer of a mesh's supervisor."""
     setup_log(level="error")
+    directory, manifest = mesh
     transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory.run))
     supervisor, endpoint = manifest.supervisor
     # An id of its own for every connection: two at the same time would take each other's answers, and a second one
@@ -119,7 +123,7 @@ async def connected(directory: MeshDirectory, manifest: Manifest) -> AsyncGenera
     actor = ClientActor()
     system = ActorSystem(actor, address, transport, StaticBootstrap(supervisor, endpoint))
 
-    async def ask(question: Message, answer_type: type[Reply], timeout_s: float = _ASK_TIMEOUT_S) -> Reply:
+    async def ask(question: Message, answer_type: type[Reply], timeout_s: float = ASK_TIMEOUT_S) -> Reply:
         try:
             answer = (await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)).message
         except RemoteError as error:

@@ -6,11 +6,12 @@ supervisor -> supervisor TakeAllowList -> AllowListTaken
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
-from typing import Final
+from typing import Final, get_args
 
 from mesh.address import Endpoint
 from mesh.membership.keys import AllowList
-from mesh.membership.view import SUPERVISOR
+from mesh.membership.view import READY, SUPERVISOR
+from mesh.supervision.events import DRAINED
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message, Part
 from nodes.actor_figures import ActorFigures
@@ -57,6 +58,10 @@ class ActorStatus(Part, frozen=True):
     supervised: bool = True
     host: str = ""
     figures: ActorFigures = ActorFigures()
+
+    def is_restarted(self, epoch: int, *, stay_away: bool) -> bool:
+        """Whether a wish that found it at `epoch` is done: drained where it was to `stay_away`, else there again."""
+        return self.state == DRAINED if stay_away else self.state == READY and self.epoch > epoch
 
 
 class ActorList(Message, frozen=True):
@@ -189,39 +194,12 @@ class AllowListTaken(Message, frozen=True):
     version: int
 
 
+_Memory = ReleaseMemory | ResumeMemory | ListMemory
+_Questions = ListActors | StopMesh | RestartActors | ProveActor | ListLogs | ReadLogs | TakeAllowList | _Memory
+_Answers = ActorList | Stopping | Restarting | ActorProof | LogList | LogParts | AllowListTaken | MemoryList
+
 SUPERVISOR_CODEC: Final = Codec(
-    ListActors
-    | ActorList
-    | StopMesh
-    | Stopping
-    | RestartActors
-    | Restarting
-    | ProveActor
-    | ActorProof
-    | ListLogs
-    | LogList
-    | ReadLogs
-    | LogParts
-    | TakeAllowList
-    | AllowListTaken
-    | ReleaseMemory
-    | ResumeMemory
-    | ListMemory
-    | MemoryList,
+    _Questions | _Answers,
     # Whoever may ask this can end the whole mesh, and read what all of it has logged.
-    senders=dict.fromkeys(
-        (
-            ListActors,
-            StopMesh,
-            RestartActors,
-            ProveActor,
-            ListLogs,
-            ReadLogs,
-            TakeAllowList,
-            ReleaseMemory,
-            ResumeMemory,
-            ListMemory,
-        ),
-        (SUPERVISOR,),
-    ),
+    senders=dict.fromkeys(get_args(_Questions), (SUPERVISOR,)),
 )

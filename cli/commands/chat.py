@@ -57,7 +57,7 @@ class _ErrorBody(msgspec.Struct):
 
 def chat(name: str, prompt: str | None, url: str | None, model: str | None, options: ChatOptions) -> ExitCode:
     """Answer `prompt`, or what is typed, line by line. Raises NotRunning, or CliError with the server's words."""
-    server = _Server(url if url is not None else find_mesh(name)[1].url)
+    server = _Server(url if url is not None else find_mesh(name).manifest.url)
     chosen = model or server.first_model()
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()

@@ -6,11 +6,11 @@ import signal
 import sys
 import time
 
-from cli.client import ask_supervisor, find_mesh, not_running
+from cli.client import ASK_TIMEOUT_S, RunningMesh, find_mesh, not_running
 from cli.errors import BadManifest, NotRunning, TimedOut
 from cli.exit_codes import ExitCode
 from cli.plan.names import supervisor_id
-from cli.protocol import ActorList, ActorStatus, ListActors, StopMesh, Stopping
+from cli.protocol import ActorList, ListActors, StopMesh, Stopping
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import open_process, wait_dead
 from cli.supervisor.sweep import sweep
@@ -29,32 +29,29 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
     Raises NotRunning or TimedOut.
     """
     directory = MeshDirectory(name)
-    manifest, damage = _look_up(directory)
+    manifest, is_damaged = _look_up(directory)
     if host and (manifest is None or manifest.supervisor_id != supervisor_id(host)):
         return _down_other(name, StopMesh(reason="meshctl down", force=force, host=host), timeout_s)
     # Where no manifest says who the supervisor is, its lock does: it is starting, or the manifest was damaged.
     named = manifest or directory.holder()
     supervisor = open_process(named.pid, named.start_time) if named is not None else None
     if supervisor is None:
-        if manifest is None and damage is None:
+        if manifest is None and not is_damaged:
             raise not_running(name)
         return _sweep(directory)
     assert named is not None, "a process was opened by its pid"
+    mesh = RunningMesh(directory, manifest) if manifest is not None else None
     try:
         began = time.monotonic()
         patience_s = timeout_s
         question = StopMesh(reason="meshctl down", force=force, whole_mesh=not host)
-        left = _silent(directory, manifest) if manifest is not None and not (host or force) else []
-        if not _ask_to_stop(directory, manifest, named.pid, supervisor, question) and force:
+        left = _silent(mesh) if mesh is not None and not (host or force) else []
+        if not _ask_to_stop(mesh, named.pid, supervisor, question) and force:
             # Where it was asked and did not answer, it has had its time.
-            patience_s = 0.0 if manifest is not None else min(timeout_s, _FORCED_SIGNAL_S)
+            patience_s = 0.0 if mesh is not None else min(timeout_s, _FORCED_SIGNAL_S)
         if not wait_dead(supervisor, patience_s):
             if not force:
-                raise TimedOut(
-                    f"the mesh {name!r} has not stopped within {timeout_s:g} s",
-                    why="actors are still finishing what they have",
-                    do="wait, or kill them with --force",
-                )
+                raise _not_stopped(f"the mesh {name!r}", timeout_s)
             sys.stderr.write(f"process {named.pid} is killed\n")
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(supervisor, signal.SIGKILL)
@@ -69,55 +66,49 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
     return ExitCode.OK
 
 
-def _silent(directory: MeshDirectory, manifest: Manifest) -> list[str]:
+def _silent(mesh: RunningMesh) -> list[str]:
     """Hosts that are not told of the end, as nobody there answers."""
     try:
-        return ask_supervisor(directory, manifest, ListActors(whole_mesh=True), ActorList).silent
+        return mesh.ask(ListActors(whole_mesh=True), ActorList).silent
     except NotRunning:
         return []
 
 
-def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, BadManifest | None]:
-    """The manifest, or what is wrong with it."""
+def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, bool]:
+    """The manifest, and whether there is one that cannot be used."""
     try:
-        return directory.load_manifest(), None
+        return directory.load_manifest(), False
     except BadManifest as error:
         sys.stderr.write(f"{error.what}: {error.why}\n")
-        return None, error
+        return None, True
 
 
 def _down_other(name: str, question: StopMesh, timeout_s: float) -> ExitCode:
     """Have another host stopped by its own supervisor, and wait until that has left the mesh."""
-    directory, manifest = find_mesh(name)
-    began = time.monotonic()
-    ask_supervisor(directory, manifest, question, Stopping)
-    while any(one.actor_id == supervisor_id(question.host) for one in _actors(directory, manifest)):
+    mesh, began = find_mesh(name), time.monotonic()
+    mesh.ask(question, Stopping)
+    while any(one.actor_id == supervisor_id(question.host) for one in mesh.actors()):
         if time.monotonic() - began > timeout_s:
-            raise TimedOut(
-                f"host {question.host} of the mesh {name!r} has not stopped within {timeout_s:g} s",
-                why="actors are still finishing what they have",
-                do="wait, or kill them with --force",
-            )
+            raise _not_stopped(f"host {question.host} of the mesh {name!r}", timeout_s)
         time.sleep(_LOOK_S)
     sys.stderr.write(f"host {question.host} of {name} stopped in {time.monotonic() - began:.1f} s\n")
     return ExitCode.OK
 
 
-def _actors(directory: MeshDirectory, manifest: Manifest) -> list[ActorStatus]:
-    return ask_supervisor(directory, manifest, ListActors(), ActorList).actors
+def _not_stopped(what: str, timeout_s: float) -> TimedOut:
+    return TimedOut(
+        f"{what} has not stopped within {timeout_s:g} s",
+        why="actors are still finishing what they have",
+        do="wait, or kill them with --force",
+    )
 
 
-def _ask_to_stop(
-    directory: MeshDirectory, manifest: Manifest | None, pid: int, supervisor: int, question: StopMesh
-) -> bool:
+def _ask_to_stop(mesh: RunningMesh | None, pid: int, supervisor: int, question: StopMesh) -> bool:
     """Whether the supervisor has answered; else it has a signal, unless it is to be killed anyway."""
     force = question.force
-    if manifest is not None:
+    if mesh is not None:
         try:
-            if force:
-                ask_supervisor(directory, manifest, question, Stopping, timeout_s=_FORCED_ASK_S)
-            else:
-                ask_supervisor(directory, manifest, question, Stopping)
+            mesh.ask(question, Stopping, _FORCED_ASK_S if force else ASK_TIMEOUT_S)
         except NotRunning:
             # It may be busy, or its sockets gone; a signal reaches it all the same.
             sys.stderr.write("the supervisor does not answer; ")

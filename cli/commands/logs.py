@@ -61,7 +61,7 @@ async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, fo
         ask: Ask | None = None
         if folder.host:
             try:
-                ask = await stack.enter_async_context(connected(*find_mesh(directory.mesh)))
+                ask = await stack.enter_async_context(connected(find_mesh(directory.mesh)))
                 others = (await ask(ListLogs(), LogList)).hosts
             except CliError as error:
                 sys.stderr.write(f"of this host alone: {error.what}\n")

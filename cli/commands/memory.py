@@ -8,12 +8,10 @@ from typing import Final
 
 import msgspec
 
-from cli.client import ask_supervisor, find_mesh
+from cli.client import RunningMesh, find_mesh
 from cli.errors import TimedOut, TryAgain, Undone
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
-from cli.protocol import ActorList, ListActors
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from mesh.membership.view import READY
 from nodes.amounts import amount
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
@@ -43,8 +41,7 @@ def resume(name: str, request: ResumeMemory, *, timeout_s: float, output: str) -
 
 def memory(name: str, output: str) -> ExitCode:
     """Print how the groups stand. Raises NotRunning, CliError."""
-    directory, manifest = find_mesh(name)
-    answer = ask_supervisor(directory, manifest, ListMemory(), MemoryList)
+    answer = find_mesh(name).ask(ListMemory(), MemoryList)
     if answer.note:
         sys.stderr.write(f"{answer.note}\n")
     return _print(answer.groups, output)
@@ -99,23 +96,22 @@ class Waiter:
 
 def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> list[GroupMemory]:
     """Ask until the groups are in `state`. Raises TimedOut, Undone."""
-    directory, manifest = find_mesh(name)
-    deadline = time.monotonic() + timeout_s
+    mesh, deadline = find_mesh(name), time.monotonic() + timeout_s
     waiter = Waiter(request, state)
     agents: dict[str, int] = {}
     shown = noted = ""
     while True:
         if not isinstance(waiter.question, ListMemory):
-            agents = _agents(directory, manifest)
+            agents = _agents(mesh)
         try:
-            answer = ask_supervisor(directory, manifest, waiter.question, MemoryList)
+            answer = mesh.ask(waiter.question, MemoryList)
         except TryAgain as error:
             told = error.why
         else:
             if answer.note not in ("", noted):
                 sys.stderr.write(f"{answer.note}\n")
             noted = answer.note
-            waiter.answered(answer.groups, lambda before=agents: _agents(directory, manifest) != before)
+            waiter.answered(answer.groups, lambda before=agents: _agents(mesh) != before)
             if waiter.is_done:
                 return waiter.groups
             told = "; ".join(_progress(one) for one in waiter.groups if one.group in waiter.left)
@@ -131,10 +127,9 @@ def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> l
         time.sleep(_LOOK_INTERVAL_S)
 
 
-def _agents(directory: MeshDirectory, manifest: Manifest) -> dict[str, int]:
+def _agents(mesh: RunningMesh) -> dict[str, int]:
     """Which incarnations the kv_agents are: ids to epochs."""
-    actors = ask_supervisor(directory, manifest, ListActors(), ActorList).actors
-    return {one.actor_id: one.epoch for one in actors if one.role == KV_AGENT}
+    return {one.actor_id: one.epoch for one in mesh.actors() if one.role == KV_AGENT}
 
 
 def _undone(groups: list[GroupMemory], state: str) -> Undone:
@@ -147,16 +142,14 @@ def _undone(groups: list[GroupMemory], state: str) -> Undone:
 
 
 def _until_ready(name: str, groups: list[str], timeout_s: float) -> None:
-    directory, manifest = find_mesh(name)
-    deadline = time.monotonic() + timeout_s
+    mesh, deadline = find_mesh(name), time.monotonic() + timeout_s
+    wanted = {f"{role}-{group}" for role in (SCHEDULER, WORKER) for group in groups}
     while True:
-        actors = ask_supervisor(directory, manifest, ListActors(), ActorList).actors
-        wanted = {f"{role}-{group}" for role in (SCHEDULER, WORKER) for group in groups}
-        late = [one.actor_id for one in actors if one.actor_id in wanted and one.state != READY]
+        late = [one.actor_id for one in mesh.actors() if one.actor_id in wanted and one.state != READY]
         if not late:
             return
         with contextlib.suppress(TryAgain):
-            stand = ask_supervisor(directory, manifest, ListMemory(), MemoryList).groups
+            stand = mesh.ask(ListMemory(), MemoryList).groups
             back = [one for one in stand if one.group in groups and one.state not in _TOWARDS["held"]]
             if back:
                 raise _undone(back, "held")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.client import ask_supervisor, find_mesh
+from cli.client import find_mesh
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
 from cli.protocol import ActorList, ListActors
@@ -43,8 +43,7 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
     """
     began = time.monotonic()
     try:
-        directory, manifest = find_mesh(name)
-        actors = ask_supervisor(directory, manifest, ListActors(), ActorList, timeout_s=timeout_s)
+        actors = find_mesh(name).ask(ListActors(), ActorList, timeout_s)
     except CliError as error:
         return _say(f"not live: {error.what}: {error.why}", error.exit_code)
     if question != "live":

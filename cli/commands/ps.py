@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cli.client import ask_supervisor, find_mesh, running_meshes
+from cli.client import find_mesh, running_meshes
 from cli.errors import BadManifest, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
@@ -53,7 +53,7 @@ def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
     code = ExitCode.OK
     for name in names:
         try:
-            meshes.append(ask_supervisor(*find_mesh(name), ListActors(figures=True, whole_mesh=True), ActorList))
+            meshes.append(find_mesh(name).ask(ListActors(figures=True, whole_mesh=True), ActorList))
         except (NotRunning, BadManifest) as error:
             # One of several does not keep the others from being shown.
             if len(names) == 1:

@@ -4,28 +4,26 @@ import sys
 import time
 from typing import Final
 
-from cli.client import ask_supervisor, find_mesh
+from cli.client import find_mesh
 from cli.errors import StartFailed, TimedOut
 from cli.exit_codes import ExitCode
-from cli.protocol import ActorList, ActorStatus, ListActors, RestartActors, Restarting
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from cli.protocol import ActorStatus, RestartActors, Restarting
 from mesh.membership.view import READY
-from mesh.supervision.events import DRAINED, GIVEN_UP
+from mesh.supervision.events import GIVEN_UP
 
 _LOOK_INTERVAL_S: Final = 0.2
 
 
 def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> ExitCode:
     """Begin, and wait until it is done. Raises NotRunning, StartFailed, TimedOut."""
-    directory, manifest = find_mesh(name)
-    began = time.monotonic()
-    answer = ask_supervisor(directory, manifest, RestartActors(names=names, stay_away=stay_away), Restarting)
+    mesh, began = find_mesh(name), time.monotonic()
+    answer = mesh.ask(RestartActors(names=names, stay_away=stay_away), Restarting)
     if answer.note:
         sys.stderr.write(f"{answer.note}\n")
     waiting = dict(answer.epochs)
     while waiting:
         time.sleep(_LOOK_INTERVAL_S)
-        for status in _look(directory, manifest):
+        for status in mesh.actors(whole_mesh=True):
             epoch = waiting.get(status.actor_id)
             if epoch is None:
                 continue
@@ -35,7 +33,7 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
                     why=status.reason,
                     do=f"see meshctl logs {status.actor_id} --name {name}; those after it were left alone",
                 )
-            if status.state == DRAINED if stay_away else status.state == READY and status.epoch > epoch:
+            if status.is_restarted(epoch, stay_away=stay_away):
                 del waiting[status.actor_id]
                 _tell(status, time.monotonic() - began)
         if waiting and time.monotonic() - began > timeout_s:
@@ -45,10 +43,6 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
                 do=f"look at meshctl ps --name {name}, or wait longer with --timeout",
             )
     return ExitCode.OK
-
-
-def _look(directory: MeshDirectory, manifest: Manifest) -> list[ActorStatus]:
-    return ask_supervisor(directory, manifest, ListActors(whole_mesh=True), ActorList).actors
 
 
 def _tell(status: ActorStatus, seconds: float) -> None:

@@ -53,10 +53,10 @@ def _ask_proof(directory: MeshDirectory, actor_id: str, epoch: int, role: str) -
     if manifest is None or not is_alive(manifest.pid, manifest.start_time):
         return b""
     # Only who starts an actor beside a supervisor needs to be a client first.
-    from cli.client import ask_supervisor
+    from cli.client import RunningMesh
 
     question = ProveActor(actor_id=actor_id, epoch=epoch, role=role)
-    return ask_supervisor(directory, manifest, question, ActorProof).proof
+    return RunningMesh(directory, manifest).ask(question, ActorProof).proof
 
 
 class _Parser(argparse.ArgumentParser):

@@ -134,11 +134,11 @@ class OtherHosts:
         self.directory.create()
         self.directory.run.write_host(HostRecord("b", "127.0.0.1", "127.0.0.1"))
         self.directory.write_actors({"supervisor": "supervisor", "worker-0.b": "worker"})
-        monkeypatch.setattr(command, "find_mesh", lambda name: (MeshDirectory(name), None))
+        monkeypatch.setattr(command, "find_mesh", lambda name: None)
         monkeypatch.setattr(command, "connected", self.connected)
 
     @contextlib.asynccontextmanager
-    async def connected(self, _directory, _manifest):
+    async def connected(self, _mesh):
         yield self.ask
 
     async def ask(self, question, _type):

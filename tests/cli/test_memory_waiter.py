@@ -1,7 +1,6 @@
 """`meshctl release` and `resume` ask once, and then look: who asks for the opposite meanwhile is not undone."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from cli.commands import memory as command
 from cli.errors import CliError, TimedOut, TryAgain, Undone
 from cli.exit_codes import ExitCode
-from cli.protocol import ActorList, ActorStatus, ListActors
+from cli.protocol import ActorStatus
 from mesh.address import Endpoint
 from mesh.membership.view import READY
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
@@ -32,14 +31,14 @@ class Supervisor:
         self.now = 0.0
         self.worker = READY
 
-    def ask(self, directory: object, manifest: object, question: Any, answer_type: type) -> Any:
-        if isinstance(question, ListActors):
-            epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
-            actors = [
-                ActorStatus("kv-agent-0", "kv_agent", 7, epoch, Endpoint("c", "d"), READY),
-                ActorStatus("worker-d", "worker", 8, 1, Endpoint("c", "d"), self.worker),
-            ]
-            return ActorList(mesh="m", url="", model="", ready=True, actors=actors)
+    def actors(self) -> list[ActorStatus]:
+        epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
+        return [
+            ActorStatus("kv-agent-0", "kv_agent", 7, epoch, Endpoint("c", "d"), READY),
+            ActorStatus("worker-d", "worker", 8, 1, Endpoint("c", "d"), self.worker),
+        ]
+
+    def ask(self, question: Any, answer_type: type) -> Any:
         self.asked.append(question)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, CliError):
@@ -51,10 +50,9 @@ class Supervisor:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Supervisor, Any], ExitCode]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Supervisor, Any], ExitCode]:
     def run_with(supervisor: Supervisor, wanted: Any) -> ExitCode:
-        monkeypatch.setattr(command, "find_mesh", lambda name: (tmp_path, None))
-        monkeypatch.setattr(command, "ask_supervisor", supervisor.ask)
+        monkeypatch.setattr(command, "find_mesh", lambda name: supervisor)
         monkeypatch.setattr(command.time, "sleep", supervisor.sleep)
         monkeypatch.setattr(command.time, "monotonic", lambda: supervisor.now)
         if isinstance(wanted, ReleaseMemory):

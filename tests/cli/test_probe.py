@@ -35,8 +35,7 @@ def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
     writers = []
     real = command._get
     told = ActorList(mesh="m", url="http://127.0.0.1:1", model="echo", ready=True, actors=actors)
-    monkeypatch.setattr(command, "find_mesh", lambda name: (SimpleNamespace(), SimpleNamespace()))
-    monkeypatch.setattr(command, "ask_supervisor", lambda *_, **__: told)
+    monkeypatch.setattr(command, "find_mesh", lambda name: SimpleNamespace(ask=lambda *_: told))
     monkeypatch.setattr(command, "_get", get)
     code = command.probe("m", "generate", timeout_s=timeout_s)
     output = capsys.readouterr()

@@ -51,10 +51,10 @@ class Meshes:
         self.context: ServedContext | None = None
         self.notes: list[str] = []
 
-    def find(self, name: str) -> tuple[str, str]:
-        return name, name
+    def find(self, name: str) -> Mock:
+        return Mock(ask=lambda *_: self.answer(name))
 
-    def ask(self, name: str, *_: object) -> ActorList:
+    def answer(self, name: str) -> ActorList:
         self.num_asked += 1
         found = self.meshes[name]
         if isinstance(found, NotRunning):
@@ -67,7 +67,6 @@ class Meshes:
 def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     def run(meshes: Meshes, name: str | None = None, output: str = "table", code: ExitCode = ExitCode.OK) -> list[str]:
         monkeypatch.setattr(command, "find_mesh", meshes.find)
-        monkeypatch.setattr(command, "ask_supervisor", meshes.ask)
         monkeypatch.setattr(command, "running_meshes", lambda: list(meshes.meshes))
         assert command.ps(name, output) is code
         return capsys.readouterr().out.splitlines()

@@ -239,10 +239,9 @@ def test_one_process_may_ask_the_supervisor_again_and_again(host):
     """Each time as somebody else: who comes under an identity that is just leaving is never welcomed."""
     host.up(*ECHO)
     asks = (
-        "from cli.client import ask_supervisor, find_mesh\n"
-        "from cli.protocol import ActorList, ListActors\n"
+        "from cli.client import find_mesh\n"
         f"mesh = find_mesh({host.name!r})\n"
-        "print(sum(bool(ask_supervisor(*mesh, ListActors(), ActorList).actors) for _ in range(40)))\n"
+        "print(sum(bool(mesh.actors()) for _ in range(40)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", asks], env=host.environment, capture_output=True, text=True, timeout=60, check=False
