@@ -32,6 +32,7 @@ from cli.supervisor.deaths import Deaths
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
 from cli.supervisor.readiness import absent_hosts
+from cli.supervisor.refusals import Refused
 from cli.supervisor.registry_watch import RegistryWatch
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
 from cli.supervisor.whole_restart import WholeRestart
@@ -56,18 +57,6 @@ _STATS_TIMEOUT_S = 1.0
 """Who is stopped or hangs is shown without figures."""
 
 _Passed = StopMesh | RestartActors | ListLogs | ReadLogs
-
-
-class UnknownActor(Exception):
-    """No actor and no role has this name."""
-
-
-class NotRecordable(Exception):
-    """No new epoch can be recorded, so nobody could be started again."""
-
-
-class NotGiven(Exception):
-    """An actor is the supervisor's own to start, and nobody else gets a proof to be it."""
 
 
 class SupervisorActor(Actor):
@@ -107,7 +96,12 @@ class SupervisorActor(Actor):
 
     def on_ask(self, call: Call) -> None:
         """Answer `meshctl`."""
-        message: Any = call.message
+        try:
+            self._answer(call, call.message)
+        except Refused as error:
+            call.fail(error.code, error.message)
+
+    def _answer(self, call: Call, message: Any) -> None:
         match message:
             case ListActors():
                 self.ctx.spawn(self._list(call, message), name="list")
@@ -116,10 +110,7 @@ class SupervisorActor(Actor):
             case RestartActors():
                 self._restart(call, message)
             case ProveActor(actor_id, epoch, role):
-                try:
-                    call.reply(ActorProof(proof=self._keeper.prove(actor_id, epoch, role)))
-                except NotGiven as error:
-                    call.fail("not_given", str(error))
+                call.reply(ActorProof(proof=self._keeper.prove(actor_id, epoch, role)))
             case ListLogs() | ReadLogs():
                 self._logs(call, message)
             case TakeAllowList() if self._push is not None:
@@ -153,14 +144,16 @@ class SupervisorActor(Actor):
             else:
                 self.ctx.spawn(self._pass_on(call, request, host), name="restart")
             return
-        try:
-            epochs = self._keeper.restart(request.names, stay_away=request.stay_away)
-        except UnknownActor as error:
-            call.fail("unknown_actor", str(error))
-        except NotRecordable as error:
-            call.fail("not_recordable", str(error))
-        else:
-            call.reply(Restarting(epochs=epochs))
+        call.reply(Restarting(epochs=self._keeper.restart(request.names, stay_away=request.stay_away)))
+
+    @property
+    def _host(self) -> str:
+        return host_of(self.ctx.address.actor_id)
+
+    @property
+    def _other_hosts(self) -> set[str]:
+        """Those in the mesh now."""
+        return {host_of(one.actor_id) for one in other_supervisors(self.ctx)}
 
     def _absent(self) -> str:
         return absent_hosts(self._keeper.settings, self.ctx.members)
@@ -169,27 +162,26 @@ class SupervisorActor(Actor):
         return (await self._listed(ListActors(whole_mesh=True))).actors
 
     def _stop(self, call: Call, request: StopMesh) -> None:
-        own = host_of(self.ctx.address.actor_id)
-        if request.host not in ("", own):
+        if request.host not in ("", self._host):
             order = StopMesh(reason=request.reason, force=request.force)
             self.ctx.spawn(self._pass_on(call, order, request.host), name="stop")
             return
         call.reply(Stopping(pid=self._pid))
-        if request.whole_mesh and own:
+        if request.whole_mesh and self._host:
             self.ctx.spawn(self._stop_whole_mesh(request), name="stop")
         else:
             self._keeper.stop(request.reason, force=request.force)
 
     def _logs(self, call: Call, request: ListLogs | ReadLogs) -> None:
-        own, folder = host_of(self.ctx.address.actor_id), LogFolder(self._keeper.directory)
-        if request.host not in ("", own):
+        folder = LogFolder(self._keeper.directory)
+        if request.host not in ("", self._host):
             order = msgspec.structs.replace(request, host="")
             self.ctx.spawn(self._pass_on(call, order, request.host), name="logs")
         elif isinstance(request, ReadLogs):
             call.reply(folder.read(request))
         else:
-            hosts = {*self._keeper.settings.hosts, *(host_of(one.actor_id) for one in other_supervisors(self.ctx))}
-            call.reply(LogList(roles=folder.roles(), hosts=sorted(hosts - {own})))
+            hosts = {*self._keeper.settings.hosts} | self._other_hosts
+            call.reply(LogList(roles=folder.roles(), hosts=sorted(hosts - {self._host})))
 
     async def _pass_on(self, call: Call, request: _Passed, host: str) -> None:
         """To another host's supervisor, with its answer."""
@@ -198,11 +190,8 @@ class SupervisorActor(Actor):
             if host in self._keeper.settings.hosts:
                 call.fail("absent_host", f"host {host} is not in the mesh", retryable=True)
                 return
-            hosts = {
-                host_of(self.ctx.address.actor_id),
-                *(host_of(one.actor_id) for one in other_supervisors(self.ctx)),
-            }
-            call.fail("unknown_host", f"no host {host} is in the mesh; there are {', '.join(sorted(hosts))}")
+            there = ", ".join(sorted({self._host} | self._other_hosts))
+            call.fail("unknown_host", f"no host {host} is in the mesh; there are {there}")
             return
         try:
             answer = await self.ctx.ask(other, request, timeout_s=ASK_TIMEOUT_S)
@@ -260,7 +249,7 @@ class SupervisorActor(Actor):
         """What keeps this host from the others."""
         found = [self._watch.trouble] if self._watch is not None and self._watch.trouble else []
         if self._keys is not None and self._keys.trouble:
-            found.append(f"host {host_of(self.ctx.address.actor_id)} cannot read its keys: {self._keys.trouble}")
+            found.append(f"host {self._host} cannot read its keys: {self._keys.trouble}")
         return found
 
     def _status(self) -> ActorStatus:

@@ -12,17 +12,16 @@ from typing import Final, assert_never
 import msgspec
 
 from cli.exit_codes import FATAL_EXITS, ExitCode
-from cli.plan.faults import unknown_name
 from cli.plan.keys import links_note
 from cli.plan.settings import Settings
 from cli.plan.topology import ActorLaunch, Topology
 from cli.protocol import ActorList, ActorStatus
-from cli.supervisor.actor import NotGiven, NotRecordable, UnknownActor
 from cli.supervisor.children import Children, spawn_process
 from cli.supervisor.exits import Exits
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import Process
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
+from cli.supervisor.refusals import NotGiven, NotRecordable, meant
 from cli.supervisor.role import RoleRun
 from cli.supervisor.secret import secret_pipe
 from cli.supervisor.zygote_client import SUPERVISOR_FD, ZygoteClient
@@ -172,16 +171,12 @@ class ProcessKeeper:
 
         Raises UnknownActor or, where they are to come again, NotRecordable; then nothing has happened.
         """
-        actor_ids: list[str] = []
-        for name in names:
-            meant = [one.actor_id for one in self._launches.values() if name in (one.actor_id, one.role)]
-            if not meant:
-                known = [*(one.role for one in self._launches.values()), *self._launches]
-                fault = unknown_name(name, known, "actor or role")
-                raise UnknownActor(f"{fault.why}; {fault.do}")
-            actor_ids += [actor_id for actor_id in meant if actor_id not in actor_ids]
+        launches = self._launches
         # Whoever is served goes before those who serve it.
-        actor_ids.sort(key=lambda actor_id: self._launches[actor_id].drain_tier)
+        actor_ids = sorted(
+            meant(names, ((one.actor_id, one.role) for one in launches.values())),
+            key=lambda actor_id: launches[actor_id].drain_tier,
+        )
         epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
         if not stay_away:
             self._require_recordable(epochs)

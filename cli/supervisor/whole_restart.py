@@ -11,13 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from cli.plan.faults import unknown_name
 from cli.protocol import ActorStatus, RestartActors, Restarting
+from cli.supervisor.refusals import UnknownActor, meant
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S
 from mesh.actor import Call, Context
 from mesh.errors import CallError
-from mesh.membership.view import READY
-from mesh.supervision.events import DRAINED, GIVEN_UP
+from mesh.supervision.events import GIVEN_UP
 
 _LOOK_S: Final = 0.2
 _PATIENCE_S: Final = 600.0
@@ -45,22 +44,17 @@ class WholeRestart:
             return
         self.is_running = True
         try:
-            actors = [one for one in await self._look() if one.supervised]
-            meant: dict[str, dict[str, int]] = {}
-            for name in request.names:
-                found = [one for one in actors if name in (one.actor_id, one.role)]
-                if not found:
-                    known = [*(one.role for one in actors), *(one.actor_id for one in actors)]
-                    fault = unknown_name(name, known, "actor or role")
-                    call.fail("unknown_actor", "; ".join(filter(None, (fault.why, self._absent(), fault.do))))
-                    return
-                for one in found:
-                    meant.setdefault(one.host, {})[one.actor_id] = one.epoch
-            epochs = {name: epoch for some in meant.values() for name, epoch in some.items()}
+            actors = {one.actor_id: one for one in await self._look() if one.supervised}
+            by_host: dict[str, dict[str, int]] = {}
+            for name in meant(request.names, ((one.actor_id, one.role) for one in actors.values()), self._absent()):
+                by_host.setdefault(actors[name].host, {})[name] = actors[name].epoch
+            epochs = {name: epoch for some in by_host.values() for name, epoch in some.items()}
             call.reply(Restarting(epochs=epochs, note=self._absent()))
-            for host, epochs in meant.items():
+            for host, epochs in by_host.items():
                 if not await self._roll(supervisor_of(host), request, epochs):
                     return
+        except UnknownActor as error:
+            call.fail(error.code, error.message)
         finally:
             self.is_running = False
 
@@ -80,10 +74,6 @@ class WholeRestart:
                 if one.actor_id in waiting and one.state == GIVEN_UP:
                     ctx.log.warning("restart_ended", peer=one.actor_id, why="it does not start again")
                     return False
-                if one.actor_id in waiting and _is_done(one, waiting[one.actor_id], stay_away=request.stay_away):
+                if one.actor_id in waiting and one.is_restarted(waiting[one.actor_id], stay_away=request.stay_away):
                     del waiting[one.actor_id]
         return not waiting
-
-
-def _is_done(one: ActorStatus, epoch: int, *, stay_away: bool) -> bool:
-    return one.state == DRAINED if stay_away else one.state == READY and one.epoch > epoch

@@ -15,9 +15,10 @@ from cli.plan.settings import Settings, SupervisionSettings
 from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
 from cli.supervisor import mesh_directory
-from cli.supervisor.actor import NotRecordable, SupervisorActor
+from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
+from cli.supervisor.refusals import NotRecordable
 from mesh.address import Address
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import DRAINING, READY

@@ -1,0 +1,38 @@
+"""What a supervisor refuses, by the codes that its answers carry, and whom a wish means. Pure."""
+
+from collections.abc import Iterable
+
+from cli.plan.faults import unknown_name
+from mesh.errors import MeshError
+
+
+class Refused(MeshError):
+    """A supervisor does not do what it was asked."""
+
+
+class UnknownActor(Refused, code="unknown_actor"):
+    """No actor and no role has this name."""
+
+
+class NotRecordable(Refused, code="not_recordable"):
+    """No new epoch can be recorded, so nobody could be started again."""
+
+
+class NotGiven(Refused, code="not_given"):
+    """An actor is the supervisor's own to start, and nobody else gets a proof to be it."""
+
+
+def meant(names: Iterable[str], actors: Iterable[tuple[str, str]], absent: str = "") -> list[str]:
+    """Ids of those of `actors` (id and role) that names mean, in the order of the names, each once.
+
+    Raises UnknownActor for a name that is neither; `absent` says who may have it and cannot be asked.
+    """
+    roles = dict(actors)
+    found: dict[str, None] = {}
+    for name in names:
+        ids = [actor_id for actor_id, role in roles.items() if name in (actor_id, role)]
+        if not ids:
+            fault = unknown_name(name, [*roles.values(), *roles], "actor or role")
+            raise UnknownActor("; ".join(filter(None, (fault.why, absent, fault.do))))
+        found |= dict.fromkeys(ids)
+    return list(found)
