@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ from mesh.membership.view import SUPERVISOR
 from mesh.runtime.run_directory import NOT_JSON, RunDirectory, read_file, replace_file
 
 _FILE_MODE: Final = 0o600
+
+Content = TypeVar("Content")
 
 
 def segment_prefix(uid: int, mesh: str, host: str = "") -> str:
@@ -203,7 +205,7 @@ class MeshDirectory:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace the manifest."""
-        replace_file(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
+        _write(self._manifest, manifest)
 
     def remove_manifest(self) -> None:
         """The mesh is down and nothing is left of it."""
@@ -211,13 +213,8 @@ class MeshDirectory:
 
     def epochs(self) -> dict[str, int]:
         """The last epoch issued to each actor id, as recorded; none where the file is lost or damaged."""
-        try:
-            epochs = msgspec.json.decode(read_file(self._epochs), type=dict[str, int])
-            if all(0 <= epoch < MAX_EPOCH for epoch in epochs.values()):
-                return epochs
-        except (OSError, *NOT_JSON):
-            pass
-        return {}
+        epochs = _read(self._epochs, dict[str, int]) or {}
+        return epochs if all(0 <= epoch < MAX_EPOCH for epoch in epochs.values()) else {}
 
     def last_epoch(self, actor_id: str) -> int:
         """What the next epoch of an actor has to be above: the last one issued, or the clock's Unix seconds.
@@ -240,18 +237,15 @@ class MeshDirectory:
     def write_config(self, actor_id: str, config: dict[str, Any]) -> Path:
         """The configuration of one actor as a file for `meshctl run`."""
         path = self.path / "configs" / f"{actor_id}.json"
-        replace_file(path, msgspec.json.format(msgspec.json.encode(config)))
+        _write(path, config)
         return path
 
     def pool_directory(self) -> str:
         """Where the kv_agent that was started last has its segments, for when no manifest says so."""
         # By its name, which says the host on a mesh of several.
         configs = sorted((self.path / "configs").glob(f"{agent_id('')}*.json"), key=lambda path: path.lstat().st_mtime)
-        with contextlib.suppress(OSError, IndexError, *NOT_JSON):
-            told = msgspec.json.decode(read_file(configs[-1]), type=_Pools)
-            if Path(told.directory).is_absolute():
-                return told.directory
-        return _Pools().directory
+        told = _read(configs[-1], _Pools) if configs else None
+        return told.directory if told is not None and Path(told.directory).is_absolute() else _Pools().directory
 
     def segments(self) -> str:
         """How names of segments of the mesh that ran here last begin, for when no manifest says so."""
@@ -263,14 +257,11 @@ class MeshDirectory:
 
     def write_actors(self, roles: dict[str, str]) -> None:
         """Record which actors, by id, the mesh that begins now is made of."""
-        replace_file(self._actors, msgspec.json.format(msgspec.json.encode(roles)))
+        _write(self._actors, roles)
 
     def actors(self) -> dict[str, str]:
         """The roles of the actors of the last mesh by id; empty where nobody has recorded them, or none can be read."""
-        try:
-            return msgspec.json.decode(read_file(self._actors), type=dict[str, str])
-        except (OSError, *NOT_JSON):
-            return {}
+        return _read(self._actors, dict[str, str]) or {}
 
     def log(self, actor_id: str) -> Path:
         """The log file of one actor."""
@@ -284,11 +275,9 @@ class MeshDirectory:
     def take_error(self, address: Address) -> StartError | None:
         """What an incarnation said before it gave up, if anything; it is then forgotten."""
         path = self._error(address)
-        try:
-            error = msgspec.json.decode(read_file(path), type=StartError)
-        except (OSError, *NOT_JSON):
-            return None
-        path.unlink(missing_ok=True)
+        error = _read(path, StartError)
+        if error is not None:
+            path.unlink(missing_ok=True)
         return error
 
     def _error(self, address: Address) -> Path:
@@ -327,3 +316,15 @@ class MeshDirectory:
                 why="another user owns it, or may enter it",
                 do="remove it, or set XDG_RUNTIME_DIR to a directory of yours",
             )
+
+
+def _read(path: Path, kind: type[Content]) -> Content | None:
+    """What is in a JSON file of this user; None where there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode(read_file(path), type=kind)
+    except (OSError, *NOT_JSON):
+        return None
+
+
+def _write(path: Path, content: object) -> None:
+    replace_file(path, msgspec.json.format(msgspec.json.encode(content)))
