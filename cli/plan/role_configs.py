@@ -1,6 +1,6 @@
-"""What can be set of each role: one configuration type each, whose fields `[roles.ROLE]` overrides. Pure."""
+"""The roles that a mesh is made of, and what can be set of each: fields that `[roles.ROLE]` overrides. Pure."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,15 +15,30 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
 
-CONFIG_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
-    roles.GATEWAY: GatewayConfig,
-    roles.TOKENIZER: TokenizerConfig,
-    roles.SCHEDULER: SchedulerConfig,
-    roles.WORKER: WorkerConfig,
-    roles.DETOKENIZER: DetokenizerConfig,
-    roles.KV_AGENT: KVAgentConfig,
-    roles.REGISTRY: RegistryConfig,
+
+class BuiltIn(NamedTuple):
+    """A role that ships with the package: its configuration, its actor's module and class, and when it drains.
+
+    Whoever holds clients goes first (tier 0), whoever others need to finish goes later.
+    """
+
+    config: type[msgspec.Struct]
+    module: str
+    actor: str
+    drain_tier: int
+
+
+BUILT_IN: Final = {
+    roles.GATEWAY: BuiltIn(GatewayConfig, "nodes.gateway.actor", "Gateway", 0),
+    roles.TOKENIZER: BuiltIn(TokenizerConfig, "nodes.tokenizer.actor", "TokenizerActor", 1),
+    roles.SCHEDULER: BuiltIn(SchedulerConfig, "nodes.scheduler.actor", "SchedulerActor", 1),
+    roles.WORKER: BuiltIn(WorkerConfig, "nodes.worker.actor", "WorkerActor", 2),
+    roles.DETOKENIZER: BuiltIn(DetokenizerConfig, "nodes.detokenizer.actor", "DetokenizerActor", 1),
+    # After the workers: memory on a device must not be freed while another process still has it mapped.
+    roles.KV_AGENT: BuiltIn(KVAgentConfig, "nodes.kv_agent.actor", "KVAgent", 3),
+    roles.REGISTRY: BuiltIn(RegistryConfig, "nodes.registry.actor", "RegistryActor", 4),
 }
+CONFIG_TYPES: Final = {role: built_in.config for role, built_in in BUILT_IN.items()}
 
 _GROUPS: Final = "prefill, decode, mixed and tp"
 PLANNED: Final = {

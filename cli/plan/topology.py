@@ -13,7 +13,7 @@ from cli.plan.groups import WorkerGroup, plan_groups
 from cli.plan.names import agent_id, on_host
 from cli.plan.notes import topology_notes
 from cli.plan.pools import PoolPlan, context_elsewhere
-from cli.plan.role_configs import CONFIG_TYPES, overlay
+from cli.plan.role_configs import BUILT_IN, overlay
 from cli.plan.settings import Settings
 from cli.plan.spec import host_spec, shared_settings
 from cli.release import release
@@ -31,30 +31,7 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
 
-ACTOR_MODULES: Final = {
-    roles.GATEWAY: "nodes.gateway.actor",
-    roles.TOKENIZER: "nodes.tokenizer.actor",
-    roles.SCHEDULER: "nodes.scheduler.actor",
-    roles.WORKER: "nodes.worker.actor",
-    roles.DETOKENIZER: "nodes.detokenizer.actor",
-    roles.KV_AGENT: "nodes.kv_agent.actor",
-    roles.REGISTRY: "nodes.registry.actor",
-}
-"""What the warm process imports for each role."""
-
 _TORCH_MODULE: Final = "nodes.worker.executor.runner"
-
-# Whoever holds clients goes first, whoever others need to finish goes later.
-_DRAIN_TIERS: Final = {
-    roles.GATEWAY: 0,
-    roles.TOKENIZER: 1,
-    roles.SCHEDULER: 1,
-    roles.DETOKENIZER: 1,
-    roles.WORKER: 2,
-    # Memory on a device must not be freed while another process still has it mapped.
-    roles.KV_AGENT: 3,
-    roles.REGISTRY: 4,
-}
 
 _COMPILE_S: Final = 1200.0
 """The first start on a host compiles FlashInfer's kernels, minutes each on a few cores."""
@@ -260,7 +237,7 @@ class _Planner:
 
     def _preloads(self, actors: list[ActorLaunch]) -> list[str]:
         forked = {launch.role for launch in actors if launch.start == "fork"}
-        modules = [ACTOR_MODULES[role] for role in forked]
+        modules = [BUILT_IN[role].module for role in forked]
         if roles.WORKER in forked and self._spec.source != "echo":
             modules.append(_TORCH_MODULE)
         return sorted(modules)
@@ -348,7 +325,7 @@ class _Planner:
         return given
 
     def _launch(self, actor_id: str, config: msgspec.Struct, **supervised: object) -> ActorLaunch:
-        role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
+        role = next(role for role, built_in in BUILT_IN.items() if isinstance(config, built_in.config))
         supervision = self._settings.supervision
         # A process that was forked cannot use CUDA if anything before it in the family has.
         uses_cuda = self._settings.device != CPU and role in (roles.KV_AGENT, roles.WORKER)
@@ -359,7 +336,7 @@ class _Planner:
             config=overlay(role, config, self._overrides(role, config)),
             # Somebody waits until an actor is back, and an interpreter takes half a second to start.
             start="fork" if supervision.fork and not uses_cuda else "plain",
-            drain_tier=_DRAIN_TIERS[role],
+            drain_tier=BUILT_IN[role].drain_tier,
             supervised=supervised,
             start_timeout_s=max(supervision.start_timeout_s, _COMPILE_S if uses_cuda else 0.0),
         )

@@ -1,15 +1,16 @@
 """Runs one actor in this process: what `meshctl run ROLE` and every forked actor end up in."""
 
 import contextlib
+import importlib
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from cli.errors import BadConfig, CliError
+from cli.errors import CliError
 from cli.exit_codes import ExitCode
-from cli.plan.role_configs import CONFIG_TYPES, check_config
+from cli.plan.role_configs import BUILT_IN, check_config
 from cli.release import release
 from cli.supervisor.children import name_process
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
@@ -41,21 +42,10 @@ _Failure = (
     | PoolExhaustedMemory
     | DeviceError
     | WorkerError
+    | TransferError
 )
-StartFailure = CliError | _Failure | TransferError
+StartFailure = CliError | _Failure
 """What an actor's start may end with that a person has to know of."""
-_FAILURES: Final = (
-    ModelError,
-    BadSetting,
-    BindError,
-    Superseded,
-    WrongMesh,
-    PoolDenied,
-    PoolExhaustedMemory,
-    DeviceError,
-    WorkerError,
-    TransferError,
-)
 _REMEDIES: Final = {
     ExitCode.BAD_CONFIG: "correct its configuration or environment",
     ExitCode.BAD_MODEL: "correct the model, or give another",
@@ -106,7 +96,9 @@ def run_role(run: RoleRun) -> int:
         )
     except CliError as error:
         return _failed(directory, address, error, StartError(error.code, f"{error.what}: {error.why}; {error.do}"))
-    except _FAILURES as error:
+    except Exception as error:
+        if not isinstance(error, _Failure):
+            raise
         code = exit_code_of(error)
         known_epoch = error.known_epoch if isinstance(error, Superseded) else 0
         if run.supervisor_fd == NO_FD and known_epoch:
@@ -147,48 +139,22 @@ def exit_code_of(error: StartFailure) -> ExitCode:
 
 
 def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
-    """The actor of a role; `config` is of the role's own kind, as `check_config` gives it.
-
-    Raises BadConfig for a role that is none of `CONFIG_TYPES`, or has no case here.
-    """
-    # Each is imported here, alone: a process pays for its own role only.
+    """The actor of a role; `config` is of the role's own kind, as `check_config` gives it."""
+    built_in = BUILT_IN[role]
+    # It is imported here, alone: a process pays for its own role only.
+    make = getattr(importlib.import_module(built_in.module), built_in.actor)
     match role:
         case roles.REGISTRY:
-            from nodes.registry.actor import RegistryActor
-
-            return RegistryActor(run, lease_s=config.lease_s, release=release(), config=config)
-        case roles.GATEWAY:
-            from nodes.gateway.actor import Gateway
-
-            return Gateway(config)
-        case roles.TOKENIZER:
-            from nodes.tokenizer.actor import TokenizerActor
-
-            return TokenizerActor(config)
-        case roles.DETOKENIZER:
-            from nodes.detokenizer.actor import DetokenizerActor
-
-            return DetokenizerActor(config)
+            return make(run, lease_s=config.lease_s, release=release(), config=config)
         case roles.SCHEDULER:
-            from nodes.scheduler.actor import SchedulerActor
-
-            return SchedulerActor(config, ShmHost())
-        case roles.KV_AGENT:
-            from nodes.kv_agent.actor import KVAgent
-
-            return KVAgent(config)
+            return make(config, ShmHost())
         case roles.WORKER:
-            from nodes.worker.actor import WorkerActor
             from nodes.worker.environment import prepare_environment
 
             prepare_environment()
-            return WorkerActor(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()))
+            return make(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()))
         case _:
-            raise BadConfig(
-                f"there is no actor of role {role}",
-                why="`make_actor` of cli/supervisor/role.py makes none",
-                do=f"give one of: {', '.join(CONFIG_TYPES)}",
-            )
+            return make(config)
 
 
 def main_of_fork(run: RoleRun, log: str) -> int:

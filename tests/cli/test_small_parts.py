@@ -1,22 +1,18 @@
 """Progress lines, log rotation, tables, errors, the forwarding of a background start."""
 
-import inspect
+import importlib
 import os
 import re
 import time
 
-import pytest
-
 from cli.commands.up import _forward, check_port
-from cli.errors import BadConfig, BadModel, CliError
+from cli.errors import BadModel, CliError
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.output import duration, print_json, print_table
-from cli.plan.role_configs import CONFIG_TYPES
-from cli.plan.topology import _DRAIN_TIERS, ACTOR_MODULES
+from cli.plan.role_configs import BUILT_IN
 from cli.supervisor.log_files import LogFiles
 from cli.supervisor.progress import READY_MARK, Progress, ready_text
-from cli.supervisor.role import make_actor
-from mesh.runtime.run_directory import RunDirectory
+from mesh.membership.view import SUPERVISOR
 from nodes import roles
 from nodes.amounts import amount
 
@@ -146,13 +142,7 @@ def test_a_free_port_may_be_taken():
     check_port("127.0.0.1", 0)
 
 
-def test_a_role_that_nobody_made_an_actor_for_is_an_error(tmp_path):
-    with pytest.raises(BadConfig, match="there is no actor of role librarian"):
-        make_actor("librarian", None, RunDirectory(tmp_path))
-
-
-def test_every_role_is_known_wherever_a_mesh_is_planned_and_run():
-    assert ACTOR_MODULES.keys() == CONFIG_TYPES.keys()
-    assert _DRAIN_TIERS.keys() == CONFIG_TYPES.keys()
-    cases = set(re.findall(r"case roles\.(\w+):", inspect.getsource(make_actor)))
-    assert {getattr(roles, name) for name in cases} == CONFIG_TYPES.keys()
+def test_every_role_of_the_mesh_has_an_actor_of_that_role():
+    for role, built_in in BUILT_IN.items():
+        assert getattr(importlib.import_module(built_in.module), built_in.actor).role == role
+    assert {*BUILT_IN, SUPERVISOR} == roles.ROLES
