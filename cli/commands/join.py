@@ -18,15 +18,13 @@ from cli.commands.keys import make_pair
 from cli.errors import BadConfig, BadKeys, NotRunning, WrongUsage
 from cli.plan.hosts import is_loopback
 from cli.plan.joining import Joiner, joined_settings, plan_joiner
-from cli.plan.keys import bad_keys, key_directory, pinned, read_allowed, read_own, words
+from cli.plan.keys import key_directory, key_files, pinned, read_allowed, read_own, words
 from cli.plan.settings import Settings
 from cli.plan.token import JoinToken, parse_token
 from cli.supervisor.host_files import endpoint_at
 from cli.supervisor.welcome import Asker
 from mesh.address import Address
-from mesh.errors import MeshError
 from mesh.membership.keys import HostKey
-from mesh.runtime.key_files import KeyDirectory
 from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.wire.frames import ListMembers, Members
 from nodes.roles import REGISTRY
@@ -122,11 +120,9 @@ class Join:
         token = self.token
         own = read_own(self._keys) or make_pair(self._keys, self.joiner.name, has_registry=False, force=False)
         known = read_allowed(self._keys)
-        try:
+        with key_files(self._keys) as files:
             if known is None or known.version == 0:
-                KeyDirectory(self._keys).write_allowed(pinned(own, token.host, token.public_key))
-        except MeshError as error:
-            raise bad_keys(self._keys, error) from error
+                files.write_allowed(pinned(own, token.host, token.public_key))
         if known is not None and known.version and known.registry().public_key != token.public_key:
             raise BadKeys(
                 "the token is of another mesh",

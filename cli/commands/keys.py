@@ -21,12 +21,21 @@ from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
 from cli.plan.faults import find_fault, unknown_name
 from cli.plan.hosts import HostName
-from cli.plan.keys import REGISTRY_ROLES, bad_keys, key_directory, no_list, pinned, read_allowed, read_own, words
+from cli.plan.keys import (
+    REGISTRY_ROLES,
+    key_directory,
+    key_files,
+    no_list,
+    pinned,
+    read_allowed,
+    read_own,
+    words,
+    write_allowed,
+)
 from cli.plan.settings import overlay_settings
 from mesh.errors import MeshError
 from mesh.membership.keys import ALL_ROLES, AllowedHost, AllowList, HostKey
 from mesh.membership.view import SUPERVISOR
-from mesh.runtime.key_files import KeyDirectory
 from nodes.roles import REGISTRY, ROLES
 
 _NOBODY: Final = AllowList(0, ())
@@ -70,13 +79,6 @@ class KeyPlace:
             why=f"this is host {own.host}, and what it has is a copy of the list",
             do=f"run this on host {allowed.registry().host}",
         )
-
-    def write_allowed(self, allowed: AllowList) -> None:
-        """Replace the list. Raises BadKeys."""
-        try:
-            KeyDirectory(self.path).write_allowed(allowed)
-        except MeshError as error:
-            raise bad_keys(self.path, error) from error
 
     def words(self, *arguments: str) -> str:
         """A command of the same mesh, as it is typed."""
@@ -143,7 +145,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
     for name in names:
         known = before if name == settings.registry_host else read_allowed(place.path / name)
         if known is None or known.version < allowed.version:
-            _write(place.path / name, allowed)
+            write_allowed(place.path / name, allowed)
     told = f"made keys for {', '.join(made)}" if made else "all hosts have keys"
     sys.stderr.write(f"{told}: a folder for each in {place.path}\n")
     return ExitCode.OK
@@ -162,14 +164,11 @@ def make_pair(path: Path, host: str, *, has_registry: bool, force: bool) -> Host
             do="keep them, or replace them with --force and tell the new public key wherever the old one was added",
         )
     own = HostKey.new(host)
-    try:
-        directory = KeyDirectory(path)
-        allowed = (directory.read_allowed() or _NOBODY) if has_registry else None
-        directory.write_key(own)
+    with key_files(path) as files:
+        allowed = (files.read_allowed() or _NOBODY) if has_registry else None
+        files.write_key(own)
         if allowed is not None:
-            directory.write_allowed(allowed.without(host).with_host(host, own.public_key, REGISTRY_ROLES))
-    except MeshError as error:
-        raise bad_keys(path, error) from error
+            files.write_allowed(allowed.without(host).with_host(host, own.public_key, REGISTRY_ROLES))
     return own
 
 
@@ -185,7 +184,7 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
     try:
         if tells_registry and granted == (REGISTRY,):
             if known is None or known.registry().public_key != public_key or host != known.registry().host:
-                place.write_allowed(pinned(own, host, public_key))
+                write_allowed(place.path, pinned(own, host, public_key))
             sys.stderr.write(f"host {own.host} takes {host} for the registry's host\n")
             return ExitCode.OK
         own, allowed = place.list_to_change()
@@ -203,7 +202,7 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
                 do=f"take that away with `{place.words('revoke', host)}`, or give this host another name",
             )
         if there is None or there.roles != granted:
-            place.write_allowed(allowed.with_host(host, public_key, granted))
+            write_allowed(place.path, allowed.with_host(host, public_key, granted))
     except MeshError as error:
         raise BadKeys(f"host {host} cannot be added", why=error.message, do="correct it") from error
     before = f" (before: {_roles(there.roles)})" if there is not None and there.roles != granted else ""
@@ -239,7 +238,7 @@ def revoke(place: KeyPlace, host: str) -> ExitCode:
     if allowed.of(host) is None:
         fault = unknown_name(host, [one.host for one in allowed.hosts if one.host != own.host], "host")
         raise BadKeys(f"host {host} cannot be revoked", why="it is not on the list", do=fault.do)
-    place.write_allowed(allowed.without(host))
+    write_allowed(place.path, allowed.without(host))
     sys.stderr.write(f"the key of host {host} is revoked; a mesh that runs cuts it off within seconds\n")
     return ExitCode.OK
 
@@ -311,10 +310,3 @@ def _pair(path: Path) -> HostKey:
     own = read_own(path)
     assert own is not None, "it was made or found a moment ago"
     return own
-
-
-def _write(path: Path, allowed: AllowList) -> None:
-    try:
-        KeyDirectory(path).write_allowed(allowed)
-    except MeshError as error:
-        raise bad_keys(path, error) from error

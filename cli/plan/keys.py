@@ -6,8 +6,9 @@
 Reads those files (`mesh/runtime/key_files.py`) and decides nothing else; `meshctl keys` makes them.
 """
 
+import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -123,26 +124,32 @@ def pinned(own: HostKey, registry: str, public_key: str) -> AllowList:
 
 def read_own(path: Path) -> HostKey | None:
     """This host's pair; None where there is none. Raises BadKeys."""
-    try:
-        return KeyDirectory(path).read_key()
-    except MeshError as error:
-        raise bad_keys(path, error) from error
+    with key_files(path) as files:
+        return files.read_key()
 
 
 def read_allowed(path: Path) -> AllowList | None:
     """The list beside it; None where there is none. Raises BadKeys."""
+    with key_files(path) as files:
+        return files.read_allowed()
+
+
+def write_allowed(path: Path, allowed: AllowList) -> None:
+    """Replace the list. Raises BadKeys."""
+    with key_files(path) as files:
+        files.write_allowed(allowed)
+
+
+@contextlib.contextmanager
+def key_files(path: Path) -> Generator[KeyDirectory]:
+    """A directory of keys. What cannot be done with its files is raised as BadKeys, in the words of all commands."""
     try:
-        return KeyDirectory(path).read_allowed()
+        yield KeyDirectory(path)
     except MeshError as error:
-        raise bad_keys(path, error) from error
-
-
-def bad_keys(path: Path, error: MeshError) -> BadKeys:
-    """What cannot be done with the files of a directory, in the words of all errors of commands."""
-    do = "see `meshctl keys --help`"
-    if isinstance(error, DamagedKeyFile):
-        do = "put back what was there, or remove that file: then `meshctl up` says how to make it anew"
-    return BadKeys(f"the keys in {path} cannot be used", why=error.message, do=do)
+        do = "see `meshctl keys --help`"
+        if isinstance(error, DamagedKeyFile):
+            do = "put back what was there, or remove that file: then `meshctl up` says how to make it anew"
+        raise BadKeys(f"the keys in {path} cannot be used", why=error.message, do=do) from error
 
 
 def words(settings: Settings, *arguments: str) -> str:
