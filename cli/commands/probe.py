@@ -8,17 +8,15 @@ One line, and an exit code; both within the time that is given.
 """
 
 import asyncio
-import contextlib
 import sys
 import time
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-import msgspec
-
 from cli.client import find_mesh
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
+from cli.http_get import get_page
 from cli.protocol import ActorList, ListActors
 from mesh.membership.view import READY, RELEASED, SUPERVISOR
 from mesh.supervision.events import DRAINED
@@ -26,14 +24,7 @@ from nodes.roles import GATEWAY
 
 Question = Literal["live", "ready", "generate"]
 
-_MAX_ANSWER_BYTES: Final = 1 << 16
 _SHOWN: Final = 3
-
-
-class _Readiness(msgspec.Struct):
-    """What a health route of the gateway answers."""
-
-    reasons: list[str] = []
 
 
 def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
@@ -56,13 +47,14 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
     if question == "generate" and any(one.supervised and one.role == GATEWAY for one in actors.actors):
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         try:
-            status, body = asyncio.run(_get(f"{actors.url}/health/generate", left_s))
+            place = urlsplit(actors.url)
+            page = asyncio.run(get_page(place.hostname, place.port, "/health/generate", left_s))
         except TimeoutError:
             return _say(f"not ready: no token came within {timeout_s:g} s", ExitCode.TIMED_OUT)
         except (OSError, ValueError) as error:
             return _say(f"not ready: the gateway at {actors.url} does not answer: {error}", ExitCode.NOT_READY)
-        if status != 200:
-            return _say(f"not ready: {_reasons(body) or f'the gateway answers {status}'}", ExitCode.NOT_READY)
+        if page.status != 200:
+            return _say(f"not ready: {page.reasons or f'the gateway answers {page.status}'}", ExitCode.NOT_READY)
     num_roles = sum(one.supervised and one.role != SUPERVISOR for one in actors.actors)
     told = {"live": "the supervisor answers", "ready": f"{num_roles} actors", "generate": "a token was generated"}
     if question == "generate" and all(one.role != GATEWAY for one in actors.actors if one.supervised):
@@ -74,30 +66,3 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
 def _say(line: str, code: ExitCode) -> ExitCode:
     sys.stderr.write(" ".join(line.split()) + "\n")
     return code
-
-
-def _reasons(body: bytes) -> str:
-    with contextlib.suppress(msgspec.MsgspecError, ValueError):
-        return "; ".join(msgspec.json.decode(body, type=_Readiness).reasons)
-    return ""
-
-
-async def _get(url: str, timeout_s: float) -> tuple[int, bytes]:
-    """Status and body of one page. Raises OSError, ValueError where that is no HTTP, and TimeoutError."""
-    place = urlsplit(url)
-    # A timeout of `http.client` counts from each packet on; a health check that a slow server holds up is none.
-    async with asyncio.timeout(timeout_s):
-        reader, writer = await asyncio.open_connection(place.hostname, place.port)
-        try:
-            # HTTP/1.0, so that the body ends with the connection and is in no chunks.
-            writer.write(f"GET {place.path} HTTP/1.0\r\nHost: {place.netloc}\r\n\r\n".encode())
-            answer = await reader.read(_MAX_ANSWER_BYTES)
-            while piece := await reader.read(_MAX_ANSWER_BYTES):
-                answer = (answer + piece)[:_MAX_ANSWER_BYTES]
-        finally:
-            writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    words = head.split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/"):
-        raise ValueError("it does not speak HTTP")
-    return int(words[1]), body

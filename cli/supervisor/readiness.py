@@ -1,21 +1,13 @@
 """Whether the mesh serves, as its gateway on this host says, and who has not come to a mesh of several hosts."""
 
-import asyncio
-import contextlib
 from typing import Final
 
-import msgspec
-
+from cli.http_get import get_page
 from cli.plan.names import supervisor_id
 from cli.plan.settings import Settings
 from mesh.membership.view import Membership
 
 _ASK_S: Final = 1.0
-_MAX_ANSWER_BYTES: Final = 64 << 10
-
-
-class _Answer(msgspec.Struct):
-    reasons: list[str] = []
 
 
 async def unready_reason(host: str, port: int) -> str:
@@ -23,24 +15,10 @@ async def unready_reason(host: str, port: int) -> str:
     # Addresses to listen at; nothing can be reached at them.
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
-        async with asyncio.timeout(_ASK_S):
-            reader, writer = await asyncio.open_connection(target, port)
-            try:
-                writer.write(f"GET /health/ready HTTP/1.1\r\nHost: {target}\r\nConnection: close\r\n\r\n".encode())
-                head = await reader.readuntil(b"\r\n\r\n")
-                body = await reader.read(_MAX_ANSWER_BYTES)
-            finally:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-    except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
+        page = await get_page(target, port, "/health/ready", _ASK_S)
+    except (OSError, TimeoutError, ValueError):
         return "the gateway does not answer"
-    if head.split()[1:2] == [b"200"]:
-        return ""
-    try:
-        return "; ".join(msgspec.json.decode(body, type=_Answer).reasons) or "the gateway is not ready"
-    except msgspec.DecodeError:
-        return "the gateway is not ready"
+    return "" if page.status == 200 else page.reasons or "the gateway is not ready"
 
 
 def absent_hosts(settings: Settings, members: Membership) -> str:

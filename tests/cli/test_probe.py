@@ -7,6 +7,7 @@ import pytest
 
 from cli.commands import probe as command
 from cli.exit_codes import ExitCode
+from cli.http_get import get_page
 from cli.protocol import ActorList, ActorStatus
 from mesh.address import Endpoint
 
@@ -21,11 +22,11 @@ def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
         if ends:
             writer.close()
 
-    async def get(url, left_s):
+    async def get(host, _port, path, left_s):
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         try:
-            return await real(url.replace(":1/", f":{port}/"), left_s)
+            return await get_page(host, port, path, left_s)
         finally:
             server.close()
             for writer in writers:
@@ -33,10 +34,9 @@ def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
                 await writer.wait_closed()
 
     writers = []
-    real = command._get
     told = ActorList(mesh="m", url="http://127.0.0.1:1", model="echo", ready=True, actors=actors)
     monkeypatch.setattr(command, "find_mesh", lambda name: SimpleNamespace(ask=lambda *_: told))
-    monkeypatch.setattr(command, "_get", get)
+    monkeypatch.setattr(command, "get_page", get)
     code = command.probe("m", "generate", timeout_s=timeout_s)
     output = capsys.readouterr()
     return code, output.out + output.err

@@ -1,0 +1,47 @@
+"""One page of a mesh's gateway, asked for within a deadline as a whole."""
+
+import asyncio
+import contextlib
+from typing import Final, NamedTuple
+
+import msgspec
+
+_MAX_ANSWER_BYTES: Final = 1 << 16
+
+
+class _Readiness(msgspec.Struct):
+    reasons: list[str] = []
+
+
+class Page(NamedTuple):
+    """What a server has answered."""
+
+    status: int
+    body: bytes
+
+    @property
+    def reasons(self) -> str:
+        """What a health route lacks, in words; empty where it does not say."""
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):
+            return "; ".join(msgspec.json.decode(self.body, type=_Readiness).reasons)
+        return ""
+
+
+async def get_page(host: str | None, port: int | None, path: str, timeout_s: float) -> Page:
+    """The page at `path`. Raises OSError, ValueError where what answers speaks no HTTP, and TimeoutError."""
+    # A timeout of `http.client` counts from each packet on; a health check that a slow server holds up is none.
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            # HTTP/1.0, so that the body ends with the connection and is in no chunks.
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n".encode())
+            answer = await reader.read(_MAX_ANSWER_BYTES)
+            while piece := await reader.read(_MAX_ANSWER_BYTES):
+                answer = (answer + piece)[:_MAX_ANSWER_BYTES]
+        finally:
+            writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/"):
+        raise ValueError("it does not speak HTTP")
+    return Page(int(words[1]), body)
