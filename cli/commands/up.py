@@ -126,43 +126,29 @@ def _look_at_machine(settings: Settings) -> Machine:
     )
 
 
-def check_registry_ports(bind: str, port: int) -> None:
-    """Raise CannotBind if the registry could not listen at its ports, where other hosts look for it."""
-    for number in (port, port + 1):
-        try:
-            check_port(bind, number)
-        except CannotBind as error:
-            raise CannotBind(
-                f"the registry cannot listen at {bind}:{number}",
-                why=error.why,
-                do="stop what listens there (`ss -ltnp` shows it), or set another registry_port or bind in the file of "
-                "all hosts",
-            ) from error
+def check_ports(settings: Settings) -> None:
+    """Raise CannotBind if the registry or a gateway of this host could not listen where others look for it."""
+    free, own = "stop what listens there (`ss -ltnp` shows it)", settings.own_host
+    if own is not None and settings.on == settings.registry_host:
+        do = f"{free}, or set another registry_port or bind in the file of all hosts"
+        for port in (settings.registry_port, settings.registry_port + 1):
+            check_port(own.bind, port, what=f"the registry cannot listen at {own.bind}:{port}", do=do)
+    if settings.own_counts.gateways:
+        # Where there are hosts, --host names one of them.
+        do = f"{free}, give another --port, or set another `host` in the file of all hosts" if settings.hosts else ""
+        check_port(settings.host, settings.port, do=do)
 
 
-def _check_gateway_port(settings: Settings) -> None:
-    try:
-        check_port(settings.host, settings.port)
-    except CannotBind as error:
-        if not settings.hosts:
-            raise
-        # --host names one of the hosts here.
-        raise CannotBind(
-            error.what,
-            why=error.why,
-            do="stop what listens there (`ss -ltnp` shows it), give another --port, or set another `host` in the file "
-            "of all hosts",
-        ) from error
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise CannotBind if the gateway could not listen there."""
+def check_port(host: str, port: int, *, what: str = "", do: str = "") -> None:
+    """Raise CannotBind if nobody could listen there; `what` and `do` are said in the place of what is said of a
+    gateway on a mesh of one host.
+    """
     of_this_machine = "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all that it has"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
         why = (error.strerror if isinstance(error, socket.gaierror) else None) or str(error)
-        raise CannotBind(f"--host {host} is no address", why=why, do=of_this_machine) from error
+        raise CannotBind(what or f"--host {host} is no address", why=why, do=do or of_this_machine) from error
     try:
         with socket.socket(found[0], found[1]) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,9 +157,9 @@ def check_port(host: str, port: int) -> None:
     except OSError as error:
         taken = "stop what listens there (`ss -ltnp` shows it), or give another --port or --host"
         raise CannotBind(
-            f"{host}:{port} cannot be listened on",
+            what or f"{host}:{port} cannot be listened on",
             why=error.strerror or str(error),
-            do=of_this_machine if error.errno == errno.EADDRNOTAVAIL else taken,
+            do=do or (of_this_machine if error.errno == errno.EADDRNOTAVAIL else taken),
         ) from error
 
 
@@ -194,11 +180,7 @@ def _serve(
 
     def make_topology() -> Topology:
         settings = make_settings(directory)
-        own = settings.own_host
-        if own is not None and settings.on == settings.registry_host:
-            check_registry_ports(own.bind, settings.registry_port)
-        if settings.own_counts.gateways:
-            _check_gateway_port(settings)
+        check_ports(settings)
         return plan(settings, progress, fetches=True)
 
     return run_mesh(make_topology, directory, progress)
@@ -213,23 +195,18 @@ def _in_background(
         os.close(reader)
         leave_terminal(directory.log(SUPERVISOR))
         progress = Progress(writer, is_pipe=True, is_terminal=is_terminal)
-        said = False
         try:
-            code = _serve(make_settings, directory, progress)
-            said = True
+            return _serve(make_settings, directory, progress)
         except CliError as error:
             progress.line(str(error))
-            code = error.exit_code
-            said = True
+            return error.exit_code
         except KeyboardInterrupt:
             # Whoever did that knows.
-            said = True
             raise
-        finally:
-            if not said:
-                # A fault of ours; its traceback goes where stderr goes now.
-                progress.line(str(_died(directory, "of an unexpected error")))
-        return code
+        except BaseException:
+            # A fault of ours; its traceback goes where stderr goes now.
+            progress.line(str(_died(directory, "of an unexpected error")))
+            raise
     os.close(writer)
     with _passing_on_signals(child):
         ready = _forward(reader)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cli.commands.join import Join
-from cli.commands.up import check_registry_ports
+from cli.commands.up import check_ports
 from cli.errors import BadConfig, CannotBind, NotRunning, WrongUsage
 from cli.plan.hosts import HostSettings
 from cli.plan.joining import host_name_of, joined_settings, plan_joiner
@@ -156,6 +156,7 @@ def test_a_registry_whose_ports_are_taken_does_not_start(taken):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
+        hosts = {"head": HostSettings(address="127.0.0.1", bind="127.0.0.1")}
         with pytest.raises(CannotBind, match="the registry cannot listen at") as caught:
-            check_registry_ports("127.0.0.1", port - taken)
+            check_ports(Settings(hosts=hosts, on="head", registry_port=port - taken))
     assert "registry_port" in caught.value.do
