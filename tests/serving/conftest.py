@@ -128,3 +128,9 @@ def mesh_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshOf]:
         yield get
         for _, stack in running.values():
             all_of_them.push(stack)
+
+
+@pytest.fixture
+def mesh(mesh_of: MeshOf) -> RunningMesh:
+    """The echo model, whose context is short."""
+    return mesh_of("--model", "echo", "--context-length", "1024")

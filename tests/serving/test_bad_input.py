@@ -9,13 +9,6 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-ECHO = ("--model", "echo", "--context-length", "1024")
-
-
-@pytest.fixture
-def mesh(mesh_of: Any) -> Any:
-    return mesh_of(*ECHO)
-
 
 def completion(**fields: Any) -> dict[str, Any]:
     return {"model": "echo", "prompt": "hello", "max_tokens": 4} | fields
@@ -28,30 +21,10 @@ def completion(**fields: Any) -> dict[str, Any]:
         (b"[]", 400, None),
         (b'{"model": "echo", "prompt": "\xff\xfe"}', 400, None),
         (b"[" * 100_000, 400, None),
-        (completion(prompt=None), 400, "prompt"),
-        (completion(prompt={"a": 1}), 400, "prompt"),
-        (completion(prompt=[]), 400, "prompt"),
         (completion(prompt=[-1]), 400, "prompt"),
-        (completion(prompt=[2**40]), 400, "prompt"),
         (completion(model="gpt-99"), 404, "model"),
-        (completion(max_tokens=-1), 400, "max_tokens"),
-        (completion(max_tokens="many"), 400, "max_tokens"),
-        (completion(max_tokens=10**30), 400, "max_tokens"),
-        (completion(temperature=-0.1), 400, "temperature"),
-        (completion(temperature=1e9), 400, "temperature"),
-        (completion(top_p=-0.1), 400, "top_p"),
-        (completion(top_p=1.5), 400, "top_p"),
-        (completion(top_k=-7), 400, "top_k"),
-        (completion(min_p=2), 400, "min_p"),
-        (completion(n=0), 400, "n"),
-        (completion(n=10**6), 400, "n"),
-        (completion(stop=[""]), 400, "stop"),
-        (completion(stop=["x"] * 1000), 400, "stop"),
-        (completion(stop=7), 400, "stop"),
         (completion(logit_bias={"zebra": 1}), 400, "logit_bias"),
-        (completion(logit_bias={"5": 1e6}), 400, "logit_bias"),
-        (completion(seed="x"), 400, "seed"),
-        (completion(stream="yes"), 400, "stream"),
+        (completion(max_tokens=10**30), 400, "max_tokens"),
         (completion(prompt="x" * 3000), 400, "prompt"),
         (completion(prompt=[70] * 5000), 400, "prompt"),
     ],
@@ -66,22 +39,9 @@ def test_completion_is_refused(mesh: Any, body: Any, status: int, param: str | N
     assert_serving(mesh)
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        None,
-        [],
-        "hi",
-        [{"role": "user"}],
-        [{"content": "x"}],
-        [{"role": 5, "content": "x"}],
-        [{"role": "user", "content": 5}],
-    ],
-)
-def test_messages_are_refused(mesh: Any, messages: Any) -> None:
-    status, answer = mesh.post("/v1/chat/completions", {"model": "echo", "messages": messages})
-    assert status == 400
-    assert answer["error"]["param"].startswith("messages")
+def test_messages_are_refused(mesh: Any) -> None:
+    status, answer = mesh.post("/v1/chat/completions", {"model": "echo", "messages": [{"role": "user"}]})
+    assert (status, answer["error"]["param"]) == (400, "messages.0.content")
     assert_serving(mesh)
 
 

@@ -38,22 +38,14 @@ def sizes(mesh: Any) -> dict[str, tuple[int, int]]:
     }
 
 
-def assert_flat(mesh: Any, num_warm: int, num_requests: int, max_growth_bytes: int) -> None:
+@pytest.mark.parametrize(("num_warm", "num_requests"), [(100, 300), pytest.param(500, 2000, marks=pytest.mark.slow)])
+def test_requests_leave_no_trace(mesh_of: Any, num_warm: int, num_requests: int) -> None:
+    mesh = mesh_of(*MESH)
     serve(mesh, 0, num_warm)
     before = sizes(mesh)
     serve(mesh, num_warm, num_requests)
     after = sizes(mesh)
     assert before.keys() == after.keys()
     for actor_id, (num_bytes, num_open) in after.items():
-        assert num_bytes - before[actor_id][0] < max_growth_bytes, (actor_id, before, after)
+        assert num_bytes - before[actor_id][0] < 4 << 20, (actor_id, before, after)
         assert num_open <= before[actor_id][1] + MAX_MORE_DESCRIPTORS, (actor_id, before, after)
-
-
-def test_three_hundred_requests_leave_no_trace(mesh_of: Any) -> None:
-    assert_flat(mesh_of(*MESH), 100, 300, 4 << 20)
-
-
-@pytest.mark.slow
-def test_two_thousand_requests_leave_no_trace(mesh_of: Any) -> None:
-    mesh = mesh_of(*MESH)
-    assert_flat(mesh, 500, 2000, 4 << 20)
