@@ -92,10 +92,8 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     assert core.is_idle
     (submit,) = core.handle(opened(), 0.0)
     assert isinstance(submit, SendSubmit)
-    assert submit.scheduler == "d0"
-    assert submit.message.detokenizer == "t0"
-    assert submit.message.prefill == "p0"
-    assert submit.message.gateway == "g0"
+    message = submit.message
+    assert (submit.scheduler, message.detokenizer, message.prefill, message.gateway) == ("d0", "t0", "p0", "g0")
     assert (core.num_requests, core.num_waiting, core.is_idle) == (1, 1, False)
     assert core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1) == [Accepted("r")]
     assert core.num_waiting == 0
@@ -184,8 +182,8 @@ def test_a_gap_in_tokens_is_asked_for_once_in_a_while(running: GatewayCore) -> N
 
 def test_a_gap_in_text_alone_is_asked_for_from_the_start(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7], 0, "a")), 0.1)
-    commands = running.handle(batch(delta(1, [8], 2, "c")), 0.2)
-    assert commands == [SendResend("d0", "", [ResendFrom("r", 0, 0)])]
+    from_start = SendResend("d0", "", [ResendFrom("r", 0, 0)])
+    assert running.handle(batch(delta(1, [8], 2, "c")), 0.2) == [from_start]
 
 
 def test_what_comes_beside_tokens_is_kept_by_position_over_repeats_and_attempts(running: GatewayCore) -> None:
@@ -235,12 +233,10 @@ def test_silence_in_the_end_tries_another_detokenizer(running: GatewayCore) -> N
 def test_a_lost_detokenizer_is_replaced_at_once(running: GatewayCore) -> None:
     running.handle(DetokenizersChanged(["t0", "t1", "t2"]), 0.0)
     running.handle(batch(delta(0, [7], 0, "a")), 0.1)
-    commands = running.handle(PeerLost("t0", 1), 0.2)
-    (resend,) = commands
+    (resend,) = running.handle(PeerLost("t0", 1), 0.2)
     assert resend.detokenizer in ("t1", "t2")
     assert resend.streams == [ResendFrom("r", 0, 1)]
-    commands = running.handle(Tick(), 3.0)
-    assert one(commands, SendResend).detokenizer == resend.detokenizer
+    assert one(running.handle(Tick(), 3.0), SendResend).detokenizer == resend.detokenizer
 
 
 def test_a_lost_detokenizer_without_another_is_waited_for(running: GatewayCore) -> None:
@@ -252,15 +248,10 @@ def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: Gateway
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
     assert running.handle(PeerLost("d0", 1), 0.2) == [AskAlive("d0")]
     assert running.handle(Tick(), 1.1) == [], "it may come back to its pages"
-    (ask,) = running.handle(Tick(), 1.2)
-    assert isinstance(ask, AskRoute)
-    assert ask.attempt == 1
-    assert ask.message.token_ids == [1, 2, 3, 7, 8]
-    assert ask.message.excluded == ["d0"]
-    (submit,) = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 1.3)
-    assert submit.message.prompt_ids == [1, 2, 3]
-    assert submit.message.output_ids == [7, 8]
-    assert submit.message.attempt == 1
+    ask = one(running.handle(Tick(), 1.2), AskRoute)
+    assert (ask.attempt, ask.message.token_ids, ask.message.excluded) == (1, [1, 2, 3, 7, 8], ["d0"])
+    message = one(running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 1.3), SendSubmit).message
+    assert (message.attempt, message.prompt_ids, message.output_ids) == (1, [1, 2, 3], [7, 8])
     assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 1.3) == [], "too late"
     running.handle(SubmitAccepted("r", 1, "d1", 1), 1.4)
     late = running.handle(batch(delta(2, [5], 2, "x")), 1.5)
@@ -416,9 +407,7 @@ def test_a_scheduler_whose_worker_was_drained_is_waited_for_like_a_missing_role(
 def test_a_request_given_back_by_a_drained_worker_goes_elsewhere_or_ends(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7], 0, "a")), 0.5)
     given_back = AttemptFailed(request_id="r", attempt=0, code="draining", message="worker-0 was drained")
-    (ask,) = running.handle(given_back, 60.0)
-    assert isinstance(ask, AskRoute)
-    assert ask.message.excluded == ["d0"]
+    assert one(running.handle(given_back, 60.0), AskRoute).message.excluded == ["d0"]
     elsewhere = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 60.1)
     assert one(elsewhere, SendSubmit).message.output_ids == [7]
     running.handle(SubmitFailed("r", 1, Failure("draining", "so was worker-1")), 60.2)
@@ -491,7 +480,7 @@ def test_submissions_that_nobody_was_there_to_take_are_bounded_by_time_and_not_b
     while waiting.num_requests:
         commands, now = route_again(waiting, submit_to_nobody(waiting, attempt, now), now)
         attempt += 1
-    assert attempt > CONFIG.max_attempts
+    assert attempt > 2 * CONFIG.max_attempts
     assert CONFIG.recovery_timeout_s <= now < CONFIG.recovery_timeout_s + 3
     assert one(commands, End).failure.code == "peer_lost"
     assert waiting.num_cancels == 0, "nobody holds anything"
@@ -511,7 +500,9 @@ def test_no_answer_to_submit_cancels_what_may_be_held(waiting: GatewayCore) -> N
     assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
 
 
-@pytest.mark.parametrize(("code", "excluded"), [("unknown_attempt", []), ("worker_lost", ["d0"])])
+@pytest.mark.parametrize(
+    ("code", "excluded"), [("unknown_attempt", []), ("worker_lost", ["d0"]), ("memory_released", ["d0"])]
+)
 def test_a_failed_attempt_is_tried_again(running: GatewayCore, code: str, excluded: list[str]) -> None:
     (ask,) = running.handle(AttemptFailed(request_id="r", attempt=0, code=code), 0.2)
     assert (ask.attempt, ask.message.excluded) == (1, excluded)
@@ -530,8 +521,7 @@ def test_old_and_unknown_failures_are_ignored(running: GatewayCore) -> None:
 def test_a_failure_that_is_not_retryable_ends_the_request(running: GatewayCore) -> None:
     poisoned = AttemptFailed(request_id="r", attempt=0, code="poisoned_request", message="boom", retryable=False)
     end = one(running.handle(poisoned, 0.2), End)
-    assert end.failure == Failure("poisoned_request", "boom", retryable=False)
-    assert end.finish_reason is None
+    assert (end.failure, end.finish_reason) == (Failure("poisoned_request", "boom", retryable=False), None)
     assert running.num_requests == 0
 
 
@@ -562,11 +552,9 @@ def test_attempts_are_spent_after_five_with_growing_pauses(running: GatewayCore)
         pauses.append(now - began)
     assert pauses == sorted(pauses)
     assert pauses[0] > 0.1
-    end = one(drive_attempt_to_failure(running, 4, now), End)
-    assert end.failure is not None
-    assert end.failure.code == "worker_lost"
-    assert "5 attempts" in end.failure.message
-    assert end.failure.retryable
+    failure = one(drive_attempt_to_failure(running, 4, now), End).failure
+    assert (failure.code, failure.retryable) == ("worker_lost", True)
+    assert "5 attempts" in failure.message
 
 
 def lose_and_run_again(core: GatewayCore, attempt: int, now: float) -> list[Any]:
@@ -599,22 +587,6 @@ def test_a_lost_link_to_a_scheduler_that_lives_is_not_held_against_a_request(run
             running.handle(RouteChosen("r", attempt + 1, Route(decode="d0", detokenizer="t0")), now + later)
         running.handle(SubmitAccepted("r", attempt + 1, "d0", 1), now + 1.2)
     assert running.num_requests == 1
-
-
-def test_attempts_that_nobody_took_are_only_limited_by_time(waiting: GatewayCore) -> None:
-    now, ended = 0.0, []
-    attempts = 0
-    while not ended:
-        commands = waiting.handle(SubmitFailed("r", attempts, Failure("peer_lost", "refused"), was_heard=False), now)
-        ended = [one for one in commands if isinstance(one, End)]
-        attempts += not ended
-        now += 1.1
-        waiting.handle(Tick(), now)
-        waiting.handle(RouteChosen("r", attempts, Route(decode=f"d{attempts}", detokenizer="t0")), now)
-        assert now < 60
-    assert attempts > 20
-    assert now == pytest.approx(CONFIG.recovery_timeout_s, abs=2.0)
-    assert ended[0].failure.code == "peer_lost"
 
 
 def test_a_full_scheduler_is_passed_over_and_the_attempt_number_kept(core: GatewayCore) -> None:
@@ -651,8 +623,7 @@ def test_without_a_route_it_waits_and_then_gives_up(running: GatewayCore) -> Non
         asked += 1
     assert 30 <= now < 33
     assert asked < 50
-    assert ended[0].failure is not None
-    assert ended[0].failure.code == "peer_lost"
+    assert one(ended, End).failure.code == "peer_lost"
 
 
 def test_a_route_refused_for_good_ends_the_request(running: GatewayCore) -> None:
@@ -722,7 +693,6 @@ def test_a_cancel_at_a_lost_scheduler_is_dropped(running: GatewayCore) -> None:
 
 def test_a_request_may_not_take_for_ever(running: GatewayCore) -> None:
     end = one(running.handle(Tick(), CONFIG.request_timeout_s + 1), End)
-    assert end.failure is not None
     assert end.failure.code == "request_timeout"
 
 
@@ -746,14 +716,6 @@ def test_only_events_are_taken(core: GatewayCore) -> None:
 
 def given_back(attempt: int) -> AttemptFailed:
     return AttemptFailed(request_id="r", attempt=attempt, code="memory_released", message="it is wanted")
-
-
-def test_an_attempt_that_was_given_back_goes_elsewhere_at_once(running: GatewayCore) -> None:
-    commands = running.handle(given_back(0), 50.0)
-    asked = one(commands, AskRoute)
-    assert (asked.attempt, asked.message.excluded) == (1, ["d0"])
-    commands = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 50.1)
-    assert one(commands, SendSubmit).scheduler == "d1"
 
 
 def test_releases_are_no_failures_of_a_request(running: GatewayCore) -> None:

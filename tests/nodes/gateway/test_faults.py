@@ -69,15 +69,11 @@ async def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it(
     assert (await complete(client, priority=0)).status_code == 200
 
 
-async def test_a_lost_batch_is_asked_for(ring, client) -> None:
-    ring.faults.drop_batches = 2
+@pytest.mark.parametrize(("tokens_per_step", "num_lost"), [(1, 2), (100, 1)], ids=["a first one", "the last one"])
+async def test_a_lost_batch_is_asked_for(ring, client, tokens_per_step: int, num_lost: int) -> None:
+    ring.faults.tokens_per_step, ring.faults.drop_batches = tokens_per_step, num_lost
     assert await text_of(client) == PROMPT
     assert ring.seen.resends
-
-
-async def test_a_lost_last_batch_is_asked_for(ring, client) -> None:
-    ring.faults.tokens_per_step, ring.faults.drop_batches = 100, 1
-    assert await text_of(client) == PROMPT
 
 
 async def test_a_killed_scheduler_is_replaced_in_the_middle_of_a_stream(ring, client) -> None:
@@ -231,11 +227,15 @@ async def test_a_request_that_takes_too_long(ring, client) -> None:
     error_of(await complete(client), 504, "request_timeout")
 
 
+def posted(body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+
+
 async def leave_after(ring: Ring, body: dict[str, Any], num_events: int, reached: Callable[[], bool]) -> None:
     """Send a request on a bare connection, read some of the answer, and close."""
     reader, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
-    data = json.dumps(body).encode()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    writer.write(posted(body))
     await until(reached)
     for _ in range(num_events):
         while not (await reader.readline()).startswith(b"data: "):
@@ -261,8 +261,7 @@ async def test_a_client_that_leaves_with_requests_in_line_is_cancelled(ring, cli
     """Another request on the same connection, even one that cannot be read, must not hide the end of the first."""
 
     ring.faults.silent = True
-    body = json.dumps({"prompt": PROMPT}).encode()
-    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    post = posted({"prompt": PROMPT})
     for rest in (post, post * 5, b"garbage\r\n\r\n"):
         _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
         writer.write(post + rest)

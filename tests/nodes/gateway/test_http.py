@@ -398,7 +398,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 def test_a_refusal_goes_out_at_once_and_a_body_that_stalls_ends_its_connection(
     served: Any, monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:
-    monkeypatch.setattr(*((http_call, "DRAIN_TIMEOUT_S") if closes else (http_protocol, "LINGER_S")), 1.0)
+    monkeypatch.setattr(*((http_call, "DRAIN_TIMEOUT_S") if closes else (http_protocol, "LINGER_S")), 0.5)
     head = HEAD if closes else HEAD.replace(b"Connection: close\r\n", b"")
     with socket.create_connection(("127.0.0.1", served.gateway.port), timeout=5) as connection:
         connection.sendall(head + b"Content-Length: 9000000\r\n\r\n{")

@@ -39,13 +39,23 @@ def job(**fields: Any) -> Any:
     return VALIDATOR.text(json.dumps(body).encode(), f"cmpl-{id(fields)}")
 
 
+async def begin(ring: Ring, **fields: Any) -> Any:
+    wanted, service = job(**fields), ring.gateway.service
+    return service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+
+
 async def generate(ring: Ring, **fields: Any) -> Any:
-    wanted = job(**fields)
-    service = ring.gateway.service
-    generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+    generation = await begin(ring, **fields)
     while not generation.output.is_finished:
         await generation.output.wait()
     return generation.output
+
+
+async def take_place(ring: Ring, actor_id: str, actor: Any, **attributes: Any) -> None:
+    """This one instead of the ring's own."""
+    await ring.kill(actor_id)
+    await ring.start(actor_id, actor, **attributes)
+    await until(lambda: not ring.gateway.service.missing_roles())
 
 
 class Confused(FakeTokenizer):
@@ -70,11 +80,9 @@ class Confused(FakeTokenizer):
     ],
 )
 async def test_a_tokenizer_s_answer_that_does_not_fit(ring: Ring, answer: Any) -> None:
-    await ring.kill("tok0")
     confused = Confused(ring.faults, ring.seen)
     confused.answer = answer
-    await ring.start("tok0", confused)
-    await until(lambda: not ring.gateway.service.missing_roles())
+    await take_place(ring, "tok0", confused)
     with pytest.raises(ApiError, match="does not fit"):
         await ring.gateway.service.prepare(job().prepare, prompt_param="prompt")
     if not isinstance(answer, Detokenized):
@@ -84,9 +92,7 @@ async def test_a_tokenizer_s_answer_that_does_not_fit(ring: Ring, answer: Any) -
 
 async def test_a_route_that_is_none(ring: Ring) -> None:
     confused = Confused(ring.faults, ring.seen)
-    await ring.kill("tok0")
-    await ring.start("tok0", confused)
-    await until(lambda: not ring.gateway.service.missing_roles())
+    await take_place(ring, "tok0", confused)
     ring.faults.failing_attempts = 1
     ring.faults.step_s = 0.02
     wanted = job()
@@ -122,10 +128,8 @@ class ConfusedScheduler(FakeScheduler):
 async def test_what_one_turn_of_the_loop_brings_is_written_in_one_piece(ring: Ring) -> None:
     """A gateway that lags has many frames before it at once, and must not write each of their tokens by itself."""
 
-    service = ring.gateway.service
     ring.faults.step_s = 3600.0
-    wanted = job(max_tokens=50, stream=True)
-    generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+    service, generation = ring.gateway.service, await begin(ring, max_tokens=50, stream=True)
     output, written = generation.output, []
     await until(lambda: output.is_started)
     output.write_through(lambda: not written.append(output.take()))
@@ -143,11 +147,9 @@ async def test_what_one_turn_of_the_loop_brings_is_written_in_one_piece(ring: Ri
 
 
 async def test_a_scheduler_s_answers_that_do_not_fit(ring: Ring) -> None:
-    await ring.kill("d0")
     confused = ConfusedScheduler(ring.faults, ring.seen)
     confused.num_confused_submits = confused.num_confused_cancels = 1
-    await ring.start("d0", confused, group="a")
-    await until(lambda: not ring.gateway.service.missing_roles())
+    await take_place(ring, "d0", confused, group="a")
     output = await generate(ring)
     assert output.failure is None
     assert output.take()[0].text == "hel"
@@ -175,9 +177,7 @@ async def test_a_cancel_that_gets_no_answer_is_repeated(ring: Ring) -> None:
 
 async def test_a_cancel_at_a_dead_scheduler_is_given_up(ring: Ring) -> None:
     ring.faults.silent = True
-    wanted = job()
-    service = ring.gateway.service
-    generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+    service, generation = ring.gateway.service, await begin(ring)
     await until(lambda: bool(ring.scheduler.held))
     await ring.kill("d0")
     await until(lambda: ring.gateway.ctx.members.get("d0") is None)
@@ -221,8 +221,6 @@ async def test_readiness_wants_a_scheduler_with_its_worker(ring: Ring) -> None:
 
 async def test_seeds_may_be_drawn_by_a_simulation() -> None:
     async with Ring(serve_http=False) as ring:
-        await ring.kill("g0")
-        await ring.start("g0", Gateway(CONFIG, serve_http=False, draw_seed=lambda: 42))
-        await until(lambda: not ring.gateway.service.missing_roles())
+        await take_place(ring, "g0", Gateway(CONFIG, serve_http=False, draw_seed=lambda: 42))
         await generate(ring)
         assert ring.seen.submits[-1].sampling.seed == 42
