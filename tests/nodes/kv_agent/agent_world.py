@@ -8,7 +8,7 @@ from typing import Any
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
-from kvstore.protocol import MapPool, PoolHandle
+from kvstore.protocol import MapPool, PagesPulled, PoolHandle
 from kvstore.transfer.paired.link import LinkMaker
 from kvstore.transfer.session import SessionLimits
 from mesh.simulation import virtual_time
@@ -18,7 +18,7 @@ from nodes.registry.actor import RegistryActor
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.kvstore.fake_links import FakeLinks, FakeWire
 from tests.nodes.kv_agent.one_by_one import outcome, together
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, Members, Scheduler, grant, ready, run_all_pages
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Members, Scheduler, grant, ready, run_all_pages
 
 
 class Process:
@@ -101,8 +101,16 @@ class World(Members):
         timeout_s: float = 20.0,
         grant_id: str = "g",
     ) -> None:
-        await self.ask(agent, grant(pages, grant_id, timeout_s, holder="S"))
+        await self.ask(agent, grant(pages, grant_id, timeout_s=timeout_s, holder="S"))
         self.scheduler.announce(agent, ready(source, source_pages, total=len(pages), grant_id=grant_id))
+
+    async def move_three(self, source: PoolHandle, from_bytes: memoryview, to_bytes: memoryview) -> None:
+        """Pages 8, 9 and 3 of `p` get to 4, 5 and 2 of `d`, and nothing is written behind these."""
+        await self.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+        assert await self.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+        for page, copied in ((8, 4), (9, 5), (3, 2)):
+            assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+        assert not any(to_bytes[6 * SIZE :])
 
 
 def config(device: str, *groups: str, **changes: Any) -> KVAgentConfig:

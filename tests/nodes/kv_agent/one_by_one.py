@@ -1,5 +1,6 @@
 """Grants, announcements and news one by one, as tests speak of them; on the wire they go together."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvstore.protocol import (
@@ -13,6 +14,18 @@ from kvstore.protocol import (
     TransferNews,
 )
 from mesh.errors import RemoteError
+
+
+def grant_of(pages: Sequence[int], layout_digest: bytes, **fields: Any) -> OpenGrant:
+    """Of group `d`, by D in its first epoch, for pages of generation 7; unless something else is said."""
+    known = {"grant_id": "g", "group": "d", "generations": [7] * len(pages), "holder": "D", "holder_epoch": 1}
+    return OpenGrant(**{**known, "timeout_s": 20.0, "pages": list(pages), "layout_digest": layout_digest, **fields})
+
+
+def ready_of(pages: Sequence[int], layout_digest: bytes, **fields: Any) -> PagesReady:
+    """All that there are of group `p`, at generation 7; unless something else is said."""
+    known = {"grant_id": "g", "first": 0, "total": len(pages), "source_group": "p", "generations": [7] * len(pages)}
+    return PagesReady(**{**known, "pages": list(pages), "layout_digest": layout_digest, **fields})
 
 
 def together(message: Any) -> Any:

@@ -30,6 +30,7 @@ from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.events import OpenAsked, PeerGone
 from nodes.protocol import Load
 from nodes.registry.actor import RegistryActor
+from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent.one_by_one import together
 from tests.nodes.kv_agent.two_schedulers import (
     LAYOUT,
@@ -65,8 +66,7 @@ async def pull(world: World, source_agent: str, agent: str = "agent-0") -> None:
 
 
 async def test_pages_move_between_pools_of_one_agent(world: World) -> None:
-    agent = KVAgent(config("d", "p"), world.host)
-    await world.start(agent)
+    [agent] = await world.agents(config("d", "p"))
     await pull(world, "agent-0")
     figures = agent.stats()
     assert figures["mesh_kv_transfer_bytes_total"] == figures['mesh_kv_pulled_bytes_total{transport="shm"}'] == 3 * SIZE
@@ -80,14 +80,12 @@ async def test_pages_move_between_pools_of_one_agent(world: World) -> None:
 
 
 async def test_pages_of_another_agent_are_mapped_and_pulled(world: World) -> None:
-    near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
-    await world.start(near, far)
+    near, far = await world.agents(config("d"), config("p"))
     await pull(world, "agent-1")
     assert near.stats()["mesh_kv_foreign_pools"] == 1
     assert far.stats()["mesh_kv_transfers_total"] == 0
     world.network.crash(Address("agent-1", 1))
-    while near.stats()["mesh_kv_foreign_pools"]:
-        await asyncio.sleep(0.1)
+    await until(lambda: not near.stats()["mesh_kv_foreign_pools"], 30.0)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +105,7 @@ async def test_a_source_that_cannot_be_read_fails_the_transfer(world: World, age
 
 
 async def test_closing_during_a_long_copy_is_answered_when_it_is_quiet(world: World) -> None:
-    agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
-    await world.start(agent)
+    await world.agents(config("d", "p", quantum_bytes=1), kind=SlowAgent)
     source, from_pool, to_pool = await world.pools()
     from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
     await world.order(source, [1, 2], [1, 2])
@@ -125,8 +122,7 @@ async def test_closing_during_a_long_copy_is_answered_when_it_is_quiet(world: Wo
 
 
 async def test_a_page_that_moves_on_during_the_copy_fails_it(world: World) -> None:
-    agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
-    await world.start(agent)
+    [agent] = await world.agents(config("d", "p", quantum_bytes=1), kind=SlowAgent)
     source, from_pool, to_pool = await world.pools()
     from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
     await world.order(source, [3], [1])
@@ -138,8 +134,7 @@ async def test_a_page_that_moves_on_during_the_copy_fails_it(world: World) -> No
 
 
 async def test_a_grant_without_announcement_runs_out_and_is_told_until_closed(world: World) -> None:
-    agent = KVAgent(config("d"), world.host)
-    await world.start(agent)
+    await world.agents(config("d"))
     await world.ask(world.d, "agent-0", grant([1], timeout_s=3.0))
     started = world.d.ctx.now()
     end = await world.d.ends()
@@ -153,20 +148,17 @@ async def test_a_grant_without_announcement_runs_out_and_is_told_until_closed(wo
 
 
 async def test_a_lost_holder_loses_its_grants(world: World) -> None:
-    agent = KVAgent(config("d"), world.host)
-    await world.start(agent)
+    [agent] = await world.agents(config("d"))
     await world.ask(world.d, "agent-0", grant([1], timeout_s=1000.0))
     assert agent.stats()["mesh_kv_grants_open"] == 1
     world.network.crash(Address("D", 1))
     started = world.p.ctx.now()
-    while agent.stats()["mesh_kv_grants_open"]:
-        await asyncio.sleep(0.1)
+    await until(lambda: not agent.stats()["mesh_kv_grants_open"], 30.0)
     assert world.p.ctx.now() - started < 10.0
 
 
 async def test_refusals_and_what_is_not_served(world: World) -> None:
-    agent = KVAgent(config("d"), world.host)
-    await world.start(agent)
+    await world.agents(config("d"))
     for message, code in (
         (MapPool(group="x"), "unknown_group"),
         (grant([0]), "bad_grant"),
@@ -182,8 +174,7 @@ async def test_refusals_and_what_is_not_served(world: World) -> None:
 
 
 async def test_draining_waits_for_open_grants_and_takes_no_more(world: World) -> None:
-    agent = KVAgent(config("d"), world.host)
-    await world.start(agent)
+    [agent] = await world.agents(config("d"))
     await agent.drain()
     idle = KVAgent(config("e"), world.host)
     await world.add("agent-1", idle)
@@ -197,8 +188,7 @@ async def test_draining_waits_for_open_grants_and_takes_no_more(world: World) ->
 
 
 async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
-    agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
-    await world.start(agent)
+    [agent] = await world.agents(config("d", "p", quantum_bytes=1), kind=SlowAgent)
     source, _, _ = await world.pools()
     await world.order(source, [1, 2], [1, 2])
     while not agent._pulls.is_busy:
@@ -208,17 +198,14 @@ async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
         await asyncio.sleep(0.0001)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    while agent._calls:
-        await asyncio.sleep(0.01)
-    while agent.stats()["mesh_kv_grants_open"]:
-        await asyncio.sleep(0.01)
+    await until(lambda: not agent._calls)
+    await until(lambda: not agent.stats()["mesh_kv_grants_open"], 30.0)
 
 
 async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
-    await world.start(near, far)
+    near, _ = await world.agents(config("d"), config("p"))
     source, _, _ = await world.pools("agent-1")
     ask = near.ctx.ask
 
@@ -235,8 +222,7 @@ async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
 
 @pytest.mark.parametrize("is_gone", [True, False])
 async def test_a_source_pool_that_changed_between_announcement_and_copy(world: World, is_gone: bool) -> None:
-    agent = KVAgent(config("d", "p"), world.host)
-    await world.start(agent)
+    [agent] = await world.agents(config("d", "p"))
     source, _, _ = await world.pools()
     world.host.unlink(source.path)
     if not is_gone:
@@ -248,8 +234,7 @@ async def test_a_source_pool_that_changed_between_announcement_and_copy(world: W
 
 
 async def test_pages_that_moved_on_before_the_copy(world: World) -> None:
-    agent = KVAgent(config("d", "p"), world.host)
-    await world.start(agent)
+    await world.agents(config("d", "p"))
     source, from_pool, to_pool = await world.pools()
     from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
     to_pool.table().write(1, PageEntry(PageState.RUNNING, generation=8))
@@ -259,8 +244,7 @@ async def test_pages_that_moved_on_before_the_copy(world: World) -> None:
 
 
 async def test_answers_to_calls_that_are_gone_and_events_inside_events(world: World) -> None:
-    agent = KVAgent(config("d"), world.host)
-    await world.start(agent)
+    [agent] = await world.agents(config("d"))
     stranger = Address("X", 1)
     message = grant([1])
     agent._handle(OpenAsked(77, stranger, together(message)))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvstore.layout import KVLayout
@@ -42,7 +41,7 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
-from tests.nodes.kv_agent.one_by_one import together
+from tests.nodes.kv_agent.one_by_one import grant_of, ready_of, together
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)
 OTHER = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8)
@@ -57,17 +56,8 @@ def make_core(max_grants: int = 8, max_remembered: int = 8) -> AgentCore:
 
 
 def grant(grant_id: str = "g1", pages: tuple[int, ...] = (1, 2), **changes: Any) -> OpenGrant:
-    fields: dict[str, Any] = {
-        "grant_id": grant_id,
-        "group": "d",
-        "pages": list(pages),
-        "generations": [100 + page for page in pages],
-        "layout_digest": LAYOUT.digest,
-        "holder": "D",
-        "holder_epoch": 1,
-        "timeout_s": 20.0,
-    }
-    return OpenGrant(**(fields | changes))
+    fields = {"grant_id": grant_id, "generations": [100 + page for page in pages], **changes}
+    return grant_of(pages, **{"layout_digest": LAYOUT.digest, **fields})
 
 
 def opening(message: OpenGrant, call: int = 1) -> OpenAsked:
@@ -75,18 +65,8 @@ def opening(message: OpenGrant, call: int = 1) -> OpenAsked:
 
 
 def ready(grant_id: str = "g1", pages: tuple[int, ...] = (11, 12), **changes: Any) -> PagesReady:
-    fields: dict[str, Any] = {
-        "grant_id": grant_id,
-        "first": 0,
-        "total": len(pages),
-        "source_group": "p",
-        "source_agent": "agent",
-        "source_incarnation": 8,
-        "layout_digest": LAYOUT.digest,
-        "pages": list(pages),
-        "generations": [200 + page for page in pages],
-    }
-    return PagesReady(**(fields | changes))
+    source = {"source_agent": "agent", "source_incarnation": 8, "generations": [200 + page for page in pages]}
+    return ready_of(pages, LAYOUT.digest, **{"grant_id": grant_id, **source, **changes})
 
 
 def pull(copy_id: int = 1, grant_id: str = "g1", source: SourceId = OWN, incarnation: int = 8) -> StartPull:
@@ -120,6 +100,14 @@ def core() -> AgentCore:
     return make_core()
 
 
+@pytest.fixture
+def copying(core: AgentCore) -> AgentCore:
+    """A grant of pages 1 and 2, which are being copied from a pool of its own."""
+    assert core.handle(opening(grant()), 0.0) == [OPENED]
+    assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
+    return core
+
+
 def test_what_is_read_from_a_released_pool_fails_and_nothing_else(core: AgentCore) -> None:
     core.handle(opening(grant()), 0.0)
     core.handle(opening(grant("g2", (3, 4)), 2), 0.0)
@@ -146,26 +134,23 @@ def test_pools_are_described(core: AgentCore) -> None:
     assert (refusal.code, refusal.message) == ("unknown_group", "agent has no pool of group 'x' (it has: d, p)")
 
 
-def test_a_pool_is_handed_over_once_no_copy_writes_it_any_more(core: AgentCore) -> None:
-    later = Address("D", 2)
-    core.handle(opening(grant()), 0.0)
-    core.handle(PagesAnnounced(P, ready()), 0.0)
+def replies(commands: list[Command]) -> list[Reply]:
+    return [one for one in commands if isinstance(one, Reply)]
+
+
+def test_a_pool_is_handed_over_once_no_copy_writes_it_any_more(copying: AgentCore) -> None:
+    core, later = copying, Address("D", 2)
     assert core.handle(MapAsked(2, Address("w", 1), MapPool(group="d")), 0.5) != [], "a worker takes no page over"
     commands = core.handle(MapAsked(3, later, MapPool(group="d")), 1.0)
     assert CancelPull("g1", 1) in commands
-    assert not any(isinstance(one, Reply) for one in commands)
-    again = core.handle(MapAsked(4, later, MapPool(group="d")), 1.1)
-    assert not any(isinstance(one, Reply) for one in again)
-    ended = core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 1.2)
-    answers = [one for one in ended if isinstance(one, Reply)]
+    assert replies(commands) == replies(core.handle(MapAsked(4, later, MapPool(group="d")), 1.1)) == []
+    answers = replies(core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 1.2))
     assert [(one.call, type(one.message)) for one in answers] == [(3, PoolHandle), (4, PoolHandle)]
-    [reply] = core.handle(MapAsked(5, later, MapPool(group="d")), 1.3)
-    assert isinstance(reply, Reply)
+    assert len(replies(core.handle(MapAsked(5, later, MapPool(group="d")), 1.3))) == 1
 
 
-def test_a_transfer_between_own_pools(core: AgentCore) -> None:
-    assert core.handle(opening(grant()), 0.0) == [OPENED]
-    assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
+def test_a_transfer_between_own_pools(copying: AgentCore) -> None:
+    core = copying
     assert core.gauges()['mesh_kv_transfer_pages{state="copying"}'] == 2
     done = PagesPulled(grant_id="g1", num_pages=2, complete=True)
     assert core.handle(CopyDone("g1", CopyEnded(1), 4096), 1.0) == [Tell("D", done)]
@@ -268,12 +253,11 @@ def test_pages_are_in_one_grant_at_a_time(core: AgentCore) -> None:
     core.handle(PagesAnnounced(P, ready()), 0.0)
     close = core.handle(CloseAsked(5, D, CloseGrant(grant_id="g1")), 0.5)
     assert close[0] == CancelPull("g1", 1)
-    assert not [command for command in close if isinstance(command, Reply)], "a copy may still write"
+    assert replies(close) == [], "a copy may still write"
     assert codes(core.handle(opening(grant("g2", (2, 3))), 0.6)) == ["page_granted"]
-    again = core.handle(CloseAsked(6, D, CloseGrant(grant_id="g1")), 0.7)
-    assert again == []
+    assert core.handle(CloseAsked(6, D, CloseGrant(grant_id="g1")), 0.7) == []
     done = core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 10), 0.8)
-    assert [command for command in done if isinstance(command, Reply)] == [Reply(5, CLOSED), Reply(6, CLOSED)]
+    assert replies(done) == [Reply(5, CLOSED), Reply(6, CLOSED)]
     assert core.handle(opening(grant("g2", (2, 3))), 0.9) == [Reply(1, GrantsOpened(opened=["g2"]))]
 
 
@@ -299,14 +283,12 @@ def test_grants_are_bounded_and_ended_ones_are_forgotten() -> None:
     assert core.next_deadline is None
 
 
-def test_a_lost_holder_loses_its_grants(core: AgentCore) -> None:
-    core.handle(opening(grant()), 0.0)
-    core.handle(PagesAnnounced(P, ready()), 0.0)
-    commands = core.handle(PeerGone(D, "heartbeat"), 0.5)
+def test_a_lost_holder_loses_its_grants(copying: AgentCore) -> None:
+    commands = copying.handle(PeerGone(D, "heartbeat"), 0.5)
     assert commands[0] == CancelPull("g1", 1)
     assert codes(commands) == ["holder_lost"]
-    core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 0.6)
-    assert core.num_live == 0
+    copying.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 0.6)
+    assert copying.num_live == 0
 
 
 def test_a_later_incarnation_that_maps_its_pool_finds_no_grant_of_an_earlier_one(core: AgentCore) -> None:
@@ -383,17 +365,15 @@ def test_draining_takes_no_new_grants_but_ends_old_ones(core: AgentCore) -> None
 
 
 def test_every_grant_of_an_earlier_incarnation_is_revoked_however_late_it_came(core: AgentCore) -> None:
-    older, newer = D, D._replace(epoch=D.epoch + 1)
+    newer = D._replace(epoch=D.epoch + 1)
     core.handle(opening(grant("g1", (1, 2))), 0.0)
-    asked = grant("g2", (3, 4))
-    asked = msgspec.structs.replace(asked, holder_epoch=newer.epoch)
-    commands = core.handle(OpenAsked(7, newer, together(asked)), 1.0)
+    asked = grant("g2", (3, 4), holder_epoch=newer.epoch)
+    commands = core.handle(opening(asked, 7), 1.0)
     assert core._sessions["g1"].failure.code == "holder_lost"
     assert Reply(7, GrantsOpened(opened=["g2"])) in commands
-    core.handle(OpenAsked(8, older, together(grant("g3", (5, 6)))), 2.0)
+    core.handle(opening(grant("g3", (5, 6)), 8), 2.0)
     assert not core._sessions["g3"].has_ended
-    again = msgspec.structs.replace(asked, grant_id="g4", pages=[7, 8])
-    core.handle(OpenAsked(9, newer, together(again)), 3.0)
+    core.handle(opening(grant("g4", (7, 8), holder_epoch=newer.epoch), 9), 3.0)
     assert core._sessions["g3"].has_ended
     assert not core._sessions["g2"].has_ended
 

@@ -14,9 +14,7 @@ from kvstore.protocol import (
     GrantClosed,
     GrantsOpened,
     OpenGrant,
-    OpenGrants,
     PagesPulled,
-    PagesReady,
     TransferFailed,
 )
 from kvstore.transfer.session import CopyEnded, SessionLimits
@@ -41,6 +39,7 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
+from tests.nodes.kv_agent.one_by_one import grant_of, ready_of, together
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)
 HOLDERS = ["D", "E"]
@@ -121,18 +120,13 @@ class AgentMachine(RuleBasedStateMachine):
             return
         else:
             pages = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4, unique=True))
-            message = OpenGrant(
-                grant_id=grant_id,
-                group="d",
-                pages=pages,
+            message = grant_of(
+                pages, LAYOUT.digest, grant_id=grant_id, holder=holder, holder_epoch=self.epochs[holder],
                 generations=[10 * page + GRANTS.index(grant_id) for page in pages],
-                layout_digest=LAYOUT.digest,
-                holder=holder,
-                holder_epoch=self.epochs[holder],
                 timeout_s=data.draw(st.sampled_from([1.0, 6.0])),
-            )
+            )  # fmt: skip
         self.calls += 1
-        self.ask(OpenAsked(self.calls, Address(message.holder, message.holder_epoch), OpenGrants(grants=[message])))
+        self.ask(OpenAsked(self.calls, Address(message.holder, message.holder_epoch), together(message)))
 
     @rule(grant_id=st.sampled_from(GRANTS))
     def close_grant(self, grant_id: str) -> None:
@@ -147,17 +141,11 @@ class AgentMachine(RuleBasedStateMachine):
         grant = self.opened.get(grant_id)
         total = len(grant.pages) if grant else 2
         pages = list(range(first, total))
-        message = PagesReady(
-            grant_id=grant_id,
-            first=min(first, total),
-            total=total,
-            source_group="p",
-            source_agent="far" if is_far else "agent",
-            source_incarnation=1,
-            layout_digest=LAYOUT.digest,
-            pages=[page + 1 for page in pages],
+        message = ready_of(
+            [page + 1 for page in pages], LAYOUT.digest, grant_id=grant_id, first=min(first, total), total=total,
+            source_agent="far" if is_far else "agent", source_incarnation=1,
             generations=[500 + page for page in pages],
-        )
+        )  # fmt: skip
         self.feed(PagesAnnounced(Address("P", epoch), message))
 
     @rule(is_there=st.booleans(), incarnation=st.sampled_from([1, 1, 2]))

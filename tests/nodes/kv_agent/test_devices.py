@@ -21,6 +21,7 @@ from kvstore.transfer.selection import Selection
 from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, PoolConfig
+from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE
 
@@ -49,11 +50,7 @@ async def test_pages_move_between_pools_on_devices(world: World, num_agents: int
     assert source.device == ("cuda:0" if num_agents == 1 else "cuda:1")
     from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
     from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
-    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-    for page, copied in ((8, 4), (9, 5), (3, 2)):
-        assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
-    assert not any(to_bytes[6 * SIZE :])
+    await world.move_three(source, from_bytes, to_bytes)
     figures = near.stats()
     assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
     assert figures['mesh_kv_pool_bytes{group="d"}'] == to_pool.info.pages_offset + NUM_PAGES * SIZE
@@ -73,10 +70,7 @@ async def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen(world: W
     for member in world.scheduler.ctx.members.by_role("kv_agent"):
         assert member.attributes["transports"] == ["cuda_ipc", "nccl"]
     source, from_bytes, to_bytes = await world.pools()
-    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-    for page, copied in ((8, 4), (9, 5), (3, 2)):
-        assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+    await world.move_three(source, from_bytes, to_bytes)
     assert world.wire.num_ids == 1
     assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
     assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
@@ -105,9 +99,7 @@ async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> No
     choices = config("cuda:0", "d", **choice), config("cuda:1", "p", device_transport="tcp")
     source, from_bytes, to_bytes = await world.two(*choices)
     near = world.actors["agent-0"]
-    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-    assert to_bytes[4 * SIZE : 6 * SIZE] == from_bytes[8 * SIZE : 10 * SIZE]
+    await world.move_three(source, from_bytes, to_bytes)
 
     async def announced() -> dict[str, Any]:
         await asyncio.sleep(1.0)
@@ -120,8 +112,7 @@ async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> No
     figures = near.stats()
     assert (figures["mesh_kv_fallbacks"], figures["mesh_kv_fallbacks_total"]) == (1.0, 1.0)
     world.network.crash(Address("agent-1", 1))
-    while near.stats()["mesh_kv_fallbacks"]:
-        await asyncio.sleep(0.1)
+    await until(lambda: not near.stats()["mesh_kv_fallbacks"], 30.0)
     assert (await announced())["fallbacks"] == {}
 
 
@@ -137,8 +128,7 @@ async def test_an_agent_that_dies_in_the_middle_of_a_transfer(world: World, dies
         await asyncio.sleep(0.01)
     world.network.crash(Address(dies, 1))
     survivor = agents[0] if dies == "agent-1" else agents[1]
-    while survivor._pulls.is_busy:
-        await asyncio.sleep(0.01)
+    await until(lambda: not survivor._pulls.is_busy, 30.0)
     if dies == "agent-1":
         await world.scheduler.ends()
         assert await world.ask("agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
@@ -152,8 +142,7 @@ async def test_a_grant_is_closed_when_the_device_has_done_what_it_was_told(world
     await world.settle(3)
     source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [1, 2], [3, 4])
-    while not world.cards.num_waiting:
-        await asyncio.sleep(0.001)
+    await until(lambda: world.cards.num_waiting)
     closing = asyncio.ensure_future(world.ask("agent-0", CloseGrant(grant_id="g")))
     await asyncio.sleep(1.0)
     assert not closing.done(), "a copy may still write"
@@ -192,11 +181,7 @@ async def test_the_next_agent_makes_the_pool_again(world: World) -> None:
     # What kill -9 does: its memory on the device goes, the lock goes, the file stays.
     first._ranks["d"][0].close()
     await world.agent("agent-0", config("cuda:0", "d"), epoch=2)
-    member = None
-    while member is None or member.address.epoch != 2:
-        await asyncio.sleep(0.1)
-        member = world.scheduler.ctx.members.get("agent-0")
-    assert member.attributes["incarnations"] == {"d": 2}
+    assert (await world.sees("S", "agent-0", 2)).attributes["incarnations"] == {"d": 2}
     new = await world.ask("agent-0", MapPool(group="d"))
     assert (old.incarnation, new.incarnation) == (1, 2)
     mapped = world.worker.host.open(new.path, writable=True)
@@ -226,8 +211,7 @@ async def test_a_device_that_fails_ends_the_agent(world: World) -> None:
     await world.settle(3)
     source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [1], [2])
-    while not world.cards.num_waiting:
-        await asyncio.sleep(0.001)
+    await until(lambda: world.cards.num_waiting)
     world.cards.fault = "an illegal address"
     assert await world.scheduler.fails() == "device_fault"
     assert ends == ["a device failed: an illegal address"]

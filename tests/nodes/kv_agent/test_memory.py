@@ -60,6 +60,14 @@ def state(made: MemoryCore) -> str:
     return group.state
 
 
+def released() -> MemoryCore:
+    """An agent that finds its pool given back, and the worker without it."""
+    made = core(desired=DesiredState(True, "keep"), is_there=False)
+    made.handle(seen((W, RELEASED)), 0.0)
+    assert state(made) == RELEASED
+    return made
+
+
 @pytest.fixture
 def made() -> MemoryCore:
     return core()
@@ -81,11 +89,8 @@ def test_the_scheduler_goes_first_and_the_pool_last(made: MemoryCore) -> None:
 
 
 def test_a_pool_is_made_again_and_workers_that_let_go_take_up() -> None:
-    made = core(desired=DesiredState(True, "keep"), is_there=False)
-    made.handle(seen((W, RELEASED)), 0.0)
-    assert state(made) == RELEASED
-    commands = made.handle(Wanted(1, ResumeMemory()), 0.0)
-    assert commands[0] == MakePool("g")
+    made = released()
+    assert made.handle(Wanted(1, ResumeMemory()), 0.0)[0] == MakePool("g")
     assert state(made) == RESUMING
     assert made.handle(PoolMade("g"), 0.0) == [AskTakeUp("g", 1, W)]
     assert state(made) == RESUMING
@@ -95,8 +100,7 @@ def test_a_pool_is_made_again_and_workers_that_let_go_take_up() -> None:
 
 
 def test_memory_that_is_not_there_leaves_it_released_and_says_why() -> None:
-    made = core(desired=DesiredState(True, "keep"), is_there=False)
-    made.handle(seen((W, RELEASED)), 0.0)
+    made = released()
     made.handle(Wanted(1, ResumeMemory()), 0.0)
     assert made.handle(PoolRefused("g", "the trainer has it"), 0.0) == []
     (group,) = made.describe()

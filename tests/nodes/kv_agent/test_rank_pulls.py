@@ -23,7 +23,6 @@ from kvstore.transfer.plan import held_heads
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import SessionLimits, StartCopy
 from mesh.errors import RemoteError
-from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.pools.foreign import require_ranks
 from nodes.kv_agent.pools.taking import take_group
@@ -271,10 +270,8 @@ def config(*wanted: list[PoolConfig]) -> KVAgentConfig:
 @pytest.mark.parametrize("num_agents", [1, 2])
 async def test_an_agent_pulls_for_all_ranks(world: World, source_tp: int, destination_tp: int, num_agents: int) -> None:
     source, destination = pools("p", source_tp), pools("d", destination_tp)
-    if num_agents == 1:
-        await world.start(KVAgent(config(source, destination), world.host))
-    else:
-        await world.start(KVAgent(config(destination), world.host), KVAgent(config(source), world.host))
+    both = [config(source, destination)], [config(destination), config(source)]
+    await world.agents(*both[num_agents - 1])
     agent = f"agent-{num_agents - 1}"
     handle, first = await world.pool(world.p, agent, "p")
     await world.pool(world.d, "agent-0", "d")
@@ -285,9 +282,9 @@ async def test_an_agent_pulls_for_all_ranks(world: World, source_tp: int, destin
         from_ranks.append(world.host.open(other.path, writable=True))
     fill(from_ranks)
     digest = layouts(1)[0].digest
-    opened = grant([4, 5, 2])
-    assert await world.ask(world.d, "agent-0", _with_digest(opened, digest)) == GrantsOpened(opened=["g"])
-    world.p.announce("agent-0", _with_digest(ready(handle, [8, 9, 3]), digest))
+    opened = await world.ask(world.d, "agent-0", grant([4, 5, 2], layout_digest=digest))
+    assert opened == GrantsOpened(opened=["g"])
+    world.p.announce("agent-0", ready(handle, [8, 9, 3], layout_digest=digest))
     assert await world.d.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
     for rank in range(destination_tp):
         mine = await world.ask(world.d, "agent-0", MapPool(group="d", rank=rank))
@@ -297,12 +294,6 @@ async def test_an_agent_pulls_for_all_ranks(world: World, source_tp: int, destin
 
 
 async def test_a_rank_that_is_none_is_refused(world: World) -> None:
-    await world.start(KVAgent(config(pools("d", 2)), world.host))
+    await world.agents(config(pools("d", 2)))
     with pytest.raises(RemoteError, match="unknown_rank: "):
         await world.ask(world.d, "agent-0", MapPool(group="d", rank=2))
-
-
-def _with_digest(message: Any, digest: bytes) -> Any:
-    return type(message)(
-        **{name: getattr(message, name) for name in message.__struct_fields__} | {"layout_digest": digest}
-    )

@@ -23,7 +23,8 @@ from nodes.kv_agent.pools.taking import mark_pools
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import NODE_CODEC
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready
+from tests.mesh.mesh_under_test import until
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder, World, config, grant, ready
 
 
 class Worker(Actor):
@@ -51,15 +52,9 @@ class Worker(Actor):
         call.reply(answer(group=order.group, number=order.number))
 
 
-class LettingGo(Scheduler):
-    """A scheduler that lets go, as whatever has mapped a pool must."""
-
-    def on_ask(self, call: Call) -> None:
-        order: Any = call.message
-        call.reply(HasLetGo(group=order.group, number=order.number))
-
-
-async def until(world: World, question: ReleaseMemory | ResumeMemory, state: str, agent: str = "agent-0") -> MemoryList:
+async def becomes(
+    world: World, question: ReleaseMemory | ResumeMemory, state: str, agent: str = "agent-0"
+) -> MemoryList:
     for _ in range(200):
         found = await world.ask(world.d, agent, question)
         if all(one.state == state for one in found.groups):
@@ -69,7 +64,7 @@ async def until(world: World, question: ReleaseMemory | ResumeMemory, state: str
 
 
 async def started(world: World, *agents: KVAgent) -> Worker:
-    world.d, world.p = LettingGo(), LettingGo()
+    world.d, world.p = Holder(), Holder()
     await world.start(*agents)
     worker = Worker()
     await world.add("W", worker)
@@ -94,7 +89,7 @@ async def test_the_file_shrinks_and_the_pool_comes_back_as_another(world: World,
     pool.close()
     path = Path(handle.path)
     size = path.stat().st_size
-    (found,) = (await until(world, ReleaseMemory(groups=["d"]), "released")).groups
+    (found,) = (await becomes(world, ReleaseMemory(groups=["d"]), "released")).groups
     assert (found.weights, found.pool_bytes, path.stat().st_size) == ("reload", 0, HEADER_BYTES)
     assert [type(order) for order in worker.orders] == [LetGo]
     with pytest.raises(RemoteError) as caught:
@@ -105,7 +100,7 @@ async def test_the_file_shrinks_and_the_pool_comes_back_as_another(world: World,
     with pytest.raises(PoolMismatch, match="released"):
         map_pool(world.host, handle)
     assert world.actors["agent-0"].stats()['mesh_kv_pool_bytes{group="d"}'] == HEADER_BYTES
-    await until(world, ResumeMemory(), "held")
+    await becomes(world, ResumeMemory(), "held")
     assert path.stat().st_size == size
     again = await world.ask(world.d, "agent-0", MapPool(group="d"))
     assert again.incarnation != handle.incarnation
@@ -145,8 +140,8 @@ async def test_keeping_what_ends_with_its_worker_is_refused(
 async def test_pages_move_between_pools_that_were_made_again(world: World) -> None:
     await started(world, KVAgent(config("d", "p"), world.host))
     for _ in range(2):
-        await until(world, ReleaseMemory(), "released")
-        await until(world, ResumeMemory(), "held")
+        await becomes(world, ReleaseMemory(), "released")
+        await becomes(world, ResumeMemory(), "held")
     await moved(world, "agent-0")
 
 
@@ -157,8 +152,7 @@ async def test_a_copy_is_waited_for_and_ends(world: World, monkeypatch: pytest.M
     await world.ask(world.d, "agent-0", grant([4, 5]))
     monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
     world.p.announce("agent-0", ready(source, [1, 2]))
-    while not agent._pulls.is_busy:
-        await asyncio.sleep(0.01)
+    await until(lambda: agent._pulls.is_busy)
     for _ in range(20):
         (found, _) = (await world.ask(world.d, "agent-0", ReleaseMemory())).groups
         await asyncio.sleep(0.05)
@@ -166,7 +160,7 @@ async def test_a_copy_is_waited_for_and_ends(world: World, monkeypatch: pytest.M
     monkeypatch.undo()
     agent._pump()
     assert await world.p.fails() == "memory_released"
-    await until(world, ReleaseMemory(), "released")
+    await becomes(world, ReleaseMemory(), "released")
 
 
 async def test_a_foreign_agent_lets_go_of_what_it_reads(world: World) -> None:
@@ -174,7 +168,7 @@ async def test_a_foreign_agent_lets_go_of_what_it_reads(world: World) -> None:
     await started(world, near, far)
     await moved(world, "agent-1")
     assert near.stats()["mesh_kv_foreign_pools"] == 1
-    await until(world, ReleaseMemory(), "released", "agent-1")
+    await becomes(world, ReleaseMemory(), "released", "agent-1")
     assert near.stats()["mesh_kv_foreign_pools"] == 0
     (group,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
     assert group.state == "held"
@@ -215,8 +209,8 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
 
     monkeypatch.setattr(near.ctx, "ask", ask_and_let_go)
     digest = source.layout.digest
-    await world.ask(world.d, "agent-0", msgspec.structs.replace(grant([4, 5]), layout_digest=digest))
-    world.p.announce("agent-0", msgspec.structs.replace(ready(source, [1, 2]), layout_digest=digest))
+    await world.ask(world.d, "agent-0", grant([4, 5], layout_digest=digest))
+    world.p.announce("agent-0", ready(source, [1, 2], layout_digest=digest))
     await has_let_go.wait()
     if not is_closed:
         assert await world.d.fails() == "memory_released"
@@ -252,18 +246,13 @@ async def test_the_next_agent_knows_what_was_wished(world: World, is_freed: bool
     first = KVAgent(settings, world.host)
     worker = await started(world, first)
     worker.is_willing = is_freed
-    if is_freed:
-        await until(world, ReleaseMemory(), "released")
-    else:
-        await until(world, ReleaseMemory(), "releasing")
+    await becomes(world, ReleaseMemory(), "released" if is_freed else "releasing")
     world.network.crash(Address("agent-0", 1))
     # The lock goes with the process.
     first._ranks["d"][0].close()
     second = KVAgent(settings, world.host)
     await world.add("agent-0", second, 2)
-    while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
-        await asyncio.sleep(0.1)
-    assert member.attributes["released"] == ["d"]
+    assert (await world.sees("D", "agent-0", 2)).attributes["released"] == ["d"]
     worker.is_willing = True
     for _ in range(100):
         (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
@@ -272,7 +261,7 @@ async def test_the_next_agent_knows_what_was_wished(world: World, is_freed: bool
         await asyncio.sleep(0.1)
     assert (found.state, found.weights) == ("released", "reload")
     assert Path(second._ranks["d"][0].path).stat().st_size == HEADER_BYTES
-    await until(world, ResumeMemory(), "held")
+    await becomes(world, ResumeMemory(), "held")
     handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
     map_pool(world.host, handle).close()
 
@@ -306,7 +295,7 @@ async def test_an_agent_that_cannot_go_on_ends_and_the_next_one_does(
     settings = config("d", prefix="kv-", unlink_on_stop=False)
     await started(world, KVAgent(settings, world.host))
     if is_resumed:
-        await until(world, ReleaseMemory(), "released")
+        await becomes(world, ReleaseMemory(), "released")
     with monkeypatch.context() as patch:
         for name, refused in broken.items():
             patch.setattr(world.host, name, refused)
@@ -316,11 +305,9 @@ async def test_an_agent_that_cannot_go_on_ends_and_the_next_one_does(
     assert reason.startswith("the pool of d cannot be")
     world.network.crash(Address("agent-0", 1))
     await world.add("agent-0", KVAgent(settings, world.host), 2)
-    while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
-        await asyncio.sleep(0.1)
-    assert member.attributes["released"] == ["d"]
-    await until(world, ReleaseMemory(), "released")
-    await until(world, ResumeMemory(), "held")
+    assert (await world.sees("D", "agent-0", 2)).attributes["released"] == ["d"]
+    await becomes(world, ReleaseMemory(), "released")
+    await becomes(world, ResumeMemory(), "held")
 
 
 async def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for(world: World) -> None:
@@ -331,7 +318,7 @@ async def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for(wo
     pools = [PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0")]
     agent = KVAgent(config(pools=pools, device_wait_s=1.0), host)
     await started(world, agent)
-    await until(world, ReleaseMemory(keep_weights=True), "released")
+    await becomes(world, ReleaseMemory(keep_weights=True), "released")
     trainer = FakeDeviceMemory(cards)
     taken = trainer.allocate(0, 2 * NUM_PAGES * SIZE)
     for _ in range(60):
@@ -340,5 +327,5 @@ async def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for(wo
     assert found.state in ("released", "resuming")
     assert "0 of its" in found.reason
     trainer.free(0, taken)
-    await until(world, ResumeMemory(), "held")
+    await becomes(world, ResumeMemory(), "held")
     assert host.is_made_here(agent._ranks["d"][0])

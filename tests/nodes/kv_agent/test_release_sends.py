@@ -2,32 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from kvstore.protocol import MakePages, MapPool, OfferPages, OfferPair, PagesOffered, PagesPulled, PoolHandle
-from mesh.actor import Call
 from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
-from nodes.protocol.memory import GroupMemory, HasLetGo, LetGo, ReleaseMemory, ResumeMemory
+from nodes.protocol.memory import GroupMemory, ReleaseMemory, ResumeMemory
+from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent.agent_world import Process, World, config, in_world
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler
-
-
-class Holder(Scheduler):
-    """Lets go when it is told to, once `is_willing`."""
-
-    is_willing = True
-
-    def on_ask(self, call: Call) -> None:
-        order: Any = call.message
-        if not isinstance(order, LetGo) or not self.is_willing:
-            call.fail("not_ready", "not now", retryable=True)
-            return
-        call.reply(HasLetGo(group=order.group, number=order.number))
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder, Scheduler
 
 
 @pytest.fixture
@@ -84,8 +70,7 @@ async def test_pages_that_are_being_sent_stay_until_nothing_reads_them(world: Wo
     # The sender's kernel goes on after its pair was given up.
     world.wire.is_slow = world.wire.is_stuck = True
     await world.order(source, "agent-0", [8], [4])
-    while not far._transports.is_sending("p"):
-        await asyncio.sleep(0.01)
+    await until(lambda: far._transports.is_sending("p"))
     world.network.crash(Address("agent-0", 1))
     for _ in range(100):
         found = await state(world, ReleaseMemory())
@@ -128,14 +113,12 @@ async def test_the_table_of_pages_that_a_worker_made_is_made_again_when_nothing_
     source, _, _ = await world.pools()
     world.wire.is_slow = world.wire.is_stuck = True
     await world.order(source, "agent-0", [8], [4])
-    while not far._transports.is_sending("p"):
-        await asyncio.sleep(0.01)
+    await until(lambda: far._transports.is_sending("p"))
     for address in (Address("agent-0", 1), Address("W", 1)):
         world.network.crash(address)
     successor = Maker()
     await world.add("W", successor, 2)
-    while successor.ctx.members.get("agent-1") is None:
-        await asyncio.sleep(0.05)
+    await until(lambda: successor.ctx.members.get("agent-1") is not None, 30.0)
     answer = asyncio.ensure_future(successor.table())
     await asyncio.sleep(10.0)
     assert not answer.done()

@@ -16,6 +16,7 @@ from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from tests.kvstore.fake_links import FakeLinks
+from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE
 
@@ -49,11 +50,7 @@ async def two(world: World, device: str, **changes: Any) -> Two:
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 async def test_pages_of_another_agent_come_by_tcp(world: World, device: str) -> None:
     _, _, source, from_bytes, to_bytes = await two(world, device)
-    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-    for page, copied in ((8, 4), (9, 5), (3, 2)):
-        assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
-    assert not any(to_bytes[6 * SIZE :])
+    await world.move_three(source, from_bytes, to_bytes)
     expected = ["shm", "tcp"] if device == "cpu" else ["cuda_ipc", "tcp"]
     for member in world.scheduler.ctx.members.by_role("kv_agent"):
         assert member.attributes["transports"] == expected
@@ -68,8 +65,7 @@ async def test_strangers_at_the_port_are_counted_and_logged_once(world: World) -
         for number in range(1, 4):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\n" + bytes(64))
-            while near.stats().get(name) != number:
-                await asyncio.sleep(0.01)
+            await until(lambda number=number: near.stats().get(name) == number)
             writer.close()
         await asyncio.sleep(0.01)
     assert [line["why"] for line in log if line["event"] == "kv_connection_refused"] == ["not_ours"]
@@ -80,8 +76,7 @@ async def test_an_agent_that_dies_before_it_has_sent(world: World) -> None:
     world.network.crash(Address("agent-1", 1))
     await world.order(agents.source, "agent-0", [8], [4])
     await world.scheduler.fails()
-    while agents.near._pulls.is_busy:
-        await asyncio.sleep(0.01)
+    await until(lambda: not agents.near._pulls.is_busy, 30.0)
 
 
 async def test_a_source_that_does_not_listen_to_tcp_is_not_reached_in_another_way(world: World) -> None:

@@ -12,6 +12,7 @@ from kvstore.protocol import MakePages, OfferPages, PagesOffered
 from mesh.errors import RemoteError
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import ReleaseMemory
+from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, Scheduler
 
@@ -76,8 +77,7 @@ async def test_an_agent_that_cannot_make_a_table_ends(world: World, monkeypatch:
 
     monkeypatch.setattr(world.processes["agent-0"].host, "create", fail)
     asking = asyncio.ensure_future(table(world.scheduler))
-    while not ended:
-        await asyncio.sleep(0.01)
+    await until(lambda: ended)
     assert ended == ["the page table of p cannot be made: the file system is gone"]
     asking.cancel()
     monkeypatch.undo()

@@ -75,10 +75,7 @@ def test_one_that_never_offered_leaves_nothing_to_wait_for() -> None:
 
 
 def test_the_last_who_asks_is_served_and_who_dies_before_is_not() -> None:
-    core = WorkerPools([("g", 5)])
-    core.handle(MakeAsked(1, "g", FIRST))
-    core.handle(TableMade("g", 10))
-    core.handle(OfferAsked(2, "g", FIRST, 10, b"h"))
+    core = made()
     core.handle(MakerLost(FIRST))
     assert core.handle(MakeAsked(3, "g", SECOND)) == [], "copies are waited for"
     third = Address("worker-g", 3)

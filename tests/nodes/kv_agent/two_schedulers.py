@@ -21,15 +21,17 @@ from kvstore.protocol import (
 from kvstore.transfer.session import SessionLimits
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint
+from mesh.membership.view import Member
 from mesh.options import SystemOptions
 from mesh.simulation import virtual_time
 from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
+from nodes.protocol import HasLetGo, LetGo
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
-from tests.nodes.kv_agent.one_by_one import news, outcome, together
+from tests.nodes.kv_agent.one_by_one import grant_of, news, outcome, ready_of, together
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
 SIZE = LAYOUT.page_bytes
@@ -80,6 +82,19 @@ class Scheduler(Actor):
         return end.code
 
 
+class Holder(Scheduler):
+    """Lets go when it is told to, once `is_willing`, as whatever has mapped a pool must."""
+
+    is_willing = True
+
+    def on_ask(self, call: Call) -> None:
+        order: Any = call.message
+        if not isinstance(order, LetGo) or not self.is_willing:
+            call.fail("not_ready", "not now", retryable=True)
+            return
+        call.reply(HasLetGo(group=order.group, number=order.number))
+
+
 class SlowAgent(KVAgent):
     """Copies one quantum each millisecond: on virtual time a copy would otherwise be over within its instant."""
 
@@ -119,9 +134,11 @@ class Members:
             self.bootstrap.found = (address, system.describe().endpoint)
         return system
 
-    async def sees(self, actor_id: str, member: str) -> None:
-        while self.actors[actor_id].ctx.members.get(member) is None:
+    async def sees(self, actor_id: str, member: str, epoch: int = 1) -> Member:
+        members = self.actors[actor_id].ctx.members
+        while (found := members.get(member)) is None or found.epoch < epoch:
             await asyncio.sleep(0.05)
+        return found
 
     async def stop(self) -> None:
         for system in reversed(self.systems.values()):
@@ -135,6 +152,12 @@ class World(Members):
         super().__init__()
         self.host: MemoryHost = HeapHost()
         self.d, self.p = Scheduler(), Scheduler()
+
+    async def agents(self, *settings: KVAgentConfig, kind: type[KVAgent] = KVAgent) -> list[KVAgent]:
+        """agent-0 and so on, with everybody else."""
+        agents = [kind(one, self.host) for one in settings]
+        await self.start(*agents)
+        return agents
 
     async def start(self, *agents: KVAgent) -> None:
         await self.add("registry", RegistryActor())
@@ -177,33 +200,13 @@ def config(*groups: str, **changes: Any) -> KVAgentConfig:
     return KVAgentConfig(**(fields | changes))
 
 
-def grant(
-    pages: list[int], grant_id: str = "g", timeout_s: float = 20.0, group: str = "d", holder: str = "D"
-) -> OpenGrant:
-    return OpenGrant(
-        grant_id=grant_id,
-        group=group,
-        pages=pages,
-        generations=[7] * len(pages),
-        layout_digest=LAYOUT.digest,
-        holder=holder,
-        holder_epoch=1,
-        timeout_s=timeout_s,
-    )
+def grant(pages: list[int], grant_id: str = "g", **fields: Any) -> OpenGrant:
+    return grant_of(pages, **{"layout_digest": LAYOUT.digest, "grant_id": grant_id, **fields})
 
 
-def ready(source: PoolHandle, pages: list[int], *, first: int = 0, total: int = 0, grant_id: str = "g") -> PagesReady:
-    return PagesReady(
-        grant_id=grant_id,
-        first=first,
-        total=total or len(pages),
-        source_group=source.group,
-        source_agent=source.agent,
-        source_incarnation=source.incarnation,
-        layout_digest=LAYOUT.digest,
-        pages=pages,
-        generations=[7] * len(pages),
-    )
+def ready(source: PoolHandle, pages: list[int], **fields: Any) -> PagesReady:
+    place = {"source_group": source.group, "source_agent": source.agent, "source_incarnation": source.incarnation}
+    return ready_of(pages, **{"layout_digest": LAYOUT.digest, **place, **fields})
 
 
 def run(main: Callable[[World], Awaitable[None]]) -> None:
