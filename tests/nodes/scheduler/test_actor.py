@@ -83,6 +83,14 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     return one, one.ctx, host
 
 
+async def serving(**script) -> tuple[SchedulerActor, RecordingContext]:
+    """One that has started, and has said so."""
+    one, ctx, _ = actor(**script)
+    await one.start()
+    await asyncio.sleep(0.01)
+    return one, ctx
+
+
 def submit(request_id: str = "r", **more) -> RecordedCall:
     fields = {"prompt_ids": [5, 6, 7], "stop": StopRules(max_tokens=2), **more}
     one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
@@ -164,9 +172,7 @@ async def test_supervisors_say_who_stays_away_and_nobody_else() -> None:
 
 
 async def test_one_request() -> None:
-    one, ctx, _ = actor()
-    await one.start()
-    await asyncio.sleep(0.01)
+    one, ctx = await serving()
     first, second = submit(), submit("q", prompt_ids=[8, 9])
     one.on_ask(first)
     one.on_ask(second)
@@ -267,9 +273,7 @@ async def test_a_damaged_page_table_is_reported_and_served_from_all_the_same() -
 
 
 async def test_draining_ends_when_nothing_is_left() -> None:
-    one, ctx, _ = actor()
-    await one.start()
-    await asyncio.sleep(0.01)
+    one, ctx = await serving()
     one.on_ask(submit())
     draining = asyncio.ensure_future(one.drain())
     await asyncio.sleep(0.05)
@@ -291,9 +295,7 @@ async def test_draining_ends_when_nothing_is_left() -> None:
 
 
 async def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
-    one, ctx, _ = actor()
-    await one.start()
-    await asyncio.sleep(0.01)
+    one, ctx = await serving()
     one.on_ask(submit())
     one.on_ask(submit("q"))
     await asyncio.sleep(0.01)
@@ -365,9 +367,7 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
 
 async def test_a_scheduler_whose_worker_has_let_go_unmaps_before_it_says_that_it_is_released() -> None:
     released = RemoteError("memory_released", "the memory of m is released", retryable=True)
-    one, ctx, _ = actor(adopted=[released, Adopted(worker_epoch=3, numerics="", vocab_size=100)])
-    await one.start()
-    await asyncio.sleep(0.01)
+    one, ctx = await serving(adopted=[released, Adopted(worker_epoch=3, numerics="", vocab_size=100)])
     assert [state for state, _ in ctx.announced] == ["ready"]
     assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
     await one.stop()
