@@ -4,6 +4,7 @@ The kernels for vectors of 16 numbers are also compiled for AVX2, in two halves,
 """
 
 import functools
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,11 @@ ROOT = Path(__file__).parents[3]
 WIDE = "wide"
 RUNNABLE = [name for name, build in BUILDS.items() if has_builds() and cpu_flags().issuperset(build.needs)]
 NAMES = [*RUNNABLE, *([WIDE] if RUNNABLE == ["avx2"] else [])]
+
+
+def resident_mb() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 @functools.cache

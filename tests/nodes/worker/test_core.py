@@ -65,9 +65,23 @@ def ran(commands: list) -> list[int]:
     return [command.runnable.step for command in commands if isinstance(command, RunStep)]
 
 
+def codes(commands: list) -> list[str]:
+    """Of the rows that failed, in the only result."""
+    (sent,) = [command for command in commands if isinstance(command, SendResult)]
+    return [error.code for error in sent.result.errors]
+
+
 @pytest.fixture
 def core() -> WorkerCore:
     return adopted(next_step=1)
+
+
+@pytest.fixture
+def ahead() -> WorkerCore:
+    """It begins a step while another runs."""
+    core = WorkerCore(LIMITS, depth=2)
+    assert core.handle(adopt()) == [AnswerAdopt("call")]
+    return core
 
 
 def test_step_runs_and_is_answered() -> None:
@@ -204,8 +218,7 @@ def test_plans_that_cannot_be_run_fail_by_row(core: WorkerCore, broken: StepArri
 
 
 def test_a_slot_has_one_row_and_a_row_draws_once(core: WorkerCore) -> None:
-    (sent,) = core.handle(arrived(1, rows=rows_of({}, {"slot": 0, "sequence": 1})))
-    assert [error.code for error in sent.result.errors] == ["bad_step"] * 2
+    assert codes(core.handle(arrived(1, rows=rows_of({}, {"slot": 0, "sequence": 1})))) == ["bad_step"] * 2
     event = arrived(2)
     numbers = memoryview(bytearray(event.buffers[0])).cast("i")
     numbers[4] = 2
@@ -342,18 +355,14 @@ def test_what_a_step_of_the_epoch_before_draws_is_not_recorded(core: WorkerCore)
     alike = arrived(1, epoch=2, prompt=2, sampling=None)
     core.handle(alike)
     core.handle(done(-1))
-    (sent,) = core.handle(arrived(2, epoch=2, rows=follows(0)))
-    assert [error.code for error in sent.result.errors] == ["missing_input"]
+    assert codes(core.handle(arrived(2, epoch=2, rows=follows(0)))) == ["missing_input"]
 
 
-def test_what_is_drawn_for_whom_the_slot_had_before_is_not_recorded() -> None:
-    core = WorkerCore(LIMITS, depth=2)
-    core.handle(adopt())
-    begun_ahead(core, arrived(1), arrived(2, sequence=5, prompt=2, sampling=None))
-    core.handle(done(4))
-    core.handle(done(-1))
-    (sent,) = core.handle(arrived(3, rows=[Row(5, [-1], (), 1, first_page=1, opens=False)]))
-    assert [error.code for error in sent.result.errors] == ["missing_input"]
+def test_what_is_drawn_for_whom_the_slot_had_before_is_not_recorded(ahead: WorkerCore) -> None:
+    begun_ahead(ahead, arrived(1), arrived(2, sequence=5, prompt=2, sampling=None))
+    ahead.handle(done(4))
+    ahead.handle(done(-1))
+    assert codes(ahead.handle(arrived(3, rows=[Row(5, [-1], (), 1, first_page=1, opens=False)]))) == ["missing_input"]
 
 
 def test_empty_step_is_done_at_once() -> None:
@@ -493,56 +502,48 @@ def begun_ahead(core: WorkerCore, *commands_of: StepArrived) -> list[RunStep]:
     return [c for event in commands_of for c in core.handle(event) if isinstance(c, RunStep)]
 
 
-def test_a_step_is_begun_behind_the_one_that_runs() -> None:
-    core = WorkerCore(LIMITS, depth=2)
-    core.handle(adopt())
+def test_a_step_is_begun_behind_the_one_that_runs(ahead: WorkerCore) -> None:
     steps = [arrived(1, rows=rows_of({}, {})), *(arrived(n, rows=follows(1, 0, start=n - 1)) for n in (2, 3))]
-    first, second = begun_ahead(core, *steps)
+    first, second = begun_ahead(ahead, *steps)
     assert [first.runnable.step, second.runnable.step] == [1, 2]
     assert [r.from_row for r in first.runnable.rows] == [-1, -1]
     assert [r.from_row for r in second.runnable.rows] == [1, 0]
     assert second.runnable.token_ids.tolist() == [-1, -1]
-    assert core.num_queued == 1
-    commands = core.handle(done(5, 6))
+    assert ahead.num_queued == 1
+    commands = ahead.handle(done(5, 6))
     assert isinstance(commands[0], SendResult)
     assert ran(commands) == [3]
-    assert core.handle(done(7, 8))[0].result.token_ids == [7, 8]
+    assert ahead.handle(done(7, 8))[0].result.token_ids == [7, 8]
 
 
-def test_what_is_known_when_a_step_is_begun_is_filled_in_and_what_is_not_drawn_is_missing() -> None:
-    core = WorkerCore(LIMITS, depth=2)
-    core.handle(adopt())
-    begun_ahead(core, arrived(1, rows=rows_of({}, {"tokens": [50]}, {"sampling": None, "prompt": 2})))
-    (command,) = begun_ahead(core, arrived(2, rows=follows(0, 1, 2)))
+def test_what_is_known_when_a_step_is_begun_is_filled_in_and_what_is_not_drawn_is_missing(ahead: WorkerCore) -> None:
+    begun_ahead(ahead, arrived(1, rows=rows_of({}, {"tokens": [50]}, {"sampling": None, "prompt": 2})))
+    (command,) = begun_ahead(ahead, arrived(2, rows=follows(0, 1, 2)))
     assert [(r.row, r.from_row) for r in command.runnable.rows] == [(0, 0)], "row 1 failed, and row 2 drew nothing"
-    core.handle(done(4, -1))
-    core.handle(done(5))
-    (command,) = begun_ahead(core, arrived(3, rows=follows(0, start=2)))
+    ahead.handle(done(4, -1))
+    ahead.handle(done(5))
+    (command,) = begun_ahead(ahead, arrived(3, rows=follows(0, start=2)))
     assert command.runnable.rows[0].from_row == -1
     assert command.runnable.token_ids.tolist() == [5]
 
 
-def test_an_adoption_is_answered_before_more_is_begun() -> None:
-    core = WorkerCore(LIMITS, depth=2)
-    core.handle(adopt())
-    begun_ahead(core, arrived(1))
-    assert core.handle(adopt(call="again")) == []
-    assert core.handle(arrived(2)) == []
-    commands = core.handle(done(4))
+def test_an_adoption_is_answered_before_more_is_begun(ahead: WorkerCore) -> None:
+    begun_ahead(ahead, arrived(1))
+    assert ahead.handle(adopt(call="again")) == []
+    assert ahead.handle(arrived(2)) == []
+    commands = ahead.handle(done(4))
     assert commands[1] == AnswerAdopt("again")
     assert ran(commands) == [2]
-    core.handle(adopt(epoch=2))
-    assert core.handle(arrived(1, epoch=2)) == [], "not beside a step of the scheduler before"
-    assert ran(core.handle(done(4))) == [1]
+    ahead.handle(adopt(epoch=2))
+    assert ahead.handle(arrived(1, epoch=2)) == [], "not beside a step of the scheduler before"
+    assert ran(ahead.handle(done(4))) == [1]
 
 
-def test_a_step_with_nothing_to_run_waits_for_its_turn() -> None:
-    core = WorkerCore(LIMITS, depth=2)
-    core.handle(adopt())
-    begun_ahead(core, arrived(1))
-    assert core.handle(arrived(2, tokens=[50])) == []
-    core.handle(arrived(3))
-    commands = core.handle(done(4))
+def test_a_step_with_nothing_to_run_waits_for_its_turn(ahead: WorkerCore) -> None:
+    begun_ahead(ahead, arrived(1))
+    assert ahead.handle(arrived(2, tokens=[50])) == []
+    ahead.handle(arrived(3))
+    commands = ahead.handle(done(4))
     assert [c.result.step for c in commands if isinstance(c, SendResult)] == [1, 2]
     assert ran(commands) == [3]
 

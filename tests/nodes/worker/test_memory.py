@@ -30,7 +30,9 @@ from nodes.worker.memory.core import (
     StepsEnded,
     StopSteps,
 )
+from tests.mesh.mesh_under_test import until
 from tests.mesh.recorded_call import RecordedCall
+from tests.nodes.recording_context import RecordingContext
 from tests.nodes.step_plans import Row, plan_of
 from tests.nodes.worker.recorded_worker import (
     SCHEDULER,
@@ -47,6 +49,9 @@ HANDLE = PoolHandle(
     group="g", agent="agent-0", path="p", num_pages=2, incarnation=7,
     layout=KVLayout(num_layers=1, num_kv_heads=1, head_dim=1),
 )  # fmt: skip
+
+
+GIVE_BACK = LetGo(group="g", number=1, is_kv=True, weights="reload")
 
 
 def let_go(number: int, weights: str = "reload", epoch: int = 1) -> Ordered:
@@ -136,19 +141,20 @@ def order(actor: WorkerActor, message: LetGo | TakeUp) -> RecordedCall:
 
 
 async def answer_of(call: RecordedCall) -> Any:
-    async with asyncio.timeout(20):
-        while call.answer is None:
-            await asyncio.sleep(0.001)
+    await until(lambda: call.answer is not None, 20.0)
     return call.answer
 
 
+async def with_pool(host: HeapHost, model: str = "echo") -> tuple[WorkerActor, RecordingContext, PoolHandle]:
+    actor, handle = WorkerActor(config(model), host), pool(host)
+    return actor, await started(actor, handle), handle
+
+
 async def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool(host: HeapHost) -> None:
-    actor = WorkerActor(config("echo?step_ms=1"), host)
-    handle = pool(host)
-    context = await started(actor, handle)
+    actor, context, handle = await with_pool(host, "echo?step_ms=1")
     adopt(actor)
     actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
-    call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+    call = order(actor, GIVE_BACK)
     actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
     assert call.answer is None, "a step runs"
     assert adopt(actor, epoch=2) == "memory_released"
@@ -178,9 +184,7 @@ async def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool(
 
 
 async def test_a_resumption_does_not_take_a_drain_back(host: HeapHost) -> None:
-    actor = WorkerActor(config(), host)
-    handle = pool(host)
-    context = await started(actor, handle)
+    actor, context, handle = await with_pool(host)
     await actor.drain()
     await answer_of(order(actor, LetGo(group="g", number=1, is_kv=False, weights="keep")))
     await answer_of(order(actor, TakeUp(group="g", number=2, pool=handle)))
@@ -191,11 +195,8 @@ async def test_a_resumption_does_not_take_a_drain_back(host: HeapHost) -> None:
 
 
 async def test_a_worker_that_cannot_take_up_ends(host: HeapHost) -> None:
-    actor = WorkerActor(config(), host)
-    handle = pool(host)
-    context = await started(actor, handle)
-    call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
-    await answer_of(call)
+    actor, context, handle = await with_pool(host)
+    await answer_of(order(actor, GIVE_BACK))
     host.unlink(handle.path)
     order(actor, TakeUp(group="g", number=2, pool=handle))
     await asyncio.sleep(0.01)
@@ -203,19 +204,16 @@ async def test_a_worker_that_cannot_take_up_ends(host: HeapHost) -> None:
     assert "PoolMissing" in context.ended[0]
 
 
-async def test_a_worker_that_cannot_let_go_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_cannot_let_go_ends(host: HeapHost, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(weights: str) -> None:
         raise MemoryError("no room to free anything")
 
-    host = HeapHost()
-    actor = WorkerActor(config(), host)
-    context = await started(actor, pool(host))
+    actor, context, _ = await with_pool(host)
     monkeypatch.setattr(actor._engine, "release", broken)
     call = order(actor, LetGo(group="g", number=2, is_kv=True, weights="reload"))
-    late = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+    late = order(actor, GIVE_BACK)
     assert await answer_of(late) == "superseded"
-    while not context.ended:
-        await asyncio.sleep(0.001)
+    await until(lambda: context.ended)
     assert "MemoryError: no room to free anything" in context.ended[0]
     assert call.answer is None, "its end is the answer"
 
@@ -224,7 +222,7 @@ async def test_one_that_starts_waits_without_memory_or_ends(host: HeapHost) -> N
     actor = WorkerActor(config(), host)
     released = RemoteError("memory_released", "it is", retryable=True)
     actor.ctx = context = context_of(released, RemoteError("draining", "", retryable=True), pool(host))
-    call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+    call = order(actor, GIVE_BACK)
     assert call.answer == HasLetGo(group="g", number=1), "it has nothing"
     assert order(actor, TakeUp(group="g", number=2, pool=HANDLE)).answer == "not_ready"
     await actor.start()
@@ -233,7 +231,7 @@ async def test_one_that_starts_waits_without_memory_or_ends(host: HeapHost) -> N
     loading = WorkerActor(config(), host)
     loading.ctx = context_of()
     loading._pool = actor._pool
-    assert order(loading, LetGo(group="g", number=1, is_kv=True, weights="reload")).answer == "not_ready"
+    assert order(loading, GIVE_BACK).answer == "not_ready"
     assert loading.ctx.ended == ["the memory of g is wanted back"]
 
 

@@ -1,7 +1,6 @@
 """Native attention beside torch's, and bit by bit beside itself: alone, in chunks, in a crowd, over poisoned pages."""
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +24,6 @@ from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import Weights
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
-from tests.nodes.worker.native_builds import NAMES, library_of
 
 MAX_TOKENS = 200
 NUM_LAYERS = 2
@@ -41,13 +39,6 @@ class Shape(NamedTuple):
     page_size: int
     window: int
     dtype: str
-
-
-@pytest.fixture(params=NAMES)
-def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    found = library_of(request.param)
-    yield found
-    found.set_threads(1)
 
 
 def pool_of(shape: Shape, num_sequences: int) -> PoolView:

@@ -23,7 +23,7 @@ from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.weights.load_progress import LoadProgress, current_load
-from tests.nodes.worker.native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of
+from tests.nodes.worker.native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of, resident_mb
 from tests.nodes.worker.torch_running import Row, make_runner, step
 
 
@@ -111,9 +111,6 @@ def test_a_compiler_that_fails_leaves_an_installation_that_works(tmp_path: Path)
 def test_a_runner_that_is_dropped_gives_its_weights_back() -> None:
     """As the engine drops it for `meshctl release --reload-weights`: 45 MB of embedding, as many of head."""
     build_all()
-
-    def resident_mb() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
     spec = msgspec.structs.replace(resolve_model("random:tiny-llama"), vocab_size=100_000)
     config = WorkerConfig(group="g", model=spec.name, agent="a", num_threads=1)

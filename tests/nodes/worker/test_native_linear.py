@@ -1,11 +1,10 @@
 """Native linears and norms: right, the same bits however rows are put together, memory given back."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,17 +16,10 @@ from nodes.worker.errors import WeightsUnfit
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.linear import NativeGated, NativeLinear, NativeNorm
 from nodes.worker.weights.quantization import rounded_to_int8
-from tests.nodes.worker.native_builds import NAMES, library_of
+from tests.nodes.worker.native_builds import resident_mb
 
 DTYPES = [torch.float32, torch.bfloat16]
 LENIENT = list(HealthCheck)
-
-
-@pytest.fixture(params=NAMES)
-def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    found = library_of(request.param)
-    yield found
-    found.set_threads(1)
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -145,9 +137,6 @@ def test_norms_are_torchs(library: Library, dtype: torch.dtype, size: int) -> No
 
 
 def test_a_weight_that_is_dropped_is_given_back(library: Library) -> None:
-    def resident_mb() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
-
     weight = torch.zeros(4096, 4096)
     before = resident_mb()
     linear = NativeLinear(library, weight, None)

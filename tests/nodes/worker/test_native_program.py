@@ -2,7 +2,6 @@
 
 import copy
 from array import array
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +28,7 @@ from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.steps.step import RunnableRow, RunnableStep
 from nodes.worker.weights.part_weights import PartWeights
 from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
-from tests.nodes.worker.native_builds import NAMES, WIDE, library_of
+from tests.nodes.worker.native_builds import WIDE
 
 LENIENT = list(HealthCheck)
 LENGTH = 90
@@ -124,13 +123,6 @@ def run(steps: NativeSteps, *rows: Rows) -> tuple[list[int], torch.Tensor]:
     )
     assert logits is not None
     return drawn.tolist(), logits
-
-
-@pytest.fixture(params=NAMES)
-def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    found = library_of(request.param)
-    yield found
-    found.set_threads(1)
 
 
 @pytest.mark.parametrize("name", SPECS)

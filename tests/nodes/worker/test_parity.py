@@ -150,7 +150,8 @@ def assert_two_ranks_agree(directory: Path, reference: torch.nn.Module) -> None:
 def test_logits_agree_with_transformers(tmp_path: Path, name: str) -> None:
     kind, options = CASES[name]
     reference = save_model(tmp_path / "model", kind, **options)
-    assert_agrees(make_runner(tmp_path / "model"), reference)
+    for make in (make_runner, device_runner):
+        assert_agrees(make(tmp_path / "model"), reference)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])

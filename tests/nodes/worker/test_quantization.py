@@ -10,15 +10,12 @@ from nodes.model_spec import resolve_model
 from nodes.worker.config import ConfigError, WorkerConfig
 from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 from nodes.worker.weights.random_weights import RandomWeights
-from tests.nodes.worker.test_parity import PLAIN, save_model
+from tests.nodes.worker.test_parity import save_model
+from tests.nodes.worker.test_qwen3_moe import OPTIONS as EXPERTS
 from tests.nodes.worker.test_tiny import NUM_TOKENS, PROMPTS, encode, write
 from tests.nodes.worker.torch_running import GREEDY, logits_by_chunks, make_runner
 
 TOKENS = [(37 * n) % 300 for n in range(90)]
-EXPERTS = {
-    "heads": (4, 2), "hidden": 48, "rope": PLAIN, "tied": False, "moe_intermediate_size": 32, "num_experts": 6,
-    "num_experts_per_tok": 3, "head_dim": 16,
-}  # fmt: skip
 
 
 def test_matrices_are_rounded_and_nothing_else(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import Answer, Over, RankCore, RankRendezvous, Refusal, who_is_missing
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome
+from tests.mesh.mesh_under_test import until
 from tests.nodes.recording_context import RecordingContext
 from tests.nodes.step_plans import Row, plan_of
 
@@ -238,6 +239,14 @@ class Mesh:
             await asyncio.gather(*(self.actors[self.ids[rank]].start() for rank in ranks))
 
 
+async def two(**fields: Any) -> tuple[Mesh, WorkerActor, WorkerActor]:
+    """A group that has started; `fields` are rank 0's."""
+    mesh = Mesh(2)
+    zero, one = mesh.add(0, **fields), mesh.add(1)
+    await mesh.start(0, 1)
+    return mesh, zero, one
+
+
 class MeshCall:
     def __init__(self, message: Any, sender: Address) -> None:
         self.message, self.sender = message, sender
@@ -284,9 +293,7 @@ async def test_nobody_joins_as_another() -> None:
 
 
 async def test_the_death_of_a_rank_ends_the_others() -> None:
-    mesh = Mesh(2)
-    zero, one = mesh.add(0), mesh.add(1)
-    await mesh.start(0, 1)
+    mesh, zero, one = await two()
     zero.on_members([], [member("x", 1), member("w.1", 0)], [])
     assert mesh.ended == []
     zero.on_members([], [member("w.1", 1)], [])
@@ -300,9 +307,7 @@ async def test_the_death_of_a_rank_ends_the_others() -> None:
 
 
 async def test_a_rank_that_comes_back_before_its_death_was_heard_of_ends_rank_zero() -> None:
-    mesh = Mesh(2)
-    mesh.add(0), mesh.add(1)
-    await mesh.start(0, 1)
+    mesh, _, _ = await two()
     again = asyncio.ensure_future(mesh.add(1, 2).start())
     while not mesh.ended:
         await asyncio.sleep(0)
@@ -349,23 +354,18 @@ async def test_a_rank_that_computes_in_a_thread_dies_of_a_step_that_does_not_mat
 
 
 async def test_a_step_that_never_ends_under_another_scheduler_ends_the_rank() -> None:
-    mesh = Mesh(2)
-    zero, _ = mesh.add(0, adopt_grace_s=0.02), mesh.add(1)
-    await mesh.start(0, 1)
+    mesh, zero, _ = await two(adopt_grace_s=0.02)
     await adopt(zero)
     zero._run = lambda step: None  # type: ignore[method-assign, assignment] # as in an operation with a rank that never comes
     zero.on_tell(Address("s", 1), *plan(1))
     waiting = asyncio.ensure_future(adopt(zero, 2))
-    while not mesh.ended:
-        await asyncio.sleep(0.001)
+    await until(lambda: mesh.ended)
     assert "not all ranks have it" in mesh.ended[0]
     waiting.cancel()
 
 
 async def test_a_step_that_ends_in_time_ends_nobody() -> None:
-    mesh = Mesh(2)
-    zero, _ = mesh.add(0, adopt_grace_s=0.02), mesh.add(1)
-    await mesh.start(0, 1)
+    mesh, zero, _ = await two(adopt_grace_s=0.02)
     await adopt(zero)
     steps: list[Any] = []
     zero._run = steps.append  # type: ignore[method-assign]

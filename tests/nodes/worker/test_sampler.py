@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,12 +69,8 @@ SAMPLINGS = [
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
     logits = torch.tensor([0.5, 2.0, -1.0, 1.0, 1.0, 0.0, -6.0, 1.9, -15.0, -30.0])
     known = {t: b for t, b in (sampling.logit_bias or {}).items() if t < 10}
-    expected = reference(logits, Sampling(**{**_fields(sampling), "logit_bias": known}))
+    expected = reference(logits, msgspec.structs.replace(sampling, logit_bias=known))
     assert_follows(draws(logits, sampling, 4000), expected)
-
-
-def _fields(sampling: Sampling) -> dict:
-    return {name: getattr(sampling, name) for name in sampling.__struct_fields__}
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,19 +97,6 @@ def test_only_tokens_that_pass_the_filters_are_drawn(values: list[float], sampli
     assert all(values[i] > -math.inf for i in drawn)
 
 
-def test_greedy_takes_the_first_of_equal_ones() -> None:
-    rows = torch.zeros(3, 151_936)
-    rows[0, [700, 70_000, 150_000]] = 4.0
-    rows[1] = 1.0
-    rows[2, -1] = 0.5
-    greedy = Sampling(temperature=0.0)
-    assert sample(rows, [Draw(greedy, 0)] * 3) == [700, 0, 151_935]
-    assert sample(rows.bfloat16(), [Draw(greedy, 0)] * 3) == [700, 0, 151_935]
-    assert sample(rows, [Draw(Sampling(temperature=0.0, logit_bias={9: 10.0, 10: 10.0}), 0)] * 3) == [9, 9, 9]
-    assert sample(rows, [Draw(Sampling(temperature=0.0, logit_bias={151_936: 9.0}), 0)] * 3) == [700, 0, 151_935]
-    assert rows[0, 9] == 0.0, "the model's logits stay as they are"
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3 * 1024 + 5), st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_greedy_is_the_lowest_of_the_highest_beside_any_neighbour(
@@ -126,17 +110,6 @@ def test_greedy_is_the_lowest_of_the_highest_beside_any_neighbour(
     drawn = sample(logits, [Draw(s, 0) for s in (greedy, greedy, biased, greedy)])
     assert drawn[0] == logits[0].tolist().index(logits[0].max().item())
     assert drawn[1:] == [NOT_DRAWN, 0, vocab_size - 1]
-
-
-def test_rows_without_a_finite_highest_logit_are_not_drawn() -> None:
-    rows = torch.zeros(4, 300)
-    rows[0, 7] = math.nan
-    rows[1, 7] = math.inf
-    rows[2] = -math.inf
-    for sampling in (Sampling(), Sampling(temperature=0.0), Sampling(top_k=2)):
-        drawn = sample(rows, [Draw(sampling, 0)] * 4)
-        assert drawn[:3] == [NOT_DRAWN] * 3
-        assert drawn[3] >= 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -179,11 +152,3 @@ def test_uniform_numbers_are_uniform_and_fixed() -> None:
     # Pinned: a change here changes every sampled text, and with it what survives a change of version.
     pinned = [uniform(0, 0, 0), uniform(1, 2, 3), uniform(-1, 0, 7)]
     assert pinned == [0.13870941014555427, 0.814259011529328, 0.14119421699853907]
-
-
-def test_a_number_near_one_draws_the_last_token_that_has_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodes.worker.sampler.uniform", lambda *_: 1 - 2.0**-53)
-    rows = torch.full((1, 3000), -math.inf)
-    rows[0, :1500] = 0.1
-    for sampling in (Sampling(), Sampling(top_k=2999), Sampling(top_p=1 - 1e-12)):
-        assert sample(rows, [Draw(sampling, 0)]) == [1499]

@@ -14,13 +14,30 @@ from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 
 # Below, at and above what float32 holds as a normal, a subnormal and any number at all.
-TEMPERATURES = (0.0, 5e-324, 1e-60, 1e-46, 1.4e-45, 1e-40, LOWEST_TEMPERATURE, 1.2e-38, 1e-30, 1e-6, 0.01, 1.0, 2.0)
-BIASES = (None, {0: 100.0}, {1: -100.0}, {0: -100.0, 1: 100.0, 2: 100.0}, {2**31 - 1: 100.0})
+TEMPERATURES = (
+    0.0,
+    5e-324,
+    1e-60,
+    1e-46,
+    1.4e-45,
+    1e-40,
+    LOWEST_TEMPERATURE,
+    1.2e-38,
+    1e-30,
+    1e-6,
+    0.01,
+    0.3,
+    1.0,
+    2.0,
+    50.0,
+)
+BIASES = (None, None, {3: 2.5, 1: 0.1}, {0: 100.0}, {1: -100.0}, {0: -100.0, 1: 100.0, 2: 100.0}, {2**31 - 1: 100.0})
 
 
 def both(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
-    drawn = sample(logits, draws)
+    drawn, before = sample(logits, draws), logits.clone()
     assert sample_on_device(logits, draws).tolist() == drawn
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "the model's logits stay as they are"
     return drawn
 
 
@@ -28,10 +45,11 @@ def samplings() -> st.SearchStrategy[Sampling]:
     return st.builds(
         Sampling,
         temperature=st.sampled_from(TEMPERATURES),
-        top_p=st.sampled_from([0.0, 5e-324, 1e-300, 1e-45, 1e-7, 0.5, 1 - 2.0**-53, 1.0]),
-        top_k=st.sampled_from([0, 0, 1, 2, 1024, 1025, 2**31 - 1]),
-        min_p=st.sampled_from([0.0, 0.0, 5e-324, 1e-300, 1e-7, 1 - 2.0**-53, 1.0]),
-        seed=st.integers(-(2**63), 2**63 - 1),
+        top_p=st.sampled_from([0.0, 5e-324, 1e-300, 1e-45, 1e-7, 0.1, 0.5, 0.9, 0.999999, 1 - 2.0**-53, 1.0, 1.0]),
+        top_k=st.sampled_from([0, 0, 0, 1, 2, 7, 40, 1000, 1024, 1025, 2**31 - 1]),
+        min_p=st.sampled_from([0.0, 0.0, 0.0, 5e-324, 1e-300, 1e-40, 1e-7, 0.05, 1 - 2.0**-53, 1.0]),
+        seed=st.integers(-(2**63), 2**64 - 1),
+        sample_index=st.integers(0, 5),
         logit_bias=st.sampled_from(BIASES),
         min_tokens=st.sampled_from([0, 0, 1, 5, 2**31 - 1]),
         masked_token_ids=st.sampled_from([None, [0], [0, 1, 2], [3, 2**31 - 1], list(range(64))]),
@@ -61,23 +79,32 @@ def biased(logits: list[float], draw: Draw) -> list[float]:
 
 @settings(max_examples=250, deadline=None)
 @given(
-    st.integers(1, 1500),
-    st.lists(st.tuples(samplings(), st.integers(0, 8), HISTORIES), min_size=1, max_size=6),
+    st.one_of(st.integers(1, 1500), st.integers(1, 4000)),
+    st.lists(st.tuples(samplings(), st.integers(0, 8) | st.integers(0, 10_000), HISTORIES), min_size=1, max_size=8),
     st.integers(0, 2**32),
-    st.sampled_from([1e-3, 1.0, 40.0, 1e30]),
-    st.sampled_from(["plain", "ties", "holes", "equal"]),
+    st.sampled_from([1e-3, 0.1, 1.0, 10.0, 40.0, 1e30]),
+    st.sampled_from(["plain", "ties", "rounded", "holes", "equal"]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_both_samplers_draw_the_same_and_what_the_edges_leave(
-    vocab_size: int, requests: list[tuple[Sampling, int, list[int]]], seed: int, scale: float, kind: str
+    vocab_size: int,
+    requests: list[tuple[Sampling, int, list[int]]],
+    seed: int,
+    scale: float,
+    kind: str,
+    dtype: torch.dtype,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(requests), vocab_size, generator=generator) * scale
     if kind == "ties":
         logits = logits.clamp(-scale, scale)
+    if kind == "rounded":
+        logits = logits.round()
     if kind == "holes":
         logits[torch.rand(logits.shape, generator=generator) < 0.5] = -math.inf
     if kind == "equal":
         logits[:] = scale
+    logits = logits.to(dtype)
     draws = [Draw(sampling, position, array("i", history)) for sampling, position, history in requests]
     for row, draw, token in zip(logits.tolist(), draws, both(logits, draws), strict=True):
         sampling, values = draw.sampling, biased(row, draw)

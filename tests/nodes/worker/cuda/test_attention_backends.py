@@ -1,6 +1,7 @@
 """Layers of every kind, by torch against dense attention, and by FlashInfer's calls against torch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -79,44 +80,38 @@ def test_flashinfer_is_asked_for_the_same(heads: tuple[int, int], deterministic:
     assert not fast.can_capture
 
 
-def test_rows_without_encoder_states_are_zeros_also_where_nobody_has_any() -> None:
-    view = random_pool(4, 2, 64, "bfloat16")
+@pytest.fixture
+def view() -> PoolView:
+    return random_pool(4, 2, 64, "bfloat16")
+
+
+@pytest.fixture(params=["torch", "flashinfer"])
+def attention(request: pytest.FixtureRequest, view: PoolView) -> TorchAttention | FlashInferAttention:
+    if request.param == "torch":
+        return TorchAttention(view, 4, KINDS)
+    return FlashInferAttention(fake_flashinfer, view, 4, 400, KINDS, deterministic=False)
+
+
+def test_rows_without_encoder_states_are_zeros_also_where_nobody_has_any(attention: Any, view: PoolView) -> None:
     shapes = [Shape(5, 1, 0), Shape(0, 9, 0)]
     for some in ([], [Shape(3, 4, 20)]):
         batch = batch_of([*shapes, *some])
-        q, k, v = rows_of(batch, 4, view.layout, torch.bfloat16)
-        fast = FlashInferAttention(fake_flashinfer, view, 4, 400, KINDS, deterministic=False)
-        for attention in (TorchAttention(view, 4, KINDS), fast):
-            found = attend(attention, batch, q, k, v, KINDS)[2]
-            assert found[:10].eq(0).all()
-            assert bool(found[10:].ne(0).all())
+        found = attend(attention, batch, *rows_of(batch, 4, view.layout, torch.bfloat16), KINDS)[2]
+        assert found[:10].eq(0).all()
+        assert bool(found[10:].ne(0).all())
 
 
-def test_cross_attention_writes_nothing() -> None:
-    view = random_pool(4, 2, 64, "bfloat16")
-    before = view.pages[:, 2].clone()
-    batch = batch_of(MIXED)
-    for attention in (
-        TorchAttention(view, 4, KINDS), FlashInferAttention(fake_flashinfer, view, 4, 400, KINDS, deterministic=False)
-    ):  # fmt: skip
-        attend(attention, batch, *rows_of(batch, 4, view.layout, torch.bfloat16), KINDS)
-        assert torch.equal(view.pages[:, 2], before)
-
-
-def test_a_layer_attends_as_its_kind_says() -> None:
-    view = random_pool(4, 2, 64, "bfloat16")
-    batch = batch_of(MIXED)
+def test_a_layer_attends_as_its_kind_says_and_cross_attention_writes_nothing(attention: Any, view: PoolView) -> None:
+    before, batch = view.pages[:, 2].clone(), batch_of(MIXED)
     q, k, v = rows_of(batch, 4, view.layout, torch.bfloat16)
-    for attention in (
-        TorchAttention(view, 4, KINDS), FlashInferAttention(fake_flashinfer, view, 4, 400, KINDS, deterministic=False)
-    ):  # fmt: skip
-        attend(attention, batch, q, k, v, KINDS)
-        with pytest.raises(AssertionError, match="over itself"):
-            attention.attend(2, q, k, v)
-        with pytest.raises(AssertionError, match="of another kind"):
-            attention.attend_cross(0, q)
-        with pytest.raises(AssertionError, match="without a table"):
-            attend(attention, batch._replace(encoder=None), q, k, v, KINDS)
+    attend(attention, batch, q, k, v, KINDS)
+    assert torch.equal(view.pages[:, 2], before)
+    with pytest.raises(AssertionError, match="over itself"):
+        attention.attend(2, q, k, v)
+    with pytest.raises(AssertionError, match="of another kind"):
+        attention.attend_cross(0, q)
+    with pytest.raises(AssertionError, match="without a table"):
+        attend(attention, batch._replace(encoder=None), q, k, v, KINDS)
 
 
 def test_the_cpu_backend_refuses_cross_attention() -> None:

@@ -46,12 +46,17 @@ def fake_runner(
     return DeviceRunner(network, attention, 16, 512, "test", graphs)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_logits_are_those_of_the_torch_backend(model: str, deterministic: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        *((model, {"deterministic": deterministic}) for model in MODELS for deterministic in (False, True)),
+        ("random:tiny-qwen3", {"merged": True}),
+    ],
+)
+def test_logits_are_those_of_the_torch_backend(model: str, options: dict[str, bool]) -> None:
     sizes = [16, 48, 33, 1, 22, 29, 1]
     expected = logits_by_chunks(device_runner(model, "bfloat16"), IDS, list(range(1, 11)), sizes)
-    found = logits_by_chunks(fake_runner(model, deterministic=deterministic), IDS, list(range(1, 11)), sizes)
+    found = logits_by_chunks(fake_runner(model, **options), IDS, list(range(1, 11)), sizes)
     assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
 
 
@@ -71,13 +76,6 @@ def test_gates_go_through_the_kernel_of_their_activation(activation: Activation)
     gate_up = torch.randn(3, 64, dtype=torch.bfloat16)
     found = FlashInferKernels(fake_flashinfer).gated(gate_up, activation)
     assert torch.equal(found, TorchKernels().gated(gate_up, activation))
-
-
-def test_merged_chunks_agree_with_those_of_one_call() -> None:
-    model, sizes = "random:tiny-qwen3", [16, 48, 33, 1, 22, 29, 1]
-    expected = logits_by_chunks(device_runner(model, "bfloat16"), IDS, list(range(1, 11)), sizes)
-    found = logits_by_chunks(fake_runner(model, merged=True), IDS, list(range(1, 11)), sizes)
-    assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
 
 
 def test_what_cannot_be_merged_is_refused() -> None:
