@@ -4,7 +4,7 @@ The lines go to whoever started the mesh and is still there. With `-d` nobody is
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -31,24 +31,27 @@ from mesh.supervision.events import (
 ZYGOTE: Final = "zygote"
 """What actors are forked from, in its log's name and in counters."""
 
-_COUNTED: Final = {
-    SUSPECTED: "mesh_supervisor_suspicions_total",
-    DYING: "mesh_supervisor_kills_total",
-    GIVEN_UP: "mesh_supervisor_give_ups_total",
+
+class _Told(NamedTuple):
+    """How a state is told: the event in the log, its level, and what counts it, if anything always does."""
+
+    event: str
+    level: str = "info"
+    counter: str = ""
+
+
+_STATES: Final = {
+    SPAWNING: _Told("actor_starts"),
+    STARTING: _Told("actor_started", "debug"),
+    READY: _Told("actor_ready"),
+    SUSPECTED: _Told("actor_suspected", "warning", "mesh_supervisor_suspicions_total"),
+    DYING: _Told("actor_killed", "warning", "mesh_supervisor_kills_total"),
+    BACKOFF: _Told("actor_restarts", "warning"),
+    GIVEN_UP: _Told("actor_given_up", "error", "mesh_supervisor_give_ups_total"),
+    DRAINING: _Told("actor_drains"),
+    DRAINED: _Told("actor_drained"),
+    STOPPED: _Told("actor_stopped"),
 }
-_EVENTS: Final = {
-    SPAWNING: "actor_starts",
-    STARTING: "actor_started",
-    READY: "actor_ready",
-    SUSPECTED: "actor_suspected",
-    DYING: "actor_killed",
-    BACKOFF: "actor_restarts",
-    GIVEN_UP: "actor_given_up",
-    DRAINING: "actor_drains",
-    DRAINED: "actor_drained",
-    STOPPED: "actor_stopped",
-}
-_TROUBLE: Final = (SUSPECTED, DYING, BACKOFF)
 
 
 class SupervisionRecord:
@@ -82,16 +85,9 @@ class SupervisionRecord:
             fields["reason"] = report.reason
         if report.wait_s is not None:
             fields["next_start_in_s"] = round(report.wait_s, 3)
-        event = _EVENTS[report.state]
-        if report.state == GIVEN_UP:
-            self._log.error(event, **fields)
-        elif report.state in _TROUBLE:
-            self._log.warning(event, **fields)
-        elif report.state == STARTING or is_first:
-            # On a healthy start each actor says in its own log that it joined, and is ready here.
-            self._log.debug(event, **fields)
-        else:
-            self._log.info(event, **fields)
+        told = _STATES[report.state]
+        # On a healthy start each actor says in its own log that it joined, and is ready here.
+        getattr(self._log, "debug" if is_first else told.level)(told.event, **fields)
 
     def working(self, actor_id: str, progress: str) -> None:
         """An actor says how far it is with what takes long, or with an empty text that it is done."""
@@ -156,8 +152,8 @@ class SupervisionRecord:
 
     def _count_state(self, report: Report) -> None:
         actor_id = report.actor_id
-        if report.state in _COUNTED:
-            self._count(_COUNTED[report.state], actor_id)
+        if counter := _STATES[report.state].counter:
+            self._count(counter, actor_id)
         elif report.state == BACKOFF and report.wait_s:
             self._count("mesh_supervisor_backoffs_total", actor_id)
         elif report.state == SPAWNING and actor_id in self._died:
