@@ -130,20 +130,11 @@ class _Server:
             raise WrongUsage(f"--url {url} is no address", why=why, do="write it like http://127.0.0.1:8000")
 
     def first_model(self) -> str:
-        with contextlib.closing(self._connect()) as connection, self._understood():
-            self._send(connection, "GET", "/v1/models", None)
-            response = connection.getresponse()
-            body = response.read()
-            if response.status != http.client.OK:
-                raise self._refused(response.status, body)
-            return msgspec.json.decode(body, type=_ModelList).data[0].id
+        with self._asked("GET", "/v1/models") as response:
+            return msgspec.json.decode(response.read(), type=_ModelList).data[0].id
 
     def stream(self, body: dict[str, Any]) -> Generator[str]:
-        with contextlib.closing(self._connect()) as connection, self._understood():
-            self._send(connection, "POST", "/v1/chat/completions", msgspec.json.encode(body))
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise self._refused(response.status, response.read())
+        with self._asked("POST", "/v1/chat/completions", msgspec.json.encode(body)) as response:
             for line in response:
                 if not line.startswith(b"data: ") or not line.endswith(b"\n"):
                     continue
@@ -158,10 +149,17 @@ class _Server:
             raise http.client.HTTPException("it ended without saying so")
 
     @contextlib.contextmanager
-    def _understood(self) -> Generator[None]:
-        """Around what is read from the server. Raises CliError where it breaks off, or is no such server."""
+    def _asked(self, method: str, path: str, body: bytes | None = None) -> Generator[http.client.HTTPResponse]:
+        """The answer, to be read. Raises CliError: an error, one that breaks off, or none of such a server."""
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(self._parts.hostname or "127.0.0.1", self._parts.port, timeout=_TIMEOUT_S)
         try:
-            yield
+            self._send(connection, method, path, body)
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise self._refused(response.status, response.read())
+            yield response
         except (OSError, http.client.HTTPException) as error:
             raise CliError(
                 f"the answer of {self.url} broke off",
@@ -174,11 +172,8 @@ class _Server:
                 why=f"it is none of an OpenAI-compatible server: {error}",
                 do="give the address of one with --url",
             ) from error
-
-    def _connect(self) -> http.client.HTTPConnection:
-        secure = self._parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        return kind(self._parts.hostname or "127.0.0.1", self._parts.port, timeout=_TIMEOUT_S)
+        finally:
+            connection.close()
 
     def _send(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None) -> None:
         try:
