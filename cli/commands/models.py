@@ -1,10 +1,15 @@
 """`meshctl models`: what `--model` takes without fetching anything, besides directories."""
 
+import math
+from typing import Final
+
 from cli.exit_codes import ExitCode
 from cli.hub.files import cached_models
 from cli.output import print_json, print_table
 from nodes.model_spec import ModelError, ModelSpec, known_models, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
+
+_SHAPE: Final = ("architecture", "num_layers", "hidden_size", "context_length", "dtype")
 
 
 def models(output: str) -> ExitCode:
@@ -23,25 +28,14 @@ def _entry(name: str, model: str, note: str = "") -> dict[str, object]:
     try:
         spec = resolve_model(model)
     except ModelError as error:
-        keys = ("architecture", "num_layers", "hidden_size", "context_length", "dtype", "num_parameters")
-        return {"model": name, **dict.fromkeys(keys, ""), "note": error.message}
+        return {"model": name, **dict.fromkeys((*_SHAPE, "num_parameters"), ""), "note": error.message}
     return {
         "model": name,
-        "architecture": spec.architecture,
-        "num_layers": spec.num_layers,
-        "hidden_size": spec.hidden_size,
-        "context_length": spec.context_length,
-        "dtype": spec.dtype,
+        **{name: getattr(spec, name) for name in _SHAPE},
         "num_parameters": 0 if spec.source == "echo" else _num_parameters(spec),
         "note": note or {"echo": "answers with its prompt", "random": "random weights"}.get(spec.source, "bundled toy"),
     }
 
 
 def _num_parameters(spec: ModelSpec) -> int:
-    total = 0
-    for shape in expected_shapes(spec).values():
-        size = 1
-        for dimension in shape:
-            size *= dimension
-        total += size
-    return total
+    return sum(math.prod(shape) for shape in expected_shapes(spec).values())

@@ -36,20 +36,18 @@ class DownloadBar:
         if now - self._said < (_TERMINAL_S if self._progress.is_terminal else _PLAIN_S):
             return
         self._said = now
-        if self._progress.is_terminal:
-            self._progress.write(f"\r{self._text(now)}{_CLEAR_TO_END}")
-        else:
-            self._progress.note(self._text(now))
+        self._show(now)
 
     def close(self) -> None:
         """Nothing more comes."""
-        if self._progress.is_terminal:
-            self._progress.write(f"\r{self._text(self._now())}{_CLEAR_TO_END}\n")
-        else:
-            self._progress.note(self._text(self._now()))
+        self._show(self._now(), end="\n")
 
-    def _text(self, now: float) -> str:
-        return bar_text(self._what, self._done, self._total, now - self._began)
+    def _show(self, now: float, end: str = "") -> None:
+        text = bar_text(self._what, self._done, self._total, now - self._began)
+        if self._progress.is_terminal:
+            self._progress.write(f"\r{text}{_CLEAR_TO_END}{end}")
+        else:
+            self._progress.note(text)
 
 
 def bar_text(what: str, done: int, total: int, elapsed_s: float) -> str:

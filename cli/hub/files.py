@@ -181,14 +181,10 @@ def _bar_class(advance: Callable[[int], None]) -> Any:
         def update_transfer(self, _n: float | None = 1) -> None:
             """Its being there says that one bar is enough where bytes come packed and are unpacked."""
 
-        def set_postfix_str(self, *_: object, **__: object) -> None:
-            """The rate is counted where it is shown."""
+        def _nothing(self, *_: object, **__: object) -> None:
+            """The rate is counted where it is shown, which is done when it is due; files follow."""
 
-        def refresh(self, *_: object, **__: object) -> None:
-            """It is written when it is due."""
-
-        def close(self) -> None:
-            """Files follow."""
+        set_postfix_str = refresh = close = _nothing
 
     return Bar
 
