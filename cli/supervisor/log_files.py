@@ -21,30 +21,27 @@ _UNNAMED: Final = (SUPERVISOR, ZYGOTE)
 """Whose files do not say the host."""
 
 
-class LogFiles:
-    """Rotates what actors append to. They keep their descriptors, so a full file is copied and cut, not renamed."""
+async def keep_small(folder: Path, max_bytes: int) -> None:
+    """Rotate what actors append to now and then, until cancelled."""
+    while True:
+        await asyncio.sleep(_CHECK_INTERVAL_S)
+        # A full disk is a reason to try again, not to stop.
+        with contextlib.suppress(OSError):
+            rotate(folder, max_bytes)
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self._folder = folder
-        self._max_bytes = max_bytes
 
-    async def keep_small(self) -> None:
-        """Check now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(_CHECK_INTERVAL_S)
-            # A full disk is a reason to try again, not to stop.
-            with contextlib.suppress(OSError):
-                self.rotate()
+def rotate(folder: Path, max_bytes: int) -> list[Path]:
+    """Move the content of files over the bound to `NAME.log.1`; which ones were.
 
-    def rotate(self) -> list[Path]:
-        """Move the content of files over the bound to `NAME.log.1`; which ones were."""
-        full = [path for path in sorted(self._folder.glob("*.log")) if path.stat().st_size > self._max_bytes]
-        for path in full:
-            # Lines that come between copy and cut are lost: the price of descriptors that stay open.
-            shutil.copyfile(path, _predecessor(path))
-            with path.open("r+b") as file:
-                file.truncate(0)
-        return full
+    Actors keep their descriptors, so a full file is copied and cut, not renamed.
+    """
+    full = [path for path in sorted(folder.glob("*.log")) if path.stat().st_size > max_bytes]
+    for path in full:
+        # Lines that come between copy and cut are lost: the price of descriptors that stay open.
+        shutil.copyfile(path, _predecessor(path))
+        with path.open("r+b") as file:
+            file.truncate(0)
+    return full
 
 
 class LogFolder:

@@ -18,7 +18,7 @@ from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.children import Children
 from cli.supervisor.host_files import registry_endpoint, write_host_files
 from cli.supervisor.keeper import Listeners, ProcessKeeper
-from cli.supervisor.log_files import LogFiles
+from cli.supervisor.log_files import keep_small
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import start_time
 from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
@@ -124,8 +124,9 @@ class _MeshProcess:
             system = self._system = ActorSystem(actor, address, ZeroMQTransport(listen), bootstrap, options)
             for number in _STOP_SIGNALS:
                 loop.add_signal_handler(number, self._signalled, number)
-            logs = LogFiles(self._directory.logs, self._topology.settings.supervision.max_log_bytes)
-            rotating = loop.create_task(logs.keep_small(), name="logs")
+            rotating = loop.create_task(
+                keep_small(self._directory.logs, settings.supervision.max_log_bytes), name="logs"
+            )
             watching = loop.create_task(self._end_if_refused(), name="refusal")
             try:
                 await system.start()

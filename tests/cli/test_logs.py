@@ -16,7 +16,7 @@ from cli.errors import NotRunning, TryAgain, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.log_lines import parse_since, read_lines, to_text
 from cli.protocol import LogList, ReadLogs
-from cli.supervisor.log_files import LogFiles, LogFolder
+from cli.supervisor.log_files import LogFolder, rotate
 from cli.supervisor.mesh_directory import MeshDirectory
 from mesh.runtime.run_directory import HostRecord
 
@@ -178,7 +178,6 @@ def test_other_hosts_logs_come_by_their_supervisors(mesh, other, capsys):
 def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, other, capsys, monkeypatch):
     log = other.directory.log("worker-0.b")
     log.write_text(entry("worker-0.b", 1, "e1"))
-    rotation = LogFiles(other.directory.logs, max_bytes=1)
 
     def write(text):
         with log.open("a") as file:
@@ -189,7 +188,7 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
         write(entry("worker-0.b", 2, "e2") + entry("worker-0.b", 3, "e3"))
 
     def healed():
-        rotation.rotate()
+        rotate(other.directory.logs, max_bytes=1)
         write(entry("worker-0.b", 4, "e4")[:-5])
         other.silent = False
 

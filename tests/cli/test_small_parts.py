@@ -10,7 +10,7 @@ from cli.errors import BadModel, CliError
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.output import duration, print_json, print_table
 from cli.plan.role_configs import BUILT_IN
-from cli.supervisor.log_files import LogFiles
+from cli.supervisor.log_files import rotate
 from cli.supervisor.progress import READY_MARK, Progress, ready_text
 from mesh.membership.view import SUPERVISOR
 from nodes import roles
@@ -101,13 +101,12 @@ def test_full_logs_are_cut_and_one_is_kept(tmp_path):
     with big.open("ab") as writer:
         writer.write(b"x" * 100)
         writer.flush()
-        files = LogFiles(tmp_path, 10)
-        assert files.rotate() == [big]
+        assert rotate(tmp_path, 10) == [big]
         writer.write(b"y")
         writer.flush()
     assert big.read_bytes() == b"y"
     assert (tmp_path / "big.log.1").read_bytes() == b"x" * 100
-    assert files.rotate() == []
+    assert rotate(tmp_path, 10) == []
 
 
 def test_errors_say_what_why_and_what_to_do():
