@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from cli.plan.settings import Settings, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
 from cli.supervisor.device_memory import ask_devices
 from cli.supervisor.mesh_directory import MeshDirectory
-from cli.supervisor.processes import leave_terminal
+from cli.supervisor.processes import leave_terminal, on_signals
 from cli.supervisor.progress import READY_MARK, Progress
 from mesh.membership.view import SUPERVISOR
 
@@ -208,7 +208,13 @@ def _in_background(
             progress.line(str(_died(directory, "of an unexpected error")))
             raise
     os.close(writer)
-    with _passing_on_signals(child):
+
+    def pass_on(number: int, _frame: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    # Until the mesh is ready, whoever interrupts this process means the mesh.
+    with on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
         ready = _forward(reader)
     os.close(reader)
     if ready:
@@ -244,21 +250,3 @@ def _forward(reader: int) -> bool:
         sys.stderr.flush()
         pending = nul + rest
     return False
-
-
-@contextlib.contextmanager
-def _passing_on_signals(child: int) -> Generator[None]:
-    """Until the mesh is ready, whoever interrupts this process means the mesh."""
-    before: dict[signal.Signals, Any] = {}
-
-    def pass_on(number: int, _frame: Any) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, pass_on)
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

@@ -3,9 +3,7 @@
 Called by `meshctl up` and by whatever looks at a topology without starting it, which fetches nothing.
 """
 
-import contextlib
 import signal
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +13,7 @@ from cli.errors import BadConfig, BadModel
 from cli.hub.name import HubName, parse_hub_name
 from cli.plan.compute_dtype import ComputeDtype, choose_dtype
 from cli.plan.settings import Settings
+from cli.supervisor.processes import on_signals
 from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, resolve_model
 from nodes.model_spec.directory import read_template_file
@@ -95,7 +94,8 @@ def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]
     from cli.hub import files as hub
 
     if fetches:
-        with _ended_by_signals():
+        # As Ctrl-C ends it: half a file may be gigabytes, and nobody would remove it.
+        with on_signals((signal.SIGTERM, signal.SIGHUP), _interrupt):
             snapshot = hub.fetch(wanted, progress)
     else:
         found = hub.find_cached(wanted)
@@ -115,19 +115,8 @@ def _fetch_by_hand(wanted: HubName) -> str:
     return f"`meshctl up --model {wanted}` fetches it, and so does `hf download {wanted.repository}{revision}`"
 
 
-@contextlib.contextmanager
-def _ended_by_signals() -> Generator[None]:
-    """SIGTERM and SIGHUP end what is done as Ctrl-C does: half a file may be gigabytes, and nobody would remove it."""
-
-    def end(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+def _interrupt(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _check_template(file: str) -> str:

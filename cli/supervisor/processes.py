@@ -3,11 +3,13 @@
 A pid is believed only together with the process's start time, checked after a pidfd holds the process fast.
 """
 
+import contextlib
 import os
 import select
 import signal
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Process(NamedTuple):
@@ -71,6 +73,17 @@ def wait_dead(descriptor: int, timeout_s: float) -> bool:
     """Wait until the process of a pidfd has ended; False if it still lives."""
     readable, _, _ = select.select([descriptor], [], [], max(0.0, timeout_s))
     return bool(readable)
+
+
+@contextlib.contextmanager
+def on_signals(numbers: Iterable[signal.Signals], handle: Callable[[int, Any], None]) -> Generator[None]:
+    """Have signals handled so, as long as this lasts."""
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def leave_terminal(log: Path) -> None:
