@@ -1,6 +1,6 @@
 """Recorded programs: what torch computes, the same bits in any mix of rows, draws, what cannot be recorded."""
 
-import copy
+import functools
 from array import array
 from typing import Any, NamedTuple
 
@@ -78,24 +78,40 @@ class RandomWeights:
 
 
 class Case(NamedTuple):
-    steps: NativeSteps
-    oracle: TorchNetwork
+    """A model, its random weights, and its pages, every bit of which is `byte`."""
+
+    spec: ModelSpec
+    model: Decoder
+    weights: Any
+    pool: PoolView
 
 
-def case_of(monkeypatch: pytest.MonkeyPatch, library: Library, name: str, computed_in: str) -> Case:
-    """A model's program, over pages full of what others left, and that is NaN; and torch on the same weights."""
+def case_of(name: str, computed_in: str, byte: bytes) -> Case:
     dtype, _, quantization = computed_in.partition("/")
-    spec = SPECS[name].quantized(quantization or "none")  # type: ignore[arg-type]
-    model = decoder_of(spec)
-    monkeypatch.setattr("nodes.worker.ops.torch.host_network.decoder", lambda _: model)
-    weights: Any = RandomWeights(model, TORCH_DTYPES[dtype])
-    layout, kinds = spec.kv_layout(dtype), kinds_of(spec.layer_windows)
-    size = (1 + NUM_COPIES * PAGES_EACH) * layout.page_bytes
-    pools = [PoolView(bytearray(byte * size), layout) for byte in (b"\xff", b"\0")]
+    spec = SPECS[name].quantized(quantization or "none")
+    model, layout = decoder_of(spec), spec.kv_layout(dtype)
+    pool = PoolView(bytearray(byte * (1 + NUM_COPIES * PAGES_EACH) * layout.page_bytes), layout)
+    return Case(spec, model, RandomWeights(model, TORCH_DTYPES[dtype]), pool)
+
+
+def program_of(library: Library, name: str, computed_in: str) -> NativeSteps:
+    """Over pages full of what others left, and that is NaN."""
+    spec, model, weights, pool = case_of(name, computed_in, b"\xff")
     packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library, quantized_names(spec))
-    steps = NativeSteps(spec, library, packed, model, pools[0])
-    weights = QuantizedWeights(weights, spec)
-    return Case(steps, TorchNetwork(spec, weights, TorchPagedAttention(pools[1], spec.num_heads, kinds)))
+    return NativeSteps(spec, library, packed, model, pool)
+
+
+@functools.cache
+def logits_by_torch(name: str, computed_in: str) -> torch.Tensor:
+    """Of every position; the same for all builds."""
+    spec, model, weights, pool = case_of(name, computed_in, b"\0")
+    attention = TorchPagedAttention(pool, spec.num_heads, kinds_of(spec.layer_windows))
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr("nodes.worker.ops.torch.host_network.decoder", lambda _: model)
+        network = TorchNetwork(spec, QuantizedWeights(weights, spec), attention)
+        pages = np.arange(1, 1 + PAGES_EACH, dtype=np.int32)
+        ids, every = torch.from_numpy(TOKENS).long(), torch.arange(LENGTH)
+        return network.forward(ids, [Span(0, LENGTH, pages)], every).float()
 
 
 class Rows(NamedTuple):
@@ -121,25 +137,19 @@ def run(steps: NativeSteps, *rows: Rows) -> tuple[list[int], torch.Tensor]:
             np.cumsum(counts, dtype=np.int32) - 1,
         )
     )
-    assert logits is not None
     return drawn.tolist(), logits
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_logits_are_torchs_and_the_same_bits_in_any_mix(
-    library: Library, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_torchs_and_the_same_bits_in_any_mix(library: Library, name: str) -> None:
     if library.name == WIDE and name not in ("llama", "gemma3"):
         pytest.skip("it is slow, and two show its logic")
     rounded = ("float32/int8", "bfloat16/int8") if name in ("qwen2", "gemma3", "experts") else ()
     for dtype in ("float32", "bfloat16", *rounded):
+        expected = logits_by_torch(name, dtype)
         with torch.inference_mode():
             library.set_threads(1)
-            steps, oracle = case_of(monkeypatch, library, name, dtype)
-            pages = np.arange(1, 1 + PAGES_EACH, dtype=np.int32)
-            expected = oracle.forward(
-                torch.from_numpy(TOKENS).long(), [Span(0, LENGTH, pages)], torch.arange(LENGTH)
-            ).float()
+            steps = program_of(library, name, dtype)
             alone = {end: run(steps, Rows(0, 0, end)) for end in range(1, LENGTH + 1, 4 if dtype == "float32" else 9)}
         deviation = float(expected.std())
         for end, (drawn, logits) in alone.items():
@@ -180,7 +190,7 @@ def test_draws_take_the_lowest_of_equals_and_nothing_that_is_not_finite(
         return torch.full_like(weight, 0.25) if name == "lm_head.weight" else weight
 
     monkeypatch.setattr(RandomWeights, "tensor", tensor)
-    steps, _ = case_of(monkeypatch, library, name, "float32")
+    steps = program_of(library, name, "float32")
     drawn, logits = run(steps, Rows(0, 0, 3), Rows(1, 0, 5))
     assert drawn == [0, 0]
     assert bool((logits == logits[:, :1]).all())
@@ -190,13 +200,10 @@ def test_draws_take_the_lowest_of_equals_and_nothing_that_is_not_finite(
     assert logits.isfinite().all(1).tolist() == [True, False, True]
 
 
-def test_a_pool_elsewhere_gives_the_same_and_an_unmapped_one_nothing(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps, _ = case_of(monkeypatch, library, "qwen3", "bfloat16")
+def test_a_pool_elsewhere_gives_the_same_and_an_unmapped_one_nothing(library: Library) -> None:
+    steps = program_of(library, "qwen3", "bfloat16")
     _, before = run(steps, Rows(0, 0, 40))
     pool = steps._pool
-    assert pool is not None
     other = PoolView(bytearray((1 + NUM_COPIES * PAGES_EACH) * pool.layout.page_bytes), pool.layout)
     steps.unmap()
     with pytest.raises(AssertionError, match="unmapped"):
@@ -208,11 +215,9 @@ def test_a_pool_elsewhere_gives_the_same_and_an_unmapped_one_nothing(
     assert torch.equal(pool.pages.view(torch.int16), untouched.view(torch.int16))
 
 
-def test_what_cannot_be_recorded_is_said(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, oracle = case_of(monkeypatch, library, "qwen2", "bfloat16")
-    backwards = copy.copy(oracle.model)
+def test_what_cannot_be_recorded_is_said(library: Library) -> None:
+    steps, backwards = program_of(library, "qwen2", "bfloat16"), decoder_of(SPECS["qwen2"])
     backwards.layers = list(reversed(backwards.layers))
-    assert steps._pool is not None
     with pytest.raises(ProgramUnfit, match=r"layer 3 is the 1\. to attend"):
         NativeSteps(SPECS["qwen2"], library, steps._weights, backwards, steps._pool)
 
