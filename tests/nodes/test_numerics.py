@@ -56,7 +56,7 @@ def test_the_page_at_the_root_says_which_groups_have_unequal_numerics() -> None:
 
 def test_a_gateway_is_told_all_numerics_and_logs_unequal_ones_once() -> None:
     view = Membership()
-    schedulers = SchedulerView(SimpleNamespace(members=view, log=structlog.get_logger()))  # type: ignore[arg-type]
+    schedulers = SchedulerView(SimpleNamespace(members=view, log=structlog.get_logger()))
     drains = member("b", "<y>", state="draining")
     with capture_logs() as lines:
         for number, members in enumerate(([member("a", "x")], UNEQUAL, [member("a", "x", phase="prefill"), drains]), 1):

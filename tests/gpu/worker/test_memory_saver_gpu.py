@@ -38,5 +38,5 @@ def test_weights_are_gone_and_come_back_as_they_were(attention: str) -> None:
     assert free - held >= 0.95 * network.weight_bytes
     fresh = Pages(200 * layout.page_bytes)
     runner.view_of = lambda _pool: view_device_pages(fresh, layout)
-    runner.remap(None)  # type: ignore[arg-type] # the view is given
+    runner.remap(None)  # the view is given
     assert torch.equal(logits_by_chunks(runner, ids, list(range(20, 30)), [100, 50]), before)

@@ -286,7 +286,7 @@ class Silent(Actor):
     codec = NODE_CODEC
 
     def __init__(self, role: str) -> None:
-        self.role = role  # type: ignore[misc]
+        self.role = role
 
 
 class Ring(Actors):
@@ -314,15 +314,11 @@ class Ring(Actors):
 
     @property
     def gateway(self) -> Gateway:
-        actor = self.systems["g0"].actor
-        assert isinstance(actor, Gateway)
-        return actor
+        return self.systems["g0"].actor
 
     @property
     def scheduler(self) -> FakeScheduler:
-        actor = self.systems["d0"].actor
-        assert isinstance(actor, FakeScheduler)
-        return actor
+        return self.systems["d0"].actor
 
     @property
     def url(self) -> str:

@@ -57,7 +57,7 @@ def refusals(ring: Ring) -> float:
 async def test_one_connection_too_many_is_answered_and_those_before_it_are_served(ring, client) -> None:
     assert (await client.get("/health")).status_code == 200
     kept = await connections(ring, 4)
-    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 5)  # type: ignore[union-attr]
+    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 5)
     with structlog.testing.capture_logs() as logs:
         more = await connections(ring, 30)
         assert Counter(await asyncio.gather(*map(fate, kept + more))) == fates(4, 30)
@@ -67,7 +67,7 @@ async def test_one_connection_too_many_is_answered_and_those_before_it_are_serve
     assert refusals(ring) == 30
     assert (await client.get("/health")).status_code == 200, "its connection was there before"
     await leave(kept + more)
-    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 1)  # type: ignore[union-attr]
+    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 1)
     again = await connections(ring, 1)
     assert await fate(again[0]) == "kept"
     await leave(again)
@@ -91,8 +91,7 @@ def test_the_last_descriptors_are_no_client_s(monkeypatch: pytest.MonkeyPatch) -
         await client.get("/health")
         free = os.dup(0)
         os.close(free)
-        server = ring.gateway._server._acceptor  # type: ignore[union-attr]
-        assert server is not None
+        server = ring.gateway._server._acceptor
         monkeypatch.setattr(server, "_max_files", free + 20 + acceptor.RESERVED_FILES)
         with structlog.testing.capture_logs() as logs:
             many = await connections(ring, 60)
@@ -132,7 +131,6 @@ async def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeyp
 
     class Greeter(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
             transport.write(b"here")
             transport.close()
 
@@ -140,7 +138,7 @@ async def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeyp
     none: Callable[[], int] = lambda: 0  # noqa: E731
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        taking = Acceptor(Exhausted(listener), Greeter, none, 10, whys.append)  # type: ignore[arg-type]
+        taking = Acceptor(Exhausted(listener), Greeter, none, 10, whys.append)
         taking.open()
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         assert await asyncio.wait_for(reader.read(), 5) == b"here"
@@ -155,7 +153,7 @@ async def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeyp
 async def test_whoever_is_in_the_queue_when_the_port_is_left_is_taken(ring, client) -> None:
     # Connected as far as the kernel and the client know: the loop has not turned since.
     with socket.create_connection(("127.0.0.1", ring.gateway.port), timeout=5) as waiting:
-        ring.gateway._server.leave_port()  # type: ignore[union-attr]
+        ring.gateway._server.leave_port()
         waiting.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.wait_for(ring.gateway._server.quiet(), 5)  # type: ignore[union-attr]
+        await asyncio.wait_for(ring.gateway._server.quiet(), 5)
         assert waiting.recv(100).startswith(b"HTTP/1.1 200 OK")

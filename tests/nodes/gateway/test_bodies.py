@@ -86,7 +86,6 @@ def test_what_is_held_is_never_too_much_and_comes_back(steps: list[tuple[int, in
 
 def test_a_body_that_pauses_is_late_and_one_that_goes_on_is_not() -> None:
     body = BodyBudget(msgspec.structs.replace(REAL, body_pause_s=10.0, min_body_bytes_per_s=1024)).open("x", 100.0)
-    assert body is not None
     assert body.deadline == 110.0
     body.take(10_239, 109.0)
     assert body.deadline == 110.0, "a byte less than enough"

@@ -108,10 +108,10 @@ class Connection:
         self.newcomers = Newcomers()
         self.budget = BodyBudget(budget or GatewayConfig(model_name="x", context_length=1))
         self.protocol = BoundedHttpProtocol(
-            configured, ServerState(), {}, self.loop, newcomers=self.newcomers, budget=self.budget  # type: ignore[arg-type]
+            configured, ServerState(), {}, self.loop, newcomers=self.newcomers, budget=self.budget
         )  # fmt: skip
         self.transport = RecordedTransport()
-        self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
+        self.protocol.connection_made(self.transport)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         self.asked.append(scope["method"])

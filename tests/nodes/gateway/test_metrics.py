@@ -132,7 +132,6 @@ def test_an_empty_mesh_has_a_page() -> None:
 @pytest.mark.parametrize("labels", [{}, {"a": "b"}, {"a": 'x"\\\n}{,=', "b": ""}])
 def test_series_are_read_as_they_are_written(labels: dict[str, str]) -> None:
     read = parse_series(series("mesh_x", labels))
-    assert read is not None
     assert (read.name, read.labels) == ("mesh_x", labels)
 
 

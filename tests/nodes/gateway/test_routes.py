@@ -153,7 +153,6 @@ def shown(served: Any) -> Any:
 
     page, document = httpx.get(served.url + "/docs").text, httpx.get(served.url + "/openapi.json").text
     script = re.search(r"<script>(.*)</script>", page, re.DOTALL)
-    assert script is not None
     program = f"const OPENAPI = {json.dumps(document)};{DOM}{script[1]}{DRIVE}"
     node = f"{executable.ROOT_DIR}/bin/node"
     done = subprocess.run([node, "-"], input=program, capture_output=True, text=True, timeout=60, check=False)

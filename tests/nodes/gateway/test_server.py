@@ -61,7 +61,7 @@ def test_a_gateway_that_never_started_is_harmless() -> None:
     gateway = Gateway(CONFIG)
     assert gateway.stats() == {}
     gateway.on_members([], [], [])
-    gateway.on_peer_lost(object(), "x")  # type: ignore[arg-type]
+    gateway.on_peer_lost(object(), "x")
     asyncio.run(gateway.stop())
 
 
@@ -154,6 +154,6 @@ async def test_a_silent_newcomer_does_not_hold_up_a_drain(monkeypatch: pytest.Mo
 
 
 async def accepted(ring: Ring, count: int) -> None:
-    uvicorn_server = ring.gateway._server._server  # type: ignore[union-attr]
+    uvicorn_server = ring.gateway._server._server
     while len(uvicorn_server.server_state.connections) < count:
         await asyncio.sleep(0.005)

@@ -168,7 +168,7 @@ async def test_a_cancel_that_gets_no_answer_is_repeated(ring: Ring) -> None:
         else:
             answered(call)
 
-    scheduler.on_ask = ignore_once  # type: ignore[method-assign]
+    scheduler.on_ask = ignore_once
     await generate(ring)
     await until(lambda: ring.gateway.service.core.is_idle)
     assert ignored

@@ -11,7 +11,6 @@ from kvstore.protocol import (
     PagesPulled,
     PagesReady,
     TransferFailed,
-    TransferNews,
 )
 from mesh.errors import RemoteError
 
@@ -47,5 +46,4 @@ def outcome(answer: Any) -> Any:
 
 def news(message: Any) -> list[PagesPulled | TransferFailed]:
     """What one tell of an agent says."""
-    assert isinstance(message, TransferNews)
     return [*message.pulled, *message.failed]

@@ -25,8 +25,8 @@ class Recorded:
         self.answer = answer
         self.ctx = self
         self.heard: list[tuple[Any, ...]] = []
-        self.channel = MeshChannel(self, lambda: self.heard.append(("wake",)))  # type: ignore[arg-type]
-        self.channel.attach(self)  # type: ignore[arg-type]
+        self.channel = MeshChannel(self, lambda: self.heard.append(("wake",)))
+        self.channel.attach(self)
         self.message = answer
 
     def spawn(self, work: Any, name: str) -> None:

@@ -75,7 +75,7 @@ async def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen(world: W
     assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
     assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
     world.network.crash(Address("agent-0", 1))
-    while far._transports.far["cuda"][0]._halves:  # type: ignore[attr-defined]
+    while far._transports.far["cuda"][0]._halves:
         await asyncio.sleep(0.1)
 
 
@@ -195,7 +195,7 @@ async def test_a_device_that_fails_under_what_is_sent_to_others_ends_the_agent(
 ) -> None:
     agent = await world.agent("agent-0", config("cuda:0", "d"))
     ends: list[str] = []
-    agent.ctx.end = ends.append  # type: ignore[method-assign]
+    agent.ctx.end = ends.append
     agent._pump()
     assert ends == []
     monkeypatch.setattr(Selection, "device_failure", "an illegal address")
@@ -207,7 +207,7 @@ async def test_a_device_that_fails_ends_the_agent(world: World) -> None:
     world.cards.copies_per_look = 0
     agent = await world.agent("agent-0", config("cuda:0", "d", "p"))
     ends: list[str] = []
-    agent.ctx.end = ends.append  # type: ignore[method-assign]
+    agent.ctx.end = ends.append
     await world.settle(3)
     source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [1], [2])

@@ -77,7 +77,6 @@ def test_the_scheduler_goes_first_and_the_pool_last(made: MemoryCore) -> None:
     desired = DesiredState(True, "reload")
     *commands, answer = release(made)
     assert commands == [Mark("g", desired), StopCopies("g"), AskLetGo("g", 1, S, desired)]
-    assert isinstance(answer, Answer)
     assert (answer.message.groups[0].state, answer.message.groups[0].waiting_for) == (RELEASING, ["scheduler-g"])
     assert made.handle(Done("g", 1, S), 0.0) == [AskLetGo("g", 1, W, desired)]
     assert made.handle(Done("g", 1, W), 0.0) == [], "a copy may still write"

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kvstore.errors import TransferError
-from kvstore.protocol import CloseGrant, GrantClosed, MapPool, PagesPulled, PoolHandle, TransferFailed
+from kvstore.protocol import CloseGrant, GrantClosed, MapPool, PagesPulled, PoolHandle
 from kvstore.transfer.paired.tcp.link import TcpSettings
 from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
@@ -123,7 +123,7 @@ async def test_pools_of_one_agent_are_copied_in_memory_all_the_same(world: World
     source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [8], [NUM_PAGES - 1])
     assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
-    assert not agent._transports.far["cpu"][0]._halves  # type: ignore[attr-defined]
+    assert not agent._transports.far["cpu"][0]._halves
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -158,7 +158,6 @@ async def test_ranks_of_another_agent(world: World, device: str, source_tp: int,
     await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
     end = await world.scheduler.ends()
     if source_tp != destination_tp:
-        assert isinstance(end, TransferFailed)
         assert end.code == "unequal_ranks"
         return
     assert end == PagesPulled(grant_id="g", num_pages=3, complete=True)

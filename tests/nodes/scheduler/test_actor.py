@@ -352,7 +352,6 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
     starting = asyncio.ensure_future(one.start())
     await asyncio.sleep(0.01)
     mapped = one._pool
-    assert mapped is not None
     call = RecordedCall(LetGo(group="m", number=1, is_kv=True, weights="keep"), G)
     one.on_ask(call)
     assert call.answers == [HasLetGo(group="m", number=1)]

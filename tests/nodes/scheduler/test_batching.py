@@ -144,9 +144,7 @@ def test_prompts_get_what_the_decoding_rows_have_time_for() -> None:
         paced.took(num_rows, num_tokens, elapsed_s)
     long = sequence(3, 30, 0)
     step = compose_step(CONFIG, 20, paced, [sequence(1, 9, 8)], [long, sequence(4, 5, 0)], 1)
-    assert step is not None
     # 29.5 ms are left, 2.5 ms a token: two pages of 4, and both are the first prompt's.
     assert list(step.column(RowColumn.COUNT)) == [1, 8]
     step = compose_step(CONFIG, 20, paced, [], [long, sequence(5, 5, 0)], 1)
-    assert step is not None
     assert list(step.column(RowColumn.COUNT)) == [8, 5], "nobody decodes, so nobody is held up"

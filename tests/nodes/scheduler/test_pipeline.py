@@ -277,7 +277,6 @@ def test_errors_of_rows_are_the_workers(one: Bench) -> None:
     error = RowError(1, "poisoned_request", "it raised")
     result = StepResult(scheduler_epoch=5, step=1, token_ids=[5, -1, 6], errors=[error])
     step = one.pipeline.on_result(W1, result, 0.0)
-    assert step is not None
     assert step.errors == {1: error}
 
 
@@ -334,7 +333,6 @@ def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second
     one.adopted()
     assert one.steps() == [(2, [1], [41])]
     fenced, *_ = mismatch(2)
-    assert isinstance(fenced, FenceWorker)
     assert "still cannot run step 2: sequence 8 is not open in slot 1" in fenced.message.reason
     assert one.pipeline.num_mismatches == 2
     one.adopted(epoch=2)

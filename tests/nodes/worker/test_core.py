@@ -32,8 +32,7 @@ LIMITS = Limits(num_pages=100, page_size=4, vocab_size=50, context_length=64, ma
 def rows_of(*rows: dict[str, object]) -> list[Row]:
     """Rows of sequences 1, 2, ... in slots 0, 1, ..., each with a page of its own, unless something else is said."""
     return [
-        Row(**{"sequence": slot + 1, "slot": slot, "pages": (slot + 1,), **fields})  # type: ignore[arg-type]
-        for slot, fields in enumerate(rows)
+        Row(**{"sequence": slot + 1, "slot": slot, "pages": (slot + 1,), **fields}) for slot, fields in enumerate(rows)
     ]
 
 
@@ -87,7 +86,6 @@ def ahead() -> WorkerCore:
 def test_step_runs_and_is_answered() -> None:
     core = adopted()
     (command,) = core.handle(arrived(1))
-    assert isinstance(command, RunStep)
     assert command.runnable.token_ids.tolist() == [1]
     assert command.runnable.page_ids.tolist() == [1]
     assert command.runnable.rows[0].end == 1
@@ -245,7 +243,6 @@ def test_a_step_of_what_is_not_known_is_not_run_and_told(rows: list[Row], words:
     if not words:
         assert [error.code for error in told.result.errors] == ["bad_step"] * 2
         return
-    assert isinstance(told, TellMismatch)
     assert (told.actor_id, told.mismatch.step, told.mismatch.scheduler_epoch) == ("s", 2, 1)
     assert words in told.mismatch.reason
     assert core.handle(arrived(3)) == [], "it waits for its turn"

@@ -135,7 +135,7 @@ def test_whatever_comes_the_newest_order_is_done_and_every_call_answered(orders:
 
 def order(actor: WorkerActor, message: LetGo | TakeUp) -> RecordedCall:
     call = RecordedCall(message)
-    call.sender = AGENT  # type: ignore[attr-defined]
+    call.sender = AGENT
     actor.on_ask(call)
     return call
 

@@ -48,8 +48,7 @@ def test_where_there_is_a_compiler_the_best_build_loads() -> None:
 
 def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build_all()
-    native = choose_library("avx2").build
-    assert native is not None
+    assert choose_library("avx2").build is not None
     assert choose_library("torch").build is None
     with monkeypatch.context() as patch:
         patch.setattr(builds, "sources_digest", lambda: "edited")
@@ -146,7 +145,6 @@ def test_builds_agree_with_torch(name: str, dtype: torch.dtype) -> None:
 def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     build_all()
     sound = choose_library("avx2").build
-    assert sound is not None
     wrong = sound._replace(functions=WrongFunctions(sound.functions))
     monkeypatch.setattr("nodes.worker.ops.native.load.choose_library", lambda _: Choice(wrong, ""))
     runner, note = loaded_with_note()

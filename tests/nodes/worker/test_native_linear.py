@@ -57,7 +57,7 @@ def check_linear(library: Library, shape: Shape) -> None:
         (lambda x: linear(x, other[: x.shape[0]]), products[0] + other.double()),
     ]
     for name, activation in activations.items():
-        gated = NativeGated(library, gate, up, name, biases, is_int8=is_int8)  # type: ignore[arg-type]
+        gated = NativeGated(library, gate, up, name, biases, is_int8=is_int8)
         cases.append((gated, activation(products[0]) * products[1]))
     rounding = 2.0 ** (-8 if dtype == torch.bfloat16 else -20)
     for compute, right in cases:

@@ -100,7 +100,7 @@ def test_a_step_that_raises_at_one_rank_ends_the_group() -> None:
         runner = rank_of("random:tiny-qwen3", group)
         assert isinstance(runner, NativeRunner)
         if group.rank:
-            runner._steps._program.run = fails  # type: ignore[method-assign]
+            runner._steps._program.run = fails
         with pytest.raises(CollectiveFailed) as raised:
             runner.run(plan)
         return str(raised.value)

@@ -72,4 +72,4 @@ def test_the_bundled_model_writes_what_it_wrote_before() -> None:
 )
 def test_workers_that_cannot_are_not_configured(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="int8"):
-        WorkerConfig(group="g", model="tiny", agent="a", quantize="int8", **fields)  # type: ignore[arg-type]
+        WorkerConfig(group="g", model="tiny", agent="a", quantize="int8", **fields)

@@ -24,7 +24,6 @@ STEP = st.lists(ROW, min_size=1, max_size=4, unique_by=lambda row: row.slot)
 def columns_of(rows: list[Row]) -> tuple[list, Columns]:
     plan, buffers = plan_of(1, rows)
     columns = read_columns(plan, buffers, LIMITS)
-    assert isinstance(columns, Columns)
     return plan.opens, columns
 
 

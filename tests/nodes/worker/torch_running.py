@@ -37,7 +37,7 @@ def make_runner(
         dtype=dtype,
         page_size=page_size,
         num_threads=num_threads,
-        kernels=kernels,  # type: ignore[arg-type]
+        kernels=kernels,
     )
     return load_torch_runner(spec, config, pool)
 

@@ -24,7 +24,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             execute(module)
             patch(module)
 
-        found.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        found.loader.exec_module = execute_and_patch
         return found
 
 

@@ -27,7 +27,6 @@ SHAPES = st.lists(
 def dense(view: PoolView, layer: int, kind: AttentionKind, batch: HostBatch, q: torch.Tensor) -> torch.Tensor:
     """Each sequence alone, through torch's own attention, over what its pages hold after the step."""
     table = batch.encoder if kind.cross else batch.table
-    assert table is not None
     out = []
     for i in range(table.num_sequences):
         rows = q[table.query_indptr[i] : table.query_indptr[i + 1]]
