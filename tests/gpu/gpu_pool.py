@@ -47,26 +47,33 @@ def put_bytes(pages: DevicePages, data: bytes, offset: int = 0) -> None:
 
 
 class Child:
-    """A `pool_process.py`: a new interpreter, never a fork, since this process has used CUDA."""
+    """A program of this folder in a new interpreter, never a fork, since this process has used CUDA.
 
-    def __init__(self, directory: Path) -> None:
+    It is told what to do on stdin, one command a line, and answers each with one line.
+    """
+
+    def __init__(self, program: str, *arguments: object, **variables: str) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "pool_process.py"), str(directory)],
+            [sys.executable, str(Path(__file__).parent / program), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": path} | variables,
         )
 
-    def ask(self, *words: object) -> str:
-        assert self.process.stdin
-        assert self.process.stdout
+    def tell(self, *words: object) -> None:
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
+
+    def answer(self) -> str:
         answer = self.process.stdout.readline().strip()
-        assert answer, f"the process that was asked to {words[0]} died"
+        assert answer, "the process died"
         return answer
+
+    def ask(self, *words: object) -> str:
+        self.tell(*words)
+        return self.answer()
 
     def kill(self) -> None:
         self.process.kill()
@@ -79,6 +86,5 @@ class Child:
 
     def _reap(self) -> None:
         self.process.wait(30)
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream
-            stream.close()
+        self.process.stdin.close()
+        self.process.stdout.close()

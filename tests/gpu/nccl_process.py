@@ -12,7 +12,6 @@ gather COUNT                 all ranks collect COUNT bytes of each other; answer
 end
 """
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from kvstore.pool.cuda.memory import DeviceMemory, load_cupy_memory
 from kvstore.pool.device import DevicePages
 from kvstore.transfer.paired.link import Broken, Moved, News, Ready, Stopped
 from kvstore.transfer.paired.nccl import NcclLink, NcclLinks
+from tests.gpu.gpu_pool import bytes_at, digest, put_bytes, random_bytes
 
 SIZE = 4 << 20
 LIMIT_S = 30.0
@@ -47,19 +47,14 @@ class RankProcess:
         return self._until(lambda news: "ready" if isinstance(news, Ready) else "")
 
     def fill(self, seed: str) -> str:
-        from cupy.cuda import runtime
-
-        data = numpy.random.default_rng(int(seed)).bytes(SIZE)
-        host = numpy.frombuffer(data, dtype=numpy.uint8)
-        runtime.memcpy(self.pages.pointer, host.ctypes.data, SIZE, runtime.memcpyDefault)
-        runtime.deviceSynchronize()
-        return hashlib.blake2b(data).hexdigest()
+        data = random_bytes(int(seed), SIZE)
+        put_bytes(self.pages, data)
+        return digest(data)
 
     def hash(self) -> str:
-        return hashlib.blake2b(self._bytes(self.pages.pointer, SIZE)).hexdigest()
+        return digest(bytes_at(self.pages))
 
     def move(self, number: str, *parts: str) -> str:
-        assert self.link_ is not None
         pairs = [part.split(":") for part in parts]
         self.link_.move(int(number), self.pages, [(int(offset), int(size)) for offset, size in pairs])
         return "begun"
@@ -68,7 +63,6 @@ class RankProcess:
         return self._until(lambda news: str(news.number) if isinstance(news, Moved) else "")
 
     def abort(self) -> str:
-        assert self.link_ is not None
         begin = time.monotonic()
         self.link_.abort()
         said = self._until(lambda news: "stopped" if isinstance(news, Stopped) else "", ignores_broken=True)
@@ -98,7 +92,7 @@ class RankProcess:
         target = self.memory.allocate(0, 2 * size)
         communicator.allGather(self.pages.pointer, target, size, nccl.NCCL_INT8, stream.ptr)
         stream.synchronize()
-        found = hashlib.blake2b(self._bytes(target, 2 * size)).hexdigest()
+        found = digest(bytes_at(DevicePages(0, target, 2 * size)))
         self.memory.free(0, target)
         return found
 
@@ -109,20 +103,9 @@ class RankProcess:
         return "ended"
 
     def _communicator(self) -> tuple[object, object]:
-        link = self.link_
-        assert link is not None
-        return link._communicator, link._stream
-
-    @staticmethod
-    def _bytes(pointer: int, size: int) -> bytes:
-        from cupy.cuda import runtime
-
-        host = numpy.empty(size, dtype=numpy.uint8)
-        runtime.memcpy(host.ctypes.data, pointer, size, runtime.memcpyDefault)
-        return host.tobytes()
+        return self.link_._communicator, self.link_._stream
 
     def _until(self, wanted: Callable[[News], str], *, ignores_broken: bool = False) -> str:
-        assert self.link_ is not None
         ends_at = time.monotonic() + LIMIT_S
         while time.monotonic() < ends_at:
             for news in self.link_.news():

@@ -57,7 +57,6 @@ class PoolProcess:
         return "ended"
 
     def _pages(self) -> Any:
-        assert self.pool is not None
         return self.pool.device_pages
 
 

@@ -35,7 +35,7 @@ class Pair:
     """A source pool of a process of its own, and a destination with a transport in this one."""
 
     def __init__(self, directory: Path, gather_from: int) -> None:
-        self.child = Child(directory)
+        self.child = Child("pool_process.py", directory)
         self.host = CudaHost(ShmHost(directory))
         path = self.child.ask("make", "kv-p", NUM_PAGES, 1)
         self.child.ask("fill", 5)

@@ -31,7 +31,7 @@ def pool(host: CudaHost) -> Iterator[PagePool]:
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Child]:
-    child = Child(tmp_path)
+    child = Child("pool_process.py", tmp_path)
     yield child
     child.end()
 
@@ -52,7 +52,7 @@ def test_pages_survive_the_death_of_a_worker(pool: PagePool, child: Child, tmp_p
     written = child.ask("fill", 2)
     child.kill()
     assert digest(bytes_at(pool.device_pages)) == written
-    following = Child(tmp_path)
+    following = Child("pool_process.py", tmp_path)
     following.ask("open", pool.path)
     assert following.ask("hash") == written
     following.end()

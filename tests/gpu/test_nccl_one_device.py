@@ -5,15 +5,13 @@ it to these tests (`KVMESH_NCCL_LIBRARY`); loaded before CuPy's it is the one th
 assumed is that two ranks on a device are served as two on two devices are.
 """
 
-import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy
 import pytest
+
+from tests.gpu.gpu_pool import Child, digest, random_bytes
 
 LIBRARY = os.environ.get("KVMESH_NCCL_LIBRARY", "")
 
@@ -36,60 +34,25 @@ REFUSAL = refusal()
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)]
 
-ROOT = Path(__file__).parents[2]
 SIZE = 4 << 20
 
 
-class Rank:
-    """One process; see `nccl_process.py`."""
-
-    def __init__(self, log: Path) -> None:
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        variables = {
-            "PYTHONPATH": path,
-            **({"LD_PRELOAD": LIBRARY} if LIBRARY else {}),
-            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-            # What `tools/build_nccl.py` leaves out must not be chosen.
-            "NCCL_ALGO": "Ring",
-            "NCCL_MAX_CTAS": "8",
-            "NCCL_DEBUG": "WARN",
-            "NCCL_DEBUG_FILE": f"{log}/nccl.%p",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "nccl_process.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | variables,
-        )
-
-    def tell(self, *words: object) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        assert self.process.stdout
-        answer = self.process.stdout.readline().strip()
-        assert answer, "the process died"
-        return answer
-
-    def ask(self, *words: object) -> str:
-        self.tell(*words)
-        return self.answer()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(30)
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream
-            stream.close()
+def rank_process(log: Path) -> Child:
+    variables = {
+        **({"LD_PRELOAD": LIBRARY} if LIBRARY else {}),
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        # What `tools/build_nccl.py` leaves out must not be chosen.
+        "NCCL_ALGO": "Ring",
+        "NCCL_MAX_CTAS": "8",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_DEBUG_FILE": f"{log}/nccl.%p",
+    }
+    return Child("nccl_process.py", **variables)
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
-    ranks = [Rank(tmp_path) for _ in range(2)]
+def ranks(tmp_path: Path) -> Iterator[list[Child]]:
+    ranks = [rank_process(tmp_path) for _ in range(2)]
     unique_id = ranks[0].ask("id")
     for number, rank in enumerate(ranks):
         rank.tell("link", unique_id, number)
@@ -98,18 +61,14 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
     assert found == ["ready", "ready"], f"{found} {logs}"
     yield ranks
     for rank in ranks:
-        rank.close()
+        rank.kill()
 
 
-def content(seed: int) -> bytes:
-    return numpy.random.default_rng(seed).bytes(SIZE)
-
-
-def test_bytes_cross_in_groups_to_where_they_belong(ranks: list[Rank]) -> None:
+def test_bytes_cross_in_groups_to_where_they_belong(ranks: list[Child]) -> None:
     receiver, sender = ranks
     receiver.ask("fill", 1)
     sender.ask("fill", 2)
-    expected, source = bytearray(content(1)), content(2)
+    expected, source = bytearray(random_bytes(1, SIZE)), random_bytes(2, SIZE)
     sizes = [1 << 20, 17, 65536, 1]
     targets, sources = [100, 2 << 20, 3 << 20, SIZE - 1], [1 << 20, 5, 0, 77]
     for number in (1, 2):
@@ -119,11 +78,11 @@ def test_bytes_cross_in_groups_to_where_they_belong(ranks: list[Rank]) -> None:
         assert [rank.ask("moved") for rank in ranks] == [str(number)] * 2
     for target, origin, size in zip(targets, sources, sizes, strict=True):
         expected[target : target + size] = source[origin : origin + size]
-    assert receiver.ask("hash") == hashlib.blake2b(expected).hexdigest()
+    assert receiver.ask("hash") == digest(expected)
     assert [rank.ask("end") for rank in ranks] == ["ended", "ended"]
 
 
-def test_a_receive_that_nobody_serves_is_aborted_and_the_device_lives_on(ranks: list[Rank]) -> None:
+def test_a_receive_that_nobody_serves_is_aborted_and_the_device_lives_on(ranks: list[Child]) -> None:
     receiver, sender = ranks
     receiver.ask("move", 1, f"0:{SIZE}")
     print(f"aborting a receive took {receiver.ask('abort')} s")
@@ -131,7 +90,7 @@ def test_a_receive_that_nobody_serves_is_aborted_and_the_device_lives_on(ranks: 
     print(f"aborting the other end took {sender.ask('abort')} s")
 
 
-def test_an_end_that_is_killed_leaves_one_that_can_be_aborted(ranks: list[Rank]) -> None:
+def test_an_end_that_is_killed_leaves_one_that_can_be_aborted(ranks: list[Child]) -> None:
     receiver, sender = ranks
     receiver.ask("move", 1, f"0:{SIZE}")
     sender.process.kill()
@@ -143,7 +102,7 @@ def test_an_end_that_is_killed_leaves_one_that_can_be_aborted(ranks: list[Rank])
 
 
 @pytest.mark.parametrize("count", [1, 1024, 1 << 20])
-def test_sums_and_gathers_of_tensor_parallelism(ranks: list[Rank], count: int) -> None:
+def test_sums_and_gathers_of_tensor_parallelism(ranks: list[Child], count: int) -> None:
     for rank in ranks:
         rank.tell("sum", count)
     assert [rank.answer() for rank in ranks] == ["3 3", "3 3"]
@@ -151,5 +110,5 @@ def test_sums_and_gathers_of_tensor_parallelism(ranks: list[Rank], count: int) -
         rank.ask("fill", number)
     for rank in ranks:
         rank.tell("gather", count)
-    expected = hashlib.blake2b(content(0)[:count] + content(1)[:count]).hexdigest()
+    expected = digest(random_bytes(0, SIZE)[:count] + random_bytes(1, SIZE)[:count])
     assert [rank.answer() for rank in ranks] == [expected] * 2
