@@ -1,6 +1,6 @@
 """Stop strings against a search over the whole text."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodes.detokenizer.stop_strings import StopMatcher, compile_stops
@@ -28,6 +28,11 @@ def fed(matcher, pieces, num_unarmed=0):
     return shown + matcher.flush(), False
 
 
+# The first to end wins, and of those the longest; one over three tokens; one that is let through while it is not armed.
+@example(["abcd", "bc"], ["abcd"], False, 0)
+@example(["bc", "abc"], ["xabc"], False, 0)
+@example(["</answer>"], ["42</", "ans", "wer>!"], False, 0)
+@example(["\n"], ["a\n", "b\nc"], False, 1)
 @given(STOPS, PIECES, st.booleans(), st.integers(0, 4))
 def test_same_as_search_in_the_whole_text(stops, pieces, include, num_unarmed):
     text = "".join(pieces)
@@ -37,6 +42,7 @@ def test_same_as_search_in_the_whole_text(stops, pieces, include, num_unarmed):
     assert shown == (text if match is None else text[: match[1] if include else match[0]])
 
 
+@example(["</answer>"], ["42</", "ans", "wer>!"])
 @given(STOPS, PIECES)
 def test_holds_back_exactly_what_may_become_a_stop_string(stops, pieces):
     matcher = StopMatcher(compile_stops(tuple(stops)))
@@ -49,24 +55,6 @@ def test_holds_back_exactly_what_may_become_a_stop_string(stops, pieces):
             return
         longest = max(n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n]))
         assert text[len(shown) :] == text[len(text) - longest :]
-
-
-def test_first_to_end_wins_and_longest_of_those():
-    assert fed(StopMatcher(compile_stops(("abcd", "bc"))), ["abcd"]) == ("a", True)
-    assert fed(StopMatcher(compile_stops(("bc", "abc"))), ["xabc"]) == ("x", True)
-
-
-def test_stop_string_over_three_tokens():
-    matcher = StopMatcher(compile_stops(("</answer>",)))
-    assert matcher.feed("42</") == ("42", False)
-    assert matcher.feed("ans") == ("", False)
-    assert matcher.feed("wer>!") == ("", True)
-
-
-def test_unarmed_match_is_let_through_and_not_held():
-    matcher = StopMatcher(compile_stops(("\n",)))
-    assert matcher.feed("a\n", armed=False) == ("a\n", False)
-    assert matcher.feed("b\nc") == ("b", True)
 
 
 def test_no_stop_strings_or_empty_ones_match_nothing():

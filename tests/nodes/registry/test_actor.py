@@ -133,14 +133,10 @@ async def test_an_old_incarnation_cannot_join(mesh):
     await mesh.start(RegistryActor(), "registry")
     a = await mesh.start(Nobody(), "a", epoch=3)
     core = mesh.registry.actor.core
-    core._members["a"] = type(a.describe())(**{**fields(a.describe()), "epoch": 4})
+    core._members["a"] = msgspec.structs.replace(a.describe(), epoch=4)
     with pytest.raises(RemoteError) as caught:
         await a.actor.ctx.ask("registry", Join(member=a.describe()), timeout_s=5)
     assert (caught.value.code, caught.value.known_epoch) == ("stale_epoch", 4)
-
-
-def fields(member):
-    return {name: getattr(member, name) for name in member.__struct_fields__}
 
 
 async def test_the_run_directory_is_told(mesh, tmp_path):
