@@ -77,14 +77,15 @@ def jobs(draw: st.DrawFn) -> list[Job]:
     return chosen
 
 
+WHOLE = [(model, kernels, dtype) for model, kernels in CASES for dtype in DTYPES]
 # Torch's side in one width for each kind of it, since its kernels for rows of four are the slowest of all here: the
-# other widths are among the many below.
-QUICK = [(model, kernels, dtype) for model, kernels in CASES if kernels == "auto" for dtype in DTYPES]
-QUICK += [
-    ("random:tiny-qwen2", "torch", "float32"),
-    ("random:tiny-mistral", "torch", "bfloat16"),
-    ("random:tiny-qwen3-moe", "torch", "bfloat16"),
-]
+# other widths are slow tests.
+LATER = {
+    ("random:tiny-qwen2", "torch", "bfloat16"),
+    ("random:tiny-mistral", "torch", "float32"),
+    ("random:tiny-qwen3-moe", "torch", "float32"),
+}
+QUICK = [case for case in WHOLE if case not in LATER]
 
 
 @pytest.mark.parametrize(("model", "kernels", "dtype"), QUICK)
@@ -97,8 +98,7 @@ def test_any_batch_gives_the_bits_of_each_sequence_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("model", "kernels"), CASES)
+@pytest.mark.parametrize(("model", "kernels", "dtype"), WHOLE)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pending=jobs(), random=st.randoms(use_true_random=False))
 def test_many_batches_give_the_bits_of_each_sequence_alone(
@@ -132,8 +132,10 @@ def check_batches(model: str, kernels: str, dtype: str, pending: list[Job], rand
             assert torch.equal(logits[row], bits), [(begin, begin + len(ids)) for begin, ids, *_ in rows]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("model", "kernels"), CASES)
+@pytest.mark.parametrize(
+    ("model", "kernels", "dtype"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in sorted(LATER))],
+)
 def test_chunks_of_every_kind(model: str, kernels: str, dtype: str) -> None:
     runner, tokens = runner_of(model, dtype, kernels), tokens_of(3)
     expected = alone(model, dtype, 3, MAX_TOKENS, kernels)
