@@ -156,10 +156,10 @@ class _Server:
         connection = kind(self._parts.hostname or "127.0.0.1", self._parts.port, timeout=_TIMEOUT_S)
         try:
             self._send(connection, method, path, body)
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise self._refused(response.status, response.read())
-            yield response
+            with connection.getresponse() as response:
+                if response.status != http.client.OK:
+                    raise self._refused(response.status, response.read())
+                yield response
         except (OSError, http.client.HTTPException) as error:
             raise CliError(
                 f"the answer of {self.url} broke off",
