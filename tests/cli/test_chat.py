@@ -16,6 +16,7 @@ from cli.commands.chat import ChatOptions, chat
 from cli.conversation import HELP, Conversation, history_file, line_editing
 from cli.errors import CliError, NotRunning
 from cli.exit_codes import ExitCode
+from tests.cli.refused import refused
 
 
 def roles(conversation):
@@ -129,9 +130,8 @@ def test_every_failure_of_a_server_says_what_why_and_what_to_do(server, monkeypa
         ("what", "cannot be understood", "give the address"),
         ("stop", "broke off", "say it again"),
     ):
-        with pytest.raises(CliError, match=words) as caught:
+        with refused(CliError, words, do=do):
             chat("m", prompt, server.url, None, ChatOptions())
-        assert do in caught.value.do
     monkeypatch.setattr(http.client.HTTPResponse, "read", lambda *_: b"[]")
     with pytest.raises(CliError, match="cannot be understood"):
         chat("m", "x", server.url, None, ChatOptions())
