@@ -26,7 +26,9 @@ app = typer.Typer(
 
 OriginsOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="ORIGIN", help="A web page that browsers let ask here, or `*`; may be repeated."),
+    typer.Option(
+        "--cors-origin", metavar="ORIGIN", help="A web page that browsers let ask here, or `*`; may be repeated."
+    ),
 ]
 ModelOption = Annotated[str | None, typer.Option(help="tiny, echo, random:ARCH, a directory, or ORG/NAME[@REVISION].")]
 ServedNameOption = Annotated[
@@ -106,10 +108,10 @@ def up(
     join: JoinOption = None,
     address: AddressOption = None,
     ports: PortsOption = None,
-    keys_directory: keys.KeysOption = None,
+    keys: keys.KeysOption = None,
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
-    cors_origin: OriginsOption = None,
+    cors_origins: OriginsOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,
@@ -121,8 +123,8 @@ def up(
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
     context_length: Annotated[int | None, typer.Option(help="Longest prompt and output together, in tokens.")] = None,
-    kv_pages: Annotated[int | None, typer.Option(help="Pages of each KV pool.")] = None,
-    kv_memory: Annotated[str | None, typer.Option(help="Memory of each KV pool, like 512MiB.")] = None,
+    kv__pages: Annotated[int | None, typer.Option("--kv-pages", help="Pages of each KV pool.")] = None,
+    kv__memory: Annotated[str | None, typer.Option("--kv-memory", help="Memory of each KV pool, like 512MiB.")] = None,
     max_running: Annotated[int | None, typer.Option(help="Requests in one batch.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens of one prefill chunk.")] = None,
     max_step_ms: StepOption = None,
@@ -133,20 +135,12 @@ def up(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands instead of running them.")] = False,
 ) -> None:
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
+    given = dict(locals())
+    # All others are settings, by the names that these have (`kv__pages`: `pages` in the table `kv`).
+    own = ("file", "join", "detach", "dry_run")
+    options = {name: value for name, value in given.items() if name not in own and value != []}
     from cli.commands.up import up as run
 
-    options: dict[str, Any] = {
-        "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
-        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port, "address": address,
-        "ports": ports,
-        "keys": keys_directory, "insecure": insecure, "chat_template": chat_template,
-        "cors_origins": cors_origin or None,
-        "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction, "tokenizers": tokenizers,
-        "deterministic": deterministic, "memory_saver": memory_saver, "pool_in_worker": pool_in_worker,
-        "gateways": gateways, "detokenizers": detokenizers, "max_running": max_running, "chunk": chunk,
-        "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
-        "max_step_ms": max_step_ms, "local_prefill_max": local_prefill_max, "served_name": served_name or None,
-    }  # fmt: skip
     raise typer.Exit(run(file, options, join=join, detach=detach, dry_run=dry_run))
 
 
