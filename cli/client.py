@@ -11,8 +11,8 @@ from cli.errors import BadManifest, CliError, HostAway, NotRunning, TryAgain, Wr
 from cli.protocol import SUPERVISOR_CODEC, ActorList, ActorStatus, ListActors
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import is_alive
-from mesh.actor import Actor
-from mesh.address import Address
+from mesh.actor import Actor, Context
+from mesh.address import Address, Endpoint
 from mesh.errors import CallError, DeadlineExceeded, PeerLost, RemoteError, Unreachable
 from mesh.membership.keys import CLIENT
 from mesh.membership.view import StaticBootstrap
@@ -39,6 +39,18 @@ class ClientActor(Actor):
     role: ClassVar[str] = CLIENT
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
     joins: ClassVar[bool] = False
+
+
+@contextlib.asynccontextmanager
+async def client(name: str, options: ZeroMQOptions, peer: Address, endpoint: Endpoint) -> AsyncGenerator[Context]:
+    """Be the actor `name`, which asks `peer` at `endpoint`. Raises BindError."""
+    actor = ClientActor()
+    system = ActorSystem(actor, Address(name, 1), ZeroMQTransport(options), StaticBootstrap(peer, endpoint))
+    await system.start()
+    try:
+        yield actor.ctx
+    finally:
+        await system.stop()
 
 
 class RunningMesh(NamedTuple):
@@ -115,17 +127,15 @@ async def connected(mesh: RunningMesh) -> AsyncGenerator[Ask]:
     """Be a peer of a mesh's supervisor."""
     setup_log(level="error")
     directory, manifest = mesh
-    transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory.run))
+    options = ZeroMQOptions(run_directory=directory.run)
     supervisor, endpoint = manifest.supervisor
     # An id of its own for every connection: two at the same time would take each other's answers, and a second one
     # right behind the first would find its identity still taken at the supervisor's socket, and never be welcomed.
-    address = Address(f"meshctl-{os.getpid()}-{next(_numbers)}", 1)
-    actor = ClientActor()
-    system = ActorSystem(actor, address, transport, StaticBootstrap(supervisor, endpoint))
+    name = f"meshctl-{os.getpid()}-{next(_numbers)}"
 
     async def ask(question: Message, answer_type: type[Reply], timeout_s: float = ASK_TIMEOUT_S) -> Reply:
         try:
-            answer = (await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)).message
+            answer = (await ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)).message
         except RemoteError as error:
             raise refusal(error, manifest.mesh) from error
         except CallError as error:
@@ -142,11 +152,8 @@ async def connected(mesh: RunningMesh) -> AsyncGenerator[Ask]:
             )
         return answer
 
-    await system.start()
-    try:
+    async with client(name, options, supervisor, endpoint) as ctx:
         yield ask
-    finally:
-        await system.stop()
 
 
 def _lives(name: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from cli.client import ClientActor
+from cli.client import client
 from cli.errors import AlreadyRunning, BadConfig, CannotBind, CliError, HostTaken, MeshFull, StartFailed
 from cli.plan.keys import read_own, words
 from cli.plan.names import on_host, supervisor_id
@@ -20,10 +20,7 @@ from cli.supervisor.host_files import registry_endpoint
 from mesh.address import Address, Endpoint
 from mesh.errors import TOO_MANY_PEERS, BindError, CallError, MeshError, PeerLost, Superseded, WrongMesh
 from mesh.membership.spec import spec_faults
-from mesh.membership.view import StaticBootstrap
 from mesh.runtime.run_directory import RunDirectory
-from mesh.system import ActorSystem
-from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.wire.frames import ListMembers, Members, Ping, Pong
 from mesh.wire.message import Message
@@ -52,34 +49,28 @@ class Asker(NamedTuple):
 
         Raises MeshFull, CannotBind.
         """
-        actor = ClientActor()
         # It dials as this host, by its keys, and is dialed by nobody.
-        transport = ZeroMQTransport(replace(ZeroMQOptions.of_host(self.run), bind=""))
-        address = Address(on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host), 1)
-        system = ActorSystem(actor, address, transport, StaticBootstrap(peer, endpoint))
+        options = replace(ZeroMQOptions.of_host(self.run), bind="")
+        name = on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host)
         try:
-            await system.start()
+            async with client(name, options, peer, endpoint) as ctx:
+                for _ in range(2):
+                    try:
+                        return (await ctx.ask(peer.actor_id, question, timeout_s=_ASK_S)).message
+                    except PeerLost as error:
+                        if TOO_MANY_PEERS in error.message:
+                            raise MeshFull(
+                                f"host {self.host} cannot join the mesh",
+                                why=f"{peer.actor_id} at {endpoint.control} takes nobody more: {error.message}",
+                                do="end what is not needed of those that `meshctl ps` lists there, and try again",
+                            ) from error
+                        # The first dial is to an epoch that nobody has; the refusal names the one to dial.
         except BindError as error:
             raise CannotBind(
                 f"host {self.host} cannot listen", why=error.message, do="correct it, then start again"
             ) from error
-        try:
-            for _ in range(2):
-                try:
-                    return (await actor.ctx.ask(peer.actor_id, question, timeout_s=_ASK_S)).message
-                except PeerLost as error:
-                    if TOO_MANY_PEERS in error.message:
-                        raise MeshFull(
-                            f"host {self.host} cannot join the mesh",
-                            why=f"{peer.actor_id} at {endpoint.control} takes nobody more: {error.message}",
-                            do="end what is not needed of those that `meshctl ps` lists there, and try again",
-                        ) from error
-                    # The first dial is to an epoch that nobody has; the refusal names the one to dial.
-                    continue
         except CallError:
-            return None
-        finally:
-            await system.stop()
+            pass
         return None
 
 
