@@ -74,8 +74,8 @@ class Machine(NamedTuple):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole mesh, or one host's part of it. `pool_bytes` is what all KV pools take in `pool_directory`, in files
-    beginning with `prefix`, where pools on a device have only their page tables.
+    """A whole mesh, or one host's part of it. `pool_bytes` is what all KV pools take in the settings' directory, in
+    files beginning with `pool_prefix`, where pools on a device have only their page tables.
 
     `preloads` are the modules that the zygote imports, `notes` what people should know before it starts. `spec` is what
     all hosts have in common, empty on a mesh of one.
@@ -85,18 +85,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     actors: list[ActorLaunch]
     num_threads: int
-    pool_directory: str
     pool_prefix: str
     pool_bytes: int
     context: ServedContext
     preloads: list[str]
     notes: list[str] = []
     spec: dict[str, str] = {}
-
-    @property
-    def host(self) -> str:
-        """Which of several hosts this is of; "" on a mesh of one."""
-        return self.settings.on
 
     @property
     def has_gateway(self) -> bool:
@@ -183,19 +177,15 @@ class _Planner:
                 told = shared_settings(settings, self._origin or self._model)
                 registry = RegistryConfig(port=settings.registry_port, spec=spec, settings=told)
             actors.append(self._launch("registry", registry))
-        gateways = [self._id(f"gateway-{number}") for number in range(counts.gateways)]
-        actors += [self._launch(actor_id, self._gateway(context)) for actor_id in gateways]
+        actors += self._several("gateway", counts.gateways, self._gateway(context))
         if self._groups:
             # The supervisor removes the segments in the end: until then the next agent finds them.
             actors.append(self._launch(self._agent_id, self._kv_agent(pools), unlink_on_stop=False))
-        for number in range(counts.tokenizers):
-            config = TokenizerConfig(
-                model=self._model, context_length=context.length, chat_template=settings.chat_template
-            )
-            actors.append(self._launch(self._id(f"tokenizer-{number}"), config))
-        for number in range(counts.detokenizers):
-            config = DetokenizerConfig(model=self._model)
-            actors.append(self._launch(self._id(f"detokenizer-{number}"), config))
+        tokenizer = TokenizerConfig(
+            model=self._model, context_length=context.length, chat_template=settings.chat_template
+        )
+        actors += self._several("tokenizer", counts.tokenizers, tokenizer)
+        actors += self._several("detokenizer", counts.detokenizers, DetokenizerConfig(model=self._model))
         for group in self._groups:
             for rank, worker_id in enumerate(group.worker_ids):
                 actors.append(self._launch(worker_id, self._worker(group, rank)))
@@ -205,7 +195,6 @@ class _Planner:
             model_name=self._served_names[0],
             actors=actors,
             num_threads=self._num_threads,
-            pool_directory=settings.kv.directory,
             pool_prefix=self._prefix,
             pool_bytes=pool_bytes,
             context=context,
@@ -219,8 +208,8 @@ class _Planner:
         config = msgspec.convert(gateway, GatewayConfig) if gateway is not None else None
         return topology_notes(self._settings, config, len(actors), self._machine.max_files)
 
-    def _id(self, name: str) -> str:
-        return on_host(name, self._settings.on)
+    def _several(self, name: str, count: int, config: msgspec.Struct) -> list[ActorLaunch]:
+        return [self._launch(on_host(f"{name}-{number}", self._settings.on), config) for number in range(count)]
 
     def _kv_agent(self, pools: list[PoolConfig]) -> KVAgentConfig:
         settings = self._settings

@@ -184,7 +184,7 @@ class _MeshProcess:
             data=where.data,
             url=topology.url,
             model=topology.model_name,
-            pool_directory=os.path.abspath(topology.pool_directory),
+            pool_directory=os.path.abspath(topology.settings.kv.directory),
             pool_prefix=topology.pool_prefix,
             started_at=time.time(),
         )
@@ -223,19 +223,15 @@ class _MeshProcess:
         # The same; `ready` would be the last word of a mesh that ends.
         if self._keeper.core.stopping:
             return
-        self._was_ready = True
-        self._actor.ctx.log.info("mesh_ready", elapsed_s=round(self._progress.elapsed_s, 3))
         topology = self._topology
         mesh, seconds = self._directory.mesh, self._progress.elapsed_s
         members = self._actor.ctx.members.all()
         said = links_note(topology.settings), quantization_note(members), kernels_note(members)
         note = "\n".join(filter(None, said))
         text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context), note)
-        self._progress.ready(text)
+        self._tell_ready("mesh_ready", text)
 
     def _ready_without_gateway(self) -> None:
-        self._was_ready = True
-        self._actor.ctx.log.info("host_ready", elapsed_s=round(self._progress.elapsed_s, 3))
         registry = self._directory.run.bootstrap().lookup()
         where = registry[1].control if registry is not None else ""
         settings, there = self._topology.settings, self._topology.gateway_host
@@ -246,6 +242,11 @@ class _MeshProcess:
             self._progress.elapsed_s,
             f"registry at {where}, clients go to {self._topology.url}{on}\n{links_note(settings)}",
         )
+        self._tell_ready("host_ready", text)
+
+    def _tell_ready(self, event: str, text: str) -> None:
+        self._was_ready = True
+        self._actor.ctx.log.info(event, elapsed_s=round(self._progress.elapsed_s, 3))
         self._progress.ready(text)
 
     def _stopped(self, code: ExitCode, failure: str) -> None:
