@@ -103,6 +103,8 @@ class SupervisorActor(Actor):
 
     def _answer(self, call: Call, message: Any) -> None:
         match message:
+            case StopMesh(host=host) | ListLogs(host=host) | ReadLogs(host=host) if host not in ("", self._host):
+                self.ctx.spawn(self._pass_on(call, msgspec.structs.replace(message, host=""), host), name="pass-on")
             case ListActors():
                 self.ctx.spawn(self._list(call, message), name="list")
             case StopMesh():
@@ -162,10 +164,6 @@ class SupervisorActor(Actor):
         return (await self._listed(ListActors(whole_mesh=True))).actors
 
     def _stop(self, call: Call, request: StopMesh) -> None:
-        if request.host not in ("", self._host):
-            order = StopMesh(reason=request.reason, force=request.force)
-            self.ctx.spawn(self._pass_on(call, order, request.host), name="stop")
-            return
         call.reply(Stopping(pid=self._pid))
         if request.whole_mesh and self._host:
             self.ctx.spawn(self._stop_whole_mesh(request), name="stop")
@@ -174,10 +172,7 @@ class SupervisorActor(Actor):
 
     def _logs(self, call: Call, request: ListLogs | ReadLogs) -> None:
         folder = LogFolder(self._keeper.directory)
-        if request.host not in ("", self._host):
-            order = msgspec.structs.replace(request, host="")
-            self.ctx.spawn(self._pass_on(call, order, request.host), name="logs")
-        elif isinstance(request, ReadLogs):
+        if isinstance(request, ReadLogs):
             call.reply(folder.read(request))
         else:
             hosts = {*self._keeper.settings.hosts} | self._other_hosts
