@@ -19,13 +19,13 @@ import shutil
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from cli.errors import AlreadyRunning, BadManifest, CliError
 from cli.plan.names import agent_id
-from cli.supervisor.processes import start_time
+from cli.supervisor.processes import Process
 from mesh.address import MAX_EPOCH, Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
@@ -42,13 +42,6 @@ def segment_prefix(uid: int, mesh: str, host: str = "") -> str:
     The dots, which no mesh's name has, keep `a` apart from `a-b`; the underline, hosts from meshes.
     """
     return f"kvmesh-{uid}.{mesh}{'_' if host else ''}{host}."
-
-
-class Holder(NamedTuple):
-    """Who signed the lock last: a supervisor, dead or alive."""
-
-    pid: int
-    start_time: int
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +121,14 @@ class MeshDirectory:
         """Make the directories, for this user only. Raises CliError where others may enter them."""
         with self.written("made", "make it writable"):
             self.is_new = not self.path.exists()
-            for path in (self.path.parent, self.path, self.run.sockets, self.logs, *self._subdirectories()):
+            for path in (
+                self.path.parent,
+                self.path,
+                self.run.sockets,
+                self.logs,
+                self.path / "configs",
+                self.path / "errors",
+            ):
                 path.mkdir(mode=0o700, parents=False, exist_ok=True)
                 self._require_own(path)
 
@@ -166,13 +166,13 @@ class MeshDirectory:
     def sign_lock(self) -> None:
         """Say that this process is the supervisor, before there is a manifest to say so. Under the lock."""
         with contextlib.suppress(OSError):
-            self._lock.write_text(f"{os.getpid()} {start_time(os.getpid()) or 0}\n")
+            self._lock.write_text("{} {}\n".format(*Process.of(os.getpid())))
 
-    def holder(self) -> Holder | None:
-        """The supervisor, where no manifest says who it is; to be believed only while that process lives."""
+    def holder(self) -> Process | None:
+        """Who signed the lock last: the supervisor, where no manifest says who it is, as long as that process lives."""
         with contextlib.suppress(OSError, ValueError):
             pid, started = read_file(self._lock).split()
-            return Holder(int(pid), int(started))
+            return Process(int(pid), int(started))
         return None
 
     def load_manifest(self) -> Manifest | None:
@@ -282,9 +282,6 @@ class MeshDirectory:
 
     def _error(self, address: Address) -> Path:
         return self.path / "errors" / f"{address.actor_id}.{address.epoch}.json"
-
-    def _subdirectories(self) -> list[Path]:
-        return [self.path / "configs", self.path / "errors"]
 
     def already_running(self) -> AlreadyRunning:
         """The error of whoever wants to be this mesh's supervisor, and is not the first."""
