@@ -37,14 +37,16 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
         actors = find_mesh(name).ask(ListActors(), ActorList, timeout_s)
     except CliError as error:
         return _say(f"not live: {error.what}: {error.why}", error.exit_code)
+    own = [one for one in actors.actors if one.supervised]
+    has_gateway = any(one.role == GATEWAY for one in own)
     if question != "live":
         # Who was drained is away by an operator's wish: a container that is restarted for that would undo the wish.
-        missing = [one for one in actors.actors if one.supervised and one.state not in (READY, DRAINED, RELEASED)]
+        missing = [one for one in own if one.state not in (READY, DRAINED, RELEASED)]
         if missing:
             some = "; ".join(f"{one.actor_id} is {one.state}" for one in missing[:_SHOWN])
             more = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
             return _say(f"not ready: {some}{more}", ExitCode.NOT_READY)
-    if question == "generate" and any(one.supervised and one.role == GATEWAY for one in actors.actors):
+    if question == "generate" and has_gateway:
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         try:
             place = urlsplit(actors.url)
@@ -55,9 +57,9 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
             return _say(f"not ready: the gateway at {actors.url} does not answer: {error}", ExitCode.NOT_READY)
         if page.status != 200:
             return _say(f"not ready: {page.reasons or f'the gateway answers {page.status}'}", ExitCode.NOT_READY)
-    num_roles = sum(one.supervised and one.role != SUPERVISOR for one in actors.actors)
+    num_roles = sum(one.role != SUPERVISOR for one in own)
     told = {"live": "the supervisor answers", "ready": f"{num_roles} actors", "generate": "a token was generated"}
-    if question == "generate" and all(one.role != GATEWAY for one in actors.actors if one.supervised):
+    if not has_gateway:
         told["generate"] = f"{num_roles} actors, and no gateway on this host"
     sys.stdout.write(f"{question}: {told[question]}, in {time.monotonic() - began:.2f} s\n")
     return ExitCode.OK
