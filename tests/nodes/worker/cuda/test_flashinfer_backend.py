@@ -141,7 +141,7 @@ def test_its_absence_is_told() -> None:
 def test_the_fake_has_the_real_names() -> None:
     real = load_flashinfer()
     functions = inspect.getmembers(fake_flashinfer, inspect.isfunction)
-    fakes = {name: f for name, f in functions if f.__module__ == "fake_flashinfer" and not name.startswith("_")}
+    fakes = {name: f for name, f in functions if f.__module__ == fake_flashinfer.__name__ and not name.startswith("_")}
     for name, wrapper in inspect.getmembers(fake_flashinfer, inspect.isclass):
         members = inspect.getmembers(wrapper, inspect.isfunction) if name.startswith("Batch") else []
         fakes |= {f"{name}.{member}": function for member, function in members if member not in ("attend", "keep")}
