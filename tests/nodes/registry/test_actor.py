@@ -21,6 +21,7 @@ from mesh.wire.codec import Codec
 from mesh.wire.frames import Join, ListMembers, MembersChanged, Ping
 from nodes.registry.actor import RegistryActor
 from nodes.registry.config import RegistryConfig
+from tests.mesh.mesh_under_test import until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -61,8 +62,7 @@ async def test_a_member_that_crashes_is_gone_after_its_lease(mesh):
     mesh.network.crash(b.address)
     died = loop.time()
     await b.stop()
-    while "b#1" in mesh.members():
-        await asyncio.sleep(0.05)
+    await until(lambda: "b#1" not in mesh.members(), 10.0)
     assert 4.0 < loop.time() - died < 6.5
     await asyncio.sleep(0.1)
     assert a.registration.view.get("b") is None
@@ -225,8 +225,7 @@ async def test_a_registry_that_stops_tells_what_it_has_gathered_and_nothing_afte
     # The first change is told at once, what follows within 20 ms waits for more.
     for member in (b, c):
         member.announce(mark=1)
-    while all(m.attributes.get("mark") != 1 for m in mesh.registry.actor.core.members() if m.actor_id == "c"):
-        await asyncio.sleep(0.001)
+    await until(lambda: mesh.registry.actor.core.find("c").attributes.get("mark") == 1)
     await mesh.registry.stop()
     await asyncio.sleep(1.0)
     assert [a.registration.view.get(name).attributes for name in "bc"] == [{"mark": 1}] * 2

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -205,22 +206,13 @@ async def test_a_device_that_fails_is_the_end_of_the_worker() -> None:
     await actor.stop()
 
 
-class BrokenRunner:
-    """Raises for batches, or for everything once it is broken."""
-
-    numerics = "broken"
-
-    def __init__(self) -> None:
-        self.is_broken = False
-
-    def run(self, step: RunnableStep) -> StepOutcome:
-        if self.is_broken or len(step.rows) > 1:
+async def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends_its_worker() -> None:
+    def run(step: RunnableStep) -> StepOutcome:
+        if runner.is_broken or len(step.rows) > 1:
             raise RuntimeError("out of luck")
         return StepOutcome([9])
 
-
-async def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends_its_worker() -> None:
-    runner, killed = BrokenRunner(), asyncio.Event()
+    runner, killed = SimpleNamespace(numerics="", run=run, is_broken=False), asyncio.Event()
     actor, context = await working("random:tiny-llama", lambda *_: runner, killed.set)
     logged: list[tuple[str, dict]] = []
     context.log.warning = context.log.error = lambda event, **fields: logged.append((event, fields))
@@ -241,19 +233,14 @@ async def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends
     await actor.stop()
 
 
-class PickyRunner:
-    """Raises for one token."""
-
-    numerics = "picky"
-
-    def run(self, step: RunnableStep) -> StepOutcome:
+async def test_a_row_that_fails_is_logged_with_its_request() -> None:
+    def run(step: RunnableStep) -> StepOutcome:
         if 8 in step.token_ids[step.rows[0].token_offset : step.rows[-1].token_offset + 1]:
             raise RuntimeError("not this one")
         return StepOutcome([9] * len(step.rows))
 
-
-async def test_a_row_that_fails_is_logged_with_its_request() -> None:
-    actor, context = await working("random:tiny-llama", lambda *_: PickyRunner(), lambda: None)
+    runner = SimpleNamespace(numerics="", run=run)
+    actor, context = await working("random:tiny-llama", lambda *_: runner, lambda: None)
     logged: list[tuple[str, dict]] = []
     context.log.warning = lambda event, **fields: logged.append((event, fields))
     rows = [Row(1, [7], [4], request_id="chatcmpl-a-0"), Row(2, [8], [5], slot=1, request_id="chatcmpl-b-0")]

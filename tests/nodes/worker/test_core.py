@@ -83,8 +83,7 @@ def ahead() -> WorkerCore:
     return core
 
 
-def test_step_runs_and_is_answered() -> None:
-    core = adopted()
+def test_step_runs_and_is_answered(core: WorkerCore) -> None:
     (command,) = core.handle(arrived(1))
     assert command.runnable.token_ids.tolist() == [1]
     assert command.runnable.page_ids.tolist() == [1]
@@ -147,8 +146,7 @@ def test_too_many_waiting(core: WorkerCore) -> None:
     assert ran(commands) == [1]
 
 
-def test_a_placeholder_is_what_its_sequence_drew_for_that_position() -> None:
-    core = adopted()
+def test_a_placeholder_is_what_its_sequence_drew_for_that_position(core: WorkerCore) -> None:
     core.handle(arrived(1, rows=rows_of({}, {}, {"sampling": None, "prompt": 2})))
     core.handle(arrived(2, rows=[*follows(1, 0, 2), *rows_of({}, {}, {}, {"tokens": [4]})[3:]]))
     (command,) = [one for one in core.handle(done(8, 9, -1)) if isinstance(one, RunStep)]
@@ -172,8 +170,7 @@ def test_a_placeholder_that_is_known_by_now() -> None:
     assert commands[0].runnable.token_ids.tolist() == [6]
 
 
-def test_old_results_are_forgotten() -> None:
-    core = adopted()
+def test_old_results_are_forgotten(core: WorkerCore) -> None:
     for step in range(1, NUM_KEPT_RESULTS + 2):
         core.handle(arrived(step))
         core.handle(done(1))
@@ -380,8 +377,7 @@ def test_adoption_waits_for_the_running_step_and_drops_the_queue() -> None:
     assert [command.result.scheduler_epoch for command in core.handle(done(5))] == [2]
 
 
-def test_later_epochs_win() -> None:
-    core = adopted()
+def test_later_epochs_win(core: WorkerCore) -> None:
     core.handle(arrived(1))
     assert core.handle(adopt(epoch=3, call="third")) == []
     (refused,) = core.handle(adopt(epoch=2, call="second"))
@@ -405,16 +401,14 @@ def test_adopting_again_keeps_what_is_still_wanted(core: WorkerCore) -> None:
     assert ran(commands) == [3]
 
 
-def test_errors_of_rows_are_merged_in_order() -> None:
-    core = adopted()
+def test_errors_of_rows_are_merged_in_order(core: WorkerCore) -> None:
     core.handle(arrived(1, rows=rows_of({}, {"tokens": [50]}, {})))
     (sent,) = core.handle(done(4, -1, errors=(RowError(2, "corrupt_page", ""), RowError(0, "x", ""))))
     assert [error.row for error in sent.result.errors] == [0, 1, 2]
     assert sent.result.token_ids == [4, -1, -1]
 
 
-def test_what_goes_beside_a_token_is_answered_with_its_row() -> None:
-    core = adopted()
+def test_what_goes_beside_a_token_is_answered_with_its_row(core: WorkerCore) -> None:
     core.handle(arrived(1, rows=rows_of({}, {"tokens": [50]}, {})))
     (sent,) = core.handle(StepDone(StepOutcome([4, 5], extras=[b"a", b"b"]), 0.0))
     assert sent.result.extras == [b"a", b"", b"b"]
@@ -427,8 +421,7 @@ def test_an_ended_step_that_never_ran_is_a_bug() -> None:
         adopted().handle(done(1))
 
 
-def test_a_step_that_may_take_no_time_is_refused_row_by_row() -> None:
-    core = adopted()
+def test_a_step_that_may_take_no_time_is_refused_row_by_row(core: WorkerCore) -> None:
     for step, timeout_s in enumerate([0.0, -1.0, float("nan")], 1):
         event = arrived(step)
         plan = msgspec.structs.replace(event.plan, timeout_s=timeout_s)

@@ -17,6 +17,7 @@ from nodes.model_spec import resolve_model
 from nodes.worker.actor import WorkerActor
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.mesh.mesh_under_test import until
 from tests.nodes.recording_context import RecordingContext
 from tests.nodes.step_plans import Row, plan_of
 from tests.nodes.worker.recorded_worker import SCHEDULER, adopt, config, context_of, plan
@@ -87,11 +88,6 @@ class Bench:
         return context
 
 
-async def until(log: list[str], line: str) -> None:
-    while line not in log:
-        await asyncio.sleep(0.001)
-
-
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
@@ -105,7 +101,7 @@ async def test_a_result_is_told_after_the_event_behind_its_step(bench: Bench, dr
     adopt(bench.actor)
     row = Row(1, [7, 8, 9], [4], prompt=3) if draws else Row(1, [7, 8, 9], [4], prompt=9, sampling=None)
     bench.actor.on_tell(SCHEDULER, *plan_of(1, [row]))
-    await until(bench.log, "launch 1")
+    await until(lambda: "launch 1" in bench.log)
     await asyncio.sleep(0.02)
     assert context.told == []
     bench.runners[0].gate.set()
@@ -121,7 +117,7 @@ async def test_pages_are_unmapped_when_nothing_runs_on_the_device_any_more(bench
     bench.actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
     bench.actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
     bench.actor.on_tell(SCHEDULER, *plan(3, [7], start=4))
-    await until(bench.log, "launch 2")
+    await until(lambda: "launch 2" in bench.log)
     stopping = asyncio.create_task(bench.actor.stop())
     await asyncio.sleep(0.02)
     assert "unmap" not in bench.log

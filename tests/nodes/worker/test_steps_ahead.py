@@ -21,6 +21,7 @@ from nodes.worker.steps.step import (
     RunnableStep,
     StepOutcome,
 )
+from tests.mesh.mesh_under_test import until
 
 
 class FakeDevice:
@@ -80,8 +81,7 @@ def run_all(device: FakeDevice, *steps: RunnableStep, release: int = 0) -> list[
 
         tasks = [asyncio.create_task(one(i, of)) for i, of in enumerate(steps)]
         if release:
-            while f"launch {release + 1}" not in device.log:
-                await asyncio.sleep(0.001)
+            await until(lambda: f"launch {release + 1}" in device.log)
             device.gates[release].set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert order == sorted(order), "steps end in order"
@@ -159,8 +159,7 @@ def test_a_launch_that_raises_is_told_of_although_the_step_goes_well_the_second_
         ahead = StepsAhead(device, thread)
         tasks = [asyncio.create_task(ahead.run(step(1, [5]))), asyncio.create_task(ahead.run(step(2, [-1], [0])))]
         # The second one is tried while the first runs, and not before the loop has heard that that was launched.
-        while device.num_tried < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: device.num_tried == 2)
         device.gates[1].set()
         outcomes = await asyncio.gather(*tasks)
         ahead.stop()
