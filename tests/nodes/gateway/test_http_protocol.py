@@ -139,6 +139,16 @@ class Connection:
         return self.transport.written
 
 
+@pytest.fixture
+def one() -> Callable[..., None]:
+    """A connection; for tests that are coroutine functions, on whose loop it is."""
+
+    async def connected(test: Callable[..., Any]) -> None:
+        await test(Connection())
+
+    return lambda test: asyncio.run(connected(test))
+
+
 async def settle() -> None:
     """Until every task that can go on has gone on."""
     for _ in range(20):
@@ -176,8 +186,7 @@ async def test_a_head_has_its_time() -> None:
     assert unread.transport.end == "aborted"
 
 
-async def test_the_next_head_may_be_late_while_an_answer_is_under_way() -> None:
-    one = Connection()
+async def test_the_next_head_may_be_late_while_an_answer_is_under_way(one: Connection) -> None:
     one.may_answer.clear()
     await one.take(GET + b"\r\n", b"GET / HT")
     (timer,) = one.loop.due(HEAD_TIMEOUT_S)
@@ -247,15 +256,13 @@ async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
 
 
 @pytest.mark.parametrize("unread", [0, 5])
-async def test_a_silent_client_is_left_at_once_if_it_does_not_read(unread: int) -> None:
-    one = Connection()
+async def test_a_silent_client_is_left_at_once_if_it_does_not_read(one: Connection, unread: int) -> None:
     one.transport.unread = unread
     one.protocol.timeout_keep_alive_handler()
     assert one.transport.end == ("aborted" if unread else "closed")
 
 
-async def test_an_upgrade_is_not_taken_and_its_body_is_read() -> None:
-    one = Connection()
+async def test_an_upgrade_is_not_taken_and_its_body_is_read(one: Connection) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n"
     written = await one.take(head + b"Content-Length: 5\r\n\r\nhello")
     assert written.startswith(b"HTTP/1.1 200 OK")
@@ -264,15 +271,13 @@ async def test_an_upgrade_is_not_taken_and_its_body_is_read() -> None:
     assert one.transport.end == ""
 
 
-async def test_an_upgrade_that_closes_is_closed() -> None:
-    one = Connection()
+async def test_an_upgrade_that_closes_is_closed(one: Connection) -> None:
     written = await one.take(b"GET / HTTP/1.0\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
     assert written.startswith(b"HTTP/1.1 200 OK")
     assert one.transport.end == "closed"
 
 
-async def test_this_is_no_proxy() -> None:
-    one = Connection()
+async def test_this_is_no_proxy(one: Connection) -> None:
     refusal = await one.take(b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n")
     assert refusal.startswith(b"HTTP/1.1 400")
     assert one.transport.end == "closed"
@@ -280,8 +285,7 @@ async def test_this_is_no_proxy() -> None:
     assert await one.take(GET + b"\r\n") == refusal, "it does not listen any more"
 
 
-async def test_what_cannot_be_read_waits_for_the_answers_that_are_owed() -> None:
-    one = Connection()
+async def test_what_cannot_be_read_waits_for_the_answers_that_are_owed(one: Connection) -> None:
     one.may_answer.clear()
     assert await one.take(GET + b"\r\n", b"\x00 nonsense\r\n\r\n") == b""
     assert one.transport.end == ""
@@ -291,8 +295,7 @@ async def test_what_cannot_be_read_waits_for_the_answers_that_are_owed() -> None
     assert one.transport.end == "closed"
 
 
-async def test_a_body_that_cannot_be_read_ends_its_own_request() -> None:
-    one = Connection()
+async def test_a_body_that_cannot_be_read_ends_its_own_request(one: Connection) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     written = await one.take(head + b"2\r\nab\r\n", b"zz\r\n")
     assert written.startswith(b"HTTP/1.1 400")
@@ -300,8 +303,7 @@ async def test_a_body_that_cannot_be_read_ends_its_own_request() -> None:
     assert one.transport.end == "closed"
 
 
-async def test_trailers_are_dropped() -> None:
-    one = Connection()
+async def test_trailers_are_dropped(one: Connection) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     written = await one.take(head + b"2\r\nab\r\n0\r\nX-Late: 1\r\n\r\n")
     assert written.startswith(b"HTTP/1.1 200 OK")
@@ -309,8 +311,7 @@ async def test_trailers_are_dropped() -> None:
     assert b"x-late" not in one.headers[0]
 
 
-async def test_who_is_answered_hears_that_the_client_left() -> None:
-    one = Connection()
+async def test_who_is_answered_hears_that_the_client_left(one: Connection) -> None:
     await one.take(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab")
     one.protocol.connection_lost(None)
     await settle()
@@ -337,8 +338,7 @@ async def test_newcomers_are_those_who_have_asked_nothing() -> None:
     await both.gone(0.01)
 
 
-async def test_heads_are_bounded() -> None:
-    one = Connection()
+async def test_heads_are_bounded(one: Connection) -> None:
     line = b"X: " + b"x" * 9000 + b"\r\n"
     await one.take(GET)
     for _ in range(http_protocol.MAX_HEAD_BYTES // len(line)):
@@ -379,8 +379,7 @@ async def test_a_head_over_the_limit_is_refused_however_it_is_cut() -> None:
         (b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n", "chunked' alone"),
     ],
 )
-async def test_what_others_may_understand_otherwise_is_refused(head: bytes, why: str) -> None:
-    one = Connection()
+async def test_what_others_may_understand_otherwise_is_refused(one: Connection, head: bytes, why: str) -> None:
     answer, body = (await one.take(head + b"\r\n")).split(b"\r\n\r\n")
     error = msgspec.json.decode(body)["error"]
     assert answer.startswith(b"HTTP/1.1 400")
@@ -420,16 +419,14 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\
     ],
 )
 @pytest.mark.parametrize("size", [1 << 20, 30_000])
-async def test_what_is_neither_head_nor_body_is_bounded_in_all(rest: bytes, size: int) -> None:
-    one = Connection()
+async def test_what_is_neither_head_nor_body_is_bounded_in_all(one: Connection, rest: bytes, size: int) -> None:
     data = CHUNKED + rest
     written = await one.take(*[data[at : at + size] for at in range(0, len(data), size)])
     assert written.startswith(b"HTTP/1.1 400")
     assert (one.transport.end, one.bodies) == ("closed", [])
 
 
-async def test_a_body_in_tiny_pieces_and_many_requests_are_not() -> None:
-    one = Connection()
+async def test_a_body_in_tiny_pieces_and_many_requests_are_not(one: Connection) -> None:
     await one.take(CHUNKED, *[b"1\r\nx\r\n" * 5000] * 10, b"0\r\n\r\n")
     assert one.bodies == [b"ab" + b"x" * 50_000]
     for _ in range(500):
@@ -489,8 +486,7 @@ async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> No
     assert gone.loop.due(LINGER_S) == []
 
 
-async def test_the_next_in_line_is_not_hurried_by_the_answer_before_it() -> None:
-    one = Connection()
+async def test_the_next_in_line_is_not_hurried_by_the_answer_before_it(one: Connection) -> None:
     one.may_answer.clear()
     await one.take(GET + b"\r\n" + POST % 100 + b"x")
     one.may_answer.set()

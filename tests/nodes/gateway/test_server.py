@@ -75,38 +75,35 @@ async def read_all(ring: Ring, data: bytes) -> bytes:
         writer.close()
 
 
-async def test_heads_are_bounded_in_length_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Ring() as ring:
-        endless = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000
-        assert (await read_all(ring, endless))[:12] in (b"HTTP/1.1 400", b"")
-        monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.1)
-        assert await read_all(ring, b"") == b""
-        for slow in (b"GET / HT", b"GET /health/live HTTP/1.1\r\nHost: x\r\n"):
-            assert (await read_all(ring, slow)).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-        reader, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
-        writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        await reader.readuntil(b"}")
-        writer.write(b"GET /heal")
-        assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
-        writer.close()
+async def test_heads_are_bounded_in_length_and_time(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000
+    assert (await read_all(ring, endless))[:12] in (b"HTTP/1.1 400", b"")
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.1)
+    assert await read_all(ring, b"") == b""
+    for slow in (b"GET / HT", b"GET /health/live HTTP/1.1\r\nHost: x\r\n"):
+        assert (await read_all(ring, slow)).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    reader, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+    writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"}")
+    writer.write(b"GET /heal")
+    assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
+    writer.close()
 
 
-async def test_requests_on_one_connection_are_answered_in_turn() -> None:
-    async with Ring() as ring:
-        one = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-        last = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        answer = await read_all(ring, one * 3 + last)
-        assert answer.count(b"HTTP/1.1 200 OK") == 4
-        assert answer.endswith(b"}")
+async def test_requests_on_one_connection_are_answered_in_turn(ring, client) -> None:
+    one = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answer = await read_all(ring, one * 3 + last)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+    assert answer.endswith(b"}")
 
 
-async def test_requests_in_line_are_bounded() -> None:
+async def test_requests_in_line_are_bounded(ring, client) -> None:
     """So many as may be are answered, what follows is not read, and the connection is closed."""
 
-    async with Ring() as ring:
-        answer = await read_all(ring, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
-        assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1 ") == http_protocol.MAX_PIPELINED + 1
-        assert (await read_all(ring, b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).endswith(b"}")
+    answer = await read_all(ring, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+    assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1 ") == http_protocol.MAX_PIPELINED + 1
+    assert (await read_all(ring, b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).endswith(b"}")
 
 
 def completion(text: str) -> bytes:
@@ -115,41 +112,40 @@ def completion(text: str) -> bytes:
     return head % len(body) + body
 
 
-async def test_who_shares_a_port_serves_whoever_is_connected_before_it_goes() -> None:
+@pytest.mark.settings(reuse_port=True)
+async def test_who_shares_a_port_serves_whoever_is_connected_before_it_goes(ring, client) -> None:
     """Nobody is told 503 whose connection the kernel gave to this gateway and not to another one."""
 
-    shared = msgspec.structs.replace(CONFIG, reuse_port=True)
-    async with Ring(shared) as ring:
-        port = ring.gateway.port
-        kept = await asyncio.open_connection("127.0.0.1", port)
-        kept[1].write(completion("before"))
-        before = await kept[0].readuntil(b"}}}")
-        assert b"connection: close" not in before
-        new = await asyncio.open_connection("127.0.0.1", port)
-        # Only what has been accepted can be kept.
-        await accepted(ring, 2)
-        draining = asyncio.create_task(ring.gateway.drain())
-        await asyncio.sleep(0)
-        for (reader, writer), text in ((kept, "still here"), (new, "just came")):
-            writer.write(completion(text))
-            answer = await asyncio.wait_for(reader.read(), 5)
-            assert answer.startswith(b"HTTP/1.1 200 OK")
-            assert b"connection: close" in answer
-            assert text.encode() in answer
-            writer.close()
-        await asyncio.wait_for(draining, 5)
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
+    port = ring.gateway.port
+    kept = await asyncio.open_connection("127.0.0.1", port)
+    kept[1].write(completion("before"))
+    before = await kept[0].readuntil(b"}}}")
+    assert b"connection: close" not in before
+    new = await asyncio.open_connection("127.0.0.1", port)
+    # Only what has been accepted can be kept.
+    await accepted(ring, 2)
+    draining = asyncio.create_task(ring.gateway.drain())
+    await asyncio.sleep(0)
+    for (reader, writer), text in ((kept, "still here"), (new, "just came")):
+        writer.write(completion(text))
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert b"connection: close" in answer
+        assert text.encode() in answer
+        writer.close()
+    await asyncio.wait_for(draining, 5)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_silent_newcomer_does_not_hold_up_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.settings(reuse_port=True)
+async def test_a_silent_newcomer_does_not_hold_up_a_drain(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "NEWCOMER_S", 0.1)
 
-    async with Ring(msgspec.structs.replace(CONFIG, reuse_port=True)) as ring:
-        _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
-        await accepted(ring, 1)
-        await asyncio.wait_for(ring.gateway.drain(), 5)
-        writer.close()
+    _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+    await accepted(ring, 1)
+    await asyncio.wait_for(ring.gateway.drain(), 5)
+    writer.close()
 
 
 async def accepted(ring: Ring, count: int) -> None:
