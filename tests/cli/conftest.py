@@ -1,5 +1,9 @@
-"""A mesh's directory of each test's own."""
+"""A mesh's directory of each test's own, and processes that are none of its mesh's."""
 
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,3 +18,22 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeshDirectory:
     directory = MeshDirectory("m")
     directory.create()
     return directory
+
+
+@pytest.fixture
+def start_stranger() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts processes that do nothing, and are killed in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> subprocess.Popen[bytes]:
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def stranger(start_stranger: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """A process that is no business of ours."""
+    return start_stranger()

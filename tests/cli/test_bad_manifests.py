@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -16,14 +14,13 @@ from cli.commands.down import down
 from cli.commands.ps import ps
 from cli.errors import AlreadyRunning, BadManifest, CliError, NotRunning
 from cli.supervisor import processes
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
-from cli.supervisor.processes import is_alive, open_process, start_time
+from cli.supervisor.mesh_directory import MeshDirectory, ProcessRecord, segment_prefix
+from cli.supervisor.processes import Process, is_alive, open_process, start_time
 from cli.supervisor.sweep import kill_all, sweep
+from tests.cli.manifests import PREFIX, manifest, record
 from tests.cli.refused import refused
 
-PREFIX = segment_prefix(os.getuid(), "m")
 SHM = "/dev/shm"
-NO_PID = 2**22 - 1
 
 
 @pytest.fixture
@@ -34,29 +31,6 @@ def directory(monkeypatch):
         directory = MeshDirectory("m")
         directory.create()
         yield directory
-
-
-@pytest.fixture
-def stranger():
-    """A process that is no business of ours."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-def manifest(directory, **fields):
-    sound = {
-        "mesh": "m", "pid": NO_PID, "start_time": 1, "epoch": 1, "control": "ipc:///c", "data": "ipc:///d",
-        "url": "http://x", "model": "echo", "pool_directory": str(directory.path), "pool_prefix": PREFIX,
-        "started_at": 0.0,
-    }  # fmt: skip
-    return Manifest(**(sound | fields))
-
-
-def record(process, **fields):
-    known = {"actor_id": "a", "role": "r", "epoch": 1, "pid": process.pid, "start_time": start_time(process.pid)}
-    return ProcessRecord(**(known | fields))
 
 
 def put(directory, content):
@@ -191,7 +165,7 @@ def test_what_is_no_file_of_this_users_is_not_read(directory, make):
 
 def test_another_users_run_directory_is_refused(directory, stranger):
     """Whoever made it first could have meshctl kill what they like."""
-    directory.write_manifest(manifest(directory, pid=stranger.pid, start_time=start_time(stranger.pid)))
+    directory.write_manifest(manifest(directory, stranger))
     try:
         os.chown(directory.path, 12345, 12345)
     except PermissionError:
@@ -204,7 +178,7 @@ def test_another_users_run_directory_is_refused(directory, stranger):
 
 def test_the_manifest_of_a_living_mesh_is_not_swept_though_its_lock_is_free(directory, stranger):
     """Somebody removed the lock file: the supervisor lives, and its actors with it."""
-    directory.write_manifest(manifest(directory, pid=stranger.pid, start_time=start_time(stranger.pid)))
+    directory.write_manifest(manifest(directory, stranger))
     (directory.run.sockets / "a.1.c").touch()
     with refused(AlreadyRunning, why=f"process {stranger.pid}, at http://x"), directory.locked():
         sweep(directory)
@@ -216,7 +190,7 @@ def test_the_manifest_of_a_living_mesh_is_not_swept_though_its_lock_is_free(dire
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63, -(2**63)])
 def test_pids_that_no_process_has(directory, pid):
     directory.write_manifest(manifest(directory, pid=pid))
-    nobody = ProcessRecord(actor_id="a", role="r", epoch=1, pid=pid, start_time=0)
+    nobody = record(Process(pid, 0), start_time=0)
     assert kill_all([nobody]) == []
     assert not is_alive(pid, 0)
     assert down("m", force=False, timeout_s=1.0) == 0
@@ -225,7 +199,7 @@ def test_pids_that_no_process_has(directory, pid):
 def test_strangers_with_the_pids_of_dead_actors_live_on(directory, stranger, monkeypatch):
     """Started at another time; or not to be signalled; or this very process."""
     later = record(stranger, start_time=start_time(stranger.pid) - 1)
-    myself = ProcessRecord(actor_id="me", role="r", epoch=1, pid=os.getpid(), start_time=start_time(os.getpid()))
+    myself = record(Process.of(os.getpid()), actor_id="me")
     directory.write_manifest(manifest(directory, processes=[later, myself]))
     assert sweep(directory) == []
     real = signal.pidfd_send_signal
@@ -294,7 +268,7 @@ def test_down_reaches_a_supervisor_by_its_lock(directory, stranger, content, cap
 
 
 def test_down_by_force_kills_a_supervisor_that_does_not_answer_at_once(directory, stranger, capfd):
-    directory.write_manifest(manifest(directory, pid=stranger.pid, start_time=start_time(stranger.pid)))
+    directory.write_manifest(manifest(directory, stranger))
     (directory.run.sockets / "a.1.c").touch()
     stranger.send_signal(signal.SIGSTOP)
     began = time.monotonic()

@@ -1,33 +1,15 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
 from cli.errors import AlreadyRunning, CliError
 from cli.supervisor import mesh_directory
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, StartError, segment_prefix
-from cli.supervisor.processes import open_process, start_time, wait_dead
+from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_prefix
+from cli.supervisor.processes import Process, open_process, start_time, wait_dead
 from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
+from tests.cli.manifests import NO_PID, manifest, record
 from tests.cli.refused import refused
-
-
-def manifest(directory, processes=()):
-    return Manifest(
-        mesh="m",
-        pid=os.getpid(),
-        start_time=start_time(os.getpid()),
-        epoch=1,
-        control="ipc:///c",
-        data="ipc:///d",
-        url="http://x",
-        model="echo",
-        pool_directory=str(directory.path),
-        pool_prefix=segment_prefix(os.getuid(), "m"),
-        started_at=0.0,
-        processes=list(processes),
-    )
 
 
 def test_nobody_else_may_enter(directory):
@@ -49,7 +31,7 @@ def test_one_supervisor_at_a_time(directory):
     with directory.locked():
         with pytest.raises(AlreadyRunning, match="it is starting"), directory.locked():
             pass
-        directory.write_manifest(manifest(directory))
+        directory.write_manifest(manifest(directory, Process.of(os.getpid())))
         with pytest.raises(AlreadyRunning, match=f"process {os.getpid()}, at http://x"), directory.locked():
             pass
     with directory.locked():
@@ -83,7 +65,7 @@ def test_epochs_grow_over_lost_files_and_over_clocks_that_go_back(directory, con
 
 def test_manifest_comes_back_and_damage_is_none(directory):
     assert directory.read_manifest() is None
-    written = manifest(directory, [ProcessRecord(actor_id="a", role="r", epoch=1, pid=2, start_time=3)])
+    written = manifest(directory, processes=[record(Process(2, 3), start_time=3)])
     directory.write_manifest(written)
     assert directory.read_manifest() == written
     assert written.supervisor[0] == Address("supervisor", 1)
@@ -117,51 +99,32 @@ def test_all_names(directory):
     assert MeshDirectory.all_names() == ["m", "n"]
 
 
-def sleeper():
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def test_sweep_kills_only_the_process_that_is_meant(directory, start_stranger):
+    mine, other = start_stranger(), start_stranger()
+    gone = Process(NO_PID, 1)
+    records = [record(mine, actor_id="mine"), record(other, start_time=1), record(gone, start_time=1)]
+    (directory.run.sockets / "a.1.c").touch()
+    segment, other_segment = (directory.path / f"{segment_prefix(os.getuid(), mesh)}decode" for mesh in ("m", "m-x"))
+    for path in (segment, other_segment, directory.path / "errors" / "a.1.json", directory.run.registry_file):
+        path.touch()
+    directory.write_manifest(manifest(directory, processes=records))
+    assert sweep(directory) == [f"process {mine.pid} (mine)", "socket a.1.c", f"segment {segment}"]
+    assert mine.wait() == -9
+    assert other.poll() is None
+    assert directory.read_manifest() is None
+    assert other_segment.exists()
+    assert not directory.run.registry_file.exists()
+    assert sweep(directory) == []
 
 
-def test_sweep_kills_only_the_process_that_is_meant(directory):
-    mine, other = sleeper(), sleeper()
-    try:
-        records = [
-            ProcessRecord(actor_id="mine", role="r", epoch=1, pid=mine.pid, start_time=start_time(mine.pid)),
-            ProcessRecord(actor_id="reused", role="r", epoch=1, pid=other.pid, start_time=1),
-            ProcessRecord(actor_id="gone", role="r", epoch=1, pid=2**22 - 1, start_time=1),
-        ]
-        (directory.run.sockets / "a.1.c").touch()
-        segment, other_segment = (
-            directory.path / f"{segment_prefix(os.getuid(), mesh)}decode" for mesh in ("m", "m-x")
-        )
-        segment.touch()
-        other_segment.touch()
-        (directory.path / "errors" / "a.1.json").touch()
-        directory.run.registry_file.touch()
-        directory.write_manifest(manifest(directory, records))
-        found = sweep(directory)
-        assert found[:2] == [f"process {mine.pid} (mine)", "socket a.1.c"]
-        assert found[2] == f"segment {segment}"
-        assert mine.wait() == -9
-        assert other.poll() is None
-        assert directory.read_manifest() is None
-        assert other_segment.exists()
-        assert not directory.run.registry_file.exists()
-        assert sweep(directory) == []
-    finally:
-        for process in (mine, other):
-            process.kill()
-            process.wait()
-
-
-def test_waiting_for_a_death():
-    process = sleeper()
-    descriptor = open_process(process.pid, start_time(process.pid))
+def test_waiting_for_a_death(stranger):
+    descriptor = open_process(stranger.pid, start_time(stranger.pid))
     try:
         assert not wait_dead(descriptor, 0.0)
-        process.kill()
+        stranger.kill()
         assert wait_dead(descriptor, 10.0)
     finally:
         os.close(descriptor)
-        process.wait()
-    assert open_process(process.pid, 1) is None
+    stranger.wait()
+    assert open_process(stranger.pid, 1) is None
     assert kill_all([]) == []
