@@ -9,10 +9,10 @@ from cli.commands import memory as command
 from cli.errors import CliError, TimedOut, TryAgain, Undone
 from cli.exit_codes import ExitCode
 from cli.protocol import ActorStatus
-from mesh.address import Endpoint
 from mesh.membership.view import READY
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 from tests.cli.refused import refused
+from tests.cli.statuses import actor
 
 RELEASE, RESUME, LOOK = ReleaseMemory(groups=["d"]), ResumeMemory(groups=["d"]), ListMemory()
 OTHER = GroupMemory(group="p", state="held")
@@ -34,10 +34,7 @@ class Supervisor:
 
     def actors(self) -> list[ActorStatus]:
         epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
-        return [
-            ActorStatus("kv-agent-0", "kv_agent", 7, epoch, Endpoint("c", "d"), READY),
-            ActorStatus("worker-d", "worker", 8, 1, Endpoint("c", "d"), self.worker),
-        ]
+        return [actor("kv-agent-0", role="kv_agent", epoch=epoch), actor("worker-d", state=self.worker)]
 
     def ask(self, question: Any, answer_type: type) -> Any:
         self.asked.append(question)

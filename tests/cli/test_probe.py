@@ -8,8 +8,8 @@ import pytest
 from cli.commands import probe as command
 from cli.exit_codes import ExitCode
 from cli.http_get import get_page
-from cli.protocol import ActorList, ActorStatus
-from mesh.address import Endpoint
+from cli.protocol import ActorList
+from tests.cli.statuses import actor
 
 
 def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
@@ -42,12 +42,6 @@ def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
     return code, output.out + output.err
 
 
-def actor(role, state="ready", *, supervised=True):
-    return ActorStatus(
-        actor_id=f"{role}-0", role=role, pid=1, epoch=1, endpoint=Endpoint("", ""), state=state, supervised=supervised
-    )
-
-
 @pytest.mark.parametrize(
     ("answer", "ends", "code", "line"),
     [
@@ -61,15 +55,15 @@ def actor(role, state="ready", *, supervised=True):
 )
 def test_what_a_gateway_answers(monkeypatch, capsys, answer, ends, code, line):
     timeout_s = 5.0 if ends else 0.1
-    got, said = asked(monkeypatch, capsys, [actor("gateway")], answer, ends=ends, timeout_s=timeout_s)
+    got, said = asked(monkeypatch, capsys, [actor("gateway-0")], answer, ends=ends, timeout_s=timeout_s)
     assert (got, said.count("\n")) == (code, 1)
     assert line in said
 
 
 def test_a_host_without_a_gateway_is_asked_for_its_actors_alone(monkeypatch, capsys):
-    actors = [actor("supervisor"), actor("worker"), actor("gateway", supervised=False)]
+    actors = [actor("supervisor"), actor("worker-0"), actor("gateway-0", supervised=False)]
     assert asked(monkeypatch, capsys, actors)[0] == ExitCode.OK
-    code, line = asked(monkeypatch, capsys, [*actors, *(actor(f"r{n}", "starting") for n in range(5))])
+    code, line = asked(monkeypatch, capsys, [*actors, *(actor(f"r{n}-0", state="starting") for n in range(5))])
     assert code == ExitCode.NOT_READY
     assert line.startswith("not ready: r0-0 is starting; r1-0 is starting; ")
     assert line.endswith("; and 2 more\n")

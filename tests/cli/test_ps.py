@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import msgspec
@@ -17,9 +16,10 @@ from cli.protocol import ActorList, ActorStatus, ListActors
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.keeper import _notes
 from mesh.address import Endpoint
-from mesh.membership.view import READY, Member
+from mesh.membership.view import Member
 from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
+from tests.cli.statuses import actor
 
 FALLBACKS = {"kv-agent-1": "tcp instead of nccl: no NCCL (device_unavailable)"}
 CONTEXT = ServedContext(length=2048, model_length=2048, kv_tokens=4096)
@@ -33,13 +33,6 @@ def member(**attributes: object) -> Member:
 def test_what_an_agent_fell_back_to_is_a_note() -> None:
     assert _notes(member(fallbacks=FALLBACKS)) == [NOTE]
     assert _notes(member(fallbacks={})) == _notes(member()) == []
-
-
-def actor(actor_id: str, **fields: Any) -> ActorStatus:
-    return ActorStatus(
-        **({"actor_id": actor_id, "role": "kv_agent", "pid": 7, "epoch": 1, "state": READY} | fields),
-        endpoint=Endpoint("c", "d"),
-    )
 
 
 class Meshes:
@@ -96,24 +89,24 @@ def test_the_url_is_there_and_all_meshes_are_where_none_is_named(show: Callable[
 
 def test_on_a_host_without_a_gateway_the_url_is_another_host_s(show: Callable[..., list[str]]) -> None:
     head, p = (actor(f"supervisor.{host}", role="supervisor", host=host) for host in ("head", "p"))
-    gateway = actor("gateway-0.head", role="gateway", host="head")
+    gateway = actor("gateway-0.head", host="head")
     at = [show(Meshes(m=actors), "m")[0].partition(",")[0] for actors in ([p, head, gateway], [head, gateway, p])]
     assert at == ["m: echo at http://m on host head", "m: echo at http://m"]
 
 
 def test_a_mesh_that_serves_nothing_is_not_called_ready(show: Callable[..., list[str]]) -> None:
-    others = [actor("gateway-0", role="gateway"), actor("worker-m", role="worker")]
-    gone = Meshes(m=[*others, actor("tokenizer-0", role="tokenizer", state="drained")])
+    others = [actor("gateway-0"), actor("worker-m")]
+    gone = Meshes(m=[*others, actor("tokenizer-0", state="drained")])
     assert show(gone, "m")[0] == "m: echo at http://m, not serving: no tokenizer is ready"
-    released = Meshes(m=[actor("worker-a", role="worker", state="released"), actor("gateway-0", role="gateway")])
+    released = Meshes(m=[actor("worker-a", state="released"), actor("gateway-0")])
     assert "no worker is ready" in show(released, "m")[0]
-    one_of_two = [actor("tokenizer-1", role="tokenizer"), actor("tokenizer-0", role="tokenizer", state="drained")]
+    one_of_two = [actor("tokenizer-1"), actor("tokenizer-0", state="drained")]
     assert show(Meshes(m=[*others, *one_of_two]), "m")[0] == "m: echo at http://m, ready"
 
 
 def test_what_a_host_that_is_away_has_taken_along_is_missed(show: Callable[..., list[str]]) -> None:
     roles = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
-    head = [actor(f"{role}-0.head", role=role, host="head") for role in roles]
+    head = [actor(f"{role}-0.head", host="head") for role in roles]
     assert show(Meshes(m=head), "m")[0] == "m: echo at http://m, ready"
     left = [one for one in head if one.role not in ("scheduler", "worker")]
     assert show(Meshes(m=left), "m")[0] == "m: echo at http://m, not serving: no scheduler and no worker is ready"
@@ -137,7 +130,7 @@ def test_unequal_numerics_of_the_mesh_s_groups_are_told(show: Callable[..., list
     meshes.notes = answer.notes
     told = "worker groups of unequal numerics give unequal bits: a (x); b (y)"
     assert show(meshes, "m")[1] == told
-    meshes.meshes["m"] = [actor("worker-a", role="worker")]
+    meshes.meshes["m"] = [actor("worker-a")]
     assert json.loads("\n".join(show(meshes, "m", "json")))[0]["mesh_notes"] == [told]
 
 

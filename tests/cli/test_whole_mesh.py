@@ -18,6 +18,7 @@ from mesh.address import Address, Endpoint, host_of
 from mesh.errors import PeerLost
 from mesh.membership.view import READY, SUPERVISOR, Member
 from mesh.supervision.events import DRAINED, GIVEN_UP
+from tests.cli import statuses
 from tests.mesh.recorded_call import RecordedCall
 
 NOWHERE = Endpoint("", "")
@@ -25,8 +26,7 @@ ROLES = {"a": ["gateway", "tokenizer"], "b": ["scheduler", "worker"], "c": ["sch
 
 
 def actor(name: str, host: str, **fields: Any) -> ActorStatus:
-    given = {"role": name.partition("-")[0], "pid": 7, "epoch": 1, "state": READY, "endpoint": NOWHERE} | fields
-    return ActorStatus(actor_id=f"{name}.{host}", host=host, **given)
+    return statuses.actor(f"{name}.{host}", host=host, **fields)
 
 
 class Hosts:

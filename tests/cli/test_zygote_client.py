@@ -94,6 +94,13 @@ async def until(condition):
         await asyncio.sleep(0.01)
 
 
+async def both_of(client):
+    """The pids of the one that serves and of its spare, once both are there."""
+    client.start()
+    await until(lambda: len(client.pids) == 2)
+    return client.pids
+
+
 @zygote("forks")
 async def test_a_pid_is_handed_on(client, tmp_path):
     assert await fork(client, tmp_path) == Process(77, 5)
@@ -113,8 +120,7 @@ async def test_one_that_dies_fails_its_requests_and_the_next_starts_another(clie
 
 
 async def test_a_killed_zygote_is_followed_by_its_spare_and_that_one_has_a_spare_too(client, tmp_path, deaths):
-    client.start()
-    await until(lambda: len(client.pids) == 2)
+    await both_of(client)
     # More of them one after the other than a stack that grew each time would hold is for the soak to show.
     for _ in range(3):
         serving, spare = client.pids
@@ -127,25 +133,20 @@ async def test_a_killed_zygote_is_followed_by_its_spare_and_that_one_has_a_spare
 
 
 async def test_a_killed_spare_is_replaced(client):
-    client.start()
-    await until(lambda: len(client.pids) == 2)
-    serving, spare = client.pids
+    serving, spare = await both_of(client)
     os.kill(spare, signal.SIGKILL)
     await until(lambda: len(client.pids) == 2 and spare not in client.pids)
     assert client.pids[0] == serving
 
 
 async def test_both_killed_at_once_are_started_anew_and_what_was_asked_fails_by_a_foreign_hand(client, tmp_path):
-    client.start()
-    await until(lambda: len(client.pids) == 2)
-    first = client.pids
+    first = await both_of(client)
     failed = asyncio.get_running_loop().create_future()
     for pid in first:
         os.kill(pid, signal.SIGKILL)
     client.fork(RUN, tmp_path / "w.log", failed.set_result, lambda _, foreign: failed.set_result(foreign))
     assert await failed is True
-    await until(lambda: len(client.pids) == 2)
-    assert not set(first) & set(client.pids)
+    assert not set(first) & set(await both_of(client))
 
 
 @zygote("leaves a child")
