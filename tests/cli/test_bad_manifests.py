@@ -6,7 +6,6 @@ import signal
 import tempfile
 import time
 
-import msgspec
 import pytest
 
 from cli.client import find_mesh
@@ -14,7 +13,7 @@ from cli.commands.down import down
 from cli.commands.ps import ps
 from cli.errors import AlreadyRunning, BadManifest, CliError, NotRunning
 from cli.supervisor import processes
-from cli.supervisor.mesh_directory import MeshDirectory, ProcessRecord, segment_prefix
+from cli.supervisor.mesh_directory import MeshDirectory, segment_prefix
 from cli.supervisor.processes import Process, is_alive, open_process, start_time
 from cli.supervisor.sweep import kill_all, sweep
 from tests.cli.manifests import PREFIX, manifest, record
@@ -304,10 +303,3 @@ def test_the_lock_says_who_holds_it(directory):
     for content in ("", "x", "1 2 3", "1 x"):
         (directory.path / "lock").write_text(content)
         assert directory.holder() is None
-
-
-def test_a_manifest_that_was_written_is_the_one_that_is_read(directory):
-    written = manifest(directory, processes=[ProcessRecord(actor_id="a", role="r", epoch=1, pid=2, start_time=3)])
-    directory.write_manifest(written)
-    assert directory.load_manifest() == written
-    assert msgspec.json.decode((directory.path / "manifest.json").read_bytes())["pool_prefix"] == PREFIX

@@ -67,7 +67,7 @@ def test_manifest_comes_back_and_damage_is_none(directory):
     assert directory.read_manifest() is None
     written = manifest(directory, processes=[record(Process(2, 3), start_time=3)])
     directory.write_manifest(written)
-    assert directory.read_manifest() == written
+    assert directory.read_manifest() == directory.load_manifest() == written
     assert written.supervisor[0] == Address("supervisor", 1)
     (directory.path / "manifest.json").write_text("[]")
     assert directory.read_manifest() is None

@@ -1,6 +1,5 @@
 """What `meshctl probe` makes of a gateway that is slow, mute, or none."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -9,31 +8,17 @@ from cli.commands import probe as command
 from cli.exit_codes import ExitCode
 from cli.http_get import get_page
 from cli.protocol import ActorList
+from tests.cli.answering import answering
 from tests.cli.statuses import actor
 
 
 def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
     """What a probe for a token returns and prints, where the gateway's port answers so."""
 
-    async def serve(reader, writer):
-        writers.append(writer)
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        if ends:
-            writer.close()
-
     async def get(host, _port, path, left_s):
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        try:
+        async with answering(answer, ends=ends) as port:
             return await get_page(host, port, path, left_s)
-        finally:
-            server.close()
-            for writer in writers:
-                writer.close()
-                await writer.wait_closed()
 
-    writers = []
     told = ActorList(mesh="m", url="http://127.0.0.1:1", model="echo", ready=True, actors=actors)
     monkeypatch.setattr(command, "find_mesh", lambda name: SimpleNamespace(ask=lambda *_: told))
     monkeypatch.setattr(command, "get_page", get)

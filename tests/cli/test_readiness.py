@@ -10,6 +10,7 @@ from cli.supervisor.readiness import absent_hosts, unready_reason
 from mesh.address import Endpoint
 from mesh.membership.view import Member, Membership
 from mesh.testing.ports import free_port
+from tests.cli.answering import answering
 
 BODY = b'{"status":"not_ready","reasons":["no scheduler is ready","no worker is ready"]}'
 
@@ -17,16 +18,8 @@ BODY = b'{"status":"not_ready","reasons":["no scheduler is ready","no worker is 
 def answered(*pieces: bytes) -> str:
     """What is read of an answer that comes in these pieces."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-        writer.close()
-
     async def main() -> str:
-        port = free_port()
-        async with await asyncio.start_server(serve, "127.0.0.1", port):
+        async with answering(*pieces) as port:
             return await unready_reason("0.0.0.0", port)
 
     return asyncio.run(main())
