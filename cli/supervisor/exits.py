@@ -35,7 +35,7 @@ class Exits:
 
     def read(self, status: int) -> Exit:
         """What a status, as of `waitstatus_to_exitcode`, means. Called once for each death, soon after it."""
-        text, cause = describe_exit(status), _word(status)
+        text, cause = describe_exit(status)
         if status != -signal.SIGKILL:
             return Exit(status, text, cause, foreign=False)
         if self._was_short_of_memory():
@@ -75,18 +75,12 @@ def kernel_counts() -> list[Path]:
     return counts
 
 
-def describe_exit(status: int) -> str:
-    """`exit 3` or `signal 9 (SIGKILL)`."""
+def describe_exit(status: int) -> tuple[str, str]:
+    """In words and in one: `exit 3` and `exit_3`, or `signal 9 (SIGKILL)` and `SIGKILL`."""
     if status >= 0:
-        return f"exit {status}"
-    name = _word(status)
-    return f"signal {-status} ({name})" if name.startswith("SIG") else f"signal {-status}"
-
-
-def _word(status: int) -> str:
-    if status >= 0:
-        return f"exit_{status}"
+        return f"exit {status}", f"exit_{status}"
     try:
-        return signal.Signals(-status).name
+        name = signal.Signals(-status).name
     except ValueError:
-        return f"signal_{-status}"
+        return f"signal {-status}", f"signal_{-status}"
+    return f"signal {-status} ({name})", name

@@ -54,13 +54,13 @@ def test_one_shortage_may_end_several_and_is_then_over(kernel: Kernel) -> None:
     [(0, "exit_0"), (3, "exit_3"), (-11, "SIGSEGV"), (-6, "SIGABRT"), (-7, "SIGBUS"), (-15, "SIGTERM")],
 )
 def test_every_other_end_is_the_actors_own(kernel: Kernel, status: int, cause: str) -> None:
-    assert kernel.exits.read(status) == Exit(status, describe_exit(status), cause, foreign=False)
+    assert kernel.exits.read(status) == Exit(status, describe_exit(status)[0], cause, foreign=False)
 
 
 def test_exits_in_words() -> None:
-    assert describe_exit(0) == "exit 0"
-    assert describe_exit(-9) == "signal 9 (SIGKILL)"
-    assert describe_exit(-250) == "signal 250"
+    assert describe_exit(0) == ("exit 0", "exit_0")
+    assert describe_exit(-9) == ("signal 9 (SIGKILL)", "SIGKILL")
+    assert describe_exit(-250) == ("signal 250", "signal_250")
 
 
 def test_where_this_kernel_counts() -> None:
