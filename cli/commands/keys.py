@@ -69,16 +69,12 @@ class KeyPlace:
         if allowed is None:
             raise no_list(self.settings, self.path, own)
         if allowed.registry().host != own.host:
-            raise self.elsewhere(own, allowed)
+            raise BadKeys(
+                "the list of hosts cannot be changed here",
+                why=f"this is host {own.host}, and what it has is a copy of the list",
+                do=f"run this on host {allowed.registry().host}",
+            )
         return own, allowed
-
-    def elsewhere(self, own: HostKey, allowed: AllowList) -> BadKeys:
-        """The error of who would change a copy of the list."""
-        return BadKeys(
-            "the list of hosts cannot be changed here",
-            why=f"this is host {own.host}, and what it has is a copy of the list",
-            do=f"run this on host {allowed.registry().host}",
-        )
 
     def words(self, *arguments: str) -> str:
         """A command of the same mesh, as it is typed."""

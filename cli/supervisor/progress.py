@@ -53,7 +53,9 @@ class Progress:
             return
         stages.append((stage, self.elapsed_s))
         if stage == "ready":
-            self.note(f"{actor_id:<22} ready   {self._times(stages)}")
+            names = {"hello": "spawn to hello", "ready": "load"}
+            spent = [f"{names[name]} {at - before:.2f} s" for (_, before), (name, at) in itertools.pairwise(stages)]
+            self.note(f"{actor_id:<22} ready   {', '.join(spent)}")
             del self._stages[actor_id]
 
     def working(self, actor_id: str, text: str) -> None:
@@ -87,14 +89,6 @@ class Progress:
         if self._is_pipe and self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
-
-    @staticmethod
-    def _times(stages: list[tuple[str, float]]) -> str:
-        names = {"hello": "spawn to hello", "ready": "load"}
-        parts: list[str] = []
-        for (_, before), (stage, at) in itertools.pairwise(stages):
-            parts.append(f"{names[stage]} {at - before:.2f} s")
-        return ", ".join(parts)
 
 
 def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str:
