@@ -44,7 +44,7 @@ def say(pool: PagePool, pages: list[int], targets: list[int]) -> None:
 
 
 def pull(directory: Path, gather_from: int) -> None:
-    child = Child(directory)
+    child = Child("pool_process.py", directory)
     path = child.ask("make", "kv-p", NUM_PAGES, 1)
     child.ask("fill", SEED)
     pool = make(directory, "kv-d")
