@@ -4,6 +4,7 @@ All pools of a mesh have as many pages, those of tensor-parallel ranks too. What
 served: a request is decoded in one pool. Used by `cli/plan/topology.py`.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -189,14 +190,8 @@ def _file_bytes(group: str, num_pages: int, layout: KVLayout, device: str = CPU)
 
 def _pages_in(num_bytes: int, layout: KVLayout) -> int:
     """Pages whose pool takes at most `num_bytes`, tables included."""
-    low, high = 0, num_bytes // layout.page_bytes
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _file_bytes("", middle, layout) <= num_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    sizes = range(1, num_bytes // layout.page_bytes + 1)
+    return bisect_right(sizes, num_bytes, key=lambda num_pages: _file_bytes("", num_pages, layout))
 
 
 def context_elsewhere(settings: Settings, spec: ModelSpec) -> ServedContext:
