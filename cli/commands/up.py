@@ -48,7 +48,7 @@ def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: 
         # leftovers are gone, and is nobody's business while a mesh of this name runs.
         with contextlib.suppress(NoMemory):
             plan(settings, Progress(None), fetches=False)
-    return _start(settings.name, lambda _: settings, detach=detach)
+    return _start(MeshDirectory(settings.name), lambda: settings, detach=detach)
 
 
 def _join(token: str, file: Path | None, options: dict[str, Any], *, detach: bool, dry_run: bool) -> ExitCode:
@@ -61,13 +61,13 @@ def _join(token: str, file: Path | None, options: dict[str, Any], *, detach: boo
             do="leave one of them out",
         )
     join = Join(token, file, options, os.environ)
-    return _start(join.token.mesh, lambda directory: join.settings(directory.run), detach=detach)
+    directory = MeshDirectory(join.token.mesh)
+    return _start(directory, lambda: join.settings(directory.run), detach=detach)
 
 
-def _start(mesh: str, make_settings: Callable[[MeshDirectory], Settings], *, detach: bool) -> ExitCode:
+def _start(directory: MeshDirectory, make_settings: Callable[[], Settings], *, detach: bool) -> ExitCode:
     # Asked before a child leaves the terminal.
     is_terminal = sys.stderr.isatty()
-    directory = MeshDirectory(mesh)
     directory.create()
     if detach:
         return _in_background(make_settings, directory, is_terminal=is_terminal)
@@ -172,23 +172,19 @@ def _print(topology: Topology) -> ExitCode:
     return ExitCode.OK
 
 
-def _serve(
-    make_settings: Callable[[MeshDirectory], Settings], directory: MeshDirectory, progress: Progress
-) -> ExitCode:
+def _serve(make_settings: Callable[[], Settings], directory: MeshDirectory, progress: Progress) -> ExitCode:
     # Only whoever supervises needs ZeroMQ and the mesh.
     from cli.supervisor.mesh_process import run_mesh
 
     def make_topology() -> Topology:
-        settings = make_settings(directory)
+        settings = make_settings()
         check_ports(settings)
         return plan(settings, progress, fetches=True)
 
     return run_mesh(make_topology, directory, progress)
 
 
-def _in_background(
-    make_settings: Callable[[MeshDirectory], Settings], directory: MeshDirectory, *, is_terminal: bool
-) -> ExitCode:
+def _in_background(make_settings: Callable[[], Settings], directory: MeshDirectory, *, is_terminal: bool) -> ExitCode:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
