@@ -190,6 +190,7 @@ class _Planner:
             for rank, worker_id in enumerate(group.worker_ids):
                 actors.append(self._launch(worker_id, self._worker(group, rank)))
             actors.append(self._launch(f"scheduler-{group.name}", self._scheduler(group, context.length)))
+        self._check_ports(actors)
         return Topology(
             settings=settings,
             model_name=self._served_names[0],
@@ -202,6 +203,21 @@ class _Planner:
             notes=self._notes(actors),
             spec=spec,
         )
+
+    def _check_ports(self, actors: list[ActorLaunch]) -> None:
+        own = self._settings.own_host
+        if own is None or own.port_range is None:
+            return
+        first, last = own.port_range
+        # Two for each, the supervisor among them; the registry has its own.
+        needed = 2 * sum(launch.role != roles.REGISTRY for launch in actors) + 2
+        if last - first + 1 < needed:
+            raise BadConfig(
+                f"ports {own.ports} are too few for host {self._settings.on}",
+                why=f"what runs there listens at {needed}, two for each actor and for the supervisor",
+                do=f"give it {first}-{first + 2 * needed - 1} (ports of its table, or --ports): actors that start "
+                "again take others for a moment",
+            )
 
     def _notes(self, actors: list[ActorLaunch]) -> list[str]:
         gateway = next((launch.config for launch in actors if launch.role == roles.GATEWAY), None)

@@ -42,6 +42,22 @@ def ids(topology):
     return [launch.actor_id for launch in topology.actors]
 
 
+@pytest.mark.parametrize(("host", "needed"), [("head", 8), ("p", 8), ("d-1", 12)])
+def test_ports_that_are_too_few_are_refused_before_anything_starts(host, needed):
+    """The registry of `head` has two of its own."""
+
+    def with_ports(number):
+        mesh = three()
+        own = msgspec.structs.replace(mesh.hosts[host], ports=f"7500-{7500 + number - 1}")
+        return planned(msgspec.structs.replace(mesh, hosts={**mesh.hosts, host: own}), host)
+
+    assert with_ports(needed).host == host
+    with pytest.raises(BadConfig, match=f"ports 7500-{7500 + needed - 2} are too few for host {host}") as caught:
+        with_ports(needed - 1)
+    assert f"listens at {needed}," in caught.value.why
+    assert f"7500-{7500 + 2 * needed - 1} " in caught.value.do
+
+
 def test_each_host_has_its_own_actors():
     head, p, d = (planned(three(), host) for host in ("head", "p", "d-1"))
     assert ids(head) == ["registry", "gateway-0.head", "tokenizer-0.head", "detokenizer-0.head"]

@@ -34,6 +34,7 @@ REFUSED = (
     (("--model", "tiny"), ExitCode.BAD_CONFIG, ("model is tiny", "and echo in the mesh", "without those options")),
     (("--context-length", "784"), ExitCode.BAD_CONFIG, ("context length is 784 here and 4784 in the mesh",)),
     (("--ports", "{first}-{last}"), ExitCode.CANNOT_BIND, ("from {first} to {last} is free", "give this host more")),
+    (("--ports", "{first}-{second}"), ExitCode.BAD_CONFIG, ("are too few for host", "listens at 8,")),
     (
         ("--gateways", "1", "--port", "{port}"),
         ExitCode.CANNOT_BIND,
@@ -60,9 +61,10 @@ def test_hosts_that_cannot_join_are_told_why_and_disturb_nobody(host, another_ho
 
     with ExitStack() as taken, ThreadPoolExecutor(2) as threads:
         first = free_port()
-        for number in (first, first + 1):
+        # As many as what would run there takes.
+        for number in range(first, first + 8):
             taken.enter_context(socket.create_server((FREE, number)))
-        values = {"first": first, "last": first + 1, "port": host.port}
+        values = {"first": first, "second": first + 1, "last": first + 7, "port": host.port}
         others = [another_host() for _ in REFUSED]
         options = [[one.format(**values) for one in options] for options, _, _ in REFUSED]
         results = list(threads.map(join, range(len(REFUSED)), options))
