@@ -55,6 +55,9 @@ async def client(request, tmp_path, monkeypatch, deaths):
         command = ["-c", PREAMBLE + PROGRAMS[name]]
         monkeypatch.setattr(zygote_client, "spawn_process", lambda _, *others: original(command, *others))
     children = Children(asyncio.get_running_loop())
+    for pid in children.unwatched():
+        # What tests share is not this one's to end: the process that forks their commands was killed here.
+        children.watch(Process.of(pid), lambda _: None)
     reader, writer = os.pipe()
     client = ZygoteClient(
         children,
