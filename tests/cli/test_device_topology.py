@@ -19,7 +19,6 @@ from cli.plan.devices import (
     DeviceMemory,
     device_pages,
 )
-from cli.plan.role_configs import check_config
 from cli.plan.settings import KVSettings, Settings, SupervisionSettings
 from cli.plan.topology import Machine, plan_topology
 from cli.supervisor import device_memory
@@ -35,6 +34,7 @@ from kvstore.errors import (
 )
 from nodes.model_spec import resolve_model
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, GroupNotFormed
+from tests.cli.launches import configs
 from tests.cli.refused import refused
 
 GIB = 1 << 30
@@ -44,10 +44,6 @@ H100 = DeviceMemory("cuda:0", 80 * GIB, 79 * GIB)
 def planned(model="random:qwen3-0.6b", *memory, device="cuda", **options):
     machine = Machine(8, 8 << 30, 1000, () if device == "cpu" else memory or (H100,))
     return plan_topology(Settings(model=model, device=device, **options), resolve_model(model), model, machine)
-
-
-def configs(topology, role):
-    return [check_config(role, launch.config) for launch in topology.actors if launch.role == role]
 
 
 def test_who_uses_cuda_is_spawned_and_the_warm_process_has_no_torch():

@@ -11,17 +11,12 @@ from kvstore.pool.page_pool import PoolInfo
 from nodes.context_length import ServedContext
 from nodes.model_spec import resolve_model
 from nodes.request import SamplingDefaults
+from tests.cli.launches import MACHINE, configs
 from tests.cli.refused import refused
-
-MACHINE = Machine(num_cores=4, pool_free_bytes=8 << 30, uid=1000)
 
 
 def planned(model="echo", machine=MACHINE, **options):
     return plan_topology(Settings(model=model, **options), resolve_model(model), model, machine)
-
-
-def configs(topology, role):
-    return [check_config(role, launch.config) for launch in topology.actors if launch.role == role]
 
 
 def test_the_default_mesh():

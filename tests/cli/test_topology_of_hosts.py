@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 from cli.commands.config import show, topology_schema
 from cli.errors import BadConfig, NoMemory
 from cli.plan.hosts import HostSettings, check_hosts
-from cli.plan.role_configs import check_config
 from cli.plan.settings import KVSettings, Settings, load_settings
 from cli.plan.topology import Machine, plan_topology
 from mesh.address import HOST_NAME, host_of
 from nodes.model_spec import resolve_model
 from nodes.roles import KV_AGENT, REGISTRY, SCHEDULER, WORKER
+from tests.cli.launches import MACHINE, configs
 from tests.cli.refused import refused
 
-MACHINE = Machine(num_cores=4, pool_free_bytes=8 << 30, uid=1000)
 SERVING = {"gateways": 1, "tokenizers": 1, "detokenizers": 1}
 
 
@@ -32,10 +31,6 @@ def three(**options):
 def planned(mesh, host, machine=MACHINE):
     own = msgspec.structs.replace(mesh, on=host)
     return plan_topology(own, resolve_model(mesh.model), mesh.model, machine)
-
-
-def configs(topology, role):
-    return [check_config(role, launch.config) for launch in topology.actors if launch.role == role]
 
 
 def ids(topology):
