@@ -111,6 +111,15 @@ class Host:
         assert listed.returncode == 0, listed.stderr
         return {entry["actor_id"]: entry for entry in json.loads(listed.stdout)}
 
+    def pids(self):
+        """By actor id, of everybody: a mesh serves before the last of its groups has been started."""
+
+        def found():
+            pids = {actor_id: entry["pid"] for actor_id, entry in self.ps().items()}
+            return pids if all(pids.values()) else None
+
+        return wait_until(found, "every actor has been started")
+
     def say(self, text, timeout_s=30, **parameters):
         """What the mesh answers to one chat message."""
         body = {"model": "echo", "messages": [{"role": "user", "content": text}], **parameters}

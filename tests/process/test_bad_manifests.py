@@ -36,7 +36,7 @@ def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
 
 def test_a_living_mesh_whose_lock_was_removed_is_not_swept(host):
     mesh = host.up(*ECHO)
-    before = {actor_id: entry["pid"] for actor_id, entry in host.ps().items()}
+    before = host.pids()
     (host.run_directory / "lock").unlink()
     for extra in ((), ("-d",)):
         again = host.meshctl("up", *ECHO, *extra)

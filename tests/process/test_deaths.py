@@ -151,7 +151,7 @@ def test_a_spent_budget_is_loud_and_the_mesh_goes_on(host):
 def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
     mesh = host.up(*ECHO)
     # Stopped, it cannot notice that its supervisor is gone.
-    stopped = host.ps()["worker-decode-0"]["pid"]
+    stopped = host.pids()["worker-decode-0"]
     os.kill(stopped, signal.SIGSTOP)
     mesh.kill()
     mesh.wait()
@@ -165,7 +165,7 @@ def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
 
 def test_down_sweeps_after_a_dead_supervisor(host):
     mesh = host.up(*ECHO)
-    stopped = host.ps()["kv-agent-0"]["pid"]
+    stopped = host.pids()["kv-agent-0"]
     os.kill(stopped, signal.SIGSTOP)
     mesh.kill()
     mesh.wait()

@@ -70,7 +70,7 @@ async def attacks(directory, actor_id, actor, everybody, *messages):
 
 def test_who_is_not_the_supervisors_ends_nobody_and_gets_no_work(host):
     host.up("--model", "echo")
-    before = {actor_id: entry["pid"] for actor_id, entry in host.ps().items()}
+    before = host.pids()
     directory = RunDirectory(host.run_directory)
 
     for actor_id in ("scheduler-decode-0", "scheduler-decode-9", "gateway-0"):
