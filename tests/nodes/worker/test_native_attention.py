@@ -19,7 +19,7 @@ from nodes.worker.attention.kinds import AttentionKind
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.layers.rotary import RotaryTable, rotate
 from nodes.worker.ops.native.builds import Library
-from nodes.worker.ops.native.linear import PackedWeight
+from nodes.worker.ops.native.packed_weight import PackedWeight
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import Weights

@@ -16,7 +16,7 @@ from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Nor
 from nodes.models.tensor_parallel import Shard
 from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
 from nodes.worker.ops.native.builds import Library
-from nodes.worker.ops.native.linear import DTYPES, PackedWeight, row_bytes
+from nodes.worker.ops.native.packed_weight import DTYPES, PackedWeight, row_bytes
 from nodes.worker.ops.native.program import (
     ATTEND,
     COMBINE,

@@ -9,7 +9,7 @@ from torch import Tensor
 from nodes.models.decoder import Decoder
 from nodes.models.parts import Gated, Linear, Norm, parts_of
 from nodes.worker.ops.native.builds import Library
-from nodes.worker.ops.native.linear import PackedWeight
+from nodes.worker.ops.native.packed_weight import PackedWeight
 from nodes.worker.weights.part_weights import PartWeights
 
 
