@@ -45,12 +45,13 @@ class _Search:
     """What is being asked about one name. `found` is of those who wait now; threads of earlier ones may still ask."""
 
     __slots__ = ("found", "num_asking", "num_begun", "timer")
+    timer: asyncio.TimerHandle
+    """Of when to ask again; there is one from the first question on."""
 
     def __init__(self, found: "asyncio.Future[str]") -> None:
         self.found = found
         self.num_begun = 0
         self.num_asking = 0
-        self.timer: asyncio.TimerHandle | None = None
 
 
 class Names:
@@ -80,8 +81,7 @@ class Names:
     def close(self) -> None:
         """Ask no more. Threads that still do end by themselves."""
         for search in self._searches.values():
-            if search.timer is not None:
-                search.timer.cancel()
+            search.timer.cancel()
         self._searches.clear()
 
     def _ask(self, name: str, search: _Search) -> None:
@@ -140,7 +140,6 @@ class Names:
                 # Who asked may have given up: that nobody looks is no fault.
                 search.found.exception()
         if search.found.done():
-            if search.timer is not None:
-                search.timer.cancel()
+            search.timer.cancel()
             if not search.num_asking and self._searches.get(name) is search:
                 del self._searches[name]

@@ -17,6 +17,8 @@ from mesh.errors import (
     TooLarge,
     Unreachable,
 )
+from mesh.runtime.own_figures import OwnFigures
+from mesh.runtime.process_usage import ProcessUsage
 from mesh.transport.base import Channel
 from mesh.wire.frames import (
     Describe,
@@ -361,6 +363,18 @@ async def test_a_start_that_fails_is_cleaned_up(mesh):
 
 
 async def test_broken_statistics_do_not_hide_the_others(a, b):
-    b.actor.stats = FailsToStart().stats
+    b.actor.stats = b.actor.totals = FailsToStart().stats
     stats = (await a.actor.ctx.ask("b", StatsRequest(), timeout_s=5)).message
     assert "mesh_peers" in stats.gauges
+    for handler in ("stats", "totals"):
+        assert b.metrics.value("mesh_handler_errors_total", handler=handler) >= 1, handler
+
+
+@pytest.mark.parametrize("memory_bytes", [4096, None])
+async def test_what_the_process_uses_is_among_an_actors_figures(rig, memory_bytes):
+    used = [ProcessUsage(cpu_s=1.0, memory_bytes=memory_bytes), ProcessUsage(cpu_s=3.0, memory_bytes=memory_bytes)]
+    figures = OwnFigures(rig.actor, rig.system.metrics, rig.system.tasks, lambda: used.pop(0))
+    figures.sample(10.0)
+    gauges = figures.reply(14.0, {"mesh_peers": 2.0}).gauges
+    assert (gauges["mesh_cpu_cores"], gauges["mesh_peers"]) == (0.5, 2.0)
+    assert gauges.get("mesh_resident_memory_bytes") == memory_bytes

@@ -268,6 +268,28 @@ async def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(met):
     assert met.system.links.get("peer").address.epoch == 3
 
 
+async def test_the_hello_of_a_connection_that_was_overtaken_is_refused(rig):
+    newer, older = (Link(PEER, dialed=False, nonce=nonce) for nonce in ("newer", "older"))
+    rig.sequences = [2 << 32, 2 << 32]
+    rig.hello(newer)
+    rig.sequences = [1 << 32, 1 << 32]
+    rig.hello(older)
+    assert rig.refused("no_hello") == 2
+    assert rig.wire.closed == [older, older]
+    assert rig.actor.lost == []
+    rig.sequences = [2 << 32 | 1, 2 << 32 | 1]
+    rig.say(Verb.TELL, Say(text="hi"), link=newer)
+    assert len(rig.actor.told) == 1
+
+
+async def test_a_successor_where_nobody_is_dialed_any_more_is_no_news(met):
+    told = ErrorBody(code="wrong_epoch", message="", known_epoch=3)
+    met.wire.sent.clear()
+    met.say(Verb.ERROR, told, link=TO_PEER, sender_epoch=3)
+    assert (met.wire.sent, met.wire.closed, met.actor.lost) == ([], [], [])
+    assert met.refused("wrong_sender") == 0
+
+
 async def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link(rig):
     rig.member()
     assert rig.actor.ctx.tell("peer", Say(text="x"))

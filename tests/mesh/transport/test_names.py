@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from mesh.transport import names as module
 from mesh.transport.names import Names
+from tests.mesh.mesh_under_test import until
 
 
 class Resolver:
@@ -122,4 +124,36 @@ async def test_a_known_name_outlives_a_name_server_out_of_order_and_not_one_that
     resolver.fail(socket.EAI_NONAME)
     with pytest.raises(OSError, match="head cannot be looked up"):
         await asyncio.wait_for(names.look_up("head"), 5.0)
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(100,)], indirect=True)
+async def test_a_name_that_nobody_answers_has_as_many_threads_as_may_ask(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_ASKING", 2)
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+    names = Names(asyncio.get_running_loop())
+    names.look_up("decode")
+    search, timers = names._searches["decode"], []
+
+    def has_paused_often() -> bool:
+        timers.extend([] if search.timer in timers else [search.timer])
+        return len(timers) > 5
+
+    await until(has_paused_often)
+    assert resolver.num_asked == search.num_asking == 2
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(0,)], indirect=True)
+async def test_as_many_names_are_remembered_as_may_be(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_KNOWN", 2)
+    names = Names(asyncio.get_running_loop())
+    for name in ("first", "second", "third"):
+        await names.look_up(name)
+    resolver.fail(socket.EAI_AGAIN)
+    assert await asyncio.wait_for(names.look_up("second"), 5.0) == "10.0.0.7"
+    with pytest.raises(OSError, match="first cannot be looked up"):
+        await asyncio.wait_for(names.look_up("first"), 5.0)
     names.close()
