@@ -106,12 +106,12 @@ def test_the_last_descriptors_are_no_client_s(monkeypatch: pytest.MonkeyPatch) -
     play(scenario)
 
 
-class Exhausted:
-    """A listening socket in a process that has no descriptor left, for a while."""
+class Failing:
+    """A listening socket from which nobody can be taken as long as there are `failures`."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, failures: list[int]) -> None:
         self.listener = listener
-        self.num_failures = 3
+        self.failures = failures
 
     def fileno(self) -> int:
         return self.listener.fileno()
@@ -120,13 +120,14 @@ class Exhausted:
         self.listener.close()
 
     def accept(self) -> Any:
-        if self.num_failures:
-            self.num_failures -= 1
-            raise OSError(errno.EMFILE, "Too many open files")
+        if self.failures:
+            code = self.failures.pop()
+            raise OSError(code, os.strerror(code))
         return self.listener.accept()
 
 
-async def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def greeted(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[str]:
+    """Who comes while there are failures is taken after them; what the acceptor says of these."""
     monkeypatch.setattr(acceptor, "_PAUSE_S", 0.01)
 
     class Greeter(asyncio.Protocol):
@@ -138,15 +139,24 @@ async def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeyp
     none: Callable[[], int] = lambda: 0  # noqa: E731
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        taking = Acceptor(Exhausted(listener), Greeter, none, 10, whys.append)
+        taking = Acceptor(Failing(listener, failures), Greeter, none, 10, whys.append)
         taking.open()
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         assert await asyncio.wait_for(reader.read(), 5) == b"here"
-        assert whys == ["accept failed (Too many open files)"] * 3
         writer.close()
         taking.close()
         taking.close()
         await taking.opened()
+    return whys
+
+
+async def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = await greeted(monkeypatch, [errno.EMFILE] * 3)
+    assert told == ["accept failed (Too many open files)"] * 3
+
+
+async def test_who_has_left_the_queue_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await greeted(monkeypatch, [errno.ECONNABORTED] * 2) == []
 
 
 @pytest.mark.settings(reuse_port=True)

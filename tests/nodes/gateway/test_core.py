@@ -484,6 +484,14 @@ def test_submissions_that_nobody_was_there_to_take_are_bounded_by_time_and_not_b
     assert waiting.num_cancels == 0, "nobody holds anything"
 
 
+def test_an_attempt_that_fails_when_time_is_over_is_the_last(waiting: GatewayCore) -> None:
+    assert waiting.handle(SubmitFailed("r", 0, LOST), CONFIG.recovery_timeout_s - 0.1)[0].attempt == 1
+    late = CONFIG.recovery_timeout_s
+    waiting.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), late - 0.1)
+    ended = waiting.handle(SubmitFailed("r", 1, Failure("deadline_exceeded", "again")), late)
+    assert one(ended, End).failure == Failure("deadline_exceeded", "again")
+
+
 def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(waiting: GatewayCore) -> None:
     commands, now = route_again(waiting, submit_to_nobody(waiting, 0, 0.0), 0.0)
     for attempt in range(1, CONFIG.max_attempts + 1):

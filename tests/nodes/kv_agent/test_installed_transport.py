@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.errors import TransferError
+from kvstore.errors import TransferError, TransportUnusable
+from kvstore.pool.page_pool import HeapHost
 from kvstore.protocol import PagesPulled
+from kvstore.transfer.plugins import TransferContext, load_transport
 from nodes.kv_agent.config import ConfigError
 from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import SIZE
@@ -133,3 +135,12 @@ async def test_one_that_cannot_be_used_is_named_with_the_reason(world: World, na
 def test_a_name_that_nothing_has_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"not 'egaer', or the name of an installed .* \(broken, eager, nothing\)"):
         config("cpu", "d", host_transport="egaer")
+
+
+def test_one_that_was_uninstalled_meanwhile_is_refused_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = TransferContext(HeapHost(), None, 1.0)
+    with pytest.raises(TransportUnusable, match=r"no transport egaer is installed .*: broken, eager, nothing\)"):
+        load_transport("egaer", context)
+    monkeypatch.setattr("kvstore.transfer.plugins.entry_points", lambda **_: [])
+    with pytest.raises(TransportUnusable, match=r"no transport eager is installed .*: none\)"):
+        load_transport("eager", context)

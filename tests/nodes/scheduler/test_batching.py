@@ -8,6 +8,8 @@ from hypothesis import given
 from nodes.protocol.steps import ROW_WIDTH, RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.batch.batching import compose_step
+from nodes.scheduler.batch.growth import GrowthEstimate
+from nodes.scheduler.batch.running import Running
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
@@ -148,3 +150,13 @@ def test_prompts_get_what_the_decoding_rows_have_time_for() -> None:
     assert list(step.column(RowColumn.COUNT)) == [1, 8]
     step = compose_step(CONFIG, 20, paced, [], [long, sequence(5, 5, 0)], 1)
     assert list(step.column(RowColumn.COUNT)) == [8, 5], "nobody decodes, so nobody is held up"
+
+
+def test_who_is_kept_for_a_copy_has_its_slot_until_no_step_of_it_is_under_way() -> None:
+    running = Running(4, GrowthEstimate(4))
+    for one in (sequence(1, 9, 8), sequence(2, 9, 8)):
+        running.enter(one)
+        one.num_inflight = 2 - one.row_id
+        running.retain(one)
+        assert (one.slot >= 0) == (one.num_inflight > 0)
+    assert len(running) == 0

@@ -179,6 +179,12 @@ def test_a_failure_is_told_until_it_is_cancelled_and_holds_nothing(bench: Bench)
     assert bench.orders.cancel("g") is None
 
 
+def test_pages_that_were_given_back_in_the_turn_they_were_computed_are_not_announced(bench: Bench) -> None:
+    bench.computed(bench.accept(), 8, 1.0)
+    bench.orders.fail("g", "poisoned_request", "", 1.0)
+    assert bench.told() == [("d", PrefillFailed(grant_id="g", code="poisoned_request", message=""))]
+
+
 def test_a_transfer_that_failed_fails_the_order_even_when_its_token_is_drawn(bench: Bench) -> None:
     one = bench.accept()
     assert bench.orders.running() == ["g"]

@@ -17,7 +17,7 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.executor.runner import load_torch_runner
 from nodes.worker.layers.linear import PackedLinear
 from nodes.worker.memory.actions import give_back_heap
-from nodes.worker.ops.native import builds
+from nodes.worker.ops.native import builds, sources
 from nodes.worker.ops.native.builds import Choice, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
@@ -71,6 +71,26 @@ def test_a_cpu_without_the_instructions_gets_torch(monkeypatch: pytest.MonkeyPat
     assert choose_library().note == "torch kernels: this CPU has no AVX2"
     assert choose_library("avx512_bf16").note == "torch kernels: this CPU has no AVX512_BF16"
     assert choose_library("avx512_bf16").build is None
+
+
+def test_a_machine_for_which_no_kernels_are_written_gets_torch_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert choose_library() == Choice(None, "")
+
+
+def test_where_the_kernel_tells_nothing_of_the_cpu_it_has_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: Path) -> str:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    assert builds.cpu_flags.__wrapped__() == frozenset()
+
+
+def test_a_build_is_believed_where_its_sources_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_all()
+    monkeypatch.setattr(sources, "DIRECTORY", Path("/nowhere"))
+    assert sources.sources_digest() == ""
+    assert choose_library().build is not None
 
 
 def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeypatch: pytest.MonkeyPatch) -> None:
