@@ -33,11 +33,6 @@ LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights
 INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7)
 
 
-@pytest.fixture(params=["shm", "heap"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
-    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
-
-
 @pytest.fixture
 def shm(tmp_path: Path) -> ShmHost:
     return ShmHost(tmp_path)

@@ -20,16 +20,11 @@ from kvstore.layout import KVLayout
 from kvstore.pool.cuda.memory import HANDLE_BYTES
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import DevicePages, cuda_ordinal, memory_kind
-from kvstore.pool.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
+from kvstore.pool.page_pool import MemoryHost, PoolInfo, ShmHost
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
 INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7, device="cuda:0")
-
-
-@pytest.fixture(params=["shm", "heap"])
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
-    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
 
 
 class Process:

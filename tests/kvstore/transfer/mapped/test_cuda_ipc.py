@@ -2,72 +2,29 @@
 
 import random
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
-from kvstore.errors import DeviceHandleInvalid, DeviceUnavailable, PagesElsewhere, PoolMissing, TransferError
-from kvstore.pool.cuda.pool import CudaHost
+from kvstore.errors import DeviceHandleInvalid, DeviceUnavailable
 from kvstore.pool.mapping import handle_of
-from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
-from kvstore.transfer.base import Transfer, Transport
+from kvstore.pool.page_pool import HeapHost, MemoryHost
+from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.mapped.peer import MappedPeer
-from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
-from kvstore.transfer.session import CopyEnded
-from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.kvstore.fake_devices import FakeCards
+from tests.kvstore.transfer.mapped.pairs import DevicePair, Process
 from tests.kvstore.transfer.transfers import (
     NEVER,
     NUM_PAGES,
-    OUTSIDE,
     SIZE,
     Judge,
-    Stranger,
-    make_pool,
     pulling,
     start_copy,
 )
-
-
-class Process:
-    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
-        self.memory = FakeDeviceMemory(cards)
-        self.host = CudaHost(tables, lambda: self.memory)
-
-    def pool(self, group: str, device: str = "cuda:0", incarnation: int = 1) -> PagePool:
-        return make_pool(self.host, group, device, incarnation)
-
-    def bytes_of(self, pool: PagePool) -> memoryview:
-        return self.memory.view(pool.device_pages.pointer)
-
-
-class Pair:
-    """A source pool of another process with random content, and a destination with a transport."""
-
-    def __init__(
-        self, tables: MemoryHost, *, copies_per_poll: int = 256, gather_from: int = 0, is_same: bool = False
-    ) -> None:
-        self.cards = FakeCards(num_devices=2)
-        self.here = Process(tables, self.cards)
-        self.there = self.here if is_same else Process(tables, self.cards)
-        self.source, self.destination = self.there.pool("p"), self.here.pool("d")
-        self.from_bytes, self.to_bytes = self.there.bytes_of(self.source), self.here.bytes_of(self.destination)
-        self.from_bytes[:] = random.Random(1).randbytes(len(self.from_bytes))
-        self.transport = CudaIpcTransport(self.here.host, copies_per_poll, gather_from)
-        self.transport.register(self.destination)
-        self.peer = self.transport.connect(handle_of(self.source))
-
-    def post(self, parts: list[Descriptor], deadline: float = NEVER) -> Transfer:
-        transfer = Transfer(self.destination, self.peer, parts, deadline)
-        self.transport.post(transfer)
-        return transfer
-
-    def codes(self, now: float = 0.0) -> dict[int, str]:
-        return {ended: ended.error.code if ended.error else "" for ended in self.transport.poll(now)}
 
 
 def scattered(*pages: int) -> list[Descriptor]:
@@ -76,30 +33,18 @@ def scattered(*pages: int) -> list[Descriptor]:
 
 
 @pytest.fixture
-def pair(tables: MemoryHost) -> Pair:
-    return Pair(tables)
-
-
-def test_it_is_a_transport(tables: MemoryHost) -> None:
-    process = Process(tables, FakeCards())
-    transport: Transport = CudaIpcTransport(process.host)
-    pool = process.pool("d")
-    transport.register(pool)
-    assert (transport.name, transport.kinds) == ("cuda_ipc", {"cuda"})
-    with pytest.raises(PoolMissing):
-        transport.connect(msgspec.structs.replace(handle_of(pool), path=process.host.path("nothing")))
-    transport.close()
+def pair(tables: MemoryHost) -> DevicePair:
+    return DevicePair(tables)
 
 
 @pytest.mark.parametrize("is_same", [False, True], ids=["of two agents", "of one agent"])
 def test_pages_arrive(tables: MemoryHost, is_same: bool) -> None:
-    pair = Pair(tables, is_same=is_same)
+    pair = DevicePair(tables, is_same=is_same)
     assert pair.here.memory.num_open == (0 if is_same else 1)
     handle = pair.post([Descriptor(SIZE, 2 * SIZE, 3 * SIZE), Descriptor(5 * SIZE, 6 * SIZE, 10)])
-    [completion] = pair.transport.poll(0.0)
-    assert completion is handle
-    assert (completion.num_bytes, completion.error) == (3 * SIZE + 10, None)
-    assert pair.to_bytes[SIZE : 4 * SIZE] == pair.from_bytes[2 * SIZE : 5 * SIZE]
+    assert pair.codes() == {handle: ""}
+    assert handle.num_bytes == 3 * SIZE + 10
+    assert all(pair.has_copied(page, page - 1) for page in (2, 3, 4))
     assert pair.to_bytes[5 * SIZE : 5 * SIZE + 10] == pair.from_bytes[6 * SIZE : 6 * SIZE + 10]
     assert not any(pair.to_bytes[:SIZE])
     assert not any(pair.to_bytes[5 * SIZE + 10 :])
@@ -109,7 +54,7 @@ def test_pages_arrive(tables: MemoryHost, is_same: bool) -> None:
 
 
 def test_a_poll_begins_a_bounded_number_of_copies_and_transfers_take_turns(tables: MemoryHost) -> None:
-    pair = Pair(tables, copies_per_poll=2)
+    pair = DevicePair(tables, copies_per_poll=2)
     pair.cards.copies_per_look = 0
     long, short = pair.post(scattered(1, 2, 3)), pair.post(scattered(5))
     stream_counts: list[int] = []
@@ -123,7 +68,7 @@ def test_a_poll_begins_a_bounded_number_of_copies_and_transfers_take_turns(table
     assert pair.codes() == {long: "", short: ""}
 
 
-def test_a_poll_never_waits_and_says_when_to_come_again(pair: Pair) -> None:
+def test_a_poll_never_waits_and_says_when_to_come_again(pair: DevicePair) -> None:
     pair.cards.copies_per_look = 0
     handle = pair.post(scattered(1))
     for _ in range(1000):
@@ -139,7 +84,7 @@ def test_a_poll_never_waits_and_says_when_to_come_again(pair: Pair) -> None:
 
 
 def test_scattered_pages_are_copied_by_one_kernel(tables: MemoryHost) -> None:
-    pair = Pair(tables, gather_from=3)
+    pair = DevicePair(tables, gather_from=3)
     [stream] = pair.cards.streams
     assert stream.gathers, "its kernel is compiled when the pool is registered"
     few, many = pair.post(scattered(1, 2)), pair.post(scattered(4, 5, 6))
@@ -148,13 +93,11 @@ def test_scattered_pages_are_copied_by_one_kernel(tables: MemoryHost) -> None:
     assert (stream.num_launches, pair.cards.num_waiting) == (1, 5)
     pair.cards.run()
     assert pair.codes() == {few: "", many: ""}
-    for page in (1, 2, 4, 5, 6):
-        copied = pair.to_bytes[page * SIZE : (page + 1) * SIZE]
-        assert copied == pair.from_bytes[(NUM_PAGES - page) * SIZE :][:SIZE]
+    assert all(pair.has_copied(NUM_PAGES - page, page) for page in (1, 2, 4, 5, 6))
 
 
 def test_a_kernel_takes_less_of_a_poll_than_its_copies_would(tables: MemoryHost) -> None:
-    pair = Pair(tables, copies_per_poll=1, gather_from=2)
+    pair = DevicePair(tables, copies_per_poll=1, gather_from=2)
     pair.cards.copies_per_look = 0
     pair.post([Descriptor(8 * number, 16 * number, 4) for number in range(20)])
     waiting: list[int] = []
@@ -166,7 +109,7 @@ def test_a_kernel_takes_less_of_a_poll_than_its_copies_would(tables: MemoryHost)
 
 
 def test_no_poll_puts_in_single_copies_because_kernels_are_slow(tables: MemoryHost) -> None:
-    pair = Pair(tables, gather_from=3)
+    pair = DevicePair(tables, gather_from=3)
     [stream] = pair.cards.streams
     stream.has_tables = False
     handle = pair.post(scattered(1, 2, 3, 4))
@@ -180,7 +123,7 @@ def test_no_poll_puts_in_single_copies_because_kernels_are_slow(tables: MemoryHo
 
 
 def test_pages_of_another_device_are_not_read_by_a_kernel(tables: MemoryHost) -> None:
-    pair = Pair(tables, gather_from=1)
+    pair = DevicePair(tables, gather_from=1)
     elsewhere = pair.there.pool("q", "cuda:1")
     peer = pair.transport.connect(handle_of(elsewhere))
     pair.transport.post(Transfer(pair.destination, peer, scattered(1, 2, 3), NEVER))
@@ -197,32 +140,7 @@ def test_a_device_for_which_the_kernel_cannot_be_compiled(tables: MemoryHost) ->
     CudaIpcTransport(process.host, gather_from=0).register(pool)
 
 
-@pytest.mark.parametrize("part", OUTSIDE)
-def test_bytes_outside_the_pools_are_refused(pair: Pair, part: Descriptor) -> None:
-    with pytest.raises(TransferError, match="outside the pools"):
-        pair.post([Descriptor(0, 0, 4), part])
-    assert pair.transport.num_posted == 0
-
-
-def test_only_reading_from_what_it_opened(pair: Pair) -> None:
-    with pytest.raises(TransferError, match="only reads"):
-        pair.transport.post(Transfer(pair.destination, Stranger(pair), [], NEVER))
-    assert pair.peer.generations([1, 8, 0]) == [101, 108, 0]
-    with pytest.raises(ValueError, match="of a table of 9"):
-        pair.peer.generations([9])
-
-
-def test_pools_of_two_kinds_of_memory_do_not_meet(tables: MemoryHost) -> None:
-    process = Process(tables, FakeCards())
-    host_pool, device_pool = process.pool("h", device="cpu"), process.pool("d")
-    for transport, stranger in ((CudaIpcTransport(process.host), host_pool), (ShmTransport(process.host), device_pool)):
-        with pytest.raises(PagesElsewhere):
-            transport.register(stranger)
-        with pytest.raises(PagesElsewhere):
-            transport.connect(handle_of(stranger))
-
-
-def test_the_pool_of_a_dead_agent_cannot_be_connected(pair: Pair) -> None:
+def test_the_pool_of_a_dead_agent_cannot_be_connected(pair: DevicePair) -> None:
     pair.transport.disconnect(pair.peer)
     pair.there.memory.die()
     with pytest.raises(DeviceHandleInvalid):
@@ -230,7 +148,7 @@ def test_the_pool_of_a_dead_agent_cannot_be_connected(pair: Pair) -> None:
 
 
 def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: MemoryHost) -> None:
-    pair = Pair(tables, copies_per_poll=2)
+    pair = DevicePair(tables, copies_per_poll=2)
     pair.cards.copies_per_look = 0
     late = pair.post(scattered(1, 2, 3), deadline=1.0)
     pair.transport.poll(0.0)
@@ -251,17 +169,8 @@ def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: Mem
     pair.transport.disconnect(pair.peer)
 
 
-def test_disconnecting_one_peer_leaves_the_others(pair: Pair) -> None:
-    other = pair.transport.connect(handle_of(pair.source))
-    pair.post(scattered(1))
-    pair.transport.disconnect(other)
-    assert pair.here.memory.num_open == 1
-    [completion] = pair.transport.poll(0.0)
-    assert completion.error is None
-
-
 def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(tables: MemoryHost) -> None:
-    pair = Pair(tables, copies_per_poll=1)
+    pair = DevicePair(tables, copies_per_poll=1)
     handle = pair.post(scattered(1, 2))
     assert pair.codes() == {}
     pair.cards.run()
@@ -270,7 +179,7 @@ def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(tables: MemoryHo
 
 
 def test_draining_waits_for_the_device_and_ends_everything(tables: MemoryHost) -> None:
-    pair = Pair(tables, copies_per_poll=2)
+    pair = DevicePair(tables, copies_per_poll=2)
     pair.cards.copies_per_look = 0
     handles = [pair.post(scattered(page)) for page in (1, 2, 3)]
     pair.transport.poll(0.0)
@@ -284,7 +193,7 @@ def test_draining_waits_for_the_device_and_ends_everything(tables: MemoryHost) -
 
 
 def test_a_device_that_fails_ends_all_transfers_and_takes_no_more(tables: MemoryHost) -> None:
-    pair = Pair(tables, copies_per_poll=1)
+    pair = DevicePair(tables, copies_per_poll=1)
     pair.cards.copies_per_look = 0
     running, waiting = pair.post(scattered(1)), pair.post(scattered(2))
     pair.transport.poll(0.0)
@@ -316,18 +225,8 @@ def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
 # puller
 
 
-def test_pages_are_pulled_and_compared(pair: Pair) -> None:
-    puller = pulling(pair)
-    assert puller.start("grant", start_copy(), "d", [pair.peer]) is None
-    assert pair.cards.num_waiting == 0
-    [ended] = puller.pump(0.0)
-    assert (ended.grant_id, ended.event, ended.num_bytes) == ("grant", CopyEnded(1), 3 * SIZE)
-    for page, copied in ((2, 4), (3, 5), (5, 1)):
-        assert pair.to_bytes[copied * SIZE :][:SIZE] == pair.from_bytes[page * SIZE :][:SIZE]
-
-
 @pytest.mark.parametrize("side", ["source", "destination"])
-def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(pair: Pair, side: str) -> None:
+def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(pair: DevicePair, side: str) -> None:
     pair.cards.copies_per_look = 0
     puller = pulling(pair)
     puller.start("grant", start_copy(), "d", [pair.peer])
@@ -340,7 +239,7 @@ def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(pair: Pair,
     assert f"{side} page {page} is of generation 999 after the copy" in ended.event.message
 
 
-def test_a_lost_source_is_told_when_nothing_reads_it_any_more(pair: Pair) -> None:
+def test_a_lost_source_is_told_when_nothing_reads_it_any_more(pair: DevicePair) -> None:
     pair.cards.copies_per_look = 0
     puller = pulling(pair)
     puller.start("grant", start_copy(), "d", [pair.peer])
@@ -380,7 +279,7 @@ STEPS = st.lists(
 def test_every_transfer_ends_once_and_writes_nothing_afterwards(
     steps, copies_per_poll: int, gather_from: int, ends: str
 ) -> None:
-    pair = Pair(HeapHost(), copies_per_poll=copies_per_poll, gather_from=gather_from)
+    pair = DevicePair(HeapHost(), copies_per_poll=copies_per_poll, gather_from=gather_from)
     pair.cards.copies_per_look = 0
     transport, now = pair.transport, 0.0
     judge = Judge(

@@ -8,5 +8,11 @@ from kvstore.pool.page_pool import HeapHost, MemoryHost, ShmHost
 
 
 @pytest.fixture(params=["shm", "heap"])
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
     return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
+
+
+@pytest.fixture
+def tables(host: MemoryHost) -> MemoryHost:
+    """As tests call it whose pages are on a device: there it has page tables only."""
+    return host
