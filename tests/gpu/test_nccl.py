@@ -1,7 +1,6 @@
 """NCCL on real devices: what one can show, and two ranks where there are two."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,24 +13,15 @@ from kvstore.pool.device import DevicePages
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import OfferPair, PoolHandle, SendPages
 from kvstore.transfer.base import SourcePages, Transfer
-from kvstore.transfer.paired.link import Broken, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.link import Broken, Moved, Ready, Stopped
 from kvstore.transfer.paired.nccl import NcclLinks
 from kvstore.transfer.paired.orders import Paired
 from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
 from tests.gpu.gpu_pool import bytes_at, put_bytes, random_bytes
+from tests.kvstore.transfer.paired.links import until
 
 SIZE = 1 << 20
-
-
-def until(link: PairLink, is_there: Callable[[list[News]], bool], limit_s: float = 30.0) -> list[News]:
-    found: list[News] = []
-    end = time.monotonic() + limit_s
-    while not is_there(found):
-        assert time.monotonic() < end, f"after {limit_s} s only {found}"
-        found += link.news()
-        time.sleep(0.001)
-    return found
 
 
 def test_a_lone_rank_sends_to_itself_in_one_group() -> None:

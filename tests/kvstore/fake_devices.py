@@ -11,6 +11,9 @@ from typing import NamedTuple
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
 from kvstore.pool.cuda.gather import MAX_RANGES
 from kvstore.pool.cuda.memory import HANDLE_BYTES, CopyRange, HostBuffer
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import MemoryHost, PagePool
 
 
 class CUDARuntimeError(RuntimeError):
@@ -182,6 +185,22 @@ class FakeDeviceMemory:
             if stream.memory is self:
                 for target, _, source, _, _ in stream.waiting:
                     assert allocation not in (target, source), "memory given up under a copy"
+
+
+class Process:
+    """A process that uses the devices, and may make and open pools there."""
+
+    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
+        self.num_loads = 0
+        self.memory = FakeDeviceMemory(cards)
+        self.host = CudaHost(tables, self._load)
+
+    def _load(self) -> FakeDeviceMemory:
+        self.num_loads += 1
+        return self.memory
+
+    def bytes_of(self, pool: PagePool) -> memoryview:
+        return pool.pages_view if pool.info.device == CPU else self.memory.view(pool.device_pages.pointer)
 
 
 class FakeStream:

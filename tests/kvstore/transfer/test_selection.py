@@ -1,7 +1,6 @@
 """The operator's choice of transports between agents: what falls back, when, and that it is said."""
 
 import contextlib
-from collections import deque
 
 import msgspec
 import pytest
@@ -9,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import DeviceUnavailable, PagesElsewhere, PairUnmade, TransferError
-from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU, CUDA
-from kvstore.pool.page_pool import HeapHost
 from kvstore.transfer.base import SourcePages, Transfer, Transport
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.mapped.shm import ShmTransport
@@ -19,16 +16,13 @@ from kvstore.transfer.paired.orders import Inbox, Paired, RemotePeer
 from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.selection import Selection
-from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.kvstore.fake_links import FakeLinks, FakeWire
-from tests.kvstore.transfer.transfers import NEVER, NUM_PAGES, SIZE, Mail, Post, make_pool
+from tests.kvstore.transfer.transfers import DEVICE, NEVER, NUM_PAGES, SIZE, Mail, World, make_pool
 
 
 class Agent(Mail):
-    def __init__(self, world: "World", name: str, choices: dict[str, list[str]]) -> None:
+    def __init__(self, world: "SelectionWorld", name: str, choices: dict[str, list[str]]) -> None:
         super().__init__(world, name, Inbox())
-        self.memory = FakeDeviceMemory(world.cards)
-        self.host = CudaHost(HeapHost(), lambda: self.memory)
         self.links = {
             engine: FakeLinks(world.wires[engine], self.memory, engine)
             for names in choices.values()
@@ -40,13 +34,9 @@ class Agent(Mail):
         near = {CPU: ShmTransport(self.host), CUDA: CudaIpcTransport(self.host)}
         self.transport = Selection(near, chosen, self.change)
         self.pools = {}
-        for device in ("cuda:0", CPU):
+        for device in (DEVICE, CPU):
             self.pools[device] = make_pool(self.host, device, device, name=f"{name}-{device}")
             self.transport.register(self.pools[device])
-
-    def bytes_of(self, device: str) -> memoryview:
-        pool = self.pools[device]
-        return pool.pages_view if device == CPU else self.memory.view(pool.device_pages.pointer)
 
     def change(self) -> None:
         self.num_changes += 1
@@ -58,51 +48,38 @@ class Agent(Mail):
 BOTH = {CUDA: ["nccl", "tcp"]}
 
 
-class World:
+class SelectionWorld(World):
     def __init__(self, near: dict[str, list[str]] = BOTH, far: dict[str, list[str]] = BOTH) -> None:
-        self.now = 0.0
-        self.cards = FakeCards()
+        super().__init__()
         self.wires = {"nccl": FakeWire(), "tcp": FakeWire()}
-        self.post: Post = deque()
         self.near, self.far = Agent(self, "near", near), Agent(self, "far", far)
-        self.agents = {"near": self.near, "far": self.far}
 
-    def send(self, page: int, device: str = "cuda:0", deadline: float = NEVER) -> Transfer:
+    def send(self, page: int, device: str = DEVICE, deadline: float = NEVER) -> Transfer:
         peer = self.near.transport.connect(self.far.handle(device, device))
         parts = [Descriptor(page * SIZE, page * SIZE, SIZE)]
-        self.far.bytes_of(device)[page * SIZE : (page + 1) * SIZE] = b"%d" % (page % 10) * SIZE
+        self.far.bytes_of(self.far.pools[device])[page * SIZE : (page + 1) * SIZE] = b"%d" % (page % 10) * SIZE
         source = SourcePages([page], [100 + page])
         transfer = Transfer(self.near.pools[device], peer, parts, deadline, source)
         self.near.transport.post(transfer)
         return transfer
 
-    def settle(self, num_rounds: int = 20) -> dict[Transfer, str]:
-        ended: list[Transfer] = []
-        for _ in range(num_rounds):
-            while self.post:
-                self.post.popleft()[0]()
-            self.far.transport.poll(self.now)
-            ended += self.near.transport.poll(self.now)
-        assert len(set(ended)) == len(ended)
-        return {one: one.error.code if one.error else "" for one in ended}
-
-    def has(self, page: int, device: str = "cuda:0") -> bool:
+    def has(self, page: int, device: str = DEVICE) -> bool:
         here = slice(page * SIZE, (page + 1) * SIZE)
-        return self.near.bytes_of(device)[here] == b"%d" % (page % 10) * SIZE
+        return self.near.bytes_of(self.near.pools[device])[here] == b"%d" % (page % 10) * SIZE
 
     def num_pairs(self) -> tuple[int, int]:
         return self.wires["nccl"].num_ids, self.wires["tcp"].num_ids
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> SelectionWorld:
+    return SelectionWorld()
 
 
-def test_it_is_a_transport(world: World) -> None:
+def test_it_is_a_transport(world: SelectionWorld) -> None:
     transport: Transport = world.near.transport
     outside = Transfer(
-        world.near.pools[CPU], world.near.transport.connect(world.far.handle("cuda:0")), [Descriptor(0, -1, 4)], NEVER,
+        world.near.pools[CPU], world.near.transport.connect(world.far.handle(DEVICE)), [Descriptor(0, -1, 4)], NEVER,
         SourcePages([1], [101]),
     )  # fmt: skip
     with pytest.raises(TransferError, match="outside the pools"):
@@ -114,7 +91,7 @@ def test_it_is_a_transport(world: World) -> None:
     transport.close()
 
 
-def test_the_first_choice_is_used_as_long_as_it_works(world: World) -> None:
+def test_the_first_choice_is_used_as_long_as_it_works(world: SelectionWorld) -> None:
     assert world.settle() == {}
     handles = [world.send(page) for page in (1, 2)]
     assert world.settle() == dict.fromkeys(handles, "")
@@ -126,7 +103,7 @@ def test_the_first_choice_is_used_as_long_as_it_works(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["no NCCL here", "no NCCL there", "in time"])
-def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(world: World, how: str) -> None:
+def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(world: SelectionWorld, how: str) -> None:
     world.wires["nccl"].is_deaf = how == "in time"
     world.near.links["nccl"].is_missing = how == "no NCCL here"
     world.far.links["nccl"].is_missing = how == "no NCCL there"
@@ -147,7 +124,7 @@ def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(world:
     assert world.num_pairs() == (num_tries, 1), "it is not tried again, and one pair of tcp serves all"
 
 
-def test_when_the_agent_comes_back_the_first_choice_is_tried_again(world: World) -> None:
+def test_when_the_agent_comes_back_the_first_choice_is_tried_again(world: SelectionWorld) -> None:
     world.far.links["nccl"].is_missing = True
     world.send(1)
     world.settle()
@@ -164,7 +141,7 @@ def test_when_the_agent_comes_back_the_first_choice_is_tried_again(world: World)
 
 
 def test_without_a_second_choice_it_is_a_failure() -> None:
-    world = World(near={CUDA: ["nccl"]})
+    world = SelectionWorld(near={CUDA: ["nccl"]})
     world.far.links["nccl"].is_missing = True
     handle = world.send(1)
     assert world.settle() == {handle: "device_unavailable"}
@@ -175,13 +152,13 @@ def test_without_a_second_choice_it_is_a_failure() -> None:
 
 
 def test_the_other_end_must_have_the_second_choice_too() -> None:
-    world = World(far={CUDA: ["nccl"]})
+    world = SelectionWorld(far={CUDA: ["nccl"]})
     world.far.links["nccl"].is_missing = True
     handle = world.send(1)
     assert world.settle() == {handle: "not_served"}
 
 
-def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer(world: World) -> None:
+def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer(world: SelectionWorld) -> None:
     world.far.links["nccl"].is_missing = world.near.links["tcp"].is_missing = True
     handle = world.send(1)
     assert world.settle() == {handle: "device_unavailable"}
@@ -189,7 +166,7 @@ def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer(world: World)
         world.send(2)
 
 
-def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried(world: World) -> None:
+def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried(world: SelectionWorld) -> None:
     world.wires["nccl"].is_slow = True
     handle = world.send(1)
     world.settle()
@@ -202,17 +179,17 @@ def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried
     assert world.num_pairs() == (2, 0)
 
 
-def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport(world: World) -> None:
-    handle = msgspec.structs.replace(world.far.handle("cuda:0"), incarnation=2)
+def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport(world: SelectionWorld) -> None:
+    handle = msgspec.structs.replace(world.far.handle(DEVICE), incarnation=2)
     peer = world.near.transport.connect(handle)
     parts, source = [Descriptor(0, 0, SIZE)], SourcePages([1], [101])
-    posted = Transfer(world.near.pools["cuda:0"], peer, parts, NEVER, source)
+    posted = Transfer(world.near.pools[DEVICE], peer, parts, NEVER, source)
     world.near.transport.post(posted)
     assert world.settle() == {posted: "source_changed"}
     assert world.near.transport.fallbacks == {}
 
 
-def test_a_transfer_whose_time_is_over_or_that_was_cancelled_does_not_go_on(world: World) -> None:
+def test_a_transfer_whose_time_is_over_or_that_was_cancelled_does_not_go_on(world: SelectionWorld) -> None:
     world.wires["nccl"].is_deaf = True
     late, cancelled = world.send(1, deadline=4.0), world.send(2)
     world.settle()
@@ -226,7 +203,7 @@ def test_a_transfer_whose_time_is_over_or_that_was_cancelled_does_not_go_on(worl
 
 def test_each_kind_of_memory_has_its_own_choice() -> None:
     choices = {CUDA: ["nccl"], CPU: ["tcp"]}
-    world = World(choices, choices)
+    world = SelectionWorld(choices, choices)
     on_device, in_memory = world.send(1), world.send(2, CPU)
     assert world.settle() == {on_device: "", in_memory: ""}
     assert world.has(1)
@@ -235,7 +212,7 @@ def test_each_kind_of_memory_has_its_own_choice() -> None:
     assert {kind: [one.name for one in far] for kind, far in world.near.transport.far.items()} == choices
 
 
-def test_draining_and_disconnecting_end_everything_once(world: World) -> None:
+def test_draining_and_disconnecting_end_everything_once(world: SelectionWorld) -> None:
     for wire in world.wires.values():
         wire.is_slow = True
     handle = world.send(1)
@@ -266,7 +243,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(steps=STEPS)
 def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | int]]) -> None:
-    world = World()
+    world = SelectionWorld()
     pages: dict[Transfer, int] = {}
     ended: dict[Transfer, str] = {}
 
@@ -292,7 +269,7 @@ def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | in
             (world.near if value == "far" else world.far).transport.agent_lost(str(value))
         elif what in ("missing", "there"):
             agent, engine = str(value).split()
-            world.agents[agent].links[engine].is_missing = what == "missing"
+            getattr(world, agent).links[engine].is_missing = what == "missing"
         elif what in ("deaf", "hears"):
             world.wires[str(value)].is_deaf = what == "deaf"
         elif what == "slow":
@@ -303,4 +280,4 @@ def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | in
     settle(40)
     assert ended.keys() == pages.keys()
     assert world.near.transport.num_posted == 0
-    assert all(isinstance(one, RemotePeer) for one in [world.near.transport.connect(world.far.handle("cuda:0"))])
+    assert all(isinstance(one, RemotePeer) for one in [world.near.transport.connect(world.far.handle(DEVICE))])

@@ -8,17 +8,19 @@ from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import TransferError
 from kvstore.layout import KVLayout
-from kvstore.pool.page_pool import MemoryHost, PagePool, PoolInfo
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Transfer
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import StartCopy
+from tests.kvstore.fake_devices import FakeCards, Process
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
 SIZE = LAYOUT.page_bytes
 NUM_PAGES = 9
 NEVER = 1e9
+DEVICE = "cuda:0"
 OUTSIDE = [
     Descriptor(*part)
     for part in ((0, 0, 0), (-1, 0, 4), (0, -1, 4), (NUM_PAGES * SIZE - 3, 0, 4), (0, NUM_PAGES * SIZE - 3, 4))
@@ -61,16 +63,47 @@ Post = deque[tuple[Callable[[], None], Callable[[], None]]]
 """Messages on their way, each with what happens if it is lost."""
 
 
-class Mail:
-    """A `ControlChannel` by post; `inbox` is what takes what comes. A world has `now`, `post` and `agents` by name."""
+class World:
+    """Two agents, the mail between them, devices and time. A test puts its own kind of agents in."""
 
-    def __init__(self, world: Any, name: str, inbox: Any) -> None:
+    near: Any
+    far: Any
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cards = FakeCards()
+        self.post: Post = deque()
+
+    def deliver(self, num_messages: int = 1000) -> None:
+        while self.post and num_messages:
+            num_messages -= 1
+            self.post.popleft()[0]()
+
+    def poll(self) -> list[Transfer]:
+        self.far.transport.poll(self.now)
+        return self.near.transport.poll(self.now)
+
+    def settle(self, num_rounds: int = 20) -> dict[Transfer, str]:
+        """Deliver and poll; the error of each transfer that has ended, empty if it has none."""
+        ended: list[Transfer] = []
+        for _ in range(num_rounds):
+            self.deliver()
+            ended += self.poll()
+        assert len(set(ended)) == len(ended)
+        return {one: one.error.code if one.error else "" for one in ended}
+
+
+class Mail(Process):
+    """An agent's process and its `ControlChannel`, by post; `inbox` is what takes what comes."""
+
+    def __init__(self, world: World, name: str, inbox: Any) -> None:
+        super().__init__(HeapHost(), world.cards)
         self.world, self.name, self.inbox = world, name, inbox
 
     def now(self) -> float:
         return self.world.now
 
-    def handle(self, group: str = "p", device: str = "cuda:0") -> PoolHandle:
+    def handle(self, group: str = "p", device: str = DEVICE) -> PoolHandle:
         whole = {"num_pages": NUM_PAGES, "layout": LAYOUT, "incarnation": 1}
         return PoolHandle(group=group, agent=self.name, path="/of/another/host", device=device, **whole)
 
@@ -80,7 +113,7 @@ class Mail:
     def offer(self, agent: str, offer: OfferPair) -> None:
         def ask() -> None:
             try:
-                self.world.agents[agent].inbox.take_offer(self.name, offer)
+                getattr(self.world, agent).inbox.take_offer(self.name, offer)
             except TransferError as error:
                 self.inbox.pair_failed(offer.pair, error.code, error.message)
 
@@ -90,10 +123,10 @@ class Mail:
         def answer(sent: PagesSent) -> None:
             self._send(lambda: self.inbox.sent(sent), order.pair)
 
-        self._send(lambda: self.world.agents[agent].inbox.take_order(self.name, order, answer), order.pair)
+        self._send(lambda: getattr(self.world, agent).inbox.take_order(self.name, order, answer), order.pair)
 
     def close(self, agent: str, pair: str) -> None:
-        tell = lambda: self.world.agents[agent].inbox.pair_failed(pair, "pair_aborted", "closed")  # noqa: E731
+        tell = lambda: getattr(self.world, agent).inbox.pair_failed(pair, "pair_aborted", "closed")  # noqa: E731
         self.world.post.append((tell, lambda: None))
 
 

@@ -18,26 +18,12 @@ from kvstore.errors import (
 )
 from kvstore.layout import KVLayout
 from kvstore.pool.cuda.memory import HANDLE_BYTES
-from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import DevicePages, cuda_ordinal, memory_kind
 from kvstore.pool.page_pool import MemoryHost, PoolInfo, ShmHost
-from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.kvstore.fake_devices import FakeCards, Process
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
 INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7, device="cuda:0")
-
-
-class Process:
-    """A process that uses the devices."""
-
-    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
-        self.num_loads = 0
-        self.memory = FakeDeviceMemory(cards)
-        self.host = CudaHost(tables, self._load)
-
-    def _load(self) -> FakeDeviceMemory:
-        self.num_loads += 1
-        return self.memory
 
 
 @pytest.fixture

@@ -2,15 +2,14 @@
 
 import random
 
-from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
-from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
-from tests.kvstore.transfer.transfers import NEVER, SIZE, make_pool
+from tests.kvstore.fake_devices import FakeCards, Process
+from tests.kvstore.transfer.transfers import DEVICE, NEVER, SIZE, make_pool
 
 
 class Pair:
@@ -49,20 +48,6 @@ class ShmPair(Pair):
         self.connect()
 
 
-class Process:
-    """A process that uses the devices."""
-
-    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
-        self.memory = FakeDeviceMemory(cards)
-        self.host = CudaHost(tables, lambda: self.memory)
-
-    def pool(self, group: str, device: str = "cuda:0", incarnation: int = 1) -> PagePool:
-        return make_pool(self.host, group, device, incarnation)
-
-    def bytes_of(self, pool: PagePool) -> memoryview:
-        return self.memory.view(pool.device_pages.pointer)
-
-
 class DevicePair(Pair):
     def __init__(
         self, tables: MemoryHost, *, copies_per_poll: int = 256, gather_from: int = 0, is_same: bool = False
@@ -71,7 +56,7 @@ class DevicePair(Pair):
         self.here = Process(tables, self.cards)
         self.there = self.here if is_same else Process(tables, self.cards)
         self.host = self.here.host
-        self.source, self.destination = self.there.pool("p"), self.here.pool("d")
+        self.source, self.destination = make_pool(self.there.host, "p", DEVICE), make_pool(self.host, "d", DEVICE)
         self.from_bytes, self.to_bytes = self.there.bytes_of(self.source), self.here.bytes_of(self.destination)
         self.transport = CudaIpcTransport(self.host, copies_per_poll, gather_from)
         self.connect()

@@ -15,13 +15,15 @@ from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.mapped.peer import MappedPeer
 from kvstore.transfer.plan import Descriptor
-from tests.kvstore.fake_devices import FakeCards
-from tests.kvstore.transfer.mapped.pairs import DevicePair, Process
+from tests.kvstore.fake_devices import FakeCards, Process
+from tests.kvstore.transfer.mapped.pairs import DevicePair
 from tests.kvstore.transfer.transfers import (
+    DEVICE,
     NEVER,
     NUM_PAGES,
     SIZE,
     Judge,
+    make_pool,
     pulling,
     start_copy,
 )
@@ -124,7 +126,7 @@ def test_no_poll_puts_in_single_copies_because_kernels_are_slow(tables: MemoryHo
 
 def test_pages_of_another_device_are_not_read_by_a_kernel(tables: MemoryHost) -> None:
     pair = DevicePair(tables, gather_from=1)
-    elsewhere = pair.there.pool("q", "cuda:1")
+    elsewhere = make_pool(pair.there.host, "q", "cuda:1")
     peer = pair.transport.connect(handle_of(elsewhere))
     pair.transport.post(Transfer(pair.destination, peer, scattered(1, 2, 3), NEVER))
     assert list(pair.codes().values()) == [""]
@@ -134,7 +136,7 @@ def test_pages_of_another_device_are_not_read_by_a_kernel(tables: MemoryHost) ->
 def test_a_device_for_which_the_kernel_cannot_be_compiled(tables: MemoryHost) -> None:
     process = Process(tables, FakeCards())
     process.memory.has_no_compiler = True
-    pool = process.pool("d")
+    pool = make_pool(process.host, "d", DEVICE)
     with pytest.raises(DeviceUnavailable, match="cannot be compiled"):
         CudaIpcTransport(process.host).register(pool)
     CudaIpcTransport(process.host, gather_from=0).register(pool)
@@ -208,8 +210,8 @@ def test_a_device_that_fails_ends_all_transfers_and_takes_no_more(tables: Memory
 def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
     cards = FakeCards(num_devices=2)
     here, there = Process(tables, cards), Process(tables, cards)
-    source = there.pool("p", device="cuda:1")
-    near, far = here.pool("n", device="cuda:1"), here.pool("f", device="cuda:0")
+    source = make_pool(there.host, "p", "cuda:1")
+    near, far = make_pool(here.host, "n", "cuda:1"), make_pool(here.host, "f", "cuda:0")
     there.bytes_of(source)[:] = random.Random(2).randbytes(len(there.bytes_of(source)))
     transport = CudaIpcTransport(here.host)
     for pool in (near, far):

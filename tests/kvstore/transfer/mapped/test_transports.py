@@ -15,9 +15,9 @@ from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded
-from tests.kvstore.fake_devices import FakeCards
-from tests.kvstore.transfer.mapped.pairs import DevicePair, Pair, Process, ShmPair
-from tests.kvstore.transfer.transfers import NEVER, OUTSIDE, SIZE, Stranger, pulling, start_copy
+from tests.kvstore.fake_devices import FakeCards, Process
+from tests.kvstore.transfer.mapped.pairs import DevicePair, Pair, ShmPair
+from tests.kvstore.transfer.transfers import DEVICE, NEVER, OUTSIDE, SIZE, Stranger, make_pool, pulling, start_copy
 
 PAIRS = {"shm": ShmPair, "cuda_ipc": DevicePair}
 
@@ -60,7 +60,7 @@ def test_only_reading_from_what_it_mapped(pair: Pair) -> None:
 
 def test_pools_of_two_kinds_of_memory_do_not_meet(tables: MemoryHost) -> None:
     process = Process(tables, FakeCards())
-    host_pool, device_pool = process.pool("h", device="cpu"), process.pool("d")
+    host_pool, device_pool = make_pool(process.host, "h"), make_pool(process.host, "d", DEVICE)
     for transport, stranger in ((CudaIpcTransport(process.host), host_pool), (ShmTransport(process.host), device_pool)):
         with pytest.raises(PagesElsewhere):
             transport.register(stranger)

@@ -1,8 +1,7 @@
 """One half of a communicator over a stand-in for CuPy's NCCL: what it calls in which thread, and what comes back."""
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import DevicePages
 from kvstore.transfer.paired import nccl as nccl_link
-from kvstore.transfer.paired.link import Broken, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.link import Broken, Moved, Ready, Stopped
 from kvstore.transfer.paired.nccl import NcclLinks
 from tests.kvstore.fake_devices import CUDARuntimeError
+from tests.kvstore.transfer.paired.links import until, wait_for
 
 PAGES = DevicePages(3, 0x10000, 4096)
 
@@ -90,6 +90,13 @@ class Library:
 
 
 @pytest.fixture
+def links(library: Library) -> Iterator[NcclLinks]:
+    links = NcclLinks()
+    yield links
+    links.close()
+
+
+@pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
     modules = {"cupy": library, "cupy.cuda.nccl": library}
@@ -97,19 +104,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return library
 
 
-def until(link: PairLink, is_there: Callable[[list[News]], bool]) -> list[News]:
-    found: list[News] = []
-    end = time.monotonic() + 10
-    while not is_there(found):
-        assert time.monotonic() < end, found
-        found += link.news()
-        time.sleep(0.001)
-    return found
-
-
 @pytest.mark.parametrize(("rank", "operation"), [(0, "recv"), (1, "send")])
-def test_a_half_is_made_warmed_and_moves_in_the_devices_thread(library: Library, rank: int, operation: str) -> None:
-    links = NcclLinks()
+def test_a_half_is_made_warmed_and_moves_in_the_devices_thread(
+    library: Library, links: NcclLinks, rank: int, operation: str
+) -> None:
     link = links.link("cuda:3", links.unique_id(), rank)
     link.begin()
     assert until(link, bool) == [Ready()]
@@ -119,8 +117,7 @@ def test_a_half_is_made_warmed_and_moves_in_the_devices_thread(library: Library,
     library.calls.clear()
     library.event_status = 600
     link.move(5, PAGES, [(10, 100), (20, 200)])
-    while not library.named("record"):
-        time.sleep(0.001)
+    wait_for(lambda: library.named("record"))
     assert [name for name, _, _ in library.calls if name != "setDevice"] == [
         "groupStart",
         operation,
@@ -132,16 +129,13 @@ def test_a_half_is_made_warmed_and_moves_in_the_devices_thread(library: Library,
     assert link.news() == []
     library.event_status = 0
     assert until(link, bool) == [Moved(5)]
-    links.close()
 
 
-def test_an_abort_reaches_a_communicator_that_is_still_being_made(library: Library) -> None:
+def test_an_abort_reaches_a_communicator_that_is_still_being_made(library: Library, links: NcclLinks) -> None:
     library.init_blocks.clear()
-    links = NcclLinks()
     link = links.link("cuda:0", links.unique_id(), 0)
     link.begin()
-    while not library.named("init"):
-        time.sleep(0.001)
+    wait_for(lambda: library.named("init"))
     assert link.news() == []
     link.abort()
     found = until(link, lambda found: len(found) == 2)
@@ -150,11 +144,9 @@ def test_an_abort_reaches_a_communicator_that_is_still_being_made(library: Libra
     link.move(1, PAGES, [(1, 1)])
     links._movers[0].submit(lambda: None).result(10)
     assert not library.named("recv"), "nothing begins after an abort"
-    links.close()
 
 
-def test_what_the_engine_says_of_its_failures(library: Library) -> None:
-    links = NcclLinks()
+def test_what_the_engine_says_of_its_failures(library: Library, links: NcclLinks) -> None:
     link = links.link("cuda:0", links.unique_id(), 1)
     link.begin()
     until(link, bool)
@@ -171,7 +163,6 @@ def test_what_the_engine_says_of_its_failures(library: Library) -> None:
     assert until(link, bool) == [Broken("cudaError700: text")]
     link.stop()
     assert until(link, bool) == [Stopped()]
-    links.close()
 
 
 def test_without_nccl_the_error_says_what_to_install(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The transport between two agents: their halves of it, over fake links and a courier that the test runs."""
 
 import random
-from collections import deque
 
 import msgspec
 import pytest
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PagesElsewhere, TransferError
-from kvstore.pool.cuda.pool import CudaHost
-from kvstore.pool.page_pool import HeapHost
 from kvstore.protocol import OfferPair, PagesSent, SendPages
 from kvstore.transfer.base import SourcePages, Transfer, Transport
 from kvstore.transfer.paired.link import Broken
@@ -21,37 +18,30 @@ from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
-from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.kvstore.fake_links import FakeLinks, FakeWire
-from tests.kvstore.transfer.transfers import LAYOUT, NEVER, NUM_PAGES, SIZE, Judge, Mail, Post, make_pool
+from tests.kvstore.transfer.transfers import DEVICE, LAYOUT, NEVER, NUM_PAGES, SIZE, Judge, Mail, World, make_pool
 
 
 class Agent(Mail):
     """One agent's host, devices and transport."""
 
-    def __init__(self, world: "World", name: str, group: str) -> None:
-        self.memory = FakeDeviceMemory(world.cards)
-        self.host = CudaHost(HeapHost(), lambda: self.memory)
-        self.pool = make_pool(self.host, group, "cuda:0")
-        self.bytes = self.memory.view(self.pool.device_pages.pointer)
+    def __init__(self, world: "PairWorld", name: str, group: str) -> None:
+        super().__init__(world, name, None)
+        self.pool = make_pool(self.host, group, DEVICE)
+        self.bytes = self.bytes_of(self.pool)
         self.links = FakeLinks(world.wire, self.memory)
-        self.transport = PairTransport(self.links, self, init_timeout_s=5.0)
-        super().__init__(world, name, self.transport)
+        self.inbox = self.transport = PairTransport(self.links, self, init_timeout_s=5.0)
         self.transport.register(self.pool)
 
     def attach(self, transport: Paired) -> None:
         assert transport.name == "nccl"
 
 
-class World:
+class PairWorld(World):
     def __init__(self) -> None:
-        self.now = 0.0
-        self.cards = FakeCards()
+        super().__init__()
         self.wire = FakeWire()
-        self.post: Post = deque()
-        self.near = Agent(self, "near", "d")
-        self.far = Agent(self, "far", "p")
-        self.agents = {"near": self.near, "far": self.far}
+        self.near, self.far = Agent(self, "near", "d"), Agent(self, "far", "p")
         self.far.bytes[:] = random.Random(1).randbytes(len(self.far.bytes))
         self.peer = self.near.transport.connect(self.far.handle())
 
@@ -63,22 +53,6 @@ class World:
         self.near.transport.post(transfer)
         return transfer
 
-    def deliver(self, num_messages: int = 1000) -> None:
-        while self.post and num_messages:
-            num_messages -= 1
-            self.post.popleft()[0]()
-
-    def poll(self) -> list[Transfer]:
-        self.far.transport.poll(self.now)
-        return self.near.transport.poll(self.now)
-
-    def settle(self, num_rounds: int = 20) -> dict[Transfer, str]:
-        ended: list[Transfer] = []
-        for _ in range(num_rounds):
-            self.deliver()
-            ended += self.poll()
-        return {one: one.error.code if one.error else "" for one in ended}
-
     def has_arrived(self, pages: list[int]) -> bool:
         return all(
             self.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE] == self.far.bytes[page * SIZE :][:SIZE]
@@ -87,18 +61,18 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> PairWorld:
+    return PairWorld()
 
 
-def test_it_is_a_transport(world: World) -> None:
+def test_it_is_a_transport(world: PairWorld) -> None:
     transport: Transport = world.near.transport
     assert (transport.name, transport.kinds) == ("nccl", {"cuda"})
     assert world.peer.generations([1]) is None
     transport.close()
 
 
-def test_pages_arrive_and_one_communicator_serves_many_transfers(world: World) -> None:
+def test_pages_arrive_and_one_communicator_serves_many_transfers(world: PairWorld) -> None:
     first, second = world.send([1, 2]), world.send([5])
     assert world.settle() == {first: "", second: ""}
     assert world.has_arrived([1, 2, 5])
@@ -108,7 +82,7 @@ def test_pages_arrive_and_one_communicator_serves_many_transfers(world: World) -
     assert (world.near.transport.num_posted, world.far.transport.num_posted) == (0, 0)
 
 
-def test_both_ways_are_two_communicators(world: World) -> None:
+def test_both_ways_are_two_communicators(world: PairWorld) -> None:
     world.near.bytes[:SIZE] = b"n" * SIZE
     back = world.far.transport.connect(world.near.handle("d"))
     source = SourcePages([], [])
@@ -119,7 +93,7 @@ def test_both_ways_are_two_communicators(world: World) -> None:
     assert world.wire.num_ids == 2
 
 
-def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it(world: World) -> None:
+def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it(world: PairWorld) -> None:
     stale, behind = world.send([1], generations=[999]), world.send([2])
     assert world.settle() == {stale: "stale_pages", behind: "pair_aborted"}
     again = world.send([2])
@@ -127,7 +101,7 @@ def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it(world: W
     assert world.wire.num_ids == 2, "the next transfer makes another"
 
 
-def test_a_page_that_moves_on_while_it_is_sent_fails_the_transfer_only(world: World) -> None:
+def test_a_page_that_moves_on_while_it_is_sent_fails_the_transfer_only(world: PairWorld) -> None:
     world.wire.is_slow = True
     handle, behind = world.send([1]), world.send([2])
     assert world.settle() == {}
@@ -139,7 +113,7 @@ def test_a_page_that_moves_on_while_it_is_sent_fails_the_transfer_only(world: Wo
     assert world.wire.num_ids == 1
 
 
-def test_a_communicator_that_does_not_come_about_in_time(world: World) -> None:
+def test_a_communicator_that_does_not_come_about_in_time(world: PairWorld) -> None:
     world.wire.is_deaf = True
     handle = world.send([1])
     assert world.settle() == {}
@@ -151,7 +125,7 @@ def test_a_communicator_that_does_not_come_about_in_time(world: World) -> None:
     assert world.far.transport.num_posted == 0, "the other end has given up, too"
 
 
-def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped(world: World) -> None:
+def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped(world: PairWorld) -> None:
     world.wire.is_slow = world.wire.is_stuck = True
     handle = world.send([1], deadline=3.0)
     world.settle()
@@ -171,13 +145,13 @@ def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped(world:
         ({"layout": msgspec.structs.replace(LAYOUT, fingerprint="other")}, "layout_mismatch"),
     ],
 )
-def test_a_pool_that_is_another_one_is_refused(world: World, change: dict, code: str) -> None:
+def test_a_pool_that_is_another_one_is_refused(world: PairWorld, change: dict, code: str) -> None:
     world.peer = world.near.transport.connect(msgspec.structs.replace(world.far.handle(), **change))
     handle = world.send([1])
     assert world.settle() == {handle: code}
 
 
-def test_a_host_without_nccl(world: World) -> None:
+def test_a_host_without_nccl(world: PairWorld) -> None:
     world.far.links.is_missing = True
     handle = world.send([1])
     assert world.settle() == {handle: "device_unavailable"}
@@ -186,7 +160,7 @@ def test_a_host_without_nccl(world: World) -> None:
         world.send([1])
 
 
-def test_what_cannot_be_posted_or_reached(world: World) -> None:
+def test_what_cannot_be_posted_or_reached(world: PairWorld) -> None:
     transport, source = world.near.transport, SourcePages([1], [101])
     for parts in ([Descriptor(0, 0, 0)], [Descriptor(-1, 0, 4)], [Descriptor(0, NUM_PAGES * SIZE - 3, 4)]):
         with pytest.raises(TransferError, match="outside the pools"):
@@ -202,7 +176,7 @@ def test_what_cannot_be_posted_or_reached(world: World) -> None:
     assert world.wire.num_ids == 0
 
 
-def test_there_is_a_bound_on_communicators(world: World) -> None:
+def test_there_is_a_bound_on_communicators(world: PairWorld) -> None:
     for number in range(64):
         offer = OfferPair(
             pair=f"p{number}",
@@ -230,7 +204,7 @@ def test_there_is_a_bound_on_communicators(world: World) -> None:
         {"offsets": [0] * 65537, "sizes": [4] * 65537},
     ],
 )
-def test_orders_that_cannot_be_carried_out_are_answered(world: World, order: dict) -> None:
+def test_orders_that_cannot_be_carried_out_are_answered(world: PairWorld, order: dict) -> None:
     world.send([1])
     world.deliver(1)
     name = next(iter(world.far.transport._halves))
@@ -251,7 +225,7 @@ def test_orders_that_cannot_be_carried_out_are_answered(world: World, order: dic
     assert [(answer.is_sent, bool(answer.code)) for answer in answers] == [(False, True)] * 2
 
 
-def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from(world: World) -> None:
+def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from(world: PairWorld) -> None:
     world.wire.is_slow = True
     running, behind = world.send([1]), world.send([2])
     assert world.settle() == {}
@@ -274,7 +248,7 @@ def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from(world: World) -
     assert world.settle() == {new: ""}
 
 
-def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: World) -> None:
+def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: PairWorld) -> None:
     """The other end gives the transfer up, and does not take the device for its own."""
     world.wire.is_slow = True
     handle = world.send([1])
@@ -289,7 +263,7 @@ def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: Worl
 
 
 @pytest.mark.parametrize("way", ["answer", "pair"])
-def test_another_ends_device_fault_is_a_source_that_failed(world: World, way: str) -> None:
+def test_another_ends_device_fault_is_a_source_that_failed(world: PairWorld, way: str) -> None:
     world.wire.is_slow = True
     handle = world.send([1])
     assert world.settle() == {}
@@ -304,7 +278,7 @@ def test_another_ends_device_fault_is_a_source_that_failed(world: World, way: st
     assert world.near.transport.device_failure == ""
 
 
-def test_a_lost_agent_ends_its_transfers(world: World) -> None:
+def test_a_lost_agent_ends_its_transfers(world: PairWorld) -> None:
     world.wire.is_slow = True
     handle = world.send([1])
     world.settle()
@@ -314,7 +288,7 @@ def test_a_lost_agent_ends_its_transfers(world: World) -> None:
     assert world.far.transport.num_posted == 0
 
 
-def test_draining_aborts_what_runs(world: World) -> None:
+def test_draining_aborts_what_runs(world: PairWorld) -> None:
     world.wire.is_slow = world.wire.is_stuck = True
     running, waiting = world.send([1]), world.send([2])
     world.settle()
@@ -325,7 +299,7 @@ def test_draining_aborts_what_runs(world: World) -> None:
     world.far.transport.close()
 
 
-def test_a_pulled_copy_is_compared_at_both_ends(world: World) -> None:
+def test_a_pulled_copy_is_compared_at_both_ends(world: PairWorld) -> None:
     puller = PagePuller(world.near.transport)
     puller.add("d", [world.near.pool])
     copy = StartCopy(1, [2, 3], [102, 103], [4, 5], [104, 105], NEVER)
@@ -366,7 +340,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(steps=STEPS, is_stuck=st.booleans(), ends=st.sampled_from(["polls", "drain"]))
 def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, is_stuck: bool, ends: str) -> None:
-    world = World()
+    world = PairWorld()
     world.wire.is_slow, world.wire.is_stuck = True, is_stuck
     judge = Judge(
         lambda page: bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE]),

@@ -19,7 +19,7 @@ import pytest
 from kvstore.errors import DeviceUnavailable, TransferError
 from kvstore.pool.cuda.memory import HostBuffer
 from kvstore.pool.device import CPU, DevicePages
-from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, PairLink, Ready, Stopped
 from kvstore.transfer.paired.tcp import listener as tcp_listener
 from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 from kvstore.transfer.paired.tcp.wire import (
@@ -32,6 +32,7 @@ from kvstore.transfer.paired.tcp.wire import (
     encode_rendezvous,
 )
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.kvstore.transfer.paired.links import broken, until, wait_for
 
 SIZE = 600_000
 SETTINGS = TcpSettings(num_streams=3, chunk_bytes=MIN_CHUNK_BYTES)
@@ -39,21 +40,6 @@ SETTINGS = TcpSettings(num_streams=3, chunk_bytes=MIN_CHUNK_BYTES)
 
 def no_devices() -> FakeDeviceMemory:
     raise DeviceUnavailable("no device in this test")
-
-
-def until(link: PairLink, is_there: Callable[[list[News]], bool]) -> list[News]:
-    found: list[News] = []
-    end = time.monotonic() + 20
-    while not is_there(found):
-        assert time.monotonic() < end, found
-        found += link.news()
-        time.sleep(0.001)
-    return found
-
-
-def broken(link: PairLink) -> Broken:
-    found = until(link, lambda found: any(isinstance(one, Broken) for one in found))
-    return next(one for one in found if isinstance(one, Broken))
 
 
 class Ends:
@@ -97,6 +83,10 @@ class Ends:
         self.links[0].move(number, self.pages[0], targets)
         self.links[1].move(number, self.pages[1], sources)
 
+    def moved(self, number: int) -> None:
+        for link in self.links:
+            assert until(link, bool) == [Moved(number)]
+
     def close(self) -> None:
         for link in self.links:
             link.stop()
@@ -105,10 +95,16 @@ class Ends:
 
 
 @pytest.fixture
-def ends() -> Iterator[Ends]:
-    ends = Ends()
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    """In host memory, or where `over` says."""
+    ends = Ends(getattr(request, "param", "host host"))
     yield ends
     ends.close()
+
+
+def over(*kinds: str) -> pytest.MarkDecorator:
+    """Kinds of memory of both ends, instead of host memory."""
+    return pytest.mark.parametrize("ends", kinds, indirect=True)
 
 
 def test_it_is_a_maker_of_links(ends: Ends) -> None:
@@ -117,20 +113,19 @@ def test_it_is_a_maker_of_links(ends: Ends) -> None:
     assert decode_rendezvous(ends.rendezvous).host == "127.0.0.1"
 
 
-@pytest.mark.parametrize("kinds", ["host host", "device device", "host device", "device host"])
-def test_bytes_arrive_where_they_belong_and_nowhere_else(kinds: str) -> None:
-    ends = Ends(kinds).meet()
+@over("host host", "device device", "host device", "device host")
+def test_bytes_arrive_where_they_belong_and_nowhere_else(ends: Ends) -> None:
+    ends.meet()
     sources = [(0, 10), (1000, 250_000), (300_000, 1), (400_000, 90_000)]
     targets = [(500_000, 10), (0, 250_000), (499_999, 1), (300_000, 90_000)]
     ends.move(1, targets, sources)
-    for link in ends.links:
-        assert until(link, bool) == [Moved(1)]
+    ends.moved(1)
     written = bytearray(SIZE)
     for (target, size), (source, _) in zip(targets, sources, strict=True):
         written[target : target + size] = ends.bytes[1][source : source + size]
     assert ends.bytes[0] == written
     ends.move(2, [(7, 5)], [(9, 5)])
-    assert until(ends.links[0], bool) == until(ends.links[1], bool) == [Moved(2)]
+    ends.moved(2)
     assert ends.bytes[0][7:12] == ends.bytes[1][9:14]
     ends.close()
     assert [memory.host_buffers for memory in ends.memories] == [[], []], "page-locked memory is given back"
@@ -156,29 +151,28 @@ def test_nothing_to_move_has_moved(ends: Ends) -> None:
     assert ends.links[0].news() == ends.links[1].news() == [Moved(1)]
 
 
-def test_a_device_that_is_slow_holds_up_the_connection_and_not_the_bytes() -> None:
-    ends = Ends("device device").meet()
+@over("device device")
+def test_a_device_that_is_slow_holds_up_the_connection_and_not_the_bytes(ends: Ends) -> None:
+    ends.meet()
     ends.cards.copies_per_look = 1
     ends.move(1, [(0, SIZE)], [(0, SIZE)])
-    for link in ends.links:
-        assert until(link, bool) == [Moved(1)]
+    ends.moved(1)
     assert ends.bytes[0] == ends.bytes[1]
-    ends.close()
 
 
-def test_a_device_that_fails_is_said_with_its_own_code() -> None:
-    ends = Ends("device host").meet()
+@over("device host")
+def test_a_device_that_fails_is_said_with_its_own_code(ends: Ends) -> None:
+    ends.meet()
     ends.cards.fault = "cudaErrorIllegalAddress"
     ends.move(1, [(0, 10)], [(0, 10)])
     assert broken(ends.links[0]).code == "device_fault"
-    ends.close()
 
 
+@over("device device")
 @pytest.mark.parametrize("num_buffers", [1, 2, 3])
 def test_page_locked_memory_that_runs_out_is_given_back_and_said(
-    num_buffers: int, monkeypatch: pytest.MonkeyPatch
+    ends: Ends, num_buffers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = Ends("device device")
     allocate, left = ends.memories[0].allocate_host, [num_buffers]
 
     def scarce(device: int, num_bytes: int) -> HostBuffer:
@@ -199,8 +193,7 @@ def test_page_locked_memory_that_runs_out_is_given_back_and_said(
 
 def test_an_end_that_was_stopped_before_it_met_anybody_takes_no_connection(ends: Ends) -> None:
     ends.links[0].stop()
-    with dial(ends.rendezvous) as connection:
-        connection.sendall(encode_hello(decode_rendezvous(ends.rendezvous), 0))
+    with dial(ends.rendezvous, encode_hello(decode_rendezvous(ends.rendezvous), 0)) as connection:
         assert is_refused(connection)
     ends.links[0].begin()
     assert "it was given up" in broken(ends.links[0]).message
@@ -270,9 +263,17 @@ def test_shares_of_other_sizes_than_ordered_are_refused(ends: Ends) -> None:
     assert not any(ends.bytes[0])
 
 
-def dial(rendezvous: bytes) -> socket.socket:
+def dial(rendezvous: bytes, hello: bytes = b"") -> socket.socket:
+    """A connection to who waits for a pair, on which `hello` was said."""
     wanted = decode_rendezvous(rendezvous)
-    return socket.create_connection((wanted.host, wanted.port), timeout=10)
+    connection = socket.create_connection((wanted.host, wanted.port), timeout=10)
+    connection.sendall(hello)
+    return connection
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
 
 
 def is_refused(connection: socket.socket) -> bool:
@@ -313,12 +314,10 @@ def test_strangers_are_refused_and_the_pair_comes_about_all_the_same(ends: Ends,
         if what == "the same one":
             ends.meet()
         if what == "the same one before the others":
-            first = stack.enter_context(dial(ends.rendezvous))
-            first.sendall(hello)
+            first = stack.enter_context(dial(ends.rendezvous, hello))
             assert len(first.recv(32, socket.MSG_WAITALL)) == 32
         for _ in range(2):
-            peer = stack.enter_context(dial(ends.rendezvous))
-            peer.sendall(hello)
+            peer = stack.enter_context(dial(ends.rendezvous, hello))
             peer.shutdown(socket.SHUT_WR)
             assert is_refused(peer)
         if not what.startswith("the same one"):
@@ -340,22 +339,14 @@ def test_a_token_that_comes_late_is_refused_and_said_so_where_it_was_shown(ends:
 
 def test_who_says_nothing_is_closed_after_a_while(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_listener, "_HELLO_S", 0.1)
-    with dial(ends.rendezvous) as peer:
-        peer.sendall(b"KVME")
+    with dial(ends.rendezvous, b"KVME") as peer:
         assert is_refused(peer)
 
 
 def test_one_that_resets_its_connection_is_dropped(ends: Ends) -> None:
-    peer = dial(ends.rendezvous)
-    peer.sendall(b"KVME")
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    peer.close()
+    reset(dial(ends.rendezvous, b"KVME"))
     ends.meet()
-    listener = ends.makers[0]
-    deadline = time.monotonic() + 20
-    while not listener.refused[tcp_listener.NO_TOKEN]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: ends.makers[0].refused[tcp_listener.NO_TOKEN])
 
 
 def test_who_dials_while_there_are_no_descriptors_left_waits(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,10 +370,7 @@ def test_a_listener_that_is_closed_ends_what_waits_and_drops_who_has_said_nothin
     listener = tcp_listener.TcpListener("127.0.0.1", 0)
     expected = listener.expect(1, 1 << 20)
     with socket.create_connection((listener.host, listener.port)) as peer:
-        deadline = time.monotonic() + 20
-        while not listener._unauthenticated:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: listener._unauthenticated)
         listener.close()
         assert is_refused(peer)
     assert expected.arrived.get(timeout=5) is None
@@ -415,11 +403,17 @@ def test_who_dials_fast_crowds_out_nobody_of_another_address(monkeypatch: pytest
         arrived[1].close()
 
 
+def dialling(port: int) -> PairLink:
+    """An end that was offered a pair at `port` and goes there."""
+    rendezvous = Rendezvous("127.0.0.1", port, b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
+    link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_rendezvous(rendezvous), 1)
+    link.begin()
+    return link
+
+
 def test_an_impostor_that_listens_is_sent_no_page() -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor:
-        rendezvous = Rendezvous("127.0.0.1", impostor.getsockname()[1], b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
-        link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_rendezvous(rendezvous), 1)
-        link.begin()
+        link = dialling(impostor.getsockname()[1])
         connection, _ = impostor.accept()
         with connection:
             connection.sendall(bytes(32))
@@ -431,49 +425,43 @@ def test_an_impostor_that_listens_is_sent_no_page() -> None:
 def test_nobody_at_the_address_that_was_offered() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    rendezvous = Rendezvous("127.0.0.1", port, b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
-    link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_rendezvous(rendezvous), 1)
-    link.begin()
+    link = dialling(port)
     assert "refused" in broken(link).message
     link.stop()
 
 
-def sender(ends: Ends) -> list[socket.socket]:
+@pytest.fixture
+def connections(ends: Ends) -> Iterator[list[socket.socket]]:
     """What dials in place of the other end, properly introduced."""
     rendezvous = decode_rendezvous(ends.rendezvous)
-    connections = []
+    connections: list[socket.socket] = []
     ends.links[0].begin()
     for index in range(rendezvous.num_streams):
-        connection = dial(ends.rendezvous)
-        connection.sendall(encode_hello(rendezvous, index))
+        connection = dial(ends.rendezvous, encode_hello(rendezvous, index))
         assert len(connection.recv(32, socket.MSG_WAITALL)) == 32
         connections.append(connection)
     assert until(ends.links[0], bool) == [Ready()]
-    return connections
-
-
-@pytest.mark.parametrize("garbage", [bytes(24), encode_header(1, 1 << 60), encode_header(2, 10)])
-def test_garbage_on_a_connection_of_the_pair(ends: Ends, garbage: bytes) -> None:
-    connections = sender(ends)
-    ends.links[0].move(1, ends.pages[0], [(0, 10)])
-    connections[0].sendall(garbage + bytes(1000))
-    assert broken(ends.links[0]).code == "bad_stream"
-    assert not any(ends.bytes[0])
+    yield connections
     for connection in connections:
         connection.close()
 
 
+@pytest.mark.parametrize("garbage", [bytes(24), encode_header(1, 1 << 60), encode_header(2, 10)])
+def test_garbage_on_a_connection_of_the_pair(ends: Ends, connections: list[socket.socket], garbage: bytes) -> None:
+    ends.links[0].move(1, ends.pages[0], [(0, 10)])
+    connections[0].sendall(garbage + bytes(1000))
+    assert broken(ends.links[0]).code == "bad_stream"
+    assert not any(ends.bytes[0])
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_an_end_that_goes_in_the_middle_of_a_share(ends: Ends, is_reset: bool) -> None:
-    connections = sender(ends)
+def test_an_end_that_goes_in_the_middle_of_a_share(
+    ends: Ends, connections: list[socket.socket], is_reset: bool
+) -> None:
     ends.links[0].move(1, ends.pages[0], [(0, 10)])
     connections[0].sendall(encode_header(1, 10) + b"half")
-    if is_reset:
-        connections[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connections[0].close()
+    (reset if is_reset else socket.socket.close)(connections[0])
     assert "connection" in broken(ends.links[0]).message.lower()
-    for connection in connections[1:]:
-        connection.close()
 
 
 OTHER_PROCESS = """
@@ -502,10 +490,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_transfer(ends: Ends) -> Non
     ends.links[0].begin()
     assert until(ends.links[0], bool) == [Ready()]
     ends.links[0].move(1, ends.pages[0], [(0, SIZE)])
-    end = time.monotonic() + 20
-    while ends.bytes[0][0] != ord("p"):
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    wait_for(lambda: ends.bytes[0][0] == ord("p"))
     assert ends.links[0].news() == []
     other.kill()
     other.wait()
@@ -528,7 +513,7 @@ def test_it_listens_at_one_address_and_is_told_by_another(host: str, bind: str) 
     except TransferError:
         pytest.skip("no IPv6 here")
     ends.meet().move(1, [(0, 10)], [(0, 10)])
-    assert until(ends.links[0], bool) == [Moved(1)]
+    ends.moved(1)
     ends.close()
 
 
