@@ -1,6 +1,7 @@
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import HEADER_BYTES, MAX_GENERATION, PageEntry, PageTable, Torn
 from kvstore.hashing import pack_tokens, unpack_tokens
+from tests.kvstore.cache.pages import PAGE_SIZE, make_table
 
-PAGE_SIZE = 4
 SLOT_BYTES = HEADER_BYTES + 4 * PAGE_SIZE
 U64 = st.integers(0, 2**64 - 1)
 
@@ -28,9 +29,17 @@ ENTRIES = st.builds(
 )
 
 
-def make_table(num_pages: int = 4, page_size: int = PAGE_SIZE) -> tuple[PageTable, bytearray]:
-    memory = bytearray(PageTable.num_bytes(num_pages, page_size))
-    return PageTable(memoryview(memory), num_pages, page_size), memory
+def reopened(memory: bytearray) -> PageTable:
+    """As the next writer finds it."""
+    return PageTable(memoryview(memory), 4, PAGE_SIZE)
+
+
+def check_writable(memory: bytearray, page: int) -> None:
+    """Whatever became of a page, the next writer's entries are read again."""
+    successor = reopened(memory)
+    for generation in (10, 11, 12):
+        successor.write(page, PageEntry(generation=generation))
+        assert successor.read(page) == PageEntry(generation=generation)
 
 
 def test_a_fresh_table_says_that_all_pages_are_free() -> None:
@@ -57,18 +66,24 @@ def test_entry_tells_its_tokens() -> None:
     assert unpack_tokens(entry.tokens) == (7, 8, 9)
 
 
-def test_more_tokens_than_the_page_has_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tokens": pack_tokens(range(5))}, "5 tokens do not fit a page of 4"),
+        ({"generation": MAX_GENERATION + 1}, "past the last one"),
+    ],
+)
+def test_an_entry_that_no_page_has_is_refused(fields: dict[str, Any], why: str) -> None:
     table, _ = make_table()
-    with pytest.raises(ValueError, match="5 tokens do not fit a page of 4"):
-        table.write(1, PageEntry(tokens=pack_tokens(range(5))))
+    with pytest.raises(ValueError, match=why):
+        table.write(1, PageEntry(**fields))
     assert table.read(1) == PageEntry()
 
 
 def test_a_view_too_small_is_refused() -> None:
-    with pytest.raises(ValueError, match="plain bytes"):
-        PageTable(memoryview(bytearray(10)), 4, PAGE_SIZE)
-    with pytest.raises(ValueError, match="plain bytes"):
-        PageTable(memoryview(bytearray(8 * 1000)).cast("Q"), 4, PAGE_SIZE)
+    for view in (memoryview(bytearray(10)), memoryview(bytearray(8 * 1000)).cast("Q")):
+        with pytest.raises(ValueError, match="plain bytes"):
+            PageTable(view, 4, PAGE_SIZE)
 
 
 class Crash(Exception):
@@ -145,10 +160,7 @@ def test_damage_to_both_slots_is_known(written: int) -> None:
         memory[start + slot * SLOT_BYTES + 20] ^= 0xFF
     assert table.read(3) == Torn(3)
     assert table.generation(3) is None
-    successor = PageTable(memoryview(memory), 4, PAGE_SIZE)
-    for generation in (5, 6, 7):
-        successor.write(3, PageEntry(generation=generation))
-        assert successor.read(3) == PageEntry(generation=generation)
+    check_writable(memory, 3)
 
 
 def test_an_entry_copied_to_another_page_is_not_believed() -> None:
@@ -164,13 +176,6 @@ def test_a_state_of_a_later_format_is_not_believed() -> None:
     for _ in range(2):
         table.write(1, PageEntry(state=99))  # type: ignore[arg-type]
         assert table.read(1) == Torn(1)
-
-
-def test_a_generation_past_the_last_one_is_refused() -> None:
-    table, _ = make_table()
-    with pytest.raises(ValueError, match="past the last one"):
-        table.write(1, PageEntry(generation=MAX_GENERATION + 1))
-    assert table.read(1) == PageEntry()
 
 
 def sealed(page: int, sequence: int, state: int, fill: int, generation: int) -> bytes:
@@ -199,18 +204,13 @@ def test_what_no_writer_of_ours_can_have_written_is_not_believed(
     table.write(1, PageEntry(PageState.CACHED, 3))
     table.write(1, PageEntry(PageState.CACHED, 4))
     memory[3 * SLOT_BYTES : 4 * SLOT_BYTES] = sealed(1, 3, PageState.RUNNING, 1, 5)
-    assert PageTable(memoryview(memory), 4, PAGE_SIZE).generation(1) == 5, "the writer is foreign, not its form"
+    assert reopened(memory).generation(1) == 5, "the writer is foreign, not its form"
     memory[3 * SLOT_BYTES : 4 * SLOT_BYTES] = sealed(1, sequence, state, fill, generation)
-    successor = PageTable(memoryview(memory), 4, PAGE_SIZE)
-    assert successor.read(1) == Torn(1)
-    successor.write(1, PageEntry(generation=6))
-    assert successor.read(1) == PageEntry(generation=6)
+    assert reopened(memory).read(1) == Torn(1)
+    check_writable(memory, 1)
 
 
-@given(
-    num_writes=st.integers(1, 5),
-    data=st.data(),
-)
+@given(num_writes=st.integers(1, 5), data=st.data())
 def test_damage_never_brings_an_older_entry_back(num_writes: int, data: st.DataObject) -> None:
     """What a writer that stopped leaves is told from what damage leaves, whichever bytes of the two slots it hits."""
     table, memory = make_table()
@@ -226,14 +226,11 @@ def test_damage_never_brings_an_older_entry_back(num_writes: int, data: st.DataO
         )
     )
     memory[begin + at : begin + at + length] = fill
-    found = PageTable(memoryview(memory), 4, PAGE_SIZE).read(2)
+    found = reopened(memory).read(2)
     # Bytes that happen to be a mark, or zeros over a page written once, are what a writer that stopped leaves.
     is_as_if_never_written = found == PageEntry() or num_writes <= 2
     assert found in (newest, Torn(2)) or is_as_if_never_written or b"\xa5\xc3" in fill
-    successor = PageTable(memoryview(memory), 4, PAGE_SIZE)
-    for generation in (10, 11):
-        successor.write(2, PageEntry(generation=generation))
-        assert successor.read(2) == PageEntry(generation=generation)
+    check_writable(memory, 2)
 
 
 def test_where_stores_are_not_ordered_a_sequence_seen_before_its_entry_is_not_believed() -> None:
@@ -282,11 +279,11 @@ class TableMachine(RuleBasedStateMachine):
         assert found in (self.model[page], entry)
         assert isinstance(found, PageEntry)
         self.model[page] = found
-        self.table = PageTable(memoryview(self.memory), 4, PAGE_SIZE)
+        self.table = reopened(self.memory)
 
     @rule()
     def replace_the_writer(self) -> None:
-        self.table = PageTable(memoryview(self.memory), 4, PAGE_SIZE)
+        self.table = reopened(self.memory)
 
     @rule(page=st.integers(0, 3), at=st.integers(0, 2 * SLOT_BYTES - 1), byte=st.integers(0, 255))
     def damage(self, page: int, at: int, byte: int) -> None:

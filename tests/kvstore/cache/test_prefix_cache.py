@@ -7,12 +7,7 @@ from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.errors import SequenceError
 from kvstore.hashing import chain_hashes, root_hash, unpack_tokens
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
-
-PAGE_SIZE = 4
-
-
-def make_table(num_pages: int) -> PageTable:
-    return PageTable(memoryview(bytearray(PageTable.num_bytes(num_pages, PAGE_SIZE))), num_pages, PAGE_SIZE)
+from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding, make_table
 
 
 def make_cache(num_pages: int = 12, table: PageTable | None = None, epoch: int = 1) -> PrefixCache:
@@ -27,8 +22,13 @@ def fill(cache: PrefixCache, token_ids: list[int], **options: str | bool) -> Non
 
 
 @pytest.fixture
-def cache() -> PrefixCache:
-    return make_cache()
+def table() -> PageTable:
+    return make_table(12)[0]
+
+
+@pytest.fixture
+def cache(table: PageTable) -> PrefixCache:
+    return make_cache(table=table)
 
 
 def test_a_prompt_is_found_again_but_never_all_of_it(cache: PrefixCache) -> None:
@@ -46,8 +46,7 @@ def test_a_prompt_is_found_again_but_never_all_of_it(cache: PrefixCache) -> None
 
 
 def test_full_pages_are_shared_while_their_sequence_runs(cache: PrefixCache) -> None:
-    first = cache.start([1, 2, 3, 4, 5])
-    assert first.reserve(6)
+    first = holding(cache, [1, 2, 3, 4, 5], 6)
     first.advance([1, 2, 3])
     assert cache.match([1, 2, 3, 4, 5]).num_tokens == 0
     first.advance([4])
@@ -63,9 +62,7 @@ def test_full_pages_are_shared_while_their_sequence_runs(cache: PrefixCache) -> 
 
 def test_the_same_prompt_twice_at_once_is_never_owned_twice(cache: PrefixCache) -> None:
     prompt = list(range(9))
-    one, two = cache.start(prompt), cache.start(prompt)
-    for sequence in (one, two):
-        assert sequence.reserve(9)
+    one, two = holding(cache, prompt), holding(cache, prompt)
     for start in (0, 4):
         one.advance(prompt[start : start + 4])
         two.advance(prompt[start : start + 4])
@@ -128,9 +125,7 @@ def test_a_handle_checks_its_own_use(cache: PrefixCache) -> None:
             use()
 
 
-def test_lent_pages_come_back_with_their_tokens() -> None:
-    table = make_table(12)
-    cache = make_cache(table=table)
+def test_lent_pages_come_back_with_their_tokens(cache: PrefixCache, table: PageTable) -> None:
     prompt = list(range(10))
     fill(cache, [*prompt[:4], 77])
     sequence = cache.start(prompt)
@@ -161,9 +156,9 @@ def test_lent_pages_come_back_with_their_tokens() -> None:
     assert cache.num_available() == 11
 
 
-def test_an_entry_is_written_when_its_page_is_lent_and_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = make_table(12)
-    cache = make_cache(table=table)
+def test_an_entry_is_written_when_its_page_is_lent_and_when_it_is_back(
+    cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[tuple[int, PageState]] = []
     write = PageTable.write
 
@@ -182,11 +177,9 @@ def test_an_entry_is_written_when_its_page_is_lent_and_when_it_is_back(monkeypat
     sequence.release()
 
 
-def test_the_first_lent_pages_can_come_back_alone() -> None:
-    cache = make_cache(table=make_table(12))
+def test_the_first_lent_pages_can_come_back_alone(cache: PrefixCache) -> None:
     prompt = list(range(10))
-    sequence = cache.start(prompt)
-    sequence.reserve(10)
+    sequence = holding(cache, prompt, 10)
     lent = sequence.export().pages
     sequence.mark_in_flight()
     with pytest.raises(SequenceError, match="not whole pages"):
@@ -201,11 +194,8 @@ def test_the_first_lent_pages_can_come_back_alone() -> None:
     assert cache.num_available() == 11
 
 
-def test_a_failed_transfer_frees_or_quarantines_its_pages() -> None:
-    table = make_table(12)
-    cache = make_cache(table=table)
-    sequence = cache.start(list(range(9)))
-    sequence.reserve(9)
+def test_a_failed_transfer_frees_or_quarantines_its_pages(cache: PrefixCache, table: PageTable) -> None:
+    sequence = holding(cache, list(range(9)), 9)
     first = sequence.export().pages
     sequence.mark_in_flight()
     assert sequence.abort(quiesced=True) == []
@@ -214,7 +204,7 @@ def test_a_failed_transfer_frees_or_quarantines_its_pages() -> None:
     sequence.reserve(9)
     second = sequence.export()
     assert second.pages == first
-    assert min(second.generations) > max(0, 0)
+    assert min(second.generations) > 0
     assert sequence.abort(quiesced=False) == second.pages
     assert cache.num_pages_in(PageState.QUARANTINED) == 3
     assert table.read(second.pages[0]) == PageEntry(PageState.QUARANTINED, second.generations[0], 1)
@@ -231,8 +221,7 @@ def test_a_failed_transfer_frees_or_quarantines_its_pages() -> None:
 
 
 def test_lending_gives_up_a_partly_filled_page(cache: PrefixCache) -> None:
-    sequence = cache.start([1] * 9)
-    sequence.reserve(9)
+    sequence = holding(cache, [1] * 9, 9)
     sequence.advance([1] * 6)
     assert sequence.export().first == 1
     assert sequence.num_tokens == 4
@@ -242,29 +231,26 @@ def test_lending_gives_up_a_partly_filled_page(cache: PrefixCache) -> None:
 
 
 def test_every_allocation_is_a_new_generation() -> None:
-    table = make_table(4)
+    table, _ = make_table(4)
     cache = make_cache(4, table)
     seen: set[int] = set()
     for _ in range(5):
-        sequence = cache.start([1])
-        sequence.reserve(12)
+        sequence = holding(cache, [1], 12)
         generations = sequence.generations()
         assert not seen & set(generations)
         assert generations == [table.generation(page) for page in sequence.pages]
         seen.update(generations)
         sequence.release()
     later = make_cache(4, table, epoch=2)
-    sequence = later.start([1])
-    sequence.reserve(1)
+    sequence = holding(later, [1])
     assert sequence.generations(0, 1)[0] > max(seen)
     sequence.release()
 
 
 def test_the_table_says_what_the_books_say() -> None:
-    table = make_table(8)
+    table, _ = make_table(8)
     cache = make_cache(8, table, epoch=3)
-    sequence = cache.start([5] * 6, "salt")
-    sequence.reserve(12)
+    sequence = holding(cache, [5] * 6, 12, "salt")
     root = root_hash("salt")
     first, second, third = sequence.pages
     generations = sequence.generations()
@@ -273,28 +259,22 @@ def test_the_table_says_what_the_books_say() -> None:
     sequence.advance([5] * 6)
     hashes = chain_hashes(root, [5] * 6, PAGE_SIZE)
     assert list(sequence.page_hashes) == hashes
-    stored = table.read(first)
-    assert isinstance(stored, PageEntry)
+    stored = entry_of(table, first)
     assert (stored.state, stored.page_hash, stored.parent_hash, unpack_tokens(stored.tokens)) == (
         PageState.CACHED,
         hashes[0],
         root,
         (5, 5, 5, 5),
     )
-    tail = table.read(second)
-    assert isinstance(tail, PageEntry)
+    tail = entry_of(table, second)
     assert (tail.state, tail.parent_hash, unpack_tokens(tail.tokens)) == (PageState.RUNNING, hashes[0], (5, 5))
     sequence.release()
-    assert [entry.state for page, entry in table.scan() if isinstance(entry, PageEntry) and page] == [
-        PageState.CACHED,
-        *[PageState.FREE] * 6,
-    ]
+    assert [entry_of(table, page).state for page in range(1, 8)] == [PageState.CACHED, *[PageState.FREE] * 6]
 
 
 def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone(cache: PrefixCache) -> None:
     fill(cache, [9] * 9)
-    running = cache.start([1] * 9)
-    running.reserve(9)
+    running = holding(cache, [1] * 9, 9)
     running.advance([1] * 4)
     twin = cache.start([1] * 9)
     cache.events.drain()
@@ -317,9 +297,7 @@ def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone(cache: P
 
 def test_a_page_in_two_books_is_quarantined_and_serving_goes_on(cache: PrefixCache) -> None:
     fill(cache, [3] * 8)
-    one, two = cache.start([1] * 5), cache.start([2] * 5)
-    one.reserve(5)
-    two.reserve(5)
+    one, two = holding(cache, [1] * 5), holding(cache, [2] * 5)
     stolen = one.pages[0]
     two._own.add(stolen)
     assert {violation.page for violation in cache.check()} == {stolen}
@@ -338,20 +316,17 @@ def test_a_doubtful_cached_page_clears_the_cache(cache: PrefixCache) -> None:
     page = cache.match([3] * 9).pages[0]
     sequence = cache.start([1])
     sequence._own.add(page)
-    violations = cache.check()
-    assert {violation.page for violation in violations} == {page}
+    assert {violation.page for violation in cache.check()} == {page}
     assert cache.match([3] * 9).num_tokens == 0
     sequence._own.discard(page)
     sequence.release()
     assert cache.check() == []
     assert cache.num_available() == 10
-    violations = list(cache.blocks.violations)
-    assert all(isinstance(violation, Violation) for violation in violations)
+    assert all(isinstance(violation, Violation) for violation in cache.blocks.violations)
 
 
 def test_a_page_freed_behind_its_sequence_is_not_published(cache: PrefixCache) -> None:
-    sequence = cache.start([1] * 9)
-    sequence.reserve(9)
+    sequence = holding(cache, [1] * 9, 9)
     cache.blocks.allocator.release([sequence.pages[0]])
     sequence.advance([1] * 9)
     assert cache.blocks.num_violations == 1

@@ -10,11 +10,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from kvstore.cache.allocator import PageState
 from kvstore.cache.block_table import BlockTable
 from kvstore.cache.events import CacheEvent
-from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.cache.page_table import PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import rebuild
 from kvstore.hashing import root_hash, unpack_tokens
 from kvstore.protocol import CacheCleared, PageStored
+from tests.kvstore.cache.pages import entry_of, make_table
 
 PAGE_SIZE = 2
 NUM_PAGES = 14
@@ -36,9 +37,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = memoryview(bytearray(PageTable.num_bytes(NUM_PAGES, PAGE_SIZE)))
-        self.table = PageTable(memory, NUM_PAGES, PAGE_SIZE)
-        self.reader = PageTable(memory.toreadonly(), NUM_PAGES, PAGE_SIZE)
+        self.table, memory = make_table(NUM_PAGES, PAGE_SIZE)
+        self.reader = PageTable(memoryview(memory).toreadonly(), NUM_PAGES, PAGE_SIZE)
         self.epoch = 1
         self.cache = PrefixCache(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
         # What the KV of each page was computed from: key, and all tokens up to the last one written.
@@ -194,8 +194,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert cache.blocks.num_violations == 0
         assert sum(cache.num_pages_in(state) for state in PageState) == NUM_PAGES
         for page in range(1, NUM_PAGES):
-            entry = self.reader.read(page)
-            assert isinstance(entry, PageEntry)
+            entry = entry_of(self.reader, page)
             state = cache.blocks.allocator.state(page)
             # To whoever reads the table a page is lent, posted or not.
             assert entry.state is (PageState.GRANTED if state is PageState.IN_FLIGHT else state)
@@ -209,9 +208,8 @@ class CacheMachine(RuleBasedStateMachine):
         keys = dict(roots)
         for node, parent_hash in self.cache.blocks.tree.runs():
             for page, hashed in zip(node.pages, node.hashes, strict=True):
-                entry = self.reader.read(page)
-                assert isinstance(entry, PageEntry)
-                prefixes[hashed] = prefixes[parent_hash] + list(unpack_tokens(entry.tokens))
+                tokens = unpack_tokens(entry_of(self.reader, page).tokens)
+                prefixes[hashed] = prefixes[parent_hash] + list(tokens)
                 keys[hashed] = keys[parent_hash]
                 assert self.content[page] == (keys[hashed], tuple(prefixes[hashed]))
                 parent_hash = hashed

@@ -2,16 +2,17 @@ import gc
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from kvstore.cache.allocator import PageAllocator, PageState
 from kvstore.cache.block_table import BlockTable
-from kvstore.cache.page_table import PageEntry, PageTable, Torn
+from kvstore.cache.page_table import PageTable, Torn
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import Rebuilt, rebuild
 from kvstore.hashing import pack_tokens, root_hash
 from kvstore.protocol import CacheCleared, PageStored
+from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding, make_table
 
-PAGE_SIZE = 4
 NUM_PAGES = 16
 
 
@@ -19,13 +20,11 @@ class Dead:
     """A scheduler's cache over a table, to be killed by forgetting it."""
 
     def __init__(self) -> None:
-        self.memory = bytearray(PageTable.num_bytes(NUM_PAGES, PAGE_SIZE))
-        self.table = PageTable(memoryview(self.memory), NUM_PAGES, PAGE_SIZE)
+        self.table, self.memory = make_table(NUM_PAGES)
         self.cache = PrefixCache(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
 
     def run(self, token_ids: list[int], key: str = "", num_filled: int | None = None) -> BlockTable:
-        sequence = self.cache.start(token_ids, key)
-        assert sequence.reserve(len(token_ids))
+        sequence = holding(self.cache, token_ids, key=key)
         stop = len(token_ids) if num_filled is None else num_filled
         sequence.advance(token_ids[sequence.num_tokens : stop])
         return sequence
@@ -95,11 +94,8 @@ def test_the_longest_sequence_is_claimed_first(dead: Dead) -> None:
     assert len(rebuilt.recovered) == 5
     lengths = [claimed.num_tokens for _ in range(3) if (claimed := rebuilt.recovered.claim([1] * 9))]
     assert lengths == [7, 6, 5]
-    first = rebuilt.recovered.claim([2, 2, 2])
-    second = rebuilt.recovered.claim([2, 2, 2])
-    assert first is not None
-    assert second is not None
-    assert (first.num_tokens, second.num_tokens) == (2, 0)
+    more = [claimed.num_tokens for _ in range(2) if (claimed := rebuilt.recovered.claim([2, 2, 2])) is not None]
+    assert more == [2, 0]
 
 
 def test_pages_of_recovered_sequences_are_held_until_the_lease_is_over(dead: Dead) -> None:
@@ -115,11 +111,8 @@ def test_pages_of_recovered_sequences_are_held_until_the_lease_is_over(dead: Dea
 
 
 def test_lent_and_torn_pages_are_quarantined(dead: Dead) -> None:
-    sequence = dead.cache.start([1] * 5)
-    sequence.reserve(5)
-    lent = sequence.export().pages
-    posted = dead.cache.start([2])
-    posted.reserve(1)
+    lent = holding(dead.cache, [1] * 5).export().pages
+    posted = holding(dead.cache, [2])
     lent += posted.export().pages
     posted.mark_in_flight()
     slot = PageTable.num_bytes(1, PAGE_SIZE) // 2
@@ -138,9 +131,8 @@ def test_lent_and_torn_pages_are_quarantined(dead: Dead) -> None:
 
 
 def test_equal_pages_are_cached_once(dead: Dead) -> None:
-    one, two = dead.cache.start([1] * 9), dead.cache.start([1] * 9)
+    one, two = holding(dead.cache, [1] * 9), holding(dead.cache, [1] * 9)
     for sequence in (one, two):
-        sequence.reserve(9)
         sequence.advance([1] * 8)
     rebuilt = dead.rebuild()
     assert rebuilt.cache.match([1] * 9).pages == one.pages[:2]
@@ -150,25 +142,18 @@ def test_equal_pages_are_cached_once(dead: Dead) -> None:
 
 
 def test_private_pages_and_broken_chains_are_free(dead: Dead) -> None:
-    hidden = dead.cache.start([7] * 9)
-    hidden.reserve(9)
+    hidden = holding(dead.cache, [7] * 9)
     dead.cache.reset()
     hidden.advance([7] * 9)
     running = dead.run([1] * 10)
     first, second, third = running.pages
-    entry = dead.table.read(second)
-    assert isinstance(entry, PageEntry)
-    dead.table.write(
-        second,
-        PageEntry(PageState.CACHED, entry.generation, 1, entry.page_hash, entry.parent_hash, pack_tokens([9] * 4)),
-    )
+    dead.table.write(second, replace(entry_of(dead.table, second), tokens=pack_tokens([9] * 4)))
     rebuilt = dead.rebuild()
     assert rebuilt.cache.match([7] * 9).num_tokens == 0
     assert rebuilt.cache.match([1] * 9).pages == [first]
     assert len(rebuilt.recovered) == 0
     for page in (second, third, *hidden.pages):
-        found = dead.table.read(page)
-        assert isinstance(found, PageEntry)
+        found = entry_of(dead.table, page)
         assert found.state is PageState.FREE
         assert found.generation > 0
 
@@ -177,16 +162,11 @@ def test_a_running_full_page_that_nobody_cached_is_cached(dead: Dead) -> None:
     """Its scheduler died between two writes: the page is whole and its hash right."""
     sequence = dead.run([1] * 5)
     page = sequence.pages[0]
-    entry = dead.table.read(page)
-    assert isinstance(entry, PageEntry)
-    fields = (entry.generation, 1, entry.page_hash, entry.parent_hash, entry.tokens, True)
-    dead.table.write(page, PageEntry(PageState.RUNNING, *fields))
+    dead.table.write(page, replace(entry_of(dead.table, page), state=PageState.RUNNING))
     rebuilt = dead.rebuild()
     assert rebuilt.cache.match([1] * 5).pages == [page]
     assert len(rebuilt.recovered) == 1
-    found = dead.table.read(page)
-    assert isinstance(found, PageEntry)
-    assert found.state is PageState.CACHED
+    assert entry_of(dead.table, page).state is PageState.CACHED
 
 
 def test_a_rebuild_goes_through_the_free_list_as_often_for_many_pages_as_for_few(

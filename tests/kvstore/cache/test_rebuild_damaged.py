@@ -14,8 +14,8 @@ from kvstore.cache.page_table import MAX_GENERATION, PLAUSIBLE_GENERATIONS, Page
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import Rebuilt, rebuild
 from kvstore.hashing import HASH_BYTES, NO_HASH, pack_tokens, page_hash, root_hash
+from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding
 
-PAGE_SIZE = 4
 NUM_PAGES = 14
 TABLE_BYTES = PageTable.num_bytes(NUM_PAGES, PAGE_SIZE)
 
@@ -73,9 +73,8 @@ class Pool:
         assert found.cache.check() == []
         for page, entry in self.table.scan():
             assert page == 0 or isinstance(entry, PageEntry), "what was torn is written anew"
-        successor = found.cache.start([900, 901])
-        assert successor.reserve((NUM_PAGES - 1) * PAGE_SIZE), "all pages can be used"
-        successor.release()
+        # All pages can be used.
+        holding(found.cache, [900, 901], (NUM_PAGES - 1) * PAGE_SIZE).release()
 
     def check_pages(self, tokens: list[int], pages: list[int], num_tokens: int) -> None:
         for at in range(num_tokens):
@@ -158,21 +157,13 @@ def test_entries_that_others_wrote_never_keep_a_scheduler_from_starting(
     found.recovered.release()
     assert found.cache.check() == []
     assert found.cache.num_available() == NUM_PAGES - 1
-    sequence = found.cache.start([900])
-    assert sequence.reserve((NUM_PAGES - 1) * PAGE_SIZE)
-    sequence.release()
+    holding(found.cache, [900], (NUM_PAGES - 1) * PAGE_SIZE).release()
     again = rebuild(pool.table, group="g", epoch=3)
     assert (again.num_torn, again.num_dropped, len(again.recovered)) == (0, 0, 0), "what is dropped is written anew"
 
 
-def entry_of(pool: Pool, page: int) -> PageEntry:
-    entry = pool.table.read(page)
-    assert isinstance(entry, PageEntry)
-    return entry
-
-
 def change(pool: Pool, page: int, **fields: object) -> None:
-    pool.table.write(page, msgspec.structs.replace(entry_of(pool, page), **fields))
+    pool.table.write(page, msgspec.structs.replace(entry_of(pool.table, page), **fields))
 
 
 def chain(length: int = 13) -> tuple[Pool, list[int]]:
@@ -213,12 +204,12 @@ def test_an_entry_that_cannot_be_true_is_dropped_with_what_hangs_on_it(fields: d
     assert first_look(chain()[0]) == (0, 0, 3)
     change(pool, pages[1], **fields)
     assert first_look(pool) == (0, 2, 1)
-    assert {entry_of(pool, page).state for page in pages} == {PageState.FREE}
+    assert {entry_of(pool.table, page).state for page in pages} == {PageState.FREE}
 
 
 def test_parents_in_a_circle_are_dropped() -> None:
     pool, (one, two, three, _) = chain()
-    hashes = [entry_of(pool, page).page_hash for page in (one, two, three)]
+    hashes = [entry_of(pool.table, page).page_hash for page in (one, two, three)]
     for page, parent in ((one, hashes[2]), (two, hashes[0]), (three, hashes[1])):
         change(pool, page, parent_hash=parent, is_first=False)
     assert first_look(pool) == (0, 3, 0)
@@ -226,7 +217,7 @@ def test_parents_in_a_circle_are_dropped() -> None:
 
 def test_a_page_that_is_its_own_parent_is_dropped() -> None:
     pool, pages = chain()
-    change(pool, pages[1], parent_hash=entry_of(pool, pages[1]).page_hash)
+    change(pool, pages[1], parent_hash=entry_of(pool.table, pages[1]).page_hash)
     assert first_look(pool) == (0, 2, 1)
 
 
@@ -240,12 +231,12 @@ def test_of_two_pages_that_claim_one_hash_one_is_found() -> None:
     pool, pages = chain()
     twin = 11
     assert twin not in pages
-    pool.table.write(twin, entry_of(pool, pages[1]))
+    pool.table.write(twin, entry_of(pool.table, pages[1]))
     found = rebuild(pool.table, group="g", epoch=2)
     # No sequence shares what it does not hold, so the second one is damage.
     assert found.num_dropped == 1
     assert found.cache.match([*pool.prompts[0], 0]).pages == pages[:3]
-    assert entry_of(pool, twin).state is PageState.FREE
+    assert entry_of(pool.table, twin).state is PageState.FREE
     pool.check(found)
 
 
@@ -277,8 +268,7 @@ def test_what_a_page_held_before_is_not_found_when_its_newest_entry_is_lost() ->
     page = old.pages[0]
     old.release()
     # All pages are taken, the old prompt's last; the new one's first page was just computed.
-    new = cache.start([2] * 5)
-    assert new.reserve((NUM_PAGES - 1) * PAGE_SIZE)
+    new = holding(cache, [2] * 5, (NUM_PAGES - 1) * PAGE_SIZE)
     assert page in new.pages
     pool.pages[page] = [(2,) * (at + 1) for at in range(PAGE_SIZE)]
     slot_bytes = PageTable.num_bytes(1, PAGE_SIZE) // 2
@@ -304,9 +294,7 @@ def test_the_table_of_another_pool_says_nothing_of_this_one() -> None:
     pool, _ = chain()
     other = PageTable(memoryview(bytearray(TABLE_BYTES * 4)), NUM_PAGES, 3 * PAGE_SIZE)
     cache = PrefixCache(NUM_PAGES, 3 * PAGE_SIZE, group="g", epoch=1, table=other)
-    sequence = cache.start([1] * 30)
-    assert sequence.reserve(30)
-    sequence.advance([1] * 30)
+    holding(cache, [1] * 30).advance([1] * 30)
     pool.memory[:] = bytes(other._view[:TABLE_BYTES])
     assert first_look(pool)[2] == 0
 
@@ -314,8 +302,7 @@ def test_the_table_of_another_pool_says_nothing_of_this_one() -> None:
 def test_generations_go_on_from_what_can_be_believed() -> None:
     pool, pages = chain()
     change(pool, pages[1], generation=MAX_GENERATION)
-    before = entry_of(pool, pages[2]).generation
+    before = entry_of(pool.table, pages[2]).generation
     found = rebuild(pool.table, group="g", epoch=2)
-    sequence = found.cache.start([900])
-    assert sequence.reserve(5 * PAGE_SIZE)
+    sequence = holding(found.cache, [900], 5 * PAGE_SIZE)
     assert all(before < generation < before + 1000 for generation in sequence.generations())

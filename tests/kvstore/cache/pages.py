@@ -1,0 +1,28 @@
+"""What tests of the cache share: a page table in this process, and sequences that hold pages."""
+
+from collections.abc import Sequence
+
+from kvstore.cache.block_table import BlockTable
+from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.cache.prefix_cache import PrefixCache
+
+PAGE_SIZE = 4
+
+
+def make_table(num_pages: int = 4, page_size: int = PAGE_SIZE) -> tuple[PageTable, bytearray]:
+    """A fresh table and the memory that it lies in."""
+    memory = bytearray(PageTable.num_bytes(num_pages, page_size))
+    return PageTable(memoryview(memory), num_pages, page_size), memory
+
+
+def entry_of(table: PageTable, page: int) -> PageEntry:
+    entry = table.read(page)
+    assert isinstance(entry, PageEntry)
+    return entry
+
+
+def holding(cache: PrefixCache, token_ids: Sequence[int], num_tokens: int = 0, key: str = "") -> BlockTable:
+    """A sequence with pages for `num_tokens`, or for all it has; nothing is computed."""
+    sequence = cache.start(list(token_ids), key)
+    assert sequence.reserve(num_tokens or len(token_ids))
+    return sequence
