@@ -241,21 +241,20 @@ def test_a_view_that_outlives_its_pool_keeps_memory_but_not_the_lock(shm: ShmHos
 
 
 def test_too_little_memory_is_said_at_once_in_figures(shm: ShmHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fail_with(code: int) -> None:
+        def failing(descriptor: int, offset: int, length: int) -> None:
+            raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+        monkeypatch.setattr(os, "posix_fallocate", failing)
+
+    fail_with(errno.ENOSPC)
     with pytest.raises(PoolExhaustedMemory, match="fewer pages") as caught:
         shm.create("kv-a", INFO)
     assert caught.value.needed_bytes == INFO.file_bytes
     assert caught.value.available_bytes > 0
     assert list(shm.directory.iterdir()) == []
-
-    def broken(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.EIO, "I/O error")
-
-    monkeypatch.setattr(os, "posix_fallocate", broken)
-    with pytest.raises(OSError, match="I/O error"):
+    fail_with(errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         shm.create("kv-a", INFO)
 
 

@@ -17,7 +17,7 @@ from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.selection import Selection
 from tests.kvstore.fake_links import FakeLinks, FakeWire
-from tests.kvstore.transfer.transfers import DEVICE, NEVER, NUM_PAGES, SIZE, Mail, World, make_pool
+from tests.kvstore.transfer.transfers import DEVICE, NEVER, NUM_PAGES, SIZE, Judge, Mail, World, make_pool
 
 
 class Agent(Mail):
@@ -63,9 +63,11 @@ class SelectionWorld(World):
         self.near.transport.post(transfer)
         return transfer
 
+    def page(self, page: int, device: str = DEVICE) -> memoryview:
+        return self.near.bytes_of(self.near.pools[device])[page * SIZE :][:SIZE]
+
     def has(self, page: int, device: str = DEVICE) -> bool:
-        here = slice(page * SIZE, (page + 1) * SIZE)
-        return self.near.bytes_of(self.near.pools[device])[here] == b"%d" % (page % 10) * SIZE
+        return self.page(page, device) == b"%d" % (page % 10) * SIZE
 
     def num_pairs(self) -> tuple[int, int]:
         return self.wires["nccl"].num_ids, self.wires["tcp"].num_ids
@@ -180,10 +182,8 @@ def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried
 
 
 def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport(world: SelectionWorld) -> None:
-    handle = msgspec.structs.replace(world.far.handle(DEVICE), incarnation=2)
-    peer = world.near.transport.connect(handle)
-    parts, source = [Descriptor(0, 0, SIZE)], SourcePages([1], [101])
-    posted = Transfer(world.near.pools[DEVICE], peer, parts, NEVER, source)
+    peer = world.near.transport.connect(msgspec.structs.replace(world.far.handle(DEVICE), incarnation=2))
+    posted = Transfer(world.near.pools[DEVICE], peer, [Descriptor(0, 0, SIZE)], NEVER, SourcePages([1], [101]))
     world.near.transport.post(posted)
     assert world.settle() == {posted: "source_changed"}
     assert world.near.transport.fallbacks == {}
@@ -222,6 +222,8 @@ def test_draining_and_disconnecting_end_everything_once(world: SelectionWorld) -
     assert world.near.transport.num_posted == 0
 
 
+ENGINES = st.sampled_from(["nccl", "tcp"])
+ENDS = st.sampled_from(["near nccl", "far nccl", "near tcp", "far tcp"])
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("post"), st.integers(1, NUM_PAGES - 1)),
@@ -229,12 +231,8 @@ STEPS = st.lists(
         st.tuples(st.just("wait"), st.integers(1, 6)),
         st.tuples(st.just("cancel"), st.integers(1, 6)),
         st.tuples(st.just("lost"), st.sampled_from(["near", "far"])),
-        st.tuples(st.just("missing"), st.sampled_from(["near nccl", "far nccl", "near tcp", "far tcp"])),
-        st.tuples(st.just("there"), st.sampled_from(["near nccl", "far nccl", "near tcp", "far tcp"])),
-        st.tuples(st.just("deaf"), st.sampled_from(["nccl", "tcp"])),
-        st.tuples(st.just("hears"), st.sampled_from(["nccl", "tcp"])),
-        st.tuples(st.just("slow"), st.sampled_from(["nccl", "tcp"])),
-        st.tuples(st.just("step"), st.sampled_from(["nccl", "tcp"])),
+        *[st.tuples(st.just(what), ENDS) for what in ("missing", "there")],
+        *[st.tuples(st.just(what), ENGINES) for what in ("deaf", "hears", "slow", "step")],
     ),
     max_size=40,
 )
@@ -244,26 +242,17 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | int]]) -> None:
     world = SelectionWorld()
-    pages: dict[Transfer, int] = {}
-    ended: dict[Transfer, str] = {}
-
-    def settle(num_rounds: int) -> None:
-        for handle, code in world.settle(num_rounds).items():
-            assert handle not in ended
-            ended[handle] = code
-            if not code:
-                assert world.has(pages[handle])
-
+    judge = Judge(lambda page: bytes(world.page(page)), lambda page: b"%d" % (page % 10) * SIZE)
     for what, value in steps:
-        if what == "post" and value not in [pages[handle] for handle in pages if handle not in ended]:
+        if what == "post" and judge.free([int(value)]):
             with contextlib.suppress(DeviceUnavailable, PairUnmade):
-                pages[world.send(int(value), deadline=world.now + 12.0)] = int(value)
+                judge.targets[world.send(int(value), deadline=world.now + 12.0)] = [int(value)]
         elif what == "settle":
-            settle(int(value))
+            judge.take(world.settle(int(value)))
         elif what == "wait":
             world.now += int(value)
         elif what == "cancel":
-            for transfer in list(pages)[int(value) - 1 : int(value)]:
+            for transfer in judge.cancelled(int(value)):
                 world.near.transport.cancel(transfer)
         elif what == "lost":
             (world.near if value == "far" else world.far).transport.agent_lost(str(value))
@@ -276,8 +265,9 @@ def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | in
             world.wires[str(value)].is_slow = True
         elif what == "step":
             world.wires[str(value)].step()
+        judge.check()
     world.now += 100.0
-    settle(40)
-    assert ended.keys() == pages.keys()
+    judge.take(world.settle(40))
+    assert judge.ended == judge.targets.keys()
     assert world.near.transport.num_posted == 0
     assert all(isinstance(one, RemotePeer) for one in [world.near.transport.connect(world.far.handle(DEVICE))])

@@ -29,8 +29,8 @@ LIMITS = SessionLimits(map_s=2, waiting_s=5, copy_s=3, resend_s=0.5, linger_s=10
 SOURCE = MapSource("agent-p", "prefill-0", 1)
 
 
-def make_grant(num_pages: int = 4, timeout_s: float = 20) -> OpenGrant:
-    return OpenGrant(
+def make_session(num_pages: int = 4, timeout_s: float = 20) -> TransferSession:
+    grant = OpenGrant(
         grant_id="grant",
         group="decode-0",
         pages=[10 + index for index in range(num_pages)],
@@ -40,10 +40,14 @@ def make_grant(num_pages: int = 4, timeout_s: float = 20) -> OpenGrant:
         holder_epoch=1,
         timeout_s=timeout_s,
     )
+    return TransferSession(grant, 0.0, LIMITS)
 
 
-def make_session(num_pages: int = 4, timeout_s: float = 20) -> TransferSession:
-    return TransferSession(make_grant(num_pages, timeout_s), 0.0, LIMITS)
+def fed(session: TransferSession, *events: Any, now: float = 0.0) -> TransferSession:
+    """After these events, all at one moment."""
+    for event in events:
+        session.handle(event, now)
+    return session
 
 
 def ready(first: int, count: int, /, **changes: Any) -> PagesReady:
@@ -92,9 +96,26 @@ def failures(commands: list[Command]) -> list[tuple[str, str]]:
     ]
 
 
+def both(code: str) -> list[tuple[str, str]]:
+    """What `failures` says where holder and sender are told of one."""
+    return [("D", code), ("P", code)]
+
+
 @pytest.fixture
 def session() -> TransferSession:
     return make_session()
+
+
+@pytest.fixture
+def mapping(session: TransferSession) -> TransferSession:
+    """One page is announced, and its source is being mapped."""
+    return fed(session, announced(0, 1))
+
+
+@pytest.fixture
+def copying(mapping: TransferSession) -> TransferSession:
+    """And mapped: the page is being copied."""
+    return fed(mapping, MAPPED)
 
 
 def test_chunks_are_pulled_as_they_are_announced(session: TransferSession) -> None:
@@ -103,8 +124,8 @@ def test_chunks_are_pulled_as_they_are_announced(session: TransferSession) -> No
     assert session.handle(MAPPED, 1.5) == [copy(1, 0, 2, 4.5)]
     assert session.phase is Phase.TRANSFERRING
     assert session.num_copying == 2
-    both = [Send("D", pulled(2)), Send("P", pulled(2))]
-    assert session.handle(CopyEnded(1), 2.0) == [*both, copy(2, 2, 1, 5.0)]
+    told = [Send("D", pulled(2)), Send("P", pulled(2))]
+    assert session.handle(CopyEnded(1), 2.0) == [*told, copy(2, 2, 1, 5.0)]
     assert session.handle(CopyEnded(2), 3.0) == [Send("D", pulled(3)), Send("P", pulled(3))]
     assert session.phase is Phase.WAITING
     assert session.handle(announced(3, 1), 4.0) == [copy(3, 3, 1, 7.0)]
@@ -114,8 +135,7 @@ def test_chunks_are_pulled_as_they_are_announced(session: TransferSession) -> No
 
 
 def test_progress_counts_the_first_pages_without_a_gap(session: TransferSession) -> None:
-    session.handle(announced(2, 2), 0.0)
-    session.handle(MAPPED, 0.0)
+    fed(session, announced(2, 2), MAPPED)
     assert session.handle(CopyEnded(1), 1.0) == [Send("D", pulled(0)), Send("P", pulled(0))]
     assert session.num_pages == 2
     session.handle(announced(0, 1), 2.0)
@@ -124,34 +144,24 @@ def test_progress_counts_the_first_pages_without_a_gap(session: TransferSession)
     assert session.handle(CopyEnded(3), 5.0) == [Send("D", pulled(4, True))]
 
 
-def succeeded() -> TransferSession:
-    session = make_session(2)
-    session.handle(announced(0, 2, total=2), 0.0)
-    session.handle(MAPPED, 0.0)
-    session.handle(CopyEnded(1), 0.0)
-    assert session.phase is Phase.SUCCESS
-    return session
-
-
 def test_a_success_closes_itself_and_answers_repeats() -> None:
     """Nobody asks for that: what lost the word of it are told again where the sender repeats what it announced."""
-    session = succeeded()
-    assert session.is_closed
+    session = fed(make_session(2), announced(0, 2, total=2), MAPPED, CopyEnded(1))
+    assert (session.phase, session.is_closed) == (Phase.SUCCESS, True)
     assert session.handle(Tick(), 5.0) == [], "nothing is told without being asked"
-    both = [Send("D", pulled(2, True)), Send("P", pulled(2, True))]
-    assert session.handle(announced(0, 2, total=2), 5.5) == both
+    told = [Send("D", pulled(2, True)), Send("P", pulled(2, True))]
+    assert session.handle(announced(0, 2, total=2), 5.5) == told
     assert session.handle(Revoked("grant_closed", "the handoff failed after all"), 6.0) == []
-    assert session.handle(announced(0, 2, total=2), 6.5) == both
+    assert session.handle(announced(0, 2, total=2), 6.5) == told
     assert not session.is_over(9.9)
     assert session.is_over(10.0)
     assert session.handle(Tick(), 10.0) == []
 
 
 def test_a_failure_is_repeated_until_the_holder_closes() -> None:
-    session = make_session(2)
-    session.handle(announced(0, 2, total=2), 0.0)
+    session = fed(make_session(2), announced(0, 2, total=2))
     told = session.handle(SourceRefused("gone", ""), 0.0)
-    assert failures(told) == [("D", "gone"), ("P", "gone")]
+    assert failures(told) == both("gone")
     assert session.handle(Tick(), 0.4) == []
     assert failures(session.handle(Tick(), 0.5)) == [("D", "gone")]
     assert session.handle(Tick(), 0.6) == []
@@ -176,11 +186,10 @@ def test_repeats_are_harmless_and_answered(session: TransferSession) -> None:
     assert session.handle(announced(1, 2), 0.0) == [copy(2, 2, 1, 3.0)]
 
 
-def test_pages_announced_anew_before_their_copy_replace_the_old(session: TransferSession) -> None:
+def test_pages_announced_anew_before_their_copy_replace_the_old(mapping: TransferSession) -> None:
     """The sender was preempted and computed them again elsewhere."""
-    session.handle(announced(0, 1), 0.0)
-    session.handle(announced(0, 1, pages=[77], generations=[777]), 0.0)
-    [started] = session.handle(MAPPED, 0.0)
+    mapping.handle(announced(0, 1, pages=[77], generations=[777]), 0.0)
+    [started] = mapping.handle(MAPPED, 0.0)
     assert isinstance(started, StartCopy)
     assert (started.source_pages, started.source_generations) == ([77], [777])
 
@@ -199,14 +208,13 @@ def test_an_announcement_that_cannot_be_right_ends_the_transfer(
     session: TransferSession, changes: dict[str, Any], code: str
 ) -> None:
     commands = session.handle(Announced("P", 1, ready(0, 2, **changes)), 1.0)
-    assert failures(commands) == [("D", code), ("P", code)]
+    assert failures(commands) == both(code)
     assert failures(session.handle(announced(0, 2), 1.1)) == [("P", code)]
     assert failures(session.handle(Tick(), 1.5)) == [("D", code)]
 
 
-def test_the_source_stays_the_same(session: TransferSession) -> None:
-    session.handle(announced(0, 1), 0.0)
-    assert failures(session.handle(announced(1, 1, source_incarnation=2), 0.0))[0][1] == "source_changed"
+def test_the_source_stays_the_same(mapping: TransferSession) -> None:
+    assert failures(mapping.handle(announced(1, 1, source_incarnation=2), 0.0))[0][1] == "source_changed"
 
 
 @pytest.mark.parametrize(
@@ -218,19 +226,16 @@ def test_the_source_stays_the_same(session: TransferSession) -> None:
     ],
 )
 def test_a_source_that_is_not_what_was_announced(
-    session: TransferSession, event: SourceMapped | SourceRefused, code: str
+    mapping: TransferSession, event: SourceMapped | SourceRefused, code: str
 ) -> None:
-    session.handle(announced(0, 1), 0.0)
-    assert failures(session.handle(event, 0.0)) == [("D", code), ("P", code)]
-    assert session.handle(MAPPED, 0.1) == []
-    assert session.handle(event, 0.1) == []
+    assert failures(mapping.handle(event, 0.0)) == both(code)
+    assert mapping.handle(MAPPED, 0.1) == mapping.handle(event, 0.1) == []
 
 
-def test_a_grant_belongs_to_its_first_sender(session: TransferSession) -> None:
-    session.handle(announced(0, 1), 0.0)
+def test_a_grant_belongs_to_its_first_sender(mapping: TransferSession) -> None:
     for stranger in (Announced("Q", 1, ready(0, 4)), Announced("P", 2, ready(0, 4))):
-        assert failures(session.handle(stranger, 0.0)) == [(stranger.sender, "grant_taken")]
-    assert session.phase is Phase.BOOTSTRAPPING
+        assert failures(mapping.handle(stranger, 0.0)) == [(stranger.sender, "grant_taken")]
+    assert mapping.phase is Phase.BOOTSTRAPPING
 
 
 def test_no_announcement_in_time() -> None:
@@ -238,94 +243,67 @@ def test_no_announcement_in_time() -> None:
     assert session.deadline == 20
     assert session.handle(Tick(), 19.9) == []
     [send] = session.handle(Tick(), 20.0)
-    assert isinstance(send, Send)
-    assert send.receiver == "D"
-    assert isinstance(send.message, TransferFailed)
-    assert send.message.code == "deadline_exceeded"
+    assert failures([send]) == [("D", "deadline_exceeded")]
     assert "waiting for a first announcement, 0 of 4 pages in" in send.message.message
 
 
 @pytest.mark.parametrize(("events", "deadline"), [([], 2.0), ([MAPPED], 3.0), ([MAPPED, CopyEnded(1)], 5.0)])
-def test_every_state_has_its_deadline(session: TransferSession, events: list[Any], deadline: float) -> None:
-    session.handle(announced(0, 1), 0.0)
-    for event in events:
-        session.handle(event, 0.0)
-    assert session.deadline == deadline
-    commands = session.handle(Tick(), deadline)
+def test_every_state_has_its_deadline(mapping: TransferSession, events: list[Any], deadline: float) -> None:
+    fed(mapping, *events)
+    assert mapping.deadline == deadline
+    commands = mapping.handle(Tick(), deadline)
     copying = events == [MAPPED]
-    assert failures(commands) == [
-        ("D", "deadline_exceeded"),
-        ("P", "deadline_exceeded"),
-    ]
+    assert failures(commands) == both("deadline_exceeded")
     assert (commands[0] == CancelCopy(1)) == copying
 
 
 def test_the_lease_caps_every_deadline_and_can_be_renewed() -> None:
-    session = make_session(timeout_s=1)
-    session.handle(announced(0, 1), 0.5)
+    session = fed(make_session(timeout_s=1), announced(0, 1), now=0.5)
     assert session.deadline == 1.0
     session.renew(20, 0.9)
     assert session.deadline == pytest.approx(2.9)
-    session.handle(MAPPED, 1.0)
-    session.handle(CopyEnded(1, "stale_pages", "moved on"), 1.0)
+    fed(session, MAPPED, CopyEnded(1, "stale_pages", "moved on"), now=1.0)
     session.renew(20, 1.0)
     assert session.phase is Phase.FAILED
 
 
-def test_a_failed_copy_ends_the_transfer(session: TransferSession) -> None:
-    session.handle(announced(0, 1), 0.0)
-    session.handle(MAPPED, 0.0)
-    assert failures(session.handle(CopyEnded(1, "stale_pages", "generation 3"), 0.0)) == [
-        ("D", "stale_pages"),
-        ("P", "stale_pages"),
-    ]
+def test_a_failed_copy_ends_the_transfer(copying: TransferSession) -> None:
+    assert failures(copying.handle(CopyEnded(1, "stale_pages", "generation 3"), 0.0)) == both("stale_pages")
 
 
-def test_closing_while_a_copy_runs_waits_for_its_end(session: TransferSession) -> None:
-    session.handle(announced(0, 1), 0.0)
-    session.handle(MAPPED, 0.0)
-    commands = session.handle(Revoked("grant_closed", "no longer wanted"), 1.0)
+def test_closing_while_a_copy_runs_waits_for_its_end(copying: TransferSession) -> None:
+    commands = copying.handle(Revoked("grant_closed", "no longer wanted"), 1.0)
     assert commands[0] == CancelCopy(1)
     assert failures(commands) == [("P", "grant_closed")]
-    assert session.has_ended
-    assert not session.is_quiesced
-    assert not session.is_over(1000)
-    assert session.handle(Tick(), 1000.0) == [], "the holder asked; it hears from the answer to that"
-    assert session.handle(CopyEnded(1, "cancelled", ""), 1001.0) == []
-    assert session.is_quiesced
-    assert session.handle(Revoked("grant_closed", "again"), 1002.0) == []
+    assert copying.has_ended
+    assert not copying.is_quiesced
+    assert not copying.is_over(1000)
+    assert copying.handle(Tick(), 1000.0) == [], "the holder asked; it hears from the answer to that"
+    assert copying.handle(CopyEnded(1, "cancelled", ""), 1001.0) == []
+    assert copying.is_quiesced
+    assert copying.handle(Revoked("grant_closed", "again"), 1002.0) == []
 
 
-def test_a_failure_is_repeated_until_its_grant_is_closed(session: TransferSession) -> None:
-    session.handle(announced(0, 1), 0.0)
-    session.handle(MAPPED, 0.0)
-    session.handle(Tick(), 3.0)
-    assert failures(session.handle(Tick(), 3.5)) == [("D", "deadline_exceeded")]
-    assert failures(session.handle(Tick(), 60.0)) == [("D", "deadline_exceeded")]
-    session.handle(CopyEnded(1), 61.0)
-    assert failures(session.handle(Tick(), 61.5)) == [("D", "deadline_exceeded")]
+def test_a_failure_is_repeated_until_its_grant_is_closed(copying: TransferSession) -> None:
+    copying.handle(Tick(), 3.0)
+    assert failures(copying.handle(Tick(), 3.5)) == [("D", "deadline_exceeded")]
+    assert failures(copying.handle(Tick(), 60.0)) == [("D", "deadline_exceeded")]
+    copying.handle(CopyEnded(1), 61.0)
+    assert failures(copying.handle(Tick(), 61.5)) == [("D", "deadline_exceeded")]
 
 
 def test_a_lost_sender_ends_what_it_has_not_announced(session: TransferSession) -> None:
     session.handle(announced(0, 3), 0.0)
-    assert failures(session.handle(SenderLost("P is gone"), 0.0)) == [
-        ("D", "source_lost"),
-        ("P", "source_lost"),
-    ]
+    assert failures(session.handle(SenderLost("P is gone"), 0.0)) == both("source_lost")
     whole = make_session()
-    whole.handle(announced(0, 4), 0.0)
-    assert whole.handle(SenderLost("P is gone"), 0.0) == []
-    whole.handle(MAPPED, 0.0)
-    assert whole.handle(SenderLost("P is gone"), 0.0) == []
-    whole.handle(CopyEnded(1), 0.0)
-    whole.handle(CopyEnded(2), 0.0)
-    assert whole.phase is Phase.SUCCESS
+    for event in (announced(0, 4), MAPPED):
+        whole.handle(event, 0.0)
+        assert whole.handle(SenderLost("P is gone"), 0.0) == []
+    assert fed(whole, CopyEnded(1), CopyEnded(2)).phase is Phase.SUCCESS
 
 
 def test_a_scheduler_that_prefills_for_itself_hears_once() -> None:
-    session = make_session(2)
-    session.handle(Announced("D", 1, ready(0, 2, total=2)), 0.0)
-    session.handle(MAPPED, 0.0)
+    session = fed(make_session(2), Announced("D", 1, ready(0, 2, total=2)), MAPPED)
     assert session.handle(CopyEnded(1), 0.0) == [Send("D", pulled(2, True))]
 
 

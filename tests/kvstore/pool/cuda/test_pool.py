@@ -19,7 +19,7 @@ from kvstore.errors import (
 from kvstore.layout import KVLayout
 from kvstore.pool.cuda.memory import HANDLE_BYTES
 from kvstore.pool.device import DevicePages, cuda_ordinal, memory_kind
-from kvstore.pool.page_pool import MemoryHost, PoolInfo, ShmHost
+from kvstore.pool.page_pool import MemoryHost, PagePool, PoolInfo, ShmHost
 from tests.kvstore.fake_devices import FakeCards, Process
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
@@ -29,6 +29,21 @@ INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7, dev
 @pytest.fixture
 def cards() -> FakeCards:
     return FakeCards()
+
+
+@pytest.fixture
+def agent(tables: MemoryHost, cards: FakeCards) -> Process:
+    return Process(tables, cards)
+
+
+@pytest.fixture
+def worker(tables: MemoryHost, cards: FakeCards) -> Process:
+    return Process(tables, cards)
+
+
+@pytest.fixture
+def made(agent: Process) -> PagePool:
+    return agent.host.create("kv-a", INFO)
 
 
 @pytest.mark.parametrize(("name", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:7", 7)])
@@ -42,22 +57,19 @@ def test_names_that_are_none(name: str) -> None:
         memory_kind(name)
 
 
-def test_the_file_has_no_pages_and_the_header_says_where_they_are(tables: MemoryHost) -> None:
+def test_the_file_has_no_pages_and_the_header_says_where_they_are(tables: MemoryHost, made: PagePool) -> None:
     assert INFO.file_bytes == INFO.pages_offset
     assert INFO.pages_bytes == 5 * LAYOUT.page_bytes
-    agent = Process(tables, FakeCards())
-    pool = agent.host.create("kv-a", INFO)
-    header = tables.open(pool.path, writable=False).info
+    header = tables.open(made.path, writable=False).info
     assert len(header.ipc_handle) == HANDLE_BYTES
     assert msgspec.structs.replace(header, ipc_handle=b"") == INFO
     if isinstance(tables, ShmHost):
-        assert Path(pool.path).stat().st_size == INFO.pages_offset
-    pool.close()
+        assert Path(made.path).stat().st_size == INFO.pages_offset
 
 
-def test_a_pool_is_one_memory_for_all_who_open_it(cards: FakeCards, tables: MemoryHost) -> None:
-    agent, worker = Process(tables, cards), Process(tables, cards)
-    made = agent.host.create("kv-a", INFO)
+def test_a_pool_is_one_memory_for_all_who_open_it(
+    agent: Process, worker: Process, made: PagePool, cards: FakeCards
+) -> None:
     mapped = worker.host.open(made.path, writable=True)
     assert worker.num_loads == 0, "until pages are used, a mapping is of header and page table only"
     mapped.table().write(3, PageEntry(PageState.RUNNING, 4, 2))
@@ -76,9 +88,7 @@ def test_a_pool_is_one_memory_for_all_who_open_it(cards: FakeCards, tables: Memo
     assert (worker.memory.num_open, cards.allocations) == (0, [])
 
 
-def test_many_mappings_of_a_process_open_the_handle_once(cards: FakeCards, tables: MemoryHost) -> None:
-    agent, worker = Process(tables, cards), Process(tables, cards)
-    made = agent.host.create("kv-a", INFO)
+def test_many_mappings_of_a_process_open_the_handle_once(worker: Process, made: PagePool) -> None:
     pools = [worker.host.open(made.path, writable=False) for _ in range(3)]
     assert len({pool.device_pages for pool in pools}) == 1
     assert worker.memory.num_open == 1
@@ -91,9 +101,7 @@ def test_many_mappings_of_a_process_open_the_handle_once(cards: FakeCards, table
     made.close()
 
 
-def test_the_process_that_made_a_pool_uses_it_directly(tables: MemoryHost) -> None:
-    agent = Process(tables, FakeCards())
-    made = agent.host.create("kv-a", INFO)
+def test_the_process_that_made_a_pool_uses_it_directly(agent: Process, made: PagePool) -> None:
     again = agent.host.open(made.path, writable=False)
     assert again.device_pages == made.device_pages
     assert agent.memory.num_open == 0
@@ -103,9 +111,7 @@ def test_the_process_that_made_a_pool_uses_it_directly(tables: MemoryHost) -> No
     again.close()
 
 
-def test_who_maps_page_tables_only_never_touches_the_device(tables: MemoryHost) -> None:
-    agent = Process(tables, FakeCards())
-    made = agent.host.create("kv-a", INFO)
+def test_who_maps_page_tables_only_never_touches_the_device(tables: MemoryHost, made: PagePool) -> None:
     scheduler = tables.open(made.path, writable=True)
     assert scheduler.table().read(3) is not None
     with pytest.raises(PagesElsewhere, match="on cuda:0 are not mapped here"):
@@ -117,18 +123,16 @@ def test_who_maps_page_tables_only_never_touches_the_device(tables: MemoryHost) 
     made.close()
 
 
-def test_pools_in_host_memory_pass_through(tables: MemoryHost) -> None:
-    process = Process(tables, FakeCards())
-    info = msgspec.structs.replace(INFO, device="cpu")
-    pool = process.host.create("kv-a", info)
-    assert pool.path == process.host.path("kv-a")
-    again = process.host.open(pool.path, writable=False)
+def test_pools_in_host_memory_pass_through(agent: Process) -> None:
+    pool = agent.host.create("kv-a", msgspec.structs.replace(INFO, device="cpu"))
+    assert pool.path == agent.host.path("kv-a")
+    again = agent.host.open(pool.path, writable=False)
     pool.page(2)[:2] = b"ab"
     assert bytes(again.page(2)[:2]) == b"ab"
     with pytest.raises(PagesElsewhere, match="lie in its file"):
         _ = again.device_pages
-    process.host.unlink(pool.path)
-    assert process.num_loads == 0
+    agent.host.unlink(pool.path)
+    assert agent.num_loads == 0
 
 
 def test_a_device_without_room_says_the_figures_and_leaves_nothing(tables: MemoryHost) -> None:
@@ -140,9 +144,9 @@ def test_a_device_without_room_says_the_figures_and_leaves_nothing(tables: Memor
     assert cards.allocations == []
 
 
-def test_a_device_that_is_not_there(tables: MemoryHost) -> None:
+def test_a_device_that_is_not_there(agent: Process) -> None:
     with pytest.raises(DeviceUnavailable, match="cuda:3"):
-        Process(tables, FakeCards()).host.create("kv-a", msgspec.structs.replace(INFO, device="cuda:3"))
+        agent.host.create("kv-a", msgspec.structs.replace(INFO, device="cuda:3"))
 
 
 def test_pages_are_freed_if_the_file_cannot_be_made(cards: FakeCards, tmp_path: Path) -> None:
@@ -154,9 +158,7 @@ def test_pages_are_freed_if_the_file_cannot_be_made(cards: FakeCards, tmp_path: 
     made.close()
 
 
-def test_the_pages_of_a_dead_process_cannot_be_opened(cards: FakeCards, tables: MemoryHost) -> None:
-    agent, worker = Process(tables, cards), Process(tables, cards)
-    made = agent.host.create("kv-a", INFO)
+def test_the_pages_of_a_dead_process_cannot_be_opened(agent: Process, worker: Process, made: PagePool) -> None:
     agent.memory.die()
     late = worker.host.open(made.path, writable=True)
     with pytest.raises(DeviceHandleInvalid):
@@ -165,8 +167,7 @@ def test_the_pages_of_a_dead_process_cannot_be_opened(cards: FakeCards, tables: 
     assert worker.memory.num_open == 0
 
 
-def test_a_header_without_a_handle(tables: MemoryHost) -> None:
-    worker = Process(tables, FakeCards())
+def test_a_header_without_a_handle(tables: MemoryHost, worker: Process) -> None:
     tables.create("kv-a", INFO)
     with pytest.raises(DeviceHandleInvalid, match="no handle"):
         _ = worker.host.open(tables.path("kv-a"), writable=True).device_pages
@@ -191,8 +192,7 @@ def test_two_makings_of_a_pool_are_two_memories(tmp_path: Path) -> None:
     remade.close()
 
 
-def test_pages_that_a_worker_makes(cards: FakeCards, tables: MemoryHost) -> None:
-    agent, worker = Process(tables, cards), Process(tables, cards)
+def test_pages_that_a_worker_makes(agent: Process, worker: Process, tables: MemoryHost, cards: FakeCards) -> None:
     info = msgspec.structs.replace(INFO, is_in_worker=True)
     table = agent.host.create("kv-a", info)
     assert agent.num_loads == 0, "the agent has not touched the device"

@@ -17,9 +17,20 @@ from kvstore.transfer.paired.orders import Paired, RemotePeer
 from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
-from kvstore.transfer.session import CopyEnded, StartCopy
+from kvstore.transfer.session import CopyEnded
 from tests.kvstore.fake_links import FakeLinks, FakeWire
-from tests.kvstore.transfer.transfers import DEVICE, LAYOUT, NEVER, NUM_PAGES, SIZE, Judge, Mail, World, make_pool
+from tests.kvstore.transfer.transfers import (
+    DEVICE,
+    LAYOUT,
+    NEVER,
+    NUM_PAGES,
+    SIZE,
+    Judge,
+    Mail,
+    World,
+    make_pool,
+    start_copy,
+)
 
 
 class Agent(Mail):
@@ -63,6 +74,15 @@ class PairWorld(World):
 @pytest.fixture
 def world() -> PairWorld:
     return PairWorld()
+
+
+@pytest.fixture
+def sending(world: PairWorld) -> Transfer:
+    """A transfer of page 1 whose bytes are on the wire, and stay there."""
+    world.wire.is_slow = True
+    transfer = world.send([1])
+    assert world.settle() == {}
+    return transfer
 
 
 def test_it_is_a_transport(world: PairWorld) -> None:
@@ -248,25 +268,19 @@ def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from(world: PairWorl
     assert world.settle() == {new: ""}
 
 
-def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: PairWorld) -> None:
+def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: PairWorld, sending: Transfer) -> None:
     """The other end gives the transfer up, and does not take the device for its own."""
-    world.wire.is_slow = True
-    handle = world.send([1])
-    assert world.settle() == {}
     (half,) = world.far.transport._halves.values()
     half.link.found.append(Broken("an illegal address", "device_fault"))  # type: ignore[attr-defined]
     ended = world.settle()
     assert world.far.transport.device_failure == "an illegal address"
-    assert list(ended) == [handle]
-    assert ended[handle] not in ("", "device_fault")
+    assert list(ended) == [sending]
+    assert ended[sending] not in ("", "device_fault")
     assert world.near.transport.device_failure == ""
 
 
 @pytest.mark.parametrize("way", ["answer", "pair"])
-def test_another_ends_device_fault_is_a_source_that_failed(world: PairWorld, way: str) -> None:
-    world.wire.is_slow = True
-    handle = world.send([1])
-    assert world.settle() == {}
+def test_another_ends_device_fault_is_a_source_that_failed(world: PairWorld, sending: Transfer, way: str) -> None:
     name = next(iter(world.near.transport._halves))
     if way == "answer":
         refusal = PagesSent(pair=name, number=1, is_sent=False, code="device_fault", message="theirs")
@@ -274,17 +288,14 @@ def test_another_ends_device_fault_is_a_source_that_failed(world: PairWorld, way
     else:
         world.near.transport.pair_failed(name, "device_fault", "theirs")
     world.wire.run()
-    assert world.settle() == {handle: "source_failed"}
+    assert world.settle() == {sending: "source_failed"}
     assert world.near.transport.device_failure == ""
 
 
-def test_a_lost_agent_ends_its_transfers(world: PairWorld) -> None:
-    world.wire.is_slow = True
-    handle = world.send([1])
-    world.settle()
+def test_a_lost_agent_ends_its_transfers(world: PairWorld, sending: Transfer) -> None:
     world.near.transport.agent_lost("far")
     world.far.transport.agent_lost("near")
-    assert world.settle() == {handle: "source_lost"}
+    assert world.settle() == {sending: "source_lost"}
     assert world.far.transport.num_posted == 0
 
 
@@ -302,22 +313,23 @@ def test_draining_aborts_what_runs(world: PairWorld) -> None:
 def test_a_pulled_copy_is_compared_at_both_ends(world: PairWorld) -> None:
     puller = PagePuller(world.near.transport)
     puller.add("d", [world.near.pool])
-    copy = StartCopy(1, [2, 3], [102, 103], [4, 5], [104, 105], NEVER)
-    assert puller.start("grant", copy, "d", [world.peer]) is None
+
+    def pumped() -> list[CopyEnded]:
+        ended: list[CopyEnded] = []
+        for _ in range(5):
+            world.deliver()
+            world.far.transport.poll(0.0)
+            ended += [one.event for one in puller.pump(0.0)]
+        return ended
+
+    assert puller.start("grant", start_copy(pages=(2, 3), targets=(4, 5)), "d", [world.peer]) is None
     world.wire.is_slow = True
-    for _ in range(5):
-        world.deliver()
-        world.far.transport.poll(0.0)
-        assert puller.pump(0.0) == []
+    assert pumped() == []
     world.near.pool.table().write(5, PageEntry(PageState.RUNNING, generation=999))
     world.wire.run()
-    ended: list[CopyEnded] = []
-    for _ in range(5):
-        world.deliver()
-        world.far.transport.poll(0.0)
-        ended += [one.event for one in puller.pump(0.0)]
-    assert [one.code for one in ended] == ["stale_pages"]
-    assert "destination page 5" in ended[0].message
+    (ended,) = pumped()
+    assert ended.code == "stale_pages"
+    assert "destination page 5" in ended.message
     assert isinstance(world.peer, RemotePeer)
 
 
