@@ -171,6 +171,16 @@ def test_an_entry_copied_to_another_page_is_not_believed() -> None:
     assert table.read(2) == Torn(2)
 
 
+@pytest.mark.parametrize("written", [2, 3])
+def test_an_older_entry_that_is_gone_is_damage(written: int) -> None:
+    table, memory = make_table()
+    for generation in range(written):
+        table.write(2, PageEntry(generation=generation + 1))
+    older = 2 * 2 + (written + 1) % 2
+    memory[older * SLOT_BYTES : (older + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
+    assert table.read(2) == Torn(2)
+
+
 def test_a_state_of_a_later_format_is_not_believed() -> None:
     table, _ = make_table()
     for _ in range(2):

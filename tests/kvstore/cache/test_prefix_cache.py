@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 
 from kvstore.cache.allocator import PageState, Violation
@@ -27,8 +29,11 @@ def table() -> PageTable:
 
 
 @pytest.fixture
-def cache(table: PageTable) -> PrefixCache:
-    return make_cache(table=table)
+def cache(table: PageTable) -> Iterator[PrefixCache]:
+    """Its books are right when a test has ended."""
+    cache = make_cache(table=table)
+    yield cache
+    assert cache.check() == []
 
 
 def test_a_prompt_is_found_again_but_never_all_of_it(cache: PrefixCache) -> None:
@@ -57,7 +62,6 @@ def test_full_pages_are_shared_while_their_sequence_runs(cache: PrefixCache) -> 
     assert cache.num_available() == 10, "the second one holds the shared page"
     second.release()
     assert cache.num_available() == 11
-    assert cache.check() == []
 
 
 def test_the_same_prompt_twice_at_once_is_never_owned_twice(cache: PrefixCache) -> None:
@@ -73,7 +77,6 @@ def test_the_same_prompt_twice_at_once_is_never_owned_twice(cache: PrefixCache) 
     two.release()
     assert cache.num_pages_in(PageState.CACHED) == 3
     one.release()
-    assert cache.check() == []
     assert cache.num_available() == 11
 
 
@@ -217,7 +220,6 @@ def test_a_failed_transfer_frees_or_quarantines_its_pages(cache: PrefixCache, ta
     assert cache.num_pages_in(PageState.QUARANTINED) == 2
     cache.clear_quarantined(lent)
     assert cache.num_available() == 11
-    assert cache.check() == []
 
 
 def test_lending_gives_up_a_partly_filled_page(cache: PrefixCache) -> None:
@@ -292,7 +294,6 @@ def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone(cache: P
     assert cache.match([1] * 9).num_tokens == 8
     twin.release()
     assert cache.num_available() == 11
-    assert cache.check() == []
 
 
 def test_a_page_in_two_books_is_quarantined_and_serving_goes_on(cache: PrefixCache) -> None:
@@ -308,7 +309,6 @@ def test_a_page_in_two_books_is_quarantined_and_serving_goes_on(cache: PrefixCac
     two.release()
     assert cache.num_pages_in(PageState.QUARANTINED) == 1
     assert cache.match([1] * 5).num_tokens == 0
-    assert cache.check() == []
 
 
 def test_a_doubtful_cached_page_clears_the_cache(cache: PrefixCache) -> None:
@@ -334,7 +334,6 @@ def test_a_page_freed_behind_its_sequence_is_not_published(cache: PrefixCache) -
     sequence.release()
     assert cache.num_pages_in(PageState.QUARANTINED) == 1
     assert cache.num_available() == 10
-    assert cache.check() == []
 
 
 def test_an_eviction_that_the_books_refuse_is_only_too_few_pages() -> None:

@@ -40,13 +40,10 @@ class Pool:
     def cache(self) -> PrefixCache:
         return PrefixCache(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
 
-    def run(self, cache: PrefixCache, prompt: list[int]) -> BlockTable | None:
+    def run(self, cache: PrefixCache, prompt: list[int]) -> BlockTable:
         """Compute a prompt into pages, a token at a time, as a worker does before the scheduler writes it down."""
         self.prompts.append(prompt)
-        sequence = cache.start(prompt)
-        if not sequence.reserve(len(prompt)):
-            sequence.release()
-            return None
+        sequence = holding(cache, prompt)
         for at in range(sequence.num_tokens, len(prompt)):
             self.pages[sequence.pages[at // PAGE_SIZE]][at % PAGE_SIZE] = tuple(prompt[: at + 1])
             sequence.advance([prompt[at]])
@@ -88,10 +85,9 @@ def lived(seed: int) -> Pool:
     running: list[BlockTable] = []
     for _ in range(dice.randrange(1, 14)):
         start = dice.choice([[1] * 4, [1] * 8, [2] * 4, []])
-        sequence = pool.run(cache, start + [dice.randrange(1, 5) for _ in range(dice.randrange(1, 18))])
-        if sequence is not None:
-            running.append(sequence)
-        while len(running) > 2 or (running and sequence is None):
+        running.append(pool.run(cache, start + [dice.randrange(1, 5) for _ in range(dice.randrange(1, 18))]))
+        # Room for the longest prompt, of 26 tokens.
+        while len(running) > 2 or (running and cache.num_available() < 7):
             running.pop(dice.randrange(len(running))).release()
     return pool
 
@@ -170,7 +166,6 @@ def chain(length: int = 13) -> tuple[Pool, list[int]]:
     """A prompt in pages, ended; its full pages are cached."""
     pool = Pool()
     sequence = pool.run(pool.cache(), list(range(1, 1 + length)))
-    assert sequence is not None
     pages = list(sequence.pages)
     sequence.release()
     return pool, pages
@@ -250,7 +245,6 @@ def test_the_tail_of_a_sequence_whose_prefix_contradicts_it_is_not_claimed() -> 
     """Otherwise its tokens would be found behind another prefix."""
     pool = Pool()
     sequence = pool.run(pool.cache(), list(range(1, 12)))
-    assert sequence is not None
     change(pool, sequence.pages[1], is_first=True)
     change(pool, sequence.pages[2], is_first=True)
     found = rebuild(pool.table, group="g", epoch=2)
@@ -264,7 +258,6 @@ def test_what_a_page_held_before_is_not_found_when_its_newest_entry_is_lost() ->
     pool = Pool()
     cache = pool.cache()
     old = pool.run(cache, [1] * 5)
-    assert old is not None
     page = old.pages[0]
     old.release()
     # All pages are taken, the old prompt's last; the new one's first page was just computed.

@@ -38,6 +38,14 @@ def shm(tmp_path: Path) -> ShmHost:
     return ShmHost(tmp_path)
 
 
+@pytest.fixture
+def left(shm: ShmHost) -> str:
+    """Where a pool lies whose owner is gone."""
+    pool = shm.create("kv-a", INFO)
+    pool.close()
+    return pool.path
+
+
 def test_a_pool_is_one_memory_for_all_who_map_it(host: MemoryHost) -> None:
     owner = host.create("kv-a", INFO)
     assert owner.path == host.path("kv-a")
@@ -130,15 +138,11 @@ def test_a_header_of_other_fields_is_torn(shm: ShmHost, monkeypatch: pytest.Monk
         pool_header.decode_header(header, "x", 10**9)
 
 
-def test_short_files_are_torn(shm: ShmHost) -> None:
-    pool = shm.create("kv-a", INFO)
-    pool.close()
-    os.truncate(pool.path, INFO.file_bytes - 1)
-    with pytest.raises(PoolTorn, match="its header says"):
-        shm.open(pool.path, writable=False)
-    os.truncate(pool.path, 100)
-    with pytest.raises(PoolTorn, match="cut short"):
-        shm.open(pool.path, writable=False)
+def test_short_files_are_torn(shm: ShmHost, left: str) -> None:
+    for size, why in ((INFO.file_bytes - 1, "its header says"), (100, "cut short")):
+        os.truncate(left, size)
+        with pytest.raises(PoolTorn, match=why):
+            shm.open(left, writable=False)
     assert HEADER_BYTES == 4096
 
 
@@ -188,13 +192,11 @@ def test_what_is_not_this_users_is_neither_used_nor_removed(shm: ShmHost, make: 
     assert os.path.lexists(path)
 
 
-def test_a_segment_that_others_may_open_is_foreign(shm: ShmHost) -> None:
-    pool = shm.create("kv-a", INFO)
-    pool.close()
-    os.chmod(pool.path, 0o644)
+def test_a_segment_that_others_may_open_is_foreign(shm: ShmHost, left: str) -> None:
+    os.chmod(left, 0o644)
     with pytest.raises(PoolForeign, match="may be opened by other users"):
-        shm.open(pool.path, writable=True)
-    assert shm.sweep("kv-") == [pool.path]
+        shm.open(left, writable=True)
+    assert shm.sweep("kv-") == [left]
 
 
 @pytest.mark.parametrize(

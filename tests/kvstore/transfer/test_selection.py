@@ -121,8 +121,7 @@ def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(world:
     assert world.near.num_changes == world.near.transport.num_fallbacks == 1
     assert world.near.transport.fallbacks["far"].startswith("tcp instead of nccl: ")
     num_tries = world.wires["nccl"].num_ids
-    third = world.send(3)
-    assert world.settle() == {third: ""}
+    assert world.end_of(world.send(3)) == ""
     assert world.num_pairs() == (num_tries, 1), "it is not tried again, and one pair of tcp serves all"
 
 
@@ -137,16 +136,14 @@ def test_when_the_agent_comes_back_the_first_choice_is_tried_again(world: Select
     world.far.transport.agent_lost("near")
     assert (world.near.transport.fallbacks, world.near.num_changes) == ({}, 2)
     world.settle()
-    handle = world.send(2)
-    assert world.settle() == {handle: ""}
+    assert world.end_of(world.send(2)) == ""
     assert world.num_pairs() == (2, 1)
 
 
 def test_without_a_second_choice_it_is_a_failure() -> None:
     world = SelectionWorld(near={CUDA: ["nccl"]})
     world.far.links["nccl"].is_missing = True
-    handle = world.send(1)
-    assert world.settle() == {handle: "device_unavailable"}
+    assert world.end_of(world.send(1)) == "device_unavailable"
     assert world.num_pairs() == (1, 0)
     world.near.links["nccl"].is_missing = True
     with pytest.raises(TransferError, match="finds no NCCL"):
@@ -156,14 +153,12 @@ def test_without_a_second_choice_it_is_a_failure() -> None:
 def test_the_other_end_must_have_the_second_choice_too() -> None:
     world = SelectionWorld(far={CUDA: ["nccl"]})
     world.far.links["nccl"].is_missing = True
-    handle = world.send(1)
-    assert world.settle() == {handle: "not_served"}
+    assert world.end_of(world.send(1)) == "not_served"
 
 
 def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer(world: SelectionWorld) -> None:
     world.far.links["nccl"].is_missing = world.near.links["tcp"].is_missing = True
-    handle = world.send(1)
-    assert world.settle() == {handle: "device_unavailable"}
+    assert world.end_of(world.send(1)) == "device_unavailable"
     with pytest.raises(PairUnmade):
         world.send(2)
 
@@ -176,8 +171,7 @@ def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried
     assert world.settle() == {handle: "pair_aborted"}
     assert world.near.transport.fallbacks == {}
     world.wires["nccl"].is_slow = False
-    again = world.send(1)
-    assert world.settle() == {again: ""}
+    assert world.end_of(world.send(1)) == ""
     assert world.num_pairs() == (2, 0)
 
 

@@ -92,6 +92,12 @@ class World:
         assert len(set(ended)) == len(ended)
         return {one: one.error.code if one.error else "" for one in ended}
 
+    def end_of(self, transfer: Transfer) -> str:
+        """Deliver and poll until this one has ended, and no other: its error."""
+        ended = self.settle()
+        assert list(ended) == [transfer]
+        return ended[transfer]
+
 
 class Mail(Process):
     """An agent's process and its `ControlChannel`, by post; `inbox` is what takes what comes."""

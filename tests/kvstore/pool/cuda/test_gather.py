@@ -125,25 +125,26 @@ def test_the_kernel_copies_what_it_is_told_and_nothing_else(launch: Launch, seed
         assert target.bytes() == bytes(expected)
 
 
-def test_it_compiles_for_the_gpu_as_it_is_launched(tmp_path: Path) -> None:
+def compiled(folder: Path, *options: str) -> tuple[Path, str]:
+    """What nvcc makes of the source, and what it says."""
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc here")
-    source = tmp_path / "gather.cu"
+    source, target = folder / "gather.cu", folder / "gather"
     source.write_text(SOURCE)
-    words = ["nvcc", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", *OPTIONS, "-o", str(tmp_path / "gather.cubin")]
-    done = subprocess.run([*words, str(source)], capture_output=True, text=True)
+    words = ["nvcc", "-arch=sm_90a", *options, *OPTIONS, "-o", str(target), str(source)]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "0 bytes spill stores" in done.stderr
-    registers = int(done.stderr.split("Used ")[1].split()[0])
+    return target, done.stderr
+
+
+def test_it_compiles_for_the_gpu_as_it_is_launched(tmp_path: Path) -> None:
+    _, said = compiled(tmp_path, "-cubin", "-Xptxas", "-v")
+    assert "0 bytes spill stores" in said
+    registers = int(said.split("Used ")[1].split()[0])
     assert registers * NUM_THREADS <= 65536 // 4, "four blocks fit a multiprocessor at least"
 
 
 def test_loads_and_stores_of_sixteen_bytes(tmp_path: Path) -> None:
-    if shutil.which("nvcc") is None:
-        pytest.skip("no nvcc here")
-    source, target = tmp_path / "gather.cu", tmp_path / "gather.ptx"
-    source.write_text(SOURCE)
-    subprocess.run(["nvcc", "-arch=sm_90a", "-ptx", *OPTIONS, "-o", str(target), str(source)], check=True)
-    text = target.read_text()
+    text = compiled(tmp_path, "-ptx")[0].read_text()
     assert text.count("ld.global.v4") + text.count("ld.v4") >= 4
     assert text.count("st.global.v4") + text.count("st.v4") >= 4

@@ -49,10 +49,19 @@ class ShmPair(Pair):
 
 
 class DevicePair(Pair):
+    """`copies_per_look`: see `FakeCards`."""
+
     def __init__(
-        self, tables: MemoryHost, *, copies_per_poll: int = 256, gather_from: int = 0, is_same: bool = False
+        self,
+        tables: MemoryHost,
+        *,
+        copies_per_poll: int = 256,
+        copies_per_look: int | None = None,
+        gather_from: int = 0,
+        is_same: bool = False,
     ) -> None:
         self.cards = FakeCards(num_devices=2)
+        self.cards.copies_per_look = copies_per_look
         self.here = Process(tables, self.cards)
         self.there = self.here if is_same else Process(tables, self.cards)
         self.host = self.here.host

@@ -39,6 +39,12 @@ def pair(tables: MemoryHost) -> DevicePair:
     return DevicePair(tables)
 
 
+@pytest.fixture
+def held(tables: MemoryHost) -> DevicePair:
+    """Its copies are done when the test says so."""
+    return DevicePair(tables, copies_per_look=0)
+
+
 @pytest.mark.parametrize("is_same", [False, True], ids=["of two agents", "of one agent"])
 def test_pages_arrive(tables: MemoryHost, is_same: bool) -> None:
     pair = DevicePair(tables, is_same=is_same)
@@ -56,8 +62,7 @@ def test_pages_arrive(tables: MemoryHost, is_same: bool) -> None:
 
 
 def test_a_poll_begins_a_bounded_number_of_copies_and_transfers_take_turns(tables: MemoryHost) -> None:
-    pair = DevicePair(tables, copies_per_poll=2)
-    pair.cards.copies_per_look = 0
+    pair = DevicePair(tables, copies_per_poll=2, copies_per_look=0)
     long, short = pair.post(scattered(1, 2, 3)), pair.post(scattered(5))
     stream_counts: list[int] = []
     for _ in range(3):
@@ -70,19 +75,18 @@ def test_a_poll_begins_a_bounded_number_of_copies_and_transfers_take_turns(table
     assert pair.codes() == {long: "", short: ""}
 
 
-def test_a_poll_never_waits_and_says_when_to_come_again(pair: DevicePair) -> None:
-    pair.cards.copies_per_look = 0
-    handle = pair.post(scattered(1))
+def test_a_poll_never_waits_and_says_when_to_come_again(held: DevicePair) -> None:
+    handle = held.post(scattered(1))
     for _ in range(1000):
-        assert pair.transport.poll(0.0) == []
-    assert pair.transport.pause_s == 0.0
+        assert held.transport.poll(0.0) == []
+    assert held.transport.pause_s == 0.0
     for _ in range(100):
-        pair.transport.poll(0.0)
-    assert pair.transport.pause_s == 0.001
-    pair.post(scattered(2))
-    assert pair.transport.pause_s == 0.0, "there is something new to do"
-    pair.cards.run()
-    assert handle in pair.codes()
+        held.transport.poll(0.0)
+    assert held.transport.pause_s == 0.001
+    held.post(scattered(2))
+    assert held.transport.pause_s == 0.0, "there is something new to do"
+    held.cards.run()
+    assert handle in held.codes()
 
 
 def test_scattered_pages_are_copied_by_one_kernel(tables: MemoryHost) -> None:
@@ -99,8 +103,7 @@ def test_scattered_pages_are_copied_by_one_kernel(tables: MemoryHost) -> None:
 
 
 def test_a_kernel_takes_less_of_a_poll_than_its_copies_would(tables: MemoryHost) -> None:
-    pair = DevicePair(tables, copies_per_poll=1, gather_from=2)
-    pair.cards.copies_per_look = 0
+    pair = DevicePair(tables, copies_per_poll=1, gather_from=2, copies_per_look=0)
     pair.post([Descriptor(8 * number, 16 * number, 4) for number in range(20)])
     waiting: list[int] = []
     for _ in range(3):
@@ -150,8 +153,7 @@ def test_the_pool_of_a_dead_agent_cannot_be_connected(pair: DevicePair) -> None:
 
 
 def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: MemoryHost) -> None:
-    pair = DevicePair(tables, copies_per_poll=2)
-    pair.cards.copies_per_look = 0
+    pair = DevicePair(tables, copies_per_poll=2, copies_per_look=0)
     late = pair.post(scattered(1, 2, 3), deadline=1.0)
     pair.transport.poll(0.0)
     unwanted = pair.post(scattered(4))
@@ -181,8 +183,7 @@ def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(tables: MemoryHo
 
 
 def test_draining_waits_for_the_device_and_ends_everything(tables: MemoryHost) -> None:
-    pair = DevicePair(tables, copies_per_poll=2)
-    pair.cards.copies_per_look = 0
+    pair = DevicePair(tables, copies_per_poll=2, copies_per_look=0)
     handles = [pair.post(scattered(page)) for page in (1, 2, 3)]
     pair.transport.poll(0.0)
     ended = pair.transport.drain()
@@ -195,8 +196,7 @@ def test_draining_waits_for_the_device_and_ends_everything(tables: MemoryHost) -
 
 
 def test_a_device_that_fails_ends_all_transfers_and_takes_no_more(tables: MemoryHost) -> None:
-    pair = DevicePair(tables, copies_per_poll=1)
-    pair.cards.copies_per_look = 0
+    pair = DevicePair(tables, copies_per_poll=1, copies_per_look=0)
     running, waiting = pair.post(scattered(1)), pair.post(scattered(2))
     pair.transport.poll(0.0)
     pair.cards.fault = "an illegal address"
@@ -205,6 +205,13 @@ def test_a_device_that_fails_ends_all_transfers_and_takes_no_more(tables: Memory
     late = pair.post(scattered(3))
     assert pair.codes() == {late: "device_fault"}
     pair.transport.close()
+
+
+def test_draining_a_device_that_has_failed_says_so(held: DevicePair) -> None:
+    handle = held.post(scattered(1))
+    held.transport.poll(0.0)
+    held.cards.fault = "an illegal address"
+    assert [(ended, ended.error and ended.error.code) for ended in held.transport.drain()] == [(handle, "device_fault")]
 
 
 def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
@@ -228,31 +235,29 @@ def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "destination"])
-def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(pair: DevicePair, side: str) -> None:
-    pair.cards.copies_per_look = 0
-    puller = pulling(pair)
-    puller.start("grant", start_copy(), "d", [pair.peer])
+def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(held: DevicePair, side: str) -> None:
+    puller = pulling(held)
+    puller.start("grant", start_copy(), "d", [held.peer])
     assert puller.pump(0.0) == []
-    pool, page = (pair.source, 3) if side == "source" else (pair.destination, 1)
+    pool, page = (held.source, 3) if side == "source" else (held.destination, 1)
     pool.table().write(page, PageEntry(PageState.RUNNING, generation=999))
-    pair.cards.run()
+    held.cards.run()
     [ended] = puller.pump(0.0)
     assert ended.event.code == "stale_pages"
     assert f"{side} page {page} is of generation 999 after the copy" in ended.event.message
 
 
-def test_a_lost_source_is_told_when_nothing_reads_it_any_more(pair: DevicePair) -> None:
-    pair.cards.copies_per_look = 0
-    puller = pulling(pair)
-    puller.start("grant", start_copy(), "d", [pair.peer])
+def test_a_lost_source_is_told_when_nothing_reads_it_any_more(held: DevicePair) -> None:
+    puller = pulling(held)
+    puller.start("grant", start_copy(), "d", [held.peer])
     puller.pump(0.0)
-    pair.transport.disconnect(pair.peer)
+    held.transport.disconnect(held.peer)
     assert puller.pump(0.0) == []
-    pair.cards.run()
+    held.cards.run()
     [ended] = puller.pump(0.0)
     assert ended.event.code == "source_lost"
-    assert isinstance(pair.peer, MappedPeer)
-    assert pair.here.memory.num_open == 0
+    assert isinstance(held.peer, MappedPeer)
+    assert held.here.memory.num_open == 0
 
 
 # whatever happens in whatever order
@@ -281,8 +286,7 @@ STEPS = st.lists(
 def test_every_transfer_ends_once_and_writes_nothing_afterwards(
     steps, copies_per_poll: int, gather_from: int, ends: str
 ) -> None:
-    pair = DevicePair(HeapHost(), copies_per_poll=copies_per_poll, gather_from=gather_from)
-    pair.cards.copies_per_look = 0
+    pair = DevicePair(HeapHost(), copies_per_poll=copies_per_poll, gather_from=gather_from, copies_per_look=0)
     transport, now = pair.transport, 0.0
     judge = Judge(
         lambda page: bytes(pair.to_bytes[page * SIZE :][:SIZE]),

@@ -96,8 +96,7 @@ def test_pages_arrive_and_one_communicator_serves_many_transfers(world: PairWorl
     first, second = world.send([1, 2]), world.send([5])
     assert world.settle() == {first: "", second: ""}
     assert world.has_arrived([1, 2, 5])
-    third = world.send([7])
-    assert world.settle() == {third: ""}
+    assert world.end_of(world.send([7])) == ""
     assert world.wire.num_ids == 1
     assert (world.near.transport.num_posted, world.far.transport.num_posted) == (0, 0)
 
@@ -116,8 +115,7 @@ def test_both_ways_are_two_communicators(world: PairWorld) -> None:
 def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it(world: PairWorld) -> None:
     stale, behind = world.send([1], generations=[999]), world.send([2])
     assert world.settle() == {stale: "stale_pages", behind: "pair_aborted"}
-    again = world.send([2])
-    assert world.settle() == {again: ""}
+    assert world.end_of(world.send([2])) == ""
     assert world.wire.num_ids == 2, "the next transfer makes another"
 
 
@@ -173,8 +171,7 @@ def test_a_pool_that_is_another_one_is_refused(world: PairWorld, change: dict, c
 
 def test_a_host_without_nccl(world: PairWorld) -> None:
     world.far.links.is_missing = True
-    handle = world.send([1])
-    assert world.settle() == {handle: "device_unavailable"}
+    assert world.end_of(world.send([1])) == "device_unavailable"
     world.near.links.is_missing = True
     with pytest.raises(TransferError, match="finds no NCCL"):
         world.send([1])
@@ -208,8 +205,7 @@ def test_there_is_a_bound_on_communicators(world: PairWorld) -> None:
         )
         world.far.transport.take_offer("near", offer)
         world.far.transport.take_offer("near", offer)
-    handle = world.send([1])
-    assert world.settle() == {handle: "too_many_pairs"}
+    assert world.end_of(world.send([1])) == "too_many_pairs"
 
 
 @pytest.mark.parametrize(
@@ -260,12 +256,10 @@ def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from(world: PairWorl
     again = world.far.host.create("kv-p-again", info)
     again.table().write(1, PageEntry(PageState.RUNNING, generation=101))
     world.far.transport.register(again)
-    old = world.send([1])
-    assert world.settle() == {old: "source_changed"}
+    assert world.end_of(world.send([1])) == "source_changed"
     world.peer = world.near.transport.connect(msgspec.structs.replace(world.far.handle(), incarnation=2))
     world.wire.is_slow = False
-    new = world.send([1])
-    assert world.settle() == {new: ""}
+    assert world.end_of(world.send([1])) == ""
 
 
 def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: PairWorld, sending: Transfer) -> None:
