@@ -74,11 +74,9 @@ class Results:
         ended: list[tuple[Sequence, str]] = []
         for sequence in sequences:
             tokens = sequence.token_ids
-            # Two cheap looks for each row; what exactly ended it is worked out only for the few that did.
+            # Two cheap looks for each row; which of the two ended it is worked out only for the few that did.
             if tokens[-1] in sequence.stop_ids or len(tokens) >= sequence.max_length:
-                reason = sequence.finish_reason_now()
-                if reason:
-                    ended.append((sequence, reason))
+                ended.append((sequence, sequence.finish_reason_now()))
         for sequence, reason in ended:
             self._endings.finish(sequence, reason, now)
         self._streams.tokens(sequences if not ended else [one for one in sequences if not one.finish_reason])
