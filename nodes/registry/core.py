@@ -7,7 +7,8 @@ A registry that has just started knows nobody, while everybody goes on working. 
 members bring along of their views when they join again (`known_members`): who is named there gets a lease as if it had
 joined, and loses it unless it comes itself. So a restart of the registry looks to nobody as if the others had left.
 The same is believed at any time of whose leases ran out, if whoever names them is of their host: a host that was cut
-off has lost nobody, and links within it live on.
+off has lost nobody, and links within it live on. And of a later incarnation than the one that is a member: who knows
+of it takes nobody before it.
 
 Epochs of who has left are remembered: a host that comes back without its files and with its clock behind would bring an
 epoch that is lower, or the same, and whoever knew the one before (a worker its scheduler) would refuse it for good.
@@ -187,6 +188,7 @@ class RegistryCore:
         outlived: list[Departed] = []
         host = host_of(by)
         may_vouch = self._may_vouch(by)
+        is_new = now < self._known_members_until
         for member in known_members:
             known = self._members.get(member.actor_id)
             # Of two that say it of the same incarnation the first is enough: first of all, as everybody says it of all.
@@ -197,7 +199,9 @@ class RegistryCore:
             # Else a host that was let in for one role could end all others, by later incarnations that it makes up.
             if not (may_vouch or is_neighbour):
                 continue
-            if now >= self._known_members_until and not (is_lapsed and is_neighbour):
+            # Of who is a member by an earlier epoch it is believed at any time: who was stopped while this registry
+            # began names an incarnation that came before, and would refuse the one that is a member now for good.
+            if not is_new and known is None and not (is_lapsed and is_neighbour):
                 continue
             # Who is to come next has to be able to go above it.
             if member.epoch > MAX_HEARD_EPOCH:
@@ -211,8 +215,14 @@ class RegistryCore:
                 # Who is of another host, or was started by hand, was shown no proofs that it could show.
                 if refusal.code != NO_PROOF:
                     doubted.append((member.address, refusal))
-                # Its own host's supervisor says of itself who lives there.
-                if host and host != host_of(member.actor_id) and self._expiry.get(member.actor_id) != FOREVER:
+                # Its own host's supervisor says of itself who lives there. Not at any time: another host, whose word
+                # needs no proof, could end all actors of this one again and again.
+                if (
+                    is_new
+                    and host
+                    and host != host_of(member.actor_id)
+                    and self._expiry.get(member.actor_id) != FOREVER
+                ):
                     outlived += self._outlive(member, known)
                 continue
             self._departed.pop(member.actor_id, None)

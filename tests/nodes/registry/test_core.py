@@ -151,9 +151,20 @@ def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():
     outcome = join(core, member("a"), 101.0, known_members=[member("a"), member("b", 4), member("c")])
     assert sorted(names(outcome.joined.members)) == ["a#1", "b#4", "c#1"]
     assert names(outcome.change.upserted) == ["b#4", "c#1", "a#1"]
-    late = join(core, member("c"), 105.5, known_members=[member("d"), member("b", 5)])
+    late = join(core, member("c"), 105.5, known_members=[member("d"), member("b", 4)])
     assert sorted(names(late.joined.members)) == ["a#1", "b#4", "c#1"]
     assert [d.actor_id for d in core.expire(106.1).left] == ["a", "b"]
+
+
+def test_who_was_stopped_while_a_registry_began_is_believed_of_later_incarnations_than_are_members():
+    """It would refuse those of a host that came back without its files and with its clock behind."""
+    core = RegistryCore(2, LEASE, 0.0)
+    join(core, member("worker.d", 3), 1.0)
+    late = join(core, member("agent.p"), 2 * LEASE, known_members=[member("worker.d", 70), member("agent.d", 70)])
+    assert names(late.joined.members) == ["worker.d#70", "agent.p#1"]
+    with pytest.raises(Stale, match="epoch 70"):
+        join(core, member("worker.d", 3), 2 * LEASE)
+    assert names(join(core, member("worker.d", 71), 2 * LEASE).change.upserted) == ["worker.d#71"]
 
 
 def test_changes_are_told_to_those_who_joined_themselves():
