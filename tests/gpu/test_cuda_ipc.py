@@ -121,11 +121,11 @@ def test_pools_of_one_process_are_copied_without_a_handle(pair: Pair) -> None:
 
 def test_a_cancelled_transfer_writes_nothing_after_its_completion(pair: Pair) -> None:
     pages = list(range(1, NUM_PAGES))
-    handle = pair.post(pages, pages[::-1])
+    posted = pair.post(pages, pages[::-1])
     pair.transport.poll(0.0)
-    pair.transport.cancel(handle)
+    pair.transport.cancel(posted)
     [completion] = pair.finish()
-    assert completion.handle == handle
+    assert completion is posted
     before = bytes_at(pair.pool.device_pages)
     time.sleep(0.05)
     assert bytes_at(pair.pool.device_pages) == before
@@ -147,13 +147,13 @@ def test_a_poll_does_not_wait_for_the_device(pair: Pair) -> None:
 
 def test_the_death_of_the_source_ends_transfers_and_leaves_the_device_usable(pair: Pair) -> None:
     pages = list(range(1, NUM_PAGES))
-    handle = pair.post(pages, pages)
+    posted = pair.post(pages, pages)
     pair.transport.poll(0.0)
     pair.child.kill()
     pair.transport.disconnect(pair.peer)
     ended = pair.finish()
-    assert [completion.handle for completion in ended] == [handle]
-    assert ended[0].error is None or ended[0].error.code == "source_lost"
+    assert ended == [posted]
+    assert posted.error is None or posted.error.code == "source_lost"
     put_bytes(pair.pool.device_pages, b"alive")
     assert bytes_at(pair.pool.device_pages, 0, 5) == b"alive"
 
