@@ -54,9 +54,9 @@ class Renew(Message, frozen=True):
 class ErrorBody(Message, frozen=True):
     """Why an ask or a stream failed, or why a frame was refused.
 
-    `known_epoch`: with `superseded` and `stale_epoch`, the later epoch of the sender that is known here; the next
-    incarnation has to be above it. With `wrong_epoch` the epoch of this actor, where the frame was for another. 0 with
-    all others.
+    `known_epoch`: with `superseded` and `stale_epoch`, the epoch that the next incarnation of the sender has to be
+    above: that of a later one known here, or its own where a registry that has just begun says so. With `wrong_epoch`
+    the epoch of this actor, where the frame was for another. 0 with all others.
     """
 
     code: str

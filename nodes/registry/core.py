@@ -29,10 +29,13 @@ _MAX_DEPARTED = 4096
 
 
 class Stale(Exception):
-    """A join of an incarnation that a newer one, of `known_epoch`, has replaced, or that somebody else is already."""
+    """A join of an incarnation that a newer one has replaced, or that somebody else is already.
 
-    def __init__(self, address: Address, known_epoch: int, why: str = "") -> None:
-        super().__init__(why or f"{address} was replaced by epoch {known_epoch}")
+    Whoever follows goes above `known_epoch`.
+    """
+
+    def __init__(self, known_epoch: int, why: str) -> None:
+        super().__init__(why)
         self.known_epoch = known_epoch
 
 
@@ -122,11 +125,14 @@ class RegistryCore:
         # Not at the same one: who only lost its lease, as a stopped process does, comes again as it was.
         if (newest := self._newest(member.actor_id)) > member.epoch:
             # Of two machines of one name that began before there was a registry, it says where the other is.
-            there = f"{member.address} was replaced by epoch {newest}, at {known.endpoint.control}" if known else ""
-            raise Stale(member.address, newest, there)
+            there = f", at {known.endpoint.control}" if known else ""
+            # Under the registry before there may have been later ones, which who was told of them has yet to name:
+            # epochs are seconds where files and clocks are right, and those began before this registry.
+            above = max(newest, self.epoch) if now < self._known_members_until else newest
+            raise Stale(above, f"{member.address} was replaced by epoch {newest}{there}")
         if known is not None and known.epoch == member.epoch and known.endpoint != member.endpoint:
             # No incarnation moves: two machines were started as one host, in the same second.
-            raise Stale(member.address, newest, f"another {member.address} is a member, at {known.endpoint.control}")
+            raise Stale(newest, f"another {member.address} is a member, at {known.endpoint.control}")
         least = self.version if told is None else told
         was_current = request.known_epoch == self.epoch and request.known_version >= least
         upserted, doubted, left = self._believe(request.known_members, member.actor_id, now)

@@ -220,14 +220,21 @@ class HostedMesh(ReturningMesh):
         """A host is asked to finish, its actors in order, and does not come again."""
         ids = [one for one in self.ids_of(host) if one in self.processes]
         self.gone |= set(ids)
-        while any(self.processes[one].state is ProcessState.RUNNING and not self._is_started(one) for one in ids):
-            await asyncio.sleep(0.1)
+        await self._until_started(ids)
         order = ("scheduler", "worker", "kv-agent", "supervisor")
         for actor_id in (one for role in order for one in ids if one.startswith(role)):
+            # It may have died and come again since. Whoever runs an actor ends its start before it stops it.
+            await self._until_started([actor_id])
             system, process = self.systems[actor_id], self.processes[actor_id]
             await self._unless_dead(process, system.drain())
             await self._unless_dead(process, system.stop())
             process.kill()
+
+    async def _until_started(self, actor_ids: list[str]) -> None:
+        while any(
+            self.processes[one].state is not ProcessState.DEAD and not self._is_started(one) for one in actor_ids
+        ):
+            await asyncio.sleep(0.1)
 
     def _is_started(self, actor_id: str) -> bool:
         system = self.systems.get(actor_id)

@@ -22,8 +22,8 @@ SHARED_PREFIX = "all of us begin with these same words, which a cache may keep; 
 SHARED_PAGES = SHARED_PREFIX + "!"
 PAGE_SIZE = 16
 SILENT = structlog.make_filtering_bound_logger(logging.CRITICAL)
-LIMIT_S = 450.0
-REQUEST_LIMIT_S = 300.0
+LIMIT_S = 900.0
+REQUEST_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,15 @@ def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():
     assert [d.actor_id for d in core.expire(106.1).left] == ["a", "b"]
 
 
+@pytest.mark.parametrize(("now", "above"), [(0.0, 900), (LEASE, 70)])
+def test_who_follows_goes_above_those_that_a_new_registry_has_yet_to_hear_of(now, above):
+    core = RegistryCore(900, LEASE, 0.0)
+    join(core, member("a"), known_members=[member("b", 70)])
+    with pytest.raises(Stale) as caught:
+        join(core, member("b", 3), now)
+    assert caught.value.known_epoch == above
+
+
 def test_who_was_stopped_while_a_registry_began_is_believed_of_later_incarnations_than_are_members():
     """It would refuse those of a host that came back without its files and with its clock behind."""
     core = RegistryCore(2, LEASE, 0.0)
@@ -303,13 +312,13 @@ class Leases(RuleBasedStateMachine):
         known_members = [m for m in known_members if m.actor_id != actor_id]
         outcome = join(self.core, member(actor_id, epoch, state), self.now, view, known_members)
         self.told(outcome.change)
-        if self.now < LEASE:
-            for m in known_members:
-                if (m.actor_id not in self.leases or self.leases[m.actor_id][0] < m.epoch) and (
-                    self.last.get(m.actor_id, 0) <= m.epoch
-                ):
-                    self.leases[m.actor_id] = (m.epoch, self.now + LEASE)
-                    self.last[m.actor_id] = m.epoch
+        for m in known_members:
+            # Who is no member is one by another's word while the registry is new, a later incarnation at any time.
+            is_later = m.actor_id in self.leases and self.leases[m.actor_id][0] < m.epoch
+            is_new = m.actor_id not in self.leases and self.now < LEASE and self.last.get(m.actor_id, 0) <= m.epoch
+            if is_later or is_new:
+                self.leases[m.actor_id] = (m.epoch, self.now + LEASE)
+                self.last[m.actor_id] = m.epoch
         self.leases[actor_id] = (epoch, self.now + LEASE)
         self.last[actor_id] = epoch
         assert (outcome.joined.members is None) == (view is not None)
