@@ -72,7 +72,7 @@ async def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_re
 
 @pytest.mark.virtual_time
 async def test_the_registrys_host_returns_without_files_and_a_day_behind():
-    """Who knew its actors before knows them by later epochs: they go above those as the registry does."""
+    """Who knew its actors before knows them by later epochs: they go above those, and above the registry's."""
 
     network = SimulatedNetwork(seed=0)
     told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
@@ -115,7 +115,8 @@ async def test_the_registrys_host_returns_without_files_and_a_day_behind():
                 await start(secret, name, max(systems[name].address.epoch, known) + 1)
         await asyncio.sleep(0.1)
         assert asyncio.get_running_loop().time() < 60
-    assert [systems[name].address.epoch for name in ids["head"]] == [86_401, 86_401]
+    # `x.head` goes above the registry's own: others may remember an epoch of it that the registry has yet to hear of.
+    assert [systems[name].address.epoch for name in ids["head"]] == [86_401, 86_402]
     for asker, asked in (("y.d", "x.head"), ("x.head", "z.e"), ("z.e", "x.head")):
         assert await answers(systems[asker], asked)
     for system in systems.values():

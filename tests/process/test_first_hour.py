@@ -151,9 +151,19 @@ def be_one_more(host, words):
     )  # fmt: skip
     host.started.append(process)
     with process.stderr:
-        found = host.wait_until(lambda: host.ps().get(actor_id), "it has joined")
+        # Its own word, and not the registry's list: that names it before it has read that it is a member.
+        said = list(until_joined(process.stderr))
+        assert '"event":"joined"' in "".join(said), said
+        found = host.ps()[actor_id]
         assert (found["supervised"], found["pid"]) == (False, process.pid)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
-    assert '"event":"joined"' in errors
+
+
+def until_joined(lines):
+    """The lines of a log up to the one that says `joined`, or to its end."""
+    for line in lines:
+        yield line
+        if '"event":"joined"' in line:
+            return
