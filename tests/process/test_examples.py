@@ -58,7 +58,8 @@ def test_a_peer_of_zeromq_and_messagepack_alone_is_a_member_like_any_other(host)
     assert re.fullmatch(r"words-0#\d+ counts 3", answer)
     assert code == 0
     assert [line for line in warnings(log) if "ending" not in line] == []
-    found = host.ps()
+    # The supervisor's view follows the registry's: whom another member finds, it may be told of a moment later.
+    found = host.wait_until(lambda: (actors := host.ps()).get("words-0") and actors, "the supervisor lists it")
     assert (found["words-0"]["role"], found["words-0"]["supervised"]) == ("custom", False)
     assert all(entry["supervised"] for actor_id, entry in found.items() if actor_id != "words-0")
     metrics = host.metrics()
