@@ -2,8 +2,8 @@
 
     python examples/cache_watch.py [--name MESH]
 
-Topics are numbered and replayed: whoever subscribes gets a snapshot and then every change, over restarts of either
-side, or is told to start anew.
+Topics are numbered and replayed: a subscriber gets a snapshot and then every change, across restarts of either side, or
+is told to start over.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class CacheWatch(Actor):
 
     @override
     def on_members(self, joined: Sequence[Member], left: Sequence[Member], changed: Sequence[Member]) -> None:
-        """A subscription outlives its publisher: the next incarnation is followed."""
+        """A subscription outlives its publisher: it goes on with the next incarnation."""
         for member in joined:
             if member.role == SCHEDULER and member.actor_id not in self._pages:
                 self._pages[member.actor_id] = set()

@@ -1,7 +1,7 @@
-"""A custom actor from ZeroMQ and MessagePack alone: nothing of kvmesh is imported, all of it is in `docs/protocol.md`.
+"""A custom actor from ZeroMQ and MessagePack alone: it imports nothing of kvmesh, and follows `docs/protocol.md`.
 
 It joins the mesh that runs on this host, asks a tokenizer one thing, and answers `CountWords` with `WordsCounted` until
-SIGTERM or SIGINT. What it does is what a peer in any other language has to do.
+SIGTERM or SIGINT. A peer in any other language has to do the same.
 
     python examples/plain_peer.py [--name MESH] [--actor-id ID]
 """
@@ -37,14 +37,14 @@ class Connection:
     def __init__(self, number: int, peer: tuple[str, int], name: bytes = b"") -> None:
         self.number = number
         self.peer = peer
-        self.name = name  # the routing id of an accepted one, which no other connection has
+        self.name = name  # the routing id of an accepted connection, which no other one has
         self.sent = [0, 0]
         self.heard = [0, 0]
-        self.dealers: list[zmq.Socket] = []  # of a dialed one; an accepted one is answered through the ROUTERs
+        self.dealers: list[zmq.Socket] = []  # of a dialed connection; an accepted one is answered through the ROUTERs
 
 
 class PlainPeer:
-    """One incarnation of one actor; `service` answers what it is asked."""
+    """One incarnation of one actor; `service` answers the asks that it gets."""
 
     def __init__(self, directory: Path, actor_id: str, epoch: int, service: "Words") -> None:
         self.directory = directory
@@ -56,7 +56,7 @@ class PlainPeer:
         self.numbers = itertools.count(1)
         self.accepted: dict[bytes, Connection] = {}
         self.dialed: dict[tuple[str, int], Connection] = {}
-        self.answers: dict[int, tuple[int, dict] | None] = {}  # of what is being asked
+        self.answers: dict[int, tuple[int, dict] | None] = {}  # by message id of our ask; None until it comes
         self.members: dict[str, dict] = {}
         self.view = (0, 0)  # epoch of the registry, version of its list
         self.registry = ("", 0)
@@ -80,14 +80,14 @@ class PlainPeer:
             "pid": os.getpid(),
         }
 
-    # What it is used through
+    # Called from outside
 
     def join(self) -> None:
-        """Become a member, or one again of a registry that has restarted; learn who else is."""
+        """Become a member, again if the registry has restarted; learn who the other members are."""
         where = json.loads((self.directory / "registry.json").read_bytes())
         registry = (where["actor_id"], where["epoch"])
         for peer in [peer for peer in self.dialed if peer[0] == registry[0]]:
-            self.forget(peer)  # an earlier epoch of it, or a connection that it knows nothing of
+            self.forget(peer)  # an earlier epoch of the registry, or a connection that it does not know
         self.registry = registry
         self.dial(registry, (where["control"], where["data"]))
         join = {"type": "Join", "member": self.member, "known_members": list(self.members.values())}
@@ -97,13 +97,13 @@ class PlainPeer:
         self.answered_at = time.monotonic()
 
     def dial(self, peer: tuple[str, int], endpoint: tuple[str, str]) -> None:
-        """Connect both channels and say hello on each. What is sent after it need not wait for the welcome."""
+        """Connect both channels and say hello on each. Messages after the hello need not wait for the welcome."""
         connection = self.dialed[peer] = Connection(next(self.numbers), peer)
-        name = f"{self.actor_id}#{self.epoch}#{os.urandom(8).hex()}".encode()  # another one for each connection
+        name = f"{self.actor_id}#{self.epoch}#{os.urandom(8).hex()}".encode()  # a new one for each connection
         for channel in (CONTROL, DATA):
             dealer = self.context.socket(zmq.DEALER)
             dealer.setsockopt(zmq.LINGER, 100)
-            dealer.setsockopt(zmq.RECONNECT_IVL, 86_400_000)  # a connection that ends is never re-made silently
+            dealer.setsockopt(zmq.RECONNECT_IVL, 86_400_000)  # never reconnect silently
             dealer.setsockopt(zmq.ROUTING_ID, name)
             dealer.connect(endpoint[channel])
             connection.dealers.append(dealer)
@@ -111,7 +111,7 @@ class PlainPeer:
             self.send(connection, channel, HELLO, hello, system=True)
 
     def ask(self, peer: tuple[str, int], body: dict, *, timeout_s: float = 5.0, system: bool = False) -> dict:
-        """Ask and wait, answering others meanwhile; raises TimeoutError, or RuntimeError with what the peer says."""
+        """Ask and wait, answering others meanwhile; raises TimeoutError, or RuntimeError with the peer's error."""
         deadline = time.monotonic() + timeout_s
         number = self.send(self.dialed[peer], CONTROL, ASK, body, timeout_us=int(timeout_s * 1e6), system=system)
         self.answers[number] = None
@@ -138,7 +138,7 @@ class PlainPeer:
         raise LookupError(f"no {role} is ready")
 
     def serve(self, is_wanted: Callable[[], bool]) -> None:
-        """Renew the lease every 0.5 s, follow the registry over its restarts, and answer, as long as it is wanted."""
+        """Renew the lease every 0.5 s, follow the registry through its restarts, and answer, while `is_wanted()`."""
         renew_at = 0.0
         while is_wanted():
             if time.monotonic() >= renew_at:
@@ -147,14 +147,14 @@ class PlainPeer:
                     try:
                         self.join()
                     except (TimeoutError, OSError, ValueError, KeyError):
-                        continue  # it has not come up yet; the mesh goes on without it, and so does this peer
+                        continue  # the registry is not up yet; the mesh goes on without it, and so does this peer
                 self.send(self.dialed[self.registry], CONTROL, HEARTBEAT, {"type": "Renew"}, system=True)
             self.turn(0.1)
 
     def leave(self) -> None:
         """End the membership, say bye on every channel, remove the sockets' files."""
         body = {"type": "Leave", "actor_id": self.actor_id, "epoch": self.epoch, "reason": "stopped"}
-        with contextlib.suppress(TimeoutError, RuntimeError, KeyError):  # its lease runs out then
+        with contextlib.suppress(TimeoutError, RuntimeError, KeyError):  # then its lease runs out
             self.ask(self.registry, body, timeout_s=1.0, system=True)
         for connection in (*self.dialed.values(), *self.accepted.values()):
             for channel in (CONTROL, DATA):
@@ -179,7 +179,7 @@ class PlainPeer:
         timeout_us: int = 0,
         system: bool = False,
     ) -> int:
-        """Send one message and return its id; what a connection that is gone does not take is lost with it."""
+        """Send one message and return its id; a message that the connection does not take any more is lost."""
         connection.sent[channel] += 1
         sequence = connection.number << 32 | connection.sent[channel]
         number = next(self.ids)
@@ -213,7 +213,7 @@ class PlainPeer:
                     self.on_message(connection, channel, *read(dealer.recv_multipart()))
 
     def arrived(self, name: bytes, channel: int, parts: list[bytes]) -> None:
-        """Something on a bound socket: a connection begins with hello, and a later one of the same peer begins anew."""
+        """Take a message from a bound socket: hello begins a connection, and replaces the same peer's earlier one."""
         header, body = read(parts)
         if header is None or header[7] != self.epoch:
             return  # not a message of this protocol, or for another incarnation
@@ -226,9 +226,9 @@ class PlainPeer:
             self.on_message(known, channel, header, body)
 
     def on_message(self, connection: Connection, channel: int, header: list | None, body: dict) -> None:
-        """All verbs that a peer without streams and topics has to know."""
+        """Handle all verbs that a peer without streams and topics has to know."""
         if header is None or 0 < header[3] <= connection.heard[channel]:
-            return  # no message, or one that came before
+            return  # not a message, or one that came before
         connection.heard[channel] = max(header[3], connection.heard[channel])
         verb, number, correlation_id = header[1], header[2], header[4]
         if verb == HELLO:
@@ -256,14 +256,14 @@ class PlainPeer:
             self.answered_at = time.monotonic()
             seen = (body.get("registry_epoch", 0), body.get("version", 0))
             if not body.get("known", True) or seen > self.view:
-                self.view = (0, 0)  # it does not know this peer, or told of a change that did not arrive: join again
+                self.view = (0, 0)  # the registry does not know this peer, or a change was lost: join again
         elif verb == ERROR and body.get("code") == "superseded" and connection.peer == self.registry:
             raise RuntimeError(f"this incarnation is over: {body.get('message')}")
         elif (verb == BYE and channel == DATA) or verb == ERROR:
             self.forget(connection.peer)
 
     def must_join(self) -> bool:
-        """Whether to join again: another incarnation has written the file, or this one is silent or was forgotten."""
+        """Whether to join again: the registry is a new incarnation, silent or disconnected, or the view was reset."""
         try:
             where = json.loads((self.directory / "registry.json").read_bytes())
         except (OSError, ValueError):
@@ -274,19 +274,19 @@ class PlainPeer:
         )
 
     def forget(self, peer: tuple[str, int]) -> None:
-        """Close the connection that this peer has dialed, and answer on the other one no more."""
+        """Close the connection that was dialed to `peer`, and stop answering on the one that it has dialed."""
         self.end_accepted(peer)
         connection = self.dialed.pop(peer, None)
         for dealer in connection.dealers if connection else ():
             dealer.close()
 
     def end_accepted(self, peer: tuple[str, int]) -> None:
-        """Answer no more on a connection that this peer has made."""
+        """Stop answering on a connection that `peer` has dialed."""
         self.accepted = {name: one for name, one in self.accepted.items() if one.peer != peer}
 
 
 def read(parts: list[bytes]) -> tuple[list | None, dict]:
-    """Header and body, or None for what is no message of protocol 1 with a map as its body."""
+    """Header and body; None and {} if the parts are not a message of this protocol version with a map as its body."""
     try:
         header, body = decode(parts[0]), decode(parts[1])
     except (msgspec.MsgspecError, IndexError):
@@ -310,7 +310,7 @@ class Words:
         return {"type": "WordsCounted", "num_words": len(body["text"].split())}
 
     def answer_system(self, body: dict) -> dict | None:
-        """What every actor is asked: whether it is there, and for its figures (every gateway's `/metrics` asks)."""
+        """Answer what every actor is asked: whether it is there, and its metrics (every gateway's `/metrics` asks)."""
         if body.get("type") == "Ping":
             return {"type": "Pong"}
         if body.get("type") == "StatsRequest":
@@ -347,7 +347,7 @@ def main() -> None:
         print(f"{tokenizer[0]} says that the tokens 104 and 105 are {text!r}", flush=True)
         peer.serve(lambda: is_wanted)
     except (LookupError, TimeoutError, RuntimeError) as error:
-        sys.exit(str(error))  # nobody is there, or another incarnation has come
+        sys.exit(str(error))  # nobody is there or answers, or another incarnation has come
     finally:
         peer.leave()
     print(f"answered {words.num_counted}", flush=True)

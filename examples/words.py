@@ -1,9 +1,9 @@
-"""A custom actor with the SDK: bodies of its own, one that answers them, one that asks.
+"""Custom actors built with the SDK: message bodies of their own, one actor that answers them, one that asks.
 
     python examples/words.py serve [--name MESH] [--actor-id ID]
     python examples/words.py ask TEXT [--name MESH] [--actor-id ID] [--wait SECONDS]
 
-It speaks what `plain_peer.py` speaks, so each may answer the other's questions.
+They use the same messages as `plain_peer.py`, so each can answer the other's questions.
 """
 
 import argparse
@@ -36,14 +36,14 @@ class WordsCounted(Message, frozen=True):
 
 
 class Words(Actor):
-    """Answers. Runs until it is told to stop, over all restarts of the registry."""
+    """Answers `CountWords`. Runs until it is told to stop, through all restarts of the registry."""
 
     role: ClassVar[str] = "custom"
     codec: ClassVar[Codec] = Codec(CountWords | WordsCounted)
 
     @override
     def on_ask(self, call: Call) -> None:
-        """What is neither answered now nor later fails at the asker's deadline."""
+        """A call that is answered neither now nor later fails at the asker's deadline."""
         match call.message:
             case CountWords(text=text):
                 self.ctx.metrics.count("words_counted_total")
@@ -72,7 +72,7 @@ class Asker(Actor):
 
     @override
     def on_members(self, joined: Sequence[Member], left: Sequence[Member], changed: Sequence[Member]) -> None:
-        """Called for the first time with all that are there."""
+        """The first call has all members that are there."""
         if not self._has_asked and any(member.actor_id == self._target for member in joined):
             self._has_asked = True
             self.outcome = f"{self._target} does not answer"
@@ -105,7 +105,7 @@ def main() -> int:
         try:
             return run_actor(Words(), unsupervised(args.actor_id), run_directory=directory)
         except Superseded as later:
-            # Somebody has started it again elsewhere, which is what its name is for: no failure of this one.
+            # Somebody has started this actor again elsewhere, under the same id: that is not a failure.
             print(later, file=sys.stderr)
             return 0
     asker = Asker(args.actor_id, args.text, args.wait)
