@@ -1,1 +1,1 @@
-"""What makes and checks things around the project: the bundled model, the protocol page, a GPU host."""
+"""Programs that make the bundled model and the protocol page, count lines, and check coverage or a GPU host."""

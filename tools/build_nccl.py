@@ -1,11 +1,11 @@
-"""Builds an NCCL that takes two ranks on one GPU, with the few functions that kvmesh uses: not yet run on a GPU.
+"""Builds an NCCL that accepts two ranks on one GPU, with the few functions that kvmesh uses: not yet run on a GPU.
 
     python3 -m tools.build_nccl SOURCE [--out DIR] [--arch 90] [--functions PATTERN] [--jobs N]
 
-SOURCE is NCCL's source tree, 2.30 or newer (earlier ones refuse a second rank on a device). What torch and CuPy bring
-is not touched: the library lies in DIR, and what it prints at the end is the variable by which
-`tests/gpu/test_nccl_one_device.py` and `tools.gpu_check` find it. Needs nvcc, make, g++ and Python; only for tests, the
-mesh itself gives each rank a device of its own. Standard library only.
+SOURCE is NCCL's source tree, 2.30 or newer (earlier ones refuse a second rank on a device). The NCCL that torch and
+CuPy bring is not touched: the library is put into DIR, and at the end the program prints the variable by which
+`tests/gpu/test_nccl_one_device.py` and `tools.gpu_check` find it. Needs nvcc, make, g++ and Python. It is for tests
+only: the mesh itself gives each rank a device of its own. This program uses only Python's standard library.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from typing import Final
 
 VARIABLE: Final = "KVMESH_NCCL_LIBRARY"
 LEAST: Final = (2, 30)
-# Send and receive of pages; sums and gathers of tensor parallelism, as rings, which two ranks of one host use.
+# Send and receive for pages; sums and gathers for tensor parallelism, as rings, which two ranks on one host use.
 FUNCTIONS: Final = "SendRecv|AllReduce Sum (f32|bf16) RING *|AllGather RING *|Broadcast RING *"
 
 
 class BuildError(RuntimeError):
-    """It cannot be built; the message says why and what to do."""
+    """NCCL cannot be built; the message says why and what to do."""
 
 
 def version_of(source: Path) -> tuple[int, int, int]:
-    """What `makefiles/version.mk` says. Raises BuildError."""
+    """The version in `makefiles/version.mk`. Raises BuildError."""
     path = source / "makefiles" / "version.mk"
     if not path.exists():
         raise BuildError(f"{source} is no source tree of NCCL: {path} is not there")
@@ -41,7 +41,7 @@ def version_of(source: Path) -> tuple[int, int, int]:
 
 
 def command(source: Path, out: Path, arch: int, functions: str, jobs: int, cuda_home: Path) -> list[str]:
-    """The call of make."""
+    """The command line of make."""
     return [
         "make",
         "-C",
@@ -70,7 +70,7 @@ def cuda_home() -> Path:
 
 
 def library_in(out: Path) -> Path:
-    """What was built. Raises BuildError."""
+    """The library that was built. Raises BuildError."""
     library = out / "lib" / "libnccl.so.2"
     if not library.exists():
         raise BuildError(f"make ended without an error, and {library} is not there")

@@ -1,11 +1,11 @@
-"""What `make coverage` insists on: how much of which module the tests must reach, lines and branches together.
+"""The floors of `make coverage`: how much of each module tests must reach, lines and branches together.
 
     python -m tools.coverage_floor REPORT        REPORT as `coverage json` writes it
 
-Cores take every branch: they need no process, socket or clock to be tested, so there is no excuse. All else in `mesh`,
-`kvstore` and `nodes` takes `REST_PERCENT`, but for what only a CUDA device reaches (`ON_DEVICE`). Of `cli` only the
-cores are held: its commands are driven as users do, by `tests/process`, from which a killed process brings no figures
-home.
+In cores tests must reach every branch: these need no process, socket or clock to be tested, so there is no excuse. All
+other modules of `mesh`, `kvstore` and `nodes` need `REST_PERCENT`, except those that only a CUDA device reaches
+(`ON_DEVICE`). In `cli` only the cores have a floor: `tests/process` runs its commands as users do, and a process that
+is killed there reports no coverage.
 """
 
 import json
@@ -107,13 +107,13 @@ ON_DEVICE: Final = (
     "nodes/worker/cuda/memory.py",
     "nodes/worker/pool/device_view.py",
 )
-"""Have no floor: most of them runs only where there is a CUDA device, under `tests/gpu`."""
+"""These have no floor: most of their code runs only on a CUDA device, under `tests/gpu`."""
 PARTLY_ON_DEVICE: Final = {"nodes/worker/ops/torch/runner.py": 90.0}
-"""The floors of what is tested on CPU tensors but for its events, streams and pinned memory."""
+"""The floors of modules that are tested on CPU tensors, except for their events, streams and pinned memory."""
 
 
 class Reached(NamedTuple):
-    """What tests reached of one module. `percent` is rounded down, so that 100 says everything."""
+    """How much of one module tests reached. `percent` is rounded down, so that 100 means everything."""
 
     percent: float
     missing: str
@@ -125,7 +125,7 @@ def read_report(report: dict[str, Any]) -> dict[str, Reached]:
 
 
 def shortfalls(modules: dict[str, Reached]) -> list[str]:
-    """One line for each module that is below its floor, or that should be in the report and is not."""
+    """One line for each module that is below its floor, or is missing from the report."""
     found: list[str] = []
     cores = {path: subject for subject, paths in CORES.items() for path in paths}
     for path, subject in cores.items():
@@ -141,7 +141,7 @@ def shortfalls(modules: dict[str, Reached]) -> list[str]:
 
 
 def main(report: Path) -> int:
-    """Print what falls short; the exit code."""
+    """Print the modules that fall short; returns the exit code."""
     found = shortfalls(read_report(json.loads(report.read_text())))
     for line in found:
         print(line)

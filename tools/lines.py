@@ -1,8 +1,8 @@
-"""Counts lines of logic by folder, at revisions side by side. `python -m tools.lines [--depth N] [REV...]`.
+"""Counts lines of logic by folder, for revisions side by side. `python -m tools.lines [--depth N] [REV...]`.
 
-A line of logic has code on it: blank lines, comments, docstrings, imports and marks of overriding are none.
-`worktree` stands for the files as they lie, and is what is counted where no revision is named.
-The last column is what changed from the first one.
+A line of logic has code on it: blank lines, comments, docstrings, imports and `@override` marks do not count.
+`worktree` stands for the files on disk, and is counted if no revision is named.
+The last column is the change from the first revision to the last.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def count_logic(source: str) -> int:
         if text or isinstance(node, ast.Import | ast.ImportFrom):
             apart.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            # It stands where a docstring did that only said whose method this is, and says no more than that.
+            # It has replaced a docstring that only said whose method this is, and says no more than that.
             marks = (one for one in node.decorator_list if isinstance(one, ast.Name) and one.id == "override")
             apart.update(one.lineno for one in marks)
     with_code: set[int] = set()
@@ -38,7 +38,7 @@ def count_logic(source: str) -> int:
 
 
 def sources(revision: str) -> Iterator[tuple[str, str]]:
-    """Path and text of every Python file of a revision that lies in one of the folders."""
+    """Path and text of every Python file of a revision in one of the folders."""
     listing = ["ls-files"] if revision == WORKTREE else ["ls-tree", "-r", "--name-only", revision]
     names = [name for name in _git(*listing).splitlines() if name.endswith(".py") and name.startswith(FOLDERS)]
     if revision == WORKTREE:

@@ -2,12 +2,13 @@
 
     python3 -m tools.gpu_check [--wheels DIR] [--minutes 8] [--only NAME,…] [--out DIR]
 
-From a plain checkout, under the host's own python3 with torch and CuPy; itself it needs the standard library only.
-`--wheels` is a folder of wheels that the host lacks (`--list` says what is missing): they are unpacked beside, not
-installed, and stay there for the next run: FlashInfer compiles for where it lies. Each step is a process group of its
-own that is killed when its time is over, so the whole ends in time; what was not begun is said. `--only` takes names of
-steps or beginnings of them. With `--out` the table, the same as JSON, and an archive of every step's output lie there;
-the end of what failed is printed too. The exit code is 0 only if every step ran and passed.
+Run it from a plain checkout, with the host's own python3 that has torch and CuPy; the tool itself needs only the
+standard library. `--wheels` is a folder of wheels that the host lacks (`--list` says what is missing): they are
+unpacked into a folder of their own, not installed, and stay there for the next run, because FlashInfer compiles again
+if its place changes. Each step is a process group of its own that is killed when its time is over, so the whole run
+ends in time; steps that were not begun are listed. `--only` takes names of steps or beginnings of them. `--out` gets
+the table, the same as JSON, and an archive of every step's output; the last lines of a failed step are printed too. The
+exit code is 0 only if every step ran and passed.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from tools.gpu_check.plan import FAILED, NOT_REACHED, Outcome, Step, UnknownStep
 ROOT = Path(__file__).resolve().parents[2]
 _TOLD_LINES = 25
 _RESERVE_S = 10.0
-"""For killing what hangs, and for the table."""
+"""Time kept for killing a step that hangs, and for the table."""
 
 
 class Check:
@@ -44,7 +45,7 @@ class Check:
         self.figures: dict[str, list[Figure]] = {}
 
     def run(self) -> None:
-        """Every step in turn."""
+        """Run every step in turn."""
         for step in self._steps:
             outcome = self._run(step)
             self.outcomes.append(outcome)

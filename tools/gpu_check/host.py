@@ -1,4 +1,4 @@
-"""What the host has, what environment steps run in, and running one without ever waiting longer than allowed."""
+"""What the host has, the environment that steps run in, and running a step within its time limit."""
 
 import contextlib
 import hashlib
@@ -28,7 +28,7 @@ _MARK: Final = "GPU_CHECK_STEP"
 
 
 def versions(path: str) -> dict[str, str]:
-    """Versions of what is needed, looked for in `path` (as PYTHONPATH) first; `missing` if it is not there."""
+    """Versions of all that is needed, searched in `path` (as PYTHONPATH) first; `missing` for what is not there."""
     places = [part for part in path.split(os.pathsep) if part] + sys.path
     found = {"python": sys.version.split()[0]}
     found |= {name: _version(name, places) or "missing" for name in NEEDED}
@@ -41,7 +41,7 @@ def versions(path: str) -> dict[str, str]:
 
 
 def environment(root: Path, site: Path | None, given: Mapping[str, str]) -> dict[str, str]:
-    """Variables of all steps: the checkout and the wheels on the path, and what FlashInfer's compiler wants to know."""
+    """Variables of all steps: the checkout and the wheels on the path, and settings for FlashInfer's compiler."""
     filled = dict(given)
     parts = [str(root), *([str(site)] if site is not None else []), given.get("PYTHONPATH", "")]
     filled["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
@@ -58,9 +58,9 @@ def environment(root: Path, site: Path | None, given: Mapping[str, str]) -> dict
 
 
 def cuda_home(given: Mapping[str, str]) -> Path | None:
-    """The folder with CUDA's compiler and its headers, as far as it can be found.
+    """The folder with CUDA's compiler and its headers; None if it cannot be found.
 
-    FlashInfer takes the one above the `nvcc` that it finds, which has no headers where that is a link or a script.
+    FlashInfer takes the folder above the `nvcc` that it finds, which has no headers if that is a link or a script.
     """
     nvcc = shutil.which("nvcc", path=given.get("PATH"))
     places = [Path(given["CUDA_HOME"])] if given.get("CUDA_HOME") else []
@@ -74,7 +74,7 @@ def cuda_home(given: Mapping[str, str]) -> Path | None:
 def site_for(directory: Path) -> Path:
     """Where the wheels of `directory` are unpacked: the same place each time.
 
-    FlashInfer compiles again what it finds compiled from headers in another folder, or from newer ones.
+    FlashInfer compiles a kernel again if its headers are now in another folder, or newer than the kernel.
     """
     names = ",".join(sorted(path.name for path in directory.glob("*.whl")))
     mark = hashlib.blake2b(f"{os.getuid()} {names}".encode(), digest_size=8).hexdigest()
@@ -82,9 +82,9 @@ def site_for(directory: Path) -> Path:
 
 
 def install_wheels(directory: Path, site: Path) -> str:
-    """Unpack the wheels of `directory` into `site`, nothing else and without a network; what went wrong, or nothing.
+    """Unpack the wheels of `directory` into `site`, nothing else and without a network; returns an error, or nothing.
 
-    What was unpacked there to the end before stays as it is.
+    A folder that was unpacked completely before stays as it is.
     """
     wheels = sorted(str(path) for path in directory.glob("*.whl"))
     if not wheels:
@@ -101,10 +101,10 @@ def install_wheels(directory: Path, site: Path) -> str:
 
 
 def run(arguments: list[str], root: Path, variables: Mapping[str, str], log: Path, limit_s: float) -> int | None:
-    """Run `python arguments` with its output in `log`; its exit code, or None if it took too long.
+    """Run `python arguments` with its output in `log`; returns its exit code, or None if it took too long.
 
-    All that it started is killed in any case: its process group, and what went into sessions of its own, as meshes do,
-    which is told by its environment.
+    Everything that it started is killed in any case: its process group, and processes in sessions of their own, as
+    meshes have, which are recognised by a variable in their environment.
     """
     mark = f"{_MARK}={os.getpid()}-{time.monotonic_ns()}"
     with log.open("wb") as output:
@@ -120,7 +120,7 @@ def run(arguments: list[str], root: Path, variables: Mapping[str, str], log: Pat
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            # Some end what they have started when they are asked to.
+            # Some end what they have started when they get SIGTERM.
             _signal_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
@@ -145,7 +145,7 @@ def marked(mark: str) -> list[int]:
 
 
 def pytest_options(has_timeout: bool) -> list[str]:
-    """Options in the place of those of pyproject.toml: another host's packages may warn, and lack pytest-timeout."""
+    """Options that replace those of pyproject.toml: another host's packages may warn, or lack pytest-timeout."""
     if has_timeout:
         return ["-W", "default"]
     return [

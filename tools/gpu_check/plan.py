@@ -1,4 +1,4 @@
-"""What is run, in which order and for how long (pure): a step never gets more time than is left of the whole."""
+"""Which steps run, in which order and for how long (pure): a step never gets more time than the whole run has left."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -9,13 +9,13 @@ SKIPPED: Final = "skipped"
 NOT_REACHED: Final = "not reached"
 
 _LEAST_S: Final = 5.0
-"""With less than this left nothing is begun."""
+"""With less time than this left, no step is begun."""
 _PYTEST: Final = ("-m", "pytest", "-m", "gpu", "-q", "-s", "-p", "no:cacheprovider")
 _FLASHINFER: Final = (
     "tests/nodes/worker/cuda/test_flashinfer_backend.py",
     "tests/nodes/worker/cuda/test_flashinfer_python.py",
 )
-"""These need FlashInfer and no GPU: a host for development has neither."""
+"""These need FlashInfer but no GPU: a development host has neither."""
 _PARITY: Final = "transformers or flashinfer_agrees or graphs"
 
 
@@ -64,15 +64,15 @@ STEPS: Final = (
     Step("pool-in-worker", (*_PYTEST, "tests/gpu/test_pool_in_worker_gpu.py"), 180.0),
     Step("ranks", (*_PYTEST, "tests/gpu/test_ranks_gpu.py"), 240.0),
 )
-"""What others wait for first, then what decides most: equal texts and a first figure, then the rest of both."""
+"""First what others wait for, then what matters most: equal texts and a first figure, then the rest of both."""
 
 
 class UnknownStep(ValueError):
-    """`--only` names what is not there; the message lists what is."""
+    """`--only` names a step that does not exist; the message lists those that do."""
 
 
 def choose(only: Sequence[str]) -> list[Step]:
-    """The steps whose name begins with one of `only`; all if there are none. Raises UnknownStep."""
+    """The steps whose name begins with one of `only`; all if `only` is empty. Raises UnknownStep."""
     for name in only:
         if not any(step.name.startswith(name) for step in STEPS):
             raise UnknownStep(f"there is no step {name!r}; there are {', '.join(step.name for step in STEPS)}")
@@ -80,7 +80,7 @@ def choose(only: Sequence[str]) -> list[Step]:
 
 
 def time_for(step: Step, left_s: float) -> float | None:
-    """Seconds that a step may take with so many left of the whole; None: it is not begun."""
+    """Seconds that a step may take when the whole run has `left_s` left; None: it is not begun."""
     limit = min(step.limit_s, left_s)
     return limit if limit >= _LEAST_S else None
 
@@ -88,7 +88,7 @@ def time_for(step: Step, left_s: float) -> float | None:
 def state_of(return_code: int | None, output: str) -> tuple[str, str]:
     """State and detail of a process that ended, or (None) was killed when its time was over.
 
-    A benchmark says `skipped: why` itself; a pytest run of which every test was skipped has shown nothing either.
+    A benchmark says `skipped: why` itself; a pytest run in which every test was skipped has shown nothing either.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if not line.startswith("--")), "")

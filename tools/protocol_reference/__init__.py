@@ -1,1 +1,1 @@
-"""What `docs/protocol.md` and `tests/golden` are made from: the code itself. `python -m tools.protocol_reference`."""
+"""Makes `docs/protocol.md` and `tests/golden` from the code itself. `python -m tools.protocol_reference`."""

@@ -1,6 +1,6 @@
 """Write `tests/golden/*.json` and the generated parts of `docs/protocol.md` from the code as it is.
 
-Look at the difference before committing it: a vector that changes is a change of the protocol that older peers notice.
+Look at the diff before you commit it: a vector that changes is a protocol change that older peers notice.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One example of every message, with every field set, made by looking at the types; and its golden vector."""
+"""One example of every message, with every field set, made from the types; and its golden vector."""
 
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ def message_types() -> list[tuple[str, type]]:
 
 
 def sample(kind: type) -> Any:
-    """An example whose fields say where they belong: texts are their names, numbers their names' lengths."""
+    """An example whose values show their fields: a text is its field's name, a number the length of that name."""
     return _value(inspect.type_info(kind), kind.__name__)
 
 

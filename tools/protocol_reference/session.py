@@ -1,7 +1,7 @@
 """A whole session, frame by frame: an actor joins at the registry, asks another one something, and leaves.
 
-Recorded from the real system on virtual time, so it is the same each time. What a peer in another language has to send
-and to understand is exactly this.
+Recorded from the real system on virtual time, so it is the same each time. A peer in another language has to send and
+understand exactly these frames.
 """
 
 import asyncio

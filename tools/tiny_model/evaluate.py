@@ -105,7 +105,7 @@ class Model:
 def score(
     model: Model, per_family: int, seed: int, families: Sequence[str] = FAMILY_NAMES
 ) -> dict[str, tuple[int, int]]:
-    """For each family how many held-out answers are right, and of how many."""
+    """For each family, the number of right held-out answers, and the number of all."""
     examples = [e for family in families for e in held_out_examples(seed, family, _count(family, per_family))]
     scores: dict[str, tuple[int, int]] = {}
     for example, generated in zip(examples, model.answer(examples), strict=True):
@@ -115,7 +115,7 @@ def score(
 
 
 def _count(family: str, per_family: int) -> int:
-    """Long answers and prompts take most of the time: a quarter as many of them."""
+    """A quarter as many in families with long answers and prompts, which take most of the time."""
     return -(-per_family // 4) if family.endswith("_long") else per_family
 
 
@@ -144,9 +144,9 @@ def _line(name: str, row: tuple[int, int]) -> str:
 def collect_samples(model: Model) -> list[dict[str, object]]:
     """Held-out conversations that the model answers right and by a clear margin.
 
-    The margin keeps a test from hanging on the last bit of a float: no token of these answers leads
-    the next one by less than a tenth of a logit, hundreds of times what float32 kernels differ by.
-    Families that are not promised are in, where enough candidates turned out right: such a sample
+    The margin keeps a test from depending on the last bit of a float: no token of these answers leads
+    the next best by less than a tenth of a logit, hundreds of times what float32 kernels differ by.
+    Families that are not promised are included if enough candidates turned out right: such a sample
     says what these weights answer to that conversation, not how good the family is.
     """
     samples: list[dict[str, object]] = []

@@ -103,7 +103,7 @@ def sequence(rng: Random) -> Turn:
 
 
 def small_talk(rng: Random) -> Turn:
-    """Greetings and questions about the model; always training text but in odd spellings."""
+    """Greetings and questions about the model; always training text, except in odd spellings."""
     text = rng.choice(tuple(SMALL_TALK))
     answer = SMALL_TALK[text]
     if rng.random() < 0.5:

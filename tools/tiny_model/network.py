@@ -1,6 +1,6 @@
 """The network of `tiny` for training: Qwen3's architecture, small, with packed rows.
 
-Parameter names are those of a Hugging Face checkpoint, so that saving is a rename of nothing.
+Parameter names are those of a Hugging Face checkpoint, so saving renames nothing.
 Matrix products run in bfloat16 from float32 parameters (on a CPU with avx512_bf16 about twice as
 fast as float32); norms, the residual stream and the loss are float32. Called by the training
 script only: the server and the evaluation load the saved directory with code of their own.
@@ -206,7 +206,7 @@ class Network(nn.Module):
         *layers, last = self.model.each_layer()
         for layer in layers:
             x = layer(x, rope, mask)
-        # Behind the last attention only the positions that are scored matter: about one in seven.
+        # After the last attention only the positions that are scored matter: about one in seven.
         hidden = self.model.norm(last(x, rope, mask, chosen))
         logits = _linear(hidden, self.model.embed_tokens.weight).float()
         losses = F.cross_entropy(logits, F.pad(tokens[:, 1:], (0, 1))[chosen], reduction="none")

@@ -114,7 +114,7 @@ def to_batch(rows: list[Row]) -> Batch:
 
 
 class Packer:
-    """An endless source of steps: one batch of short rows, and of long rows those that are full."""
+    """An endless source of steps: one batch of short rows, and one of long rows when there are any."""
 
     def __init__(self, examples: Iterator[Example], encoder: Encoder, num_short_rows: int) -> None:
         self._examples = examples

@@ -28,7 +28,7 @@ FLAT_UNTIL = 0.35
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is made of."""
+    """Settings of a training run."""
 
     out: Path
     steps: int | None

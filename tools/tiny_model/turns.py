@@ -15,7 +15,7 @@ HELD_OUT_ONE_IN: Final = 10
 class Turn:
     """A user message and the one right answer to it.
 
-    ``key`` names what is asked, apart from how it is put: two sums over the same pair of numbers
+    ``key`` names what is asked, whatever the wording: two sums over the same pair of numbers
     share a key. A turn whose key is ``None`` is always training text.
     """
 
@@ -33,7 +33,7 @@ def is_held_out(key: str | None) -> bool:
 
 
 def vary(rng: Random, text: str) -> str:
-    """Change how a question is put (case, final mark, a polite start) and not what it asks."""
+    """Change the wording of a question (case, final mark, a polite start), not what it asks."""
     draw = rng.random()
     if draw < 0.06:
         return text[:1].lower() + text[1:]

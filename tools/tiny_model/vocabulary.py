@@ -1,6 +1,6 @@
 """Word lists and fact tables of the grammar.
 
-Owned by the grammar modules beside this file; read by the model card's reader who wants to
+Used by the grammar modules beside this file, and useful to readers of the model card who want to
 know what `tiny` was told. Changing a list changes the training text, and so the weights.
 """
 
