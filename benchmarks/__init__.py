@@ -1,1 +1,1 @@
-"""Benchmarks, each printing its baseline from the same run. `python -m benchmarks` runs them all."""
+"""Benchmarks; each prints its baseline from the same run. `python -m benchmarks` runs them all."""

@@ -1,6 +1,6 @@
 """Times the bookkeeping of one step: its way through scheduler and worker, page table, prefix cache. No I/O.
 
-Beside each figure the floor of what it does: the codec alone, a copy of the entry's bytes, packing the same tokens.
+Each figure is printed with its floor: the codec alone, a copy of the entry's bytes, packing the same tokens.
 
     python -m benchmarks.cores
 """
@@ -34,7 +34,7 @@ PROMPT_TOKENS = 10_000
 
 
 def micros(action: Callable[[], object], rounds: int = 400, prepare: Callable[[], object] | None = None) -> float:
-    """Median CPU time of one call; `prepare` runs before each and is not counted."""
+    """Median CPU time of one call; `prepare` runs before each call and is not counted."""
     times: list[float] = []
     for _ in range(rounds):
         if prepare is not None:
@@ -46,11 +46,11 @@ def micros(action: Callable[[], object], rounds: int = 400, prepare: Callable[[]
 
 
 def decoding(row: int) -> Sequence:
-    """A sequence that decodes from position `CONTEXT` on, and has pages for as long as it is measured."""
+    """A sequence that decodes from position `CONTEXT` on, and has room for all measured steps."""
     one = Sequence(row, range(CONTEXT), CONTEXT - 1, Sampling(), 0.0)
     one.slot, one.request_id = row - 1, f"cmpl-{row:032}-0"
     one.num_computed = one.num_scheduled = CONTEXT - 1
-    # All of a real batch do not fill a page in the same step.
+    # In a real batch, sequences do not all fill a page in the same step.
     one.page_ids = array("i", range(1, 1 + (CONTEXT + row % PAGE_SIZE) // PAGE_SIZE))
     one.max_length = 2 * CONTEXT
     return one
@@ -103,7 +103,7 @@ class StepPath:
 
 
 def step_path(num_rows: int, rounds: int = 400) -> str:
-    """Median and best CPU time of a decode step, the first ones left out; the median of each part; its body's bytes."""
+    """Median and best CPU time of a decode step without the first ones; the median of each part; its body's bytes."""
     path = StepPath(num_rows)
     for number in range(1, rounds + 1):
         path.step(number)
@@ -114,7 +114,7 @@ def step_path(num_rows: int, rounds: int = 400) -> str:
 
 
 def page_table() -> tuple[float, float, float]:
-    """Writing an entry, reading it, and copying its bytes once; microseconds, of 1,000 at a time."""
+    """Microseconds to write an entry, to read it, and to copy its bytes once; 1,000 entries are timed at once."""
     memory = memoryview(bytearray(PageTable.num_bytes(1001, PAGE_SIZE)))
     table = PageTable(memory, 1001, PAGE_SIZE)
     entry = PageEntry(PageState.RUNNING, tokens=pack_tokens(list(range(PAGE_SIZE))))
@@ -137,7 +137,7 @@ def page_table() -> tuple[float, float, float]:
 
 
 def prefix_match() -> tuple[float, float]:
-    """Looking up a cached prompt of `PROMPT_TOKENS`, and packing its token ids alone; microseconds."""
+    """Microseconds to look up a cached prompt of `PROMPT_TOKENS`, and to pack its token ids alone."""
     cache = PrefixCache(2 + PROMPT_TOKENS // PAGE_SIZE, PAGE_SIZE, group="m", epoch=1)
     prompt = list(range(PROMPT_TOKENS))
     held = cache.start(prompt)

@@ -1,7 +1,7 @@
-"""Time per token of the detokenizer: decode the frame, take the step, encode the text, beside the codec alone.
+"""Time per token of the detokenizer: decode the frame, take the step, encode the text; and of the codec alone.
 
-A step of `--streams` streams, one token each, tokens drawn from encoded text of several scripts; rows are vocabularies
-and stop strings. Nothing else runs, so what is printed is the cost of one process's share of the ring.
+A step has `--streams` streams, one token each, taken from encoded text in several scripts; rows differ in vocabulary
+and stop strings. Nothing else runs, so the figures are the cost of this one process's share of the ring.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SCHEDULER = Address("decode-0", 1)
 
 
 def byte_level() -> Tokenizer:
-    """A byte-level BPE as Llama 3 and Qwen have it."""
+    """A byte-level BPE like those of Llama 3 and Qwen."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def byte_level() -> Tokenizer:
 
 
 def windowed() -> Tokenizer:
-    """The same with a decoder that is not known to be bytes only, which takes the general way."""
+    """The same with a decoder that is not known to be bytes only, so that the general way of decoding is taken."""
     tokenizer = byte_level()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
     return tokenizer

@@ -1,6 +1,6 @@
 """Baseline of the ring: one process that answers the same HTTP with the same events and no mesh behind it.
 
-Run as a program: `python -m benchmarks.direct_stream PORT`. It is what uvicorn, httptools and SSE cost by themselves.
+Run as a program: `python -m benchmarks.direct_stream PORT`. It shows what uvicorn, httptools and SSE alone cost.
 """
 
 import asyncio

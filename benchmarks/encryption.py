@@ -1,8 +1,8 @@
-"""What CURVE costs a step frame, beside plain tcp in the same run: `python -m benchmarks.encryption`.
+"""What CURVE costs a step frame, compared with plain tcp in the same run: `python -m benchmarks.encryption`.
 
-Two processes on loopback, each far side a ROUTER that echoes, each near side a DEALER; blocking, so that nothing but
-ZeroMQ is measured. Slices of round trips go by both in turn, which is first changes; a pair of slices is one ratio,
-and its median is shown with the 10th and 90th percentile.
+Two processes on loopback, the far sides ROUTERs that echo, the near sides DEALERs; blocking, so that nothing but ZeroMQ
+is measured. Slices of round trips alternate between the two, and so does which of them goes first; each pair of slices
+gives one ratio, and their median is shown with the 10th and 90th percentile.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Final
 import zmq
 
 SIZES: Final = (600, 2_500, 10_000, 60_000)
-"""Bytes: a step of 8 sequences, of 32, of 128, and one with prompts in it."""
+"""Bytes of a step of 8 sequences, of 32, of 128, and of one with prompts in it."""
 SLICE: Final = 200
 NUM_PAIRS: Final = 40
 
@@ -39,7 +39,7 @@ def echo() -> None:
 
 
 def dial(port: str, server_key: str) -> "zmq.Socket[bytes]":
-    """A DEALER, encrypted where the key of who listens is given."""
+    """A DEALER, encrypted if the listener's key is given."""
     socket = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     if server_key:
@@ -52,7 +52,7 @@ def dial(port: str, server_key: str) -> "zmq.Socket[bytes]":
 
 
 def round_trip(socket: "zmq.Socket[bytes]", parts: list[bytes]) -> float:
-    """Seconds, the mean of a slice."""
+    """Mean seconds per round trip in a slice."""
     start = time.perf_counter()
     for _ in range(SLICE):
         socket.send_multipart(parts)
@@ -61,7 +61,7 @@ def round_trip(socket: "zmq.Socket[bytes]", parts: list[bytes]) -> float:
 
 
 def measure(plain: "zmq.Socket[bytes]", encrypted: "zmq.Socket[bytes]", size: int) -> tuple[float, float, list[float]]:
-    """Median seconds by each, and the ratio of every pair."""
+    """Median seconds of plain and of CURVE, and the ratio of every pair."""
     parts = [b"h" * 40, os.urandom(size - 40)]
     pairs: list[tuple[float, float]] = []
     for number in range(NUM_PAIRS + 1):
@@ -78,7 +78,7 @@ def measure(plain: "zmq.Socket[bytes]", encrypted: "zmq.Socket[bytes]", size: in
 
 
 def main() -> None:
-    """Print a line a size."""
+    """Print one line per size."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.encryption", "echo"], stdout=subprocess.PIPE, text=True
     ) as far:

@@ -1,8 +1,8 @@
 """Output tokens/s, TTFT and ITL of a Qwen2.5-0.5B-shaped bfloat16 model with random weights on CPU.
 
-Prompt 128, output 64, at 1, 4 and 16 concurrent, beside the floor that memory bandwidth sets: the time to read the
-weights once, with the bandwidth probed in the same run before each level. With `--pairs` the same model with int8
-weights is measured in turns with it, at as many clients as the first of `--concurrency`.
+Prompt 128, output 64, with 1, 4 and 16 concurrent requests, and the floor that memory bandwidth sets: the time to read
+the weights once, with the bandwidth probed in the same run before each level. With `--pairs`, the same model with int8
+weights is measured in turns with it, with the first number of `--concurrency` as the number of clients.
 """
 
 import argparse
@@ -19,7 +19,7 @@ WEIGHT_BYTES = {"random:qwen2.5-0.5b": 988_000_000}
 
 
 def body(args: argparse.Namespace, number: int) -> dict[str, Any]:
-    """Token ids drawn anew for each request: no prefix is shared."""
+    """New random token ids for each request: no prefix is shared."""
     draw = random.Random(number)
     prompt = [draw.randrange(1000, 100_000) for _ in range(args.prompt_tokens)]
     return {"model": args.model, "prompt": prompt, "max_tokens": args.tokens, "ignore_eos": True, "temperature": 0}
@@ -45,7 +45,7 @@ async def measure(port: int, args: argparse.Namespace) -> None:
 
 
 async def measure_int8(plain: int, rounded: int, args: argparse.Namespace) -> None:
-    """Prints TPOT of both meshes, and how many times as good that of int8 is, for each pair of runs."""
+    """Prints TPOT of both meshes, and how many times as good int8 is, for each pair of runs."""
     clients: int = args.concurrency[0]
     ratios: list[float] = []
     for number in range(args.pairs + 1):

@@ -1,8 +1,8 @@
-"""How long streams stand still when a host of three is killed, paused or cut off: from the blow to the next token.
+"""How long streams stand still when one of three hosts is killed, paused or cut off: from the blow to the next token.
 
-The mesh of compose.yaml, each host a container of podman's on this machine, with clients that stream without a pause.
-What counts as a stall says `benchmarks/recovery.py`. A killed host is made anew at once, with its id and without its
-files; what is paused or cut off is let go after `--seconds`. Any stream that breaks ends the run with status 1.
+The mesh of compose.yaml, each host a podman container on this machine, with clients that stream without a pause.
+`benchmarks/recovery.py` says what counts as a stall. A killed host is recreated at once, with its id and without its
+files; a host that is paused or cut off is let go after `--seconds`. Any stream that breaks ends the run with status 1.
 Needs root, podman and a base image, see CONTRIBUTING.md.
 """
 
@@ -34,7 +34,7 @@ KILLS: Final[dict[str, Callable[[HostMesh], None]]] = {
 FAULTS: Final[dict[str, Callable[[HostMesh], AbstractContextManager[None]]]] = {
     "decode paused": lambda mesh: mesh[DECODE].paused(),
     "prefill paused": lambda mesh: mesh[PREFILL].paused(),
-    # No stream goes on before it does: a second and a half more than the pause are the goal.
+    # No stream goes on before the head does: the goal is a second and a half more than the pause.
     "head paused": lambda mesh: mesh[HEAD].paused(),
     "decode cut off": lambda mesh: mesh[DECODE].cut_off(),
     "prefill cut off": lambda mesh: mesh[PREFILL].cut_off(),
@@ -54,7 +54,7 @@ def _blow(mesh: HostMesh, name: str, seconds: float) -> None:
 async def strike(load: Load, mesh: HostMesh, name: str, seconds: float, logs: Path | None) -> list[float]:
     """One blow, and what it cost the streams.
 
-    The logs of all hosts are kept in `logs` after one that is worse than the goal, or breaks a stream.
+    The logs of all hosts are kept in `logs` after a blow that is worse than the goal, or breaks a stream.
     """
     before = await asyncio.to_thread(mesh.settled)
     await load.flows()
@@ -69,19 +69,19 @@ async def strike(load: Load, mesh: HostMesh, name: str, seconds: float, logs: Pa
     if broken:
         print(f"{name}: {broken} streams broke: {load.broken[-1]}", flush=True)
     if logs is not None and (broken or max(stalls, default=0.0) > GOAL_S):
-        # Before the mesh has settled: what is made anew takes its logs along.
+        # Before the mesh has settled: whatever is recreated loses its logs.
         directory = logs / f"{name.replace(' ', '-')}-{max(stalls):.2f}"
         directory.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(mesh.world.keep_logs, directory)
         (directory / "blow").write_text(f"at {began_at:%H:%M:%S.%f} UTC, {blow_s:.2f} s for the blow itself\n")
     if name in KILLS:
-        # Who was killed is listed for a moment longer.
+        # The killed actors stay listed for a moment longer.
         await asyncio.to_thread(wait_until, lambda: mesh.settled() != before, "who was killed is back")
     return stalls
 
 
 def report(name: str, blows: list[list[float]]) -> None:
-    """One line. p50 and p99 are over streams that stood still, and beside them the worst of a blow, the median one."""
+    """p50 and p99 of the streams that stood still, the median of the worst stall of each blow, and all the worst."""
     stalls = sorted(stall for blow in blows for stall in blow)
     worst = sorted(max(blow, default=0.0) for blow in blows)
     if not stalls:
@@ -90,7 +90,7 @@ def report(name: str, blows: list[list[float]]) -> None:
     p50, p99 = stalls[len(stalls) // 2], stalls[int(len(stalls) * 0.99)]
     mean = len(stalls) / len(blows)
     print(f"{name:<22}{len(blows):>6}{mean:>9.1f}{p50:>9.2f}{p99:>9.2f}{worst[len(worst) // 2]:>9.2f}", flush=True)
-    # All of them: one blow of ten that is unlike the others has a cause of its own.
+    # All of them: if one blow of ten is unlike the others, it has a cause of its own.
     print(f"{'':<22}worst of each blow: {' '.join(f'{one:.2f}' for one in worst)}", flush=True)
 
 

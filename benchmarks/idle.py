@@ -1,6 +1,6 @@
-"""What a mesh costs when nobody asks it anything, and how long it takes to start.
+"""What a mesh without requests costs, and how long it takes to start.
 
-Prints seconds from process start to ready, then CPU use per actor over a quiet while as a share of one core
+Prints seconds from process start to ready, then each actor's CPU use over a quiet period as a share of one core
 (goal: below 1 %).
 """
 
@@ -19,7 +19,7 @@ def main() -> None:
     start = time.perf_counter()
     with mesh("--model", args.model) as (_, name):
         print(f"ready after {time.perf_counter() - start:.2f} s with {args.model}")
-        time.sleep(3)  # what start-up left to do must not count as idling
+        time.sleep(3)  # work left over from start-up must not count as idling
         members = actors(name)
         before = {member["actor_id"]: cpu_seconds(member["pid"]) for member in members}
         began = time.perf_counter()

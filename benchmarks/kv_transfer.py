@@ -1,10 +1,10 @@
 """Page transfer over `shm` against plain memcpy of the same bytes: `python -m benchmarks.kv_transfer`.
 
-Two pools of files under /dev/shm; 64 MiB of pages are pulled through `PagePuller`, with generations compared before and
-after, as the kv_agent does it, poll by poll. Beside it, interleaved in the same run: one memcpy of as many bytes
-between two other mappings, and between two arrays on the heap. `runs` neighbouring pages move as one copy: all of them
-together, and pages scattered one by one as after hours of use. Medians and the best of all rounds; the ratio is of
-medians within the run. Last, how long one poll keeps the event loop from its messages.
+Two pools in files under /dev/shm; 64 MiB of pages are pulled through `PagePuller`, with generations compared before and
+after, as the kv_agent does it, poll by poll. Interleaved with it in the same run: one memcpy of as many bytes between
+the two pools' mappings, and one between two arrays on the heap. Neighbouring pages move as one copy, so one row is for
+pages that all lie in one run, another for pages scattered one by one as after hours of use. Medians and the best of all
+rounds; the ratio is of medians within the run. Last, how long one poll keeps the event loop from its messages.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from kvstore.transfer.session import StartCopy
 
 GOAL = 0.8
 MIB = 1 << 20
-# Llama-3-8B, 2 MiB a page of 16 tokens, and Qwen2.5-0.5B, 192 KiB.
+# Llama-3-8B, 2 MiB per page of 16 tokens, and Qwen2.5-0.5B, 192 KiB.
 LARGE = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_size=16)
 SMALL = KVLayout(num_layers=24, num_kv_heads=2, head_dim=64, dtype="bfloat16", page_size=16)
 
 
 class Transfer:
-    """Two pools and the way between them, used again for every round."""
+    """Two pools and a puller between them, used again for every round."""
 
     def __init__(self, host: ShmHost, layout: KVLayout, total_bytes: int) -> None:
         self.num_pages = total_bytes // layout.page_bytes
@@ -71,7 +71,7 @@ class Transfer:
             assert self.source.page(page) == self.destination.page(copied)
 
     def close(self) -> None:
-        """Take both pools away."""
+        """Remove both pools."""
         self.puller.transport.close()
         for pool in (self.source, self.destination):
             pool.close()

@@ -1,7 +1,7 @@
 """Times the linear layers of one decode step alone, under several settings of the process's environment.
 
-The settings take effect when torch is loaded, so each measurement is a process of its own; they are interleaved, and
-the time to read the weights once at the bandwidth probed beside them is the floor.
+The settings take effect when torch is loaded, so each measurement is a process of its own; they are interleaved. The
+floor is the time to read the weights once at the bandwidth probed in the same process.
 
     python -m benchmarks.linears [--rounds 6] [--threads 2]
 """
@@ -29,7 +29,7 @@ SETTINGS: Final = {
 
 
 def measure(num_threads: int) -> None:
-    """One process: prints milliseconds of each of `ROWS`, and of reading the weights once."""
+    """In a process of its own: prints milliseconds for each of `ROWS`, and for reading the weights once."""
     import torch
 
     from benchmarks.bandwidth import read_gb_s

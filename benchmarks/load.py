@@ -1,4 +1,4 @@
-"""A closed-loop streaming client for OpenAI-compatible servers, small enough not to be what is measured.
+"""A closed-loop streaming client for OpenAI-compatible servers, small enough not to dominate the measurement.
 
 Raw asyncio streams and a scan for `data:` lines: an HTTP library would take more of the two cores than the mesh does.
 """
@@ -24,7 +24,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Level:
-    """What one concurrency level gave. TPOT is first to last event over tokens less one, as vLLM's tools count it."""
+    """Results of one concurrency level. TPOT is first to last event over tokens less one, as in vLLM's tools."""
 
     concurrency: int
     num_requests: int
@@ -44,7 +44,7 @@ class Level:
 async def stream_completion(host: str, port: int, body: dict[str, Any], sample: Sample | None = None) -> Sample:
     """POST /v1/completions with `stream`; raises RuntimeError on anything but a complete 200.
 
-    A `sample` that is given can be looked at while the stream runs.
+    The caller can look at a `sample` that it passes while the stream runs.
     """
     if sample is None:
         sample = Sample(time.perf_counter())

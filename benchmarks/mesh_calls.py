@@ -1,8 +1,8 @@
-"""Asks and tells between two processes over ipc, beside what ZeroMQ gives by hand. `python -m benchmarks.mesh_calls`.
+"""Asks and tells between two processes over ipc, against ZeroMQ by hand. `python -m benchmarks.mesh_calls`.
 
-Round trip: one ask after the other, against a blocking pyzmq echo of as many bytes. Throughput: a step's tokens of 32
-requests (`TokenBatch`), encoded, sent, received and decoded, against a hand-written drained loop that carries no
-envelope (one part, no header), and against `zmq.asyncio` with a pickled dataclass. All ways take turns; the median of
+Round trip: one ask after the other, against a blocking pyzmq echo of as many bytes. Throughput: one step's tokens for
+32 requests (`TokenBatch`), encoded, sent, received and decoded, against a hand-written drained loop that carries no
+envelope (one part, no header), and against `zmq.asyncio` with a pickled dataclass. They all take turns; the median of
 the rounds is shown.
 """
 
@@ -80,7 +80,7 @@ async def connected(path: Path) -> ActorSystem:
 
 
 async def round_trips(path: Path) -> dict[str, list[float]]:
-    """Seconds per round trip, a slice blocking on both sides and a slice of asks in turn, both far sides warm."""
+    """Seconds per round trip: slices of blocking echoes and slices of asks in turn, both far sides warm."""
     figures: dict[str, list[float]] = {"blocking": [], "ask": []}
     with peer("echo_blocking", path), peer("actor", path), dealer(path / "echo") as socket:
         system = await connected(path)
@@ -136,7 +136,7 @@ async def pickled(path: Path) -> float:
 
 
 def throughputs() -> dict[str, list[float]]:
-    """Frames per second of each way, by rounds."""
+    """Frames per second of each way to send, by rounds."""
     figures: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         for name, way in (

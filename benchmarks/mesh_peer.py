@@ -1,6 +1,6 @@
 """The far side of `benchmarks/mesh_calls.py`: `python -m benchmarks.mesh_peer WAY DIR`, one process per way.
 
-A sink prints nothing until it has counted all frames; then one line: seconds from the first frame to the last.
+A sink prints nothing until it has counted all frames, then one line: seconds from the first frame to the last.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ HIGH_WATER_MARK = 1000
 
 @dataclass
 class PickledFrame:
-    """The same columns as a plain dataclass, which is what servers that pickle send."""
+    """The same columns as a plain dataclass, as sent by servers that pickle."""
 
     streams: list[int]
     positions: list[int]
@@ -55,7 +55,7 @@ class Clock:
         self.done = False
 
     def tick(self) -> None:
-        """A frame came."""
+        """Count a frame."""
         if not self.count:
             self.first = time.perf_counter()
         self.count += 1
@@ -79,7 +79,7 @@ class FarActor(Actor):
         self.clock.tick()
 
     def on_ask(self, call: Call) -> None:
-        """Answer with the same."""
+        """Answer with the same message."""
         call.reply(call.message)
 
 
@@ -129,7 +129,7 @@ async def sink_drained(path: Path) -> None:
 
 
 async def sink_pickled(path: Path) -> None:
-    """As elsewhere: `zmq.asyncio`, a pickle per message."""
+    """As other servers do it: `zmq.asyncio`, a pickle per message."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)

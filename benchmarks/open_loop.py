@@ -1,8 +1,8 @@
-"""Requests that arrive by themselves, as users' do: Poisson arrivals at a given rate, at one server or at two in turns.
+"""Requests that arrive on their own, as users' do: Poisson arrivals at a given rate, at one server or at two in turns.
 
-A closed loop waits with its next request for the last answer, so a server that stalls is asked less; here it is asked
-all the same, and the stall shows in TTFT and in the gaps between tokens (ITL). Of two servers both get the same prompts
-at the same moments, one after the other, and the ratios of these pairs are printed.
+A closed loop sends its next request only after the last answer, so a server that stalls gets fewer requests; here they
+come all the same, and the stall shows in TTFT and in the gaps between tokens (ITL). Two servers get the same prompts at
+the same times, one run after the other, and the ratios of these pairs are printed.
 
     python -m benchmarks.open_loop http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 2 --model NAME
 """
@@ -19,7 +19,7 @@ from benchmarks.load import Sample, stream_completion
 
 
 class Row(NamedTuple):
-    """One run at one server. `late_ms`: the worst delay of the client itself in sending a request that was due."""
+    """One run at one server. `late_ms`: the client's own worst delay in sending a request that was due."""
 
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -41,7 +41,7 @@ def arrivals(rate: float, num_requests: int, seed: int) -> list[float]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that at least `share` of `values` do not exceed; NaN of none."""
+    """The value at index `share * len(values)` of the sorted values; NaN if there are none."""
     if not values:
         return float("nan")
     ranked = sorted(values)
@@ -56,7 +56,7 @@ def prompt_body(model: str, num_prompt: int, num_output: int, vocabulary: int, s
 
 
 async def run(url: str, due_s: list[float], bodies: list[dict[str, Any]]) -> Row:
-    """Send each body when it is due, whatever became of the others. Raises RuntimeError for what is no complete 200."""
+    """Send each body when it is due, whatever happens to the others. Raises RuntimeError unless all get a whole 200."""
     host, port = urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 80
     late_s: list[float] = []
     start = time.perf_counter()
@@ -64,7 +64,7 @@ async def run(url: str, due_s: list[float], bodies: list[dict[str, Any]]) -> Row
     async def request(due: float, body: dict[str, Any]) -> Sample:
         await asyncio.sleep(start + due - time.perf_counter())
         late_s.append(time.perf_counter() - start - due)
-        # From when it was due: what the client itself was late is the user's wait too.
+        # Timed from when it was due: a user also waits while the client itself is late.
         return await stream_completion(host, port, body, Sample(start + due))
 
     samples = await asyncio.gather(*map(request, due_s, bodies))
@@ -82,7 +82,7 @@ async def run(url: str, due_s: list[float], bodies: list[dict[str, Any]]) -> Row
 
 
 async def measure(args: argparse.Namespace) -> None:
-    """A line per run, then the middle ratio of the pairs if there are two servers."""
+    """A line per run, then, with two servers, least, median and greatest ratio of the pairs."""
     rows: dict[str, list[Row]] = {url: [] for url in args.urls}
     print(f"{'server':<28}{'TTFT p50':>10}{'p99':>9}{'ITL p50':>10}{'p99':>9} ms{'tok/s':>9}{'late':>8} ms")
     for pair in range(args.pairs):
@@ -91,7 +91,7 @@ async def measure(args: argparse.Namespace) -> None:
             prompt_body(args.model, args.prompt, args.output, args.vocabulary, (args.seed + pair) * 100_000 + n)
             for n in range(args.requests)
         ]
-        # Each as often first as second: a machine that warms up, or others' work, meets both alike.
+        # Each is first as often as second, so that warming up, or other work on the machine, affects both alike.
         for url in args.urls[:: 1 if pair % 2 else -1]:
             row = await run(url, due_s, bodies)
             rows[url].append(row)

@@ -1,7 +1,7 @@
-"""Side by side with other servers: hands this mesh to the `compare` program of a peers folder.
+"""Comparison with other servers: hands this mesh to the `compare` program of a peers folder.
 
 `make bench-peers BENCH_PEERS=DIR ARGS='--model MODEL_DIR'`. The folder's `compare` starts both servers, measures them
-in turns on the same prompts and prints ratios; its own README says what is like for like.
+in turns on the same prompts and prints ratios; its own README says in which respects the comparison is like for like.
 """
 
 import argparse

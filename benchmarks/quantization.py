@@ -1,7 +1,7 @@
-"""What int8 weights change: logits, most likely tokens and answers, beside the same model in float32.
+"""What int8 weights change: logits, most likely tokens and answers, compared with the same model in float32.
 
-A scale for each row is what `--quantize int8` does; scales of fewer numbers are compared with it. Numbers are those of
-torch, whose kernels are the oracle. For `tiny`: the answers of its own samples; for others: tokens drawn at random.
+`--quantize int8` uses one scale per row; scales for fewer numbers are compared with that. Everything is computed by
+torch, whose kernels are the oracle. The texts are the samples of `tiny`, and for other models random tokens.
 
     python -m benchmarks.quantization [tiny random:qwen2.5-0.5b]
 """
@@ -28,7 +28,7 @@ from nodes.worker.weights.opening import open_weights
 from nodes.worker.weights.quantization import quantized_names, rounded_to_int8
 
 SCALED: Final = {"none": 0, "row": -1, "128": 128, "64": 64}
-"""How many numbers share a scale; -1: those of a row, 0: nothing is rounded."""
+"""How many numbers share a scale; -1: all of a row, 0: nothing is rounded."""
 _NUM_TOKENS: Final = 96
 
 
@@ -47,7 +47,7 @@ class Rounded:
         self._names = quantized_names(spec.quantized("int8")) if scaled else frozenset()
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of this name as rounding leaves it, float32, where it is one that is rounded."""
+        """The tensor of this name; if it is one that is rounded, as float32 after rounding."""
         found = self._source.tensor(name)
         if name not in self._names:
             return found
@@ -57,7 +57,7 @@ class Rounded:
 
 
 def logits(spec: ModelSpec, dtype: str, scaled: int, texts: list[Text]) -> list[Tensor]:
-    """Of all positions of each text, float32."""
+    """Logits of all positions of each text, float32."""
     layout = spec.kv_layout(dtype)
     num_pages = max(layout.num_pages_for(len(text.ids)) for text in texts)
     attention = TorchPagedAttention(
@@ -90,7 +90,7 @@ def texts_of(spec: ModelSpec) -> list[Text]:
 
 
 def report(name: str, texts: list[Text], found: list[Tensor], right: list[Tensor]) -> None:
-    """One line: errors in units of the logits' deviation, over all positions; the rest over answers."""
+    """One line: errors over all positions, in units of the logits' standard deviation; the rest over answers."""
     pairs = list(zip(found, right, strict=True))
     worst = max(float((a - b).abs().max() / b.std()) for a, b in pairs)
     mean = math.sqrt(sum(float(((a - b) / b.std()).square().mean()) for a, b in pairs) / len(pairs))

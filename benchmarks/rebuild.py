@@ -1,8 +1,8 @@
-"""Times what a scheduler does with the page table of the one before it, by the size of the pool.
+"""Times how a scheduler rebuilds its cache from its predecessor's page table, by the size of the pool.
 
-The pool is full: prompts of 64 pages of which 8 are common to every 16 of them, a fifth still running when their
-scheduler died, with a page that is partly filled. Beside each figure the floor of what has to be done: every slot's CRC
-and every full page's hash, computed once.
+The pool is full: prompts of 64 pages, the first 8 shared by every 16 prompts; a fifth were still running when their
+scheduler died, each with a partly filled page. Each figure is printed with its floor: every slot's CRC and every full
+page's hash, computed once.
 
     python -m benchmarks.rebuild
 """
@@ -24,7 +24,7 @@ ROUNDS = 5
 
 
 def full_table(num_pages: int) -> bytes:
-    """The table of a pool of `num_pages` whose scheduler has died at work."""
+    """The table of a pool of `num_pages` whose scheduler died while it was working."""
     memory = bytearray(PageTable.num_bytes(num_pages, PAGE_SIZE))
     table = PageTable(memoryview(memory), num_pages, PAGE_SIZE)
     cache = PrefixCache(num_pages, PAGE_SIZE, group="m", epoch=1, table=table)
@@ -46,7 +46,7 @@ def full_table(num_pages: int) -> bytes:
 
 
 def measure(before: bytes, num_pages: int) -> tuple[float, float, int]:
-    """Seconds to rebuild and to read and hash alone, medians of CPU time; and pages cached afterwards."""
+    """Median CPU seconds to rebuild, and to read and hash only; and how many pages are cached afterwards."""
     took: list[float] = []
     floor: list[float] = []
     num_cached = 0

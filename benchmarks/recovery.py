@@ -1,8 +1,8 @@
 """How long streams stand still when a role is killed or hangs: from the signal to the next token, by role.
 
-A whole mesh of `tiny`, prefill and decode apart, with clients that stream without a pause. A stream counts as stalled
-where it got nothing for `STALL_S` after the signal; so does a request that waited longer for its first token than is
-usual. Beside the times stand the heartbeat interval and the goals. Any stream that breaks ends the run with status 1.
+A whole mesh with `tiny`, prefill and decode in different processes, with clients that stream without a pause. A stream
+counts as stalled if it got nothing for `STALL_S` after the signal, or, where it still waits for its first token, for
+`FIRST_TOKEN_STALL_S`. Heartbeat interval and goals are printed too. A stream that breaks ends the run with status 1.
 """
 
 import argparse
@@ -34,14 +34,14 @@ KILL_GOAL_S = 1.5
 STALL_S = 0.2
 FIRST_TOKEN_STALL_S = 0.6
 WATCH_S = {"kill": 3.0, "hang": 7.0}
-"""How long after a signal requests that begin are looked at."""
+"""Requests that begin within this time after a signal are counted."""
 
 SENTENCE = "Bob has 7 green pears. Ann has 3 red apples. The sky is blue and the grass is green. "
 END_TOKEN = "2"
 
 
 def body(number: int) -> dict[str, Any]:
-    """Sampled, and never the end token: every step of every stream can be seen. No prompt is in a cache."""
+    """Sampled, and never the end token, so that every step of every stream shows. No prompt is in a cache."""
     return {
         "model": "tiny",
         "prompt": f"Story {number}. " + SENTENCE * (3 + number % 6),
@@ -74,7 +74,7 @@ class Load:
                 await asyncio.sleep(0.1)
 
     async def flows(self) -> None:
-        """Wait until all clients but a few get tokens."""
+        """Wait until three quarters of the clients get tokens."""
         while True:
             since_s = time.perf_counter() - 0.1
             flowing = [s for s in self.samples[-4 * len(self._tasks) :] if s.event_times_s[-1:] > [since_s]]
@@ -88,18 +88,18 @@ class Load:
         await asyncio.gather(*self._tasks)
 
     def stalls(self, at_s: float, watch_s: float) -> list[float]:
-        """Seconds that each stall went on after `at_s`, of a request that began later since that."""
+        """Seconds of each stall, counted from `at_s`, or from its start if it began later."""
         found: list[float] = []
         for sample in self.samples:
             if sample.start_s > at_s + watch_s or (sample.end_s and sample.end_s < at_s):
                 continue
             times = [sample.start_s, *sample.event_times_s]
             gaps = [(a, b) for a, b in itertools.pairwise(times) if b > at_s and a < at_s + watch_s]
-            # Not always the first: tokens may have been on their way when the signal came.
+            # Not always the first gap: tokens may have been on their way when the signal came.
             start_s, end_s = max(gaps, key=lambda gap: gap[1] - max(gap[0], at_s), default=(0.0, 0.0))
             limit_s = FIRST_TOKEN_STALL_S if start_s == sample.start_s else STALL_S
             if end_s - max(start_s, at_s) > limit_s:
-                # Not from `at_s`: a short pause seconds later is none that long.
+                # Not always from `at_s`: a short pause seconds later is not that long.
                 found.append(end_s - max(start_s, at_s))
         return found
 
@@ -113,7 +113,7 @@ async def ready(name: str) -> None:
 async def strike(load: Load, name: str, role: str, fault: str, settle_s: float) -> list[float]:
     """One blow, and what it cost the streams."""
     await ready(name)
-    # The first restart after a stable while is at once; one that follows too soon would measure the pause.
+    # After a stable while a restart is immediate; one that comes too soon would measure the restart's pause.
     await asyncio.sleep(settle_s)
     await load.flows()
     pid = next(actor["pid"] for actor in await asyncio.to_thread(actors, name) if actor["actor_id"] == ROLES[role])
@@ -125,7 +125,7 @@ async def strike(load: Load, name: str, role: str, fault: str, settle_s: float) 
 
 
 def report(fault: str, role: str, blows: list[list[float]]) -> None:
-    """One line. p50 and p99 are over streams; the worst of each blow is shown by its median."""
+    """One line. p50 and p99 are over streams that stood still."""
     stalls = sorted(stall for blow in blows for stall in blow)
     if not stalls:
         print(f"{fault:<6}{role:<20}{len(blows):>6}{0:>9}   no stream stood still", flush=True)
@@ -141,7 +141,7 @@ async def measure(port: int, name: str, args: argparse.Namespace) -> list[str]:
     for fault, num_blows in faults.items():
         blows: dict[str, list[list[float]]] = {role: [] for role in args.roles}
         for _ in range(num_blows):
-            # Role by role, so that each has been stable for a while when its turn comes again.
+            # One role after the other, so that each has been stable for a while when its turn comes again.
             for role in args.roles:
                 blows[role].append(await strike(load, name, role, fault, args.settle))
         for role, of_role in blows.items():

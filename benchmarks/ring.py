@@ -1,7 +1,7 @@
 """Output tokens/s of the whole ring with `echo`: what everything but the model costs.
 
-All roles as processes, HTTP streaming, closed loop at 1, 16, 64 and 256 clients; beside it one process that streams
-the same number of events with no mesh behind it, measured in turns with it.
+All roles as processes, HTTP streaming, closed loop with 1, 16, 64 and 256 clients; measured in turns with one process
+that streams the same number of events with no mesh behind it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog and runs away "
 
 
 def body(num_tokens: int, number: int) -> dict[str, Any]:
-    """Every prompt differs from its first word on, so that no prefix cache answers."""
+    """Every prompt differs from its first word on, so that no prefix cache helps."""
     prompt = f"{number:06d} {PROMPT * 2}"
     return {"model": "echo", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
 

@@ -1,10 +1,10 @@
 """Control messages, bytes and CPU against the number of hosts, by simulation of the real actors on one core.
 
 Each host has a supervisor, a kv_agent, a scheduler and a worker with `echo`; the head has the registry, and a gateway,
-a tokenizer and a detokenizer for each ten hosts. All of their code runs, on virtual time and over a network that loses
-nothing; what is not measured is sockets and the kernel. Figures are for each role, of the busiest of its actors: while
-all join at once, while nothing happens, around the death of a worker, around a new host, and while the registry
-returns. Half of the groups prefill.
+a tokenizer and a detokenizer for every ten hosts. All of their code runs, on virtual time and over a network that loses
+nothing; sockets and the kernel are not measured. Figures are for the busiest actor of each role: while all join at
+once, while nothing happens, around the death of a worker, around a new host, and while the registry returns. Half of
+the groups prefill.
 """
 
 import argparse
@@ -53,7 +53,7 @@ IDLE_S = 10.0
 
 @dataclass
 class Meter:
-    """What one actor has done: messages and bytes of both directions, and seconds of this process's CPU."""
+    """What one actor has done: messages, bytes in both directions, and CPU seconds."""
 
     num_sent: int = 0
     num_taken: int = 0
@@ -61,29 +61,29 @@ class Meter:
     cpu_s: float = 0.0
 
     def less(self, other: "Meter") -> "Meter":
-        """What came since `other`."""
+        """What was added since `other`."""
         return Meter(*(mine - its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def copy(self) -> "Meter":
-        """As it is now."""
+        """A copy as of now."""
         return Meter(**vars(self))
 
 
 class MeteredProcess(SimulatedProcess):
-    """A process whose CPU is counted."""
+    """A process that counts its CPU time."""
 
     meter: Meter
 
     def step(self, callback: Callable[..., object], *args: Any) -> None:
         """One callback."""
-        # Of this thread: a busy machine is none of the actors'.
+        # CPU time of this thread: the machine's other work is not the actors'.
         began = time.thread_time()
         super().step(callback, *args)
         self.meter.cpu_s += time.thread_time() - began
 
 
 class MeteredTransport:
-    """A transport whose messages are counted, and taken as its actor's process."""
+    """A transport that counts messages, and hands on arriving ones within its actor's process."""
 
     def __init__(self, inner: SimulatedTransport, process: MeteredProcess) -> None:
         self._inner = inner
@@ -133,7 +133,7 @@ class MeteredTransport:
 
 
 class Keeper:
-    """What a supervisor's actor has for its processes; here nobody looks."""
+    """Stands in for the keeper of a supervisor's processes; here it does nothing."""
 
     def beat(self, peer: Address, state: str, progress: str) -> None:
         """An actor lives."""
@@ -194,7 +194,7 @@ class ScaleMesh:
         }
 
     async def start(self, actor_id: str, epoch: int = 1) -> None:
-        """One actor; it joins by itself."""
+        """Start one actor; it joins by itself."""
         actor, address = self.makers[actor_id](), Address(actor_id, epoch)
         host = "head" if actor_id == "registry" else actor_id.rpartition(".")[2]
         supervisor = None
@@ -220,7 +220,7 @@ class ScaleMesh:
             self.found = address, system.describe().endpoint
 
     async def start_all(self, actor_ids: Sequence[str]) -> float:
-        """All at once; returns after how many seconds everybody knows that everybody is ready."""
+        """Start all at once; returns the seconds until every actor knows that all are ready."""
         began = asyncio.get_running_loop().time()
         for actor_id in actor_ids:
             await self.start(actor_id)
@@ -228,12 +228,12 @@ class ScaleMesh:
         return asyncio.get_running_loop().time() - began
 
     async def settle(self) -> None:
-        """Until `is_settled`."""
-        while not self.is_settled():  # noqa: ASYNC110 - virtual time, and nobody says when
+        """Wait until `is_settled`."""
+        while not self.is_settled():  # noqa: ASYNC110 - virtual time, and there is no event to wait for
             await asyncio.sleep(0.05)
 
     def is_settled(self) -> bool:
-        """Whether all are members, ready, and know the registry's last word."""
+        """Whether all are members, ready, and know the registry's latest version."""
         core = self.actors["registry"].core
         members = core.members()
         views = [one.registration.view for name, one in self.systems.items() if name != "registry"]
@@ -260,7 +260,7 @@ class ScaleMesh:
         return most
 
     async def tell_death(self) -> None:
-        """A worker dies; its supervisor says so, and starts the next."""
+        """Kill a worker; its supervisor tells the others, and the next one is started."""
         name = "worker-decode-0.h0"
         self.processes[name].kill()
         await asyncio.sleep(0.01)
@@ -274,7 +274,7 @@ class ScaleMesh:
         await self.start(name, 2)
 
     async def return_registry(self) -> None:
-        """The registry dies and is back at once."""
+        """Kill the registry, and start the next one at once."""
         self.processes["registry"].kill()
         await asyncio.sleep(0.1)
         await self.start("registry", 2)
@@ -314,8 +314,8 @@ async def measure(num_hosts: int) -> None:
     mesh.makers |= (more := mesh.host(num_hosts))
     await around("new host", mesh.start_all(list(more)))
     await around("registry", mesh.return_registry())
-    # The replaced as well: tasks of a dead process are not cancelled, and the loop would wait for them through a whole
-    # day of heartbeats.
+    # Also those that were replaced: tasks of a dead process are not cancelled, and the loop would wait for them through
+    # a whole day of heartbeats.
     for process in (*mesh.processes.values(), *mesh.replaced):
         process.bury()
 

@@ -1,4 +1,4 @@
-"""Starts a whole mesh for a benchmark on a free port and takes it down again."""
+"""Starts a whole mesh for a benchmark on a free port and stops it again."""
 
 import json
 import os
@@ -20,7 +20,7 @@ START_TIMEOUT_S = 180.0
 
 
 def get(url: str, timeout_s: float = 10.0) -> bytes:
-    """Body of a GET; raises URLError."""
+    """The body of a GET; raises URLError."""
     with urllib.request.urlopen(url, timeout=timeout_s) as response:
         return response.read()
 
@@ -29,7 +29,7 @@ def get(url: str, timeout_s: float = 10.0) -> bytes:
 def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> Generator[tuple[int, str]]:
     """A mesh of its own in the foreground of a child process: `(port, name)` once `/health/ready` says 200.
 
-    `tree` is another checkout to run it from, with the packages installed here. It has `timeout_s` to be ready.
+    `tree` is another checkout to run it from, with the packages installed here. The mesh has `timeout_s` to get ready.
     """
     port, name = free_port(), f"bench-{os.getpid()}-{time.time_ns() % 100_000}"
     command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
@@ -68,7 +68,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_
 
 
 def actors(name: str, tree: Path | None = None) -> list[dict[str, Any]]:
-    """What `meshctl ps -o json` lists; a mesh of another checkout may speak that one's version of the protocol only."""
+    """What `meshctl ps -o json` lists, run from `tree`: a mesh may speak its own checkout's protocol version only."""
     command = [sys.executable, "-m", "cli", "ps", "--name", name, "-o", "json"]
     done = subprocess.run(command, capture_output=True, check=True, cwd=tree, env=_environment(tree))
     return json.loads(done.stdout)

@@ -1,8 +1,8 @@
 """Pages from another process over the `tcp` transport: `python -m benchmarks.tcp_transfer`.
 
-64 MiB of pages over loopback, sent by a process of its own, for 1 to 4 connections: in one run, and as 1,024 pages of
-64 KiB that lie scattered at both ends. Beside it, in turns in the same run: as many plain sockets, with a thread at
-each end (`sendall` and `recv_into` of its share, 2 MiB a call), and one memcpy. Medians of all rounds. Loopback copies
+64 MiB of pages over loopback, sent by a process of its own, with 1, 2 and 4 connections: in one run, and as 1,024 pages
+of 64 KiB scattered at both ends. In turns with it in the same run: as many plain sockets, each with a thread at each
+end (`sendall` and `recv_into` of its share, 2 MiB per call), and one memcpy. Medians of all rounds. Loopback copies
 every byte twice in the kernel, on the cores of both ends.
 """
 
@@ -35,7 +35,7 @@ def no_devices() -> DeviceMemory:
 
 
 def parts_of(num_bytes: int, *, is_scattered: bool) -> list[tuple[int, int]]:
-    """The whole in one part, or its pieces in another order."""
+    """All bytes as one part, or as pieces in random order."""
     if not is_scattered:
         return [(0, num_bytes)]
     pieces = [(offset, min(PIECE_BYTES, num_bytes - offset)) for offset in range(0, num_bytes, PIECE_BYTES)]
@@ -43,7 +43,7 @@ def parts_of(num_bytes: int, *, is_scattered: bool) -> list[tuple[int, int]]:
 
 
 def in_threads(work: Callable[[memoryview], None], pages: memoryview, num_streams: int) -> None:
-    """An equal share of the pages for each connection."""
+    """Run `work` in a thread per connection, each with an equal share of the pages."""
     share = -(-len(pages) // num_streams)
     shares = [pages[offset : offset + share] for offset in range(0, len(pages), share)]
     threads = [threading.Thread(target=work, args=(one,)) for one in shares]
@@ -54,14 +54,14 @@ def in_threads(work: Callable[[memoryview], None], pages: memoryview, num_stream
 
 
 def send(port: int, pages: memoryview) -> None:
-    """Over a connection of its own."""
+    """Send `pages` over a connection of its own."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for offset in range(0, len(pages), CALL_BYTES):
             connection.sendall(pages[offset : offset + CALL_BYTES])
 
 
 def receive(server: socket.socket, pages: memoryview) -> None:
-    """Over the next connection that comes."""
+    """Receive `pages` over the next connection that arrives."""
     connection, _ = server.accept()
     with connection:
         done = 0
@@ -70,7 +70,7 @@ def receive(server: socket.socket, pages: memoryview) -> None:
 
 
 def until(link: PairLink, wanted: Ready | Moved) -> None:
-    """Look as an agent's loop does, once a millisecond."""
+    """Wait for `wanted`, looking once a millisecond as an agent's loop does."""
     while True:
         for news in link.news():
             if isinstance(news, Broken):
@@ -81,7 +81,7 @@ def until(link: PairLink, wanted: Ready | Moved) -> None:
 
 
 def be_source(num_bytes: int) -> None:
-    """The other process: `pair UNIQUE_ID`, `move NUMBER SCATTERED` or `plain PORT`, one a line."""
+    """The other process: takes `pair UNIQUE_ID`, `move NUMBER SCATTERED` or `plain PORT NUM_STREAMS`, one per line."""
     pages = memoryview(bytearray(num_bytes))
     maker = TcpLinks(TcpSettings(), no_devices)
     link: PairLink | None = None
@@ -97,7 +97,7 @@ def be_source(num_bytes: int) -> None:
 
 
 class Destination:
-    """This process, and what it tells the other."""
+    """This process's side, and its commands to the other process."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -108,13 +108,13 @@ class Destination:
         self.number = 0
 
     def tell(self, *words: object) -> None:
-        """One line to the other process."""
+        """Send one line to the other process."""
         assert self.source.stdin is not None
         self.source.stdin.write(" ".join(map(str, words)) + "\n")
         self.source.stdin.flush()
 
     def pair(self, num_streams: int) -> tuple[TcpLinks, PairLink]:
-        """Meet the other process."""
+        """Pair with the other process."""
         maker = TcpLinks(TcpSettings(num_streams=num_streams), no_devices)
         unique_id = maker.unique_id()
         link = maker.link(CPU, unique_id, 0)
@@ -131,21 +131,21 @@ class Destination:
         until(link, Moved(self.number))
 
     def plain(self, num_streams: int) -> None:
-        """As many bytes over as many sockets."""
+        """Send as many bytes over as many plain sockets."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.tell("plain", server.getsockname()[1], num_streams)
             in_threads(partial(receive, server), self.pages, num_streams)
 
     def memcpy(self) -> None:
-        """As many bytes in memory."""
+        """Copy as many bytes in memory."""
         np.copyto(np.frombuffer(self.pages, np.uint8), self.other)
 
 
 def medians_s(works: list[Callable[[], None]], rounds: int) -> list[float]:
-    """Seconds of each, in turns, after one round that does not count."""
+    """Median seconds of each work, in turns, after one round that does not count."""
     taken: list[list[float]] = [[] for _ in works]
     for _ in range(rounds + 1):
-        # In turns, so that what else the machine does falls on all alike.
+        # In turns, so that other work on the machine affects all alike.
         for work, seconds in zip(works, taken, strict=True):
             start = time.perf_counter()
             work()

@@ -1,8 +1,8 @@
-"""What a change costs when nothing fails: the ring of another checkout beside this one's, in turns.
+"""What a change costs when nothing fails: the ring of another checkout and this one's, measured in turns.
 
-Both meshes run `echo` with prefill and decode apart, and idle while the other is measured. Wall time moves with
-whatever else the host does, so pairs are compared, and beside it stands the CPU time that all actors took for a token,
-which moves less.
+Both meshes run `echo` with prefill and decode in different processes, and idle while the other is measured. Wall time
+varies with the host's other work, so pairs are compared, and the CPU time of all actors per token is printed too, which
+varies less.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Side:
         self.runs: list[Run] = []
 
     async def run(self, concurrency: int, num_requests: int, make_body: Callable[[int], dict[str, Any]]) -> None:
-        """Add a run."""
+        """Do one run and record it."""
         before_s = sum(map(cpu_seconds, self._pids))
         level = await closed_loop("127.0.0.1", self._port, concurrency, num_requests, make_body)
         cpu_s = sum(map(cpu_seconds, self._pids)) - before_s
@@ -50,7 +50,7 @@ def quartiles(values: list[float]) -> str:
 
 
 async def measure(before: Side, after: Side, args: argparse.Namespace) -> None:
-    """One line per level; ratios above 1 are this checkout's being faster, or needing more CPU."""
+    """One line per level; a ratio above 1 means that this checkout is faster, has a longer TTFT, or needs more CPU."""
     print(
         "clients  tok/s before  after  ratio of pairs, middle half   TTFT ratio   CPU per token before  after   ratio"
     )
@@ -60,7 +60,7 @@ async def measure(before: Side, after: Side, args: argparse.Namespace) -> None:
         after.runs.clear()
         for pair in range(args.pairs + 1):
             base = 1_000_000 * concurrency + pair * 10_000
-            # In turns, and each as often first as second.
+            # In turns, and each is first as often as second.
             for side in (before, after) if pair % 2 else (after, before):
                 await side.run(concurrency, num_requests, lambda n, base=base: body(args.tokens, base + n))
             if pair == 0:

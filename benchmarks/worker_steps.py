@@ -1,12 +1,12 @@
-"""Times steps of the torch worker beside what the machine can do: no mesh, no HTTP, one process.
+"""Times steps of a worker on the CPU against what the machine can do: no mesh, no HTTP, one process.
 
-A decode step cannot be shorter than reading the weights once, a prefill not shorter than its multiplications at the
+A decode step cannot be shorter than reading the weights once, nor a prefill shorter than its multiplications at the
 speed of one big product; both limits are measured in the same run, around each row. Kernels are compared in turns.
 
     python -m benchmarks.worker_steps [--model random:qwen2.5-0.5b] [--dtype auto] [--threads 2]
                                       [--kernels auto/int8,auto,torch]
 
-`KERNELS/int8` are those kernels on weights of int8, whose limit is that of so many bytes.
+`KERNELS/int8` runs those kernels on int8 weights; the limit is then that of the smaller number of bytes.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def parameters(spec: ModelSpec) -> tuple[int, int]:
-    """Weights that a step reads, and those that it multiplies each token with (no table look-up, no head)."""
+    """Numbers of weights that a step reads, and that it multiplies each token with (no table look-up, no head)."""
     sizes: dict[str, int] = {}
     for name, (rows, *columns) in expected_shapes(spec).items():
         sizes[name] = rows * (columns[0] if columns else 1)
@@ -57,7 +57,7 @@ def prefill_step(num_tokens: int) -> RunnableStep:
 
 
 class Measured(NamedTuple):
-    """A runner by some kernels, with as many threads of torch as it is to have, and the bytes of one weight."""
+    """A runner with certain kernels, the number of torch threads it should have, and the bytes of one weight."""
 
     name: str
     runner: Runner
@@ -79,7 +79,7 @@ class Measured(NamedTuple):
 
 
 def compare(measured: list[Measured], step: RunnableStep, budget_s: float, rounds: int) -> list[list[float]]:
-    """Times of each of `measured`, in turns, so that what else the machine does meets all of them."""
+    """Times of each of `measured`, in turns, so that other work on the machine affects all of them alike."""
     times: list[list[float]] = [[] for _ in measured]
     for _ in range(rounds):
         for one, of_one in zip(measured, times, strict=True):
@@ -162,7 +162,7 @@ def load(name: str, spec: ModelSpec, args: argparse.Namespace, pool: PagePool) -
 
 
 def report(measured: list[Measured], times: list[list[float]], floors: list[float], num_tokens: int) -> None:
-    """One line each: median and best beside the floor, and the last one's median over it."""
+    """One line each: median, best, floor, and how many times as fast as the last one it is."""
     against = statistics.median(times[-1])
     for one, of_one, floor in zip(measured, times, floors, strict=True):
         median = statistics.median(of_one)

@@ -1,1 +1,1 @@
-"""Containers as the hosts of a mesh, by podman: an image of the sources as they are, networks, faults."""
+"""Podman containers as the hosts of a mesh: an image of the current sources, networks, faults."""

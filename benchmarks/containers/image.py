@@ -1,4 +1,4 @@
-"""The image that tests run: built once for what goes into it, kept under the hash of that."""
+"""The image that tests run: built once for given inputs, and tagged with their hash."""
 
 import hashlib
 import os
@@ -25,18 +25,18 @@ BUILD_TIMEOUT_S = 1800.0
 
 
 class NoContainers(Exception):
-    """Why no container can run here."""
+    """No container can run here; the message says why."""
 
 
 def podman(*arguments: str, timeout_s: float = 60.0, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """One command of podman, to its end. Raises AssertionError with what it wrote if it fails."""
+    """Run a podman command to its end. If it fails, raises AssertionError with its output."""
     done = subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
     assert not check or done.returncode == 0, f"podman {shlex.join(arguments)}: {done.returncode}\n{done.stderr}"
     return done
 
 
 def base_image() -> str:
-    """The id of the base image. Raises NoContainers where podman or the image is not here: nothing is fetched."""
+    """The id of the base image. Raises NoContainers if podman or the image is missing here: nothing is fetched."""
     if shutil.which("podman") is None:
         raise NoContainers("podman is not installed")
     found = podman("image", "inspect", "--format", "{{.Id}}", BASE_IMAGE, check=False)
@@ -54,13 +54,13 @@ def _digest(base: str, files: list[Path]) -> str:
 
 
 def image_name(base: str) -> str:
-    """The name of the image that is made of the sources as they are now."""
+    """The name of the image that is built from the sources as they are now."""
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*")) if path.is_file()]
     return f"{REPOSITORY}:{_digest(base, [*INPUTS, *(path for path in files if path.suffix not in NOT_COPIED)])}"
 
 
 def dependencies_name(base: str) -> str:
-    """The name of the part without the project, which takes minutes and a network to make."""
+    """The name of the image part without the project, which takes minutes and a network to build."""
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     return f"{REPOSITORY}-dependencies:{_digest(f'{base} {asked}', DEPENDENCIES)}"
 
@@ -71,7 +71,7 @@ def is_built(name: str) -> bool:
 
 
 def build(base: str) -> None:
-    """Build the image, with what CONTAINER_BUILD_ARGS adds to `podman build`; those of earlier sources go."""
+    """Build the image, with CONTAINER_BUILD_ARGS added to `podman build`; images of earlier sources lose their tags."""
     arguments = ["build", "--layers", *shlex.split(os.environ.get("CONTAINER_BUILD_ARGS", ""))]
     arguments += ["--build-arg", f"BASE_IMAGE={BASE_IMAGE}"]
     earlier = podman("images", "--format", "{{.Repository}}:{{.Tag}}", REPOSITORY).stdout.split()

@@ -25,15 +25,15 @@ _NEEDED: Final = frozenset(
         *(f"{role}-{host}-0.{host}" for role in ("scheduler", "worker") for host in (PREFILL, DECODE)),
     }
 )
-"""Who has to be there before anything is done to the mesh."""
+"""The actors that must be there before anything is done to the mesh."""
 
 
 class HostMesh:
-    """Three hosts, looked at and struck from outside."""
+    """Three hosts, observed and struck from outside."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        # Nobody is given up: what the budget does is tested elsewhere.
+        # No actor is given up: the restart budget is tested elsewhere.
         options = (
             "--volume",
             f"{ROOT}/deploy/mesh.toml:{TOPOLOGY}:ro",
@@ -66,7 +66,7 @@ class HostMesh:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
     def actors(self) -> dict[str, dict[str, Any]]:
-        """Of all hosts, as the head's supervisor lists them; empty where it does not answer."""
+        """Actors of all hosts, as the head's supervisor lists them; empty if it does not answer."""
         try:
             return self[HEAD].ps()
         except (AssertionError, json.JSONDecodeError, subprocess.TimeoutExpired):
@@ -90,17 +90,17 @@ class HostMesh:
         return wait_until(look, "every actor of every host is ready", timeout_s)
 
     def remake(self, host: str) -> None:
-        """Kill a host, and make it again with its id and without its files."""
+        """Kill a host, and recreate it with its id and without its files."""
         self[host].kill()
         self[host].start()
 
     def kill_registry(self) -> None:
-        """SIGKILL, from inside its container."""
+        """SIGKILL the registry, from inside its container."""
         pid = self.actors()["registry"]["pid"]
         self[HEAD].exec("sh", "-c", f"kill -9 {pid}")
 
     def pulled_bytes(self, transport: str) -> float:
-        """What agents have pulled by a transport since they began."""
+        """Bytes that agents have pulled by a transport since they started."""
         name = "mesh_kv_pulled_bytes_total{"
         return sum(
             value

@@ -1,4 +1,4 @@
-"""Containers as the hosts of a mesh: started, looked at, paused, killed and cut off; all that is made is removed."""
+"""Containers as the hosts of a mesh: started, inspected, paused, killed and cut off; everything created is removed."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ STOP_S = 40
 
 
 class Container:
-    """One container. `name` is what others on its network reach it by."""
+    """One container. Others on its network reach it by `name`."""
 
     def __init__(self, world: "World", name: str, options: list[str], command: list[str]) -> None:
         self.name = name
@@ -27,17 +27,17 @@ class Container:
         self._world = world
 
     def start(self) -> None:
-        """Make it anew: without any file that an earlier one of its name has left."""
+        """Create and start it, without any file of an earlier container of its name."""
         network = ["--network", self._world.network, "--network-alias", self.name]
         options = ["--detach", "--name", self.full_name, "--hostname", self.name, "--shm-size", SHARED_MEMORY]
         podman("run", *options, *network, *self.options, self._world.image, *self.command)
 
     def kill(self) -> None:
-        """All its processes at once, and then its files."""
+        """Kill all its processes at once, then remove its files."""
         podman("rm", "--force", "--time", "0", self.full_name)
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code of process 1."""
+        """Stop it by SIGTERM; returns the exit code of process 1."""
         podman("stop", "--time", str(STOP_S), self.full_name, timeout_s=STOP_S + 20)
         return int(self.inspect("{{.State.ExitCode}}"))
 
@@ -46,7 +46,7 @@ class Container:
         return podman("exec", self.full_name, *command, check=check, timeout_s=timeout_s)
 
     def meshctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A command of the mesh, asked from inside."""
+        """Run a `meshctl` command inside it."""
         return self.exec("meshctl", *arguments, check=check)
 
     def ps(self) -> dict[str, dict[str, Any]]:
@@ -62,18 +62,18 @@ class Container:
         return podman("inspect", "--format", template, self.full_name).stdout.strip()
 
     def logs(self) -> str:
-        """What process 1 has written."""
+        """The output of process 1."""
         done = podman("logs", self.full_name, check=False)
         return done.stdout + done.stderr
 
     def port(self, inside: int = 8000) -> int:
-        """Where a published port is on this machine's loopback."""
+        """The port on this machine's loopback at which `inside` is published."""
         return int(podman("port", self.full_name, f"{inside}/tcp").stdout.split(":")[-1])
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """None of its processes runs meanwhile."""
-        # On a busy machine runc gives up once in hundreds ("unable to freeze"), and has changed nothing then.
+        # On a busy machine runc gives up once in hundreds of times ("unable to freeze"), without any change made.
         for is_last in (False, False, True):
             if podman("pause", self.full_name, check=is_last).returncode == 0:
                 break
@@ -118,7 +118,7 @@ class Container:
 
 
 class World:
-    """A network with containers on it, which nobody else sees."""
+    """A private network with containers on it."""
 
     def __init__(self, image: str) -> None:
         self.image = image
@@ -129,26 +129,26 @@ class World:
         podman("network", "create", self.network)
 
     def container(self, name: str, *command: str, options: tuple[str, ...] = ()) -> Container:
-        """Start one."""
+        """Create and start a container."""
         made = self.containers[name] = Container(self, name, list(options), list(command))
         made.start()
         return made
 
     def volume(self, name: str) -> str:
-        """Make a volume, which outlives containers; its full name."""
+        """Create a volume, which outlives containers; returns its full name."""
         full_name = f"{self.prefix}-{name}"
         podman("volume", "create", full_name)
         self._volumes.append(full_name)
         return full_name
 
     def run(self, *command: str, options: tuple[str, ...] = ()) -> None:
-        """Run a container that does something, and ends."""
+        """Run a command in a container that is removed when it ends."""
         podman("run", "--rm", "--network", "none", *options, self.image, *command)
 
     def remove(self) -> None:
-        """Everything, whatever state it is in."""
+        """Remove everything, whatever state it is in."""
         for one in self.containers.values():
-            # A cgroup that is frozen cannot be killed.
+            # A frozen cgroup cannot be killed.
             podman("unpause", one.full_name, check=False)
             podman("rm", "--force", "--time", "0", one.full_name, check=False)
         podman("network", "rm", "--force", self.network, check=False)
@@ -158,7 +158,7 @@ class World:
         assert not left, f"containers were left: {left}"
 
     def keep_logs(self, directory: Path) -> None:
-        """Write what each container has said, and its actors' logs, into files."""
+        """Write each container's output, and its actors' logs, into files."""
         for name, one in self.containers.items():
             (directory / f"{name}.log").write_text(one.logs())
             said = one.exec("sh", "-c", "cat /tmp/kvmesh-*/*/logs/*.log", check=False)
@@ -166,7 +166,7 @@ class World:
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Look again until it is true: what happens in a container can only be polled."""
+    """Poll until `condition` is true: nothing inside a container can notify us."""
     deadline = time.monotonic() + timeout_s
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"

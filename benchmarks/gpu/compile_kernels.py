@@ -1,10 +1,10 @@
-"""Has FlashInfer compile the kernels that tests and benchmarks use, several at once: nobody waits for them later.
+"""Has FlashInfer compile the kernels that tests and benchmarks use, several at once, so that none waits for them later.
 
     python -m benchmarks.gpu.compile_kernels
 
-Each process runs one small layer of one shape through every kernel; FlashInfer keeps what it has compiled. What all
-shapes share is compiled at once in the beginning: the processes would wait for each other there, one module after the
-other. Not yet run on a GPU.
+Each process runs one small layer of one shape through every kernel; FlashInfer keeps what it has compiled. Modules that
+all shapes share are compiled first, in one parallel build: otherwise the processes would wait for each other there, one
+module after the other. Not yet run on a GPU.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.gpu.figures import say
 from nodes.model_spec import resolve_model
 
-# Heads of 64 and of 128; a group of 4 decodes by the kernels of prefill, one of 2 by its own. Windows have theirs.
+# Heads of 64 and of 128; a group of 4 decodes with the prefill kernels, one of 2 with its own. Windows have their own.
 MODELS = (
     "random:tiny-qwen3", "random:qwen3-0.6b", "random:qwen3-8b", "random:tiny-mistral", "random:tiny-qwen2-sliding",
 )  # fmt: skip
@@ -44,7 +44,7 @@ def run_one(model: str, device: str) -> None:
         attention="flashinfer",
         cuda_graphs=False,
         max_batch_tokens=64,
-        # Its kernels are those of the other choice and one more.
+        # "merged" needs the kernels of "paged" and one more.
         prefill_attention="paged" if spec.sliding_layers else "merged",
     )
     print(load_cuda_runner(spec, config, pool).numerics)
@@ -79,7 +79,7 @@ def main() -> None:
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--device", args.device]
     if subprocess.run([*command, "--shared"], check=False).returncode:
-        # The processes of the shapes compile the same, if more slowly, and say why where that fails too.
+        # The shapes' processes then compile the same modules, more slowly, and say why if that fails too.
         print("what all shapes share was not compiled at once", flush=True)
     children = [subprocess.Popen([*command, "--model", model]) for model in MODELS]
     codes = [child.wait() for child in children]

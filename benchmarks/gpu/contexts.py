@@ -1,9 +1,9 @@
-"""What a mesh takes of a device, and of it the kv_agent's context: `python -m benchmarks.gpu.contexts`
+"""Device memory that a mesh takes, and the kv_agent's context's share of it: `python -m benchmarks.gpu.contexts`
 
-One group of one model with a pool of fixed size, once with the pool made by the kv_agent and once by the worker
-(`--pool-in-worker`), where the agent does not touch the device as long as nothing is copied. The difference is one CUDA
-context and what is loaded into it. The driver is asked what is free before the start, after a first answer, and after
-`meshctl release` with weights dropped: what is taken then are contexts alone. Not yet run on a GPU.
+One group of one model with a pool of fixed size, made once by the kv_agent and once by the worker (`--pool-in-worker`);
+with the latter, the agent does not touch the device as long as nothing is copied. The difference is one CUDA context
+and what is loaded into it. The driver is asked for free memory before the start, after a first answer, and after
+`meshctl release` with weights dropped, when contexts alone are left. Not yet run on a GPU.
 """
 
 import argparse

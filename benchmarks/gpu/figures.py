@@ -7,7 +7,7 @@ _SEPARATOR: Final = " | "
 
 
 class Figure(NamedTuple):
-    """One measured value with its unit; `beside` is the limit or the peer, `goal` what was asked for. All are texts."""
+    """One measured value with its unit; `beside` is the limit or the peer, `goal` the target. All fields are texts."""
 
     name: str
     value: str
@@ -16,7 +16,7 @@ class Figure(NamedTuple):
 
 
 def say(name: str, value: str, beside: str = "", goal: str = "") -> None:
-    """Print a figure at once: whoever reads may kill this process later."""
+    """Print a figure, flushed at once: the reader may kill this process later."""
     print(_SEPARATOR.join((PREFIX, *Figure(name, value, beside, goal))), flush=True)
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.gaps
 
-Steps run ahead of each other as in a worker. A gap is a time in which neither a kernel nor a copy runs, on any stream;
-the profiler itself slows the host, so that gaps are rather too long than too short. Not yet run on a GPU.
+Steps run ahead of each other as in a worker. A gap is a time in which neither a kernel nor a copy runs on any stream;
+the profiler itself slows the host, so gaps are measured too long rather than too short. Not yet run on a GPU.
 """
 
 import argparse
@@ -17,7 +17,7 @@ WARM_STEPS = 8
 
 
 class Idle(NamedTuple):
-    """Microseconds: the whole span, of it busy, and the gaps in it, longest first."""
+    """Microseconds: the whole span, its busy part, and the gaps in it, longest first."""
 
     span_us: float
     busy_us: float

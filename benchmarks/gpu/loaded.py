@@ -1,6 +1,6 @@
-"""A runner as a worker has it, over a pool in device memory, and steps for it; no mesh, one process.
+"""A runner as in a worker, over a pool in device memory, and steps for it; no mesh, one process.
 
-With `device="cpu"` the same runner computes on the host with plain torch: that proves the benchmark, not the speed.
+With `device="cpu"` the same runner computes on the host with plain torch: that tests the benchmark, not the speed.
 """
 
 import gc
@@ -54,7 +54,7 @@ def load(model: str, num_tokens: int, max_batch_tokens: int, device: str, **opti
 
 
 def unload(loaded: Loaded) -> None:
-    """Give all memory back, whoever still holds `loaded`."""
+    """Give all memory back, even if somebody still holds `loaded`."""
     loaded.runner.synchronize()
     del loaded.runner
     gc.collect()
@@ -68,7 +68,7 @@ def unload(loaded: Loaded) -> None:
 def decode_steps(layout: KVLayout, batch: int, context: int, num_steps: int, sampling: Sampling) -> list[RunnableStep]:
     """`num_steps` steps of one row for each of `batch` sequences, around position `context`.
 
-    Each takes its input from the step before, as a scheduler that runs ahead sends them; the first knows its own.
+    Each step takes its input from the one before, as sent by a scheduler that runs ahead; the first has its own.
     """
     first = max(0, context - num_steps // 2)
     pages_each = layout.num_pages_for(first + num_steps)
@@ -85,7 +85,7 @@ def decode_steps(layout: KVLayout, batch: int, context: int, num_steps: int, sam
 
 
 def prefill_steps(layout: KVLayout, num_tokens: int, chunk: int) -> list[RunnableStep]:
-    """One prompt in chunks; the last draws."""
+    """One prompt in chunks; the last chunk draws a token."""
     num_pages = layout.num_pages_for(num_tokens)
     steps: list[RunnableStep] = []
     for start in range(0, num_tokens, chunk):
@@ -98,7 +98,7 @@ def prefill_steps(layout: KVLayout, num_tokens: int, chunk: int) -> list[Runnabl
 
 
 def run_ahead(runner: PipelinedRunner, steps: list[RunnableStep]) -> Iterator[None]:
-    """Run the steps as a worker does, each launched while the one before runs; yields when one has ended."""
+    """Run the steps as a worker does, each launched while the one before runs; yields after each that has ended."""
     before = None
     for step in steps:
         launched = runner.launch(step)

@@ -1,15 +1,15 @@
-"""Which share of a decode step is Python's planning, and whether it hides behind the device: an experiment.
+"""Which share of a decode step is planning in Python, and whether the device hides it: an experiment.
 
     python -m benchmarks.gpu.planning
 
-The same steps three times. Behind each other: the host plans while the device idles, so the time of a launch is what
-the host costs and the time of the wait behind it is what the device needs after that. Ahead: as in a worker, where a
-step is planned while the one before runs. And on the host alone: the arrays of a step, which need no device. If the
-host hides, steps that run ahead take as long as the device's part alone. Not yet run on a GPU.
+The same steps three times. One by one: the host plans while the device idles, so the time of a launch is what the host
+costs and the time of the wait after it is what the device needs after that. Ahead: as in a worker, where a step is
+planned while the one before runs. And on the host alone: the arrays of a step, which need no device. If planning is
+hidden, steps that run ahead take as long as the device's part alone. Not yet run on a GPU.
 
-Last, what a step does without: FlashInfer's whole plan of a decode step by tensor cores (0.6.13) takes Python's `max`
-over the tensor of lengths, row by row, which captured steps avoid by `fast_decode_plan` (see
-`nodes.worker.cuda.flashinfer_plans`); steps that mix chunks and single rows still pay it.
+Last, a cost that captured steps avoid: FlashInfer's whole plan of a decode step by tensor cores (0.6.13) takes Python's
+`max` over the tensor of lengths, row by row; captured steps use `fast_decode_plan` instead (see
+`nodes.worker.cuda.flashinfer_plans`), steps that mix chunks and single rows still pay it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ WARM_STEPS = 8
 
 
 def behind(loaded: Loaded, batch: int, context: int, num_steps: int, *, sampled: bool) -> tuple[float, float]:
-    """Medians of the seconds that launching takes, and of waiting after that, one step at a time."""
+    """Median seconds of launching, and of waiting after that, one step at a time."""
     launching: list[float] = []
     waiting: list[float] = []
     sampling = SAMPLED if sampled else GREEDY
@@ -41,7 +41,7 @@ def behind(loaded: Loaded, batch: int, context: int, num_steps: int, *, sampled:
 
 
 def ahead(loaded: Loaded, batch: int, context: int, num_steps: int, *, sampled: bool) -> float:
-    """Median of the seconds from the end of one step to the end of the next."""
+    """Median seconds from the end of one step to the end of the next."""
     steps = decode_steps(loaded.layout, batch, context, num_steps + WARM_STEPS, SAMPLED if sampled else GREEDY)
     times = [time.perf_counter() for _ in run_ahead(loaded.runner, steps)][WARM_STEPS:]
     return statistics.median(b - a for a, b in itertools.pairwise(times))

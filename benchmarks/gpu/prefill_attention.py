@@ -1,10 +1,10 @@
-"""Attention of a chunk over its pages in one call, and in two parts that are joined: which is cheaper, and where.
+"""Attention of a chunk over its pages in one call, or in two parts that are joined: which is cheaper, and where.
 
     python -m benchmarks.gpu.prefill_attention
 
-Attention alone, planning and writing of pages included, through all layers of the shape: what the worker's setting
-`prefill_attention` chooses between. Both write and read the same pages. With `--device cpu` plain torch plays both,
-which proves the benchmark, not the speed. Not yet run on a GPU.
+Attention alone, including planning and the writing of pages, through all layers of the shape: the two choices of the
+worker's setting `prefill_attention`. Both write and read the same pages. With `--device cpu` plain torch stands in for
+both, which tests the benchmark, not the speed. Not yet run on a GPU.
 """
 
 import argparse
@@ -22,7 +22,7 @@ REPEATS = 10
 
 
 def chunk_step(new: int, cached: int, num_sequences: int, page_size: int) -> RunnableStep:
-    """One chunk of `new` tokens for each sequence, behind `cached` ones."""
+    """One chunk of `new` tokens for each sequence, after `cached` ones."""
     num_pages = -(-(new + cached) // page_size)
     rows = [
         RunnableRow(i, cached, new, cached + new, i * new, i * num_pages, num_pages, None) for i in range(num_sequences)
@@ -67,7 +67,7 @@ def seconds_of(attention: Any, spec: ModelSpec, view: Any, step: RunnableStep, r
 
 
 def pool_of(spec: ModelSpec, num_tokens: int, device: str) -> tuple[Any, Any]:
-    """A pool with room for `num_tokens`, and its view: zeros, which no kernel minds."""
+    """A pool with room for `num_tokens`, and its view: all zeros, which are fine for every kernel."""
     from kvstore.pool.cuda.pool import CudaHost
     from kvstore.pool.page_pool import HeapHost, PoolInfo
     from nodes.worker.pool.device_view import view_device_pages

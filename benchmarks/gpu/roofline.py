@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.roofline
 
-Other benchmarks measure the same beside themselves and say what fraction of it they reach. Copies count the bytes read
-and the bytes written. A decode step cannot be shorter than reading the weights and the KV of its sequences once, a
-prefill not shorter than its multiplications. Not yet run on a GPU.
+Other benchmarks measure the same in their own run and say what fraction of it they reach. Copies count bytes read and
+bytes written. A decode step cannot be shorter than reading the weights and the KV of its sequences once, nor a prefill
+shorter than its multiplications. Not yet run on a GPU.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Roofline(NamedTuple):
 
 
 def measure(device: str, copy_bytes: int = COPY_BYTES, rows: int = MATRIX_ROWS) -> Roofline:
-    """The best of some repeats, a fraction of a second."""
+    """The best of some repeats; takes a fraction of a second."""
     import torch
 
     limits = Roofline(2 * copy_bytes / copy_seconds(device, copy_bytes), 2 * rows**3 / product_seconds(device, rows))
@@ -51,7 +51,7 @@ def measure(device: str, copy_bytes: int = COPY_BYTES, rows: int = MATRIX_ROWS) 
 
 
 def copy_seconds(device: str, num_bytes: int) -> float:
-    """One copy of `num_bytes` within the device's memory."""
+    """Seconds for one copy of `num_bytes` within the device's memory."""
     import torch
 
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -60,7 +60,7 @@ def copy_seconds(device: str, num_bytes: int) -> float:
 
 
 def product_seconds(device: str, rows: int) -> float:
-    """One product of two square bf16 matrices of random numbers: zeros would let the clock rise."""
+    """Seconds for one product of two square bf16 matrices of random numbers: zeros would let the clock rise."""
     import torch
 
     a = torch.randn(rows, rows, device=device).to(torch.bfloat16)
@@ -69,7 +69,7 @@ def product_seconds(device: str, rows: int) -> float:
 
 
 def best_seconds(device: str, work: Callable[[], Any], repeats: int) -> float:
-    """The shortest of `repeats` times of `work`, by events of the device; after three that warm up."""
+    """The shortest of `repeats` times of `work`, by device events, after three that warm up."""
     import time
 
     import torch

@@ -10,12 +10,12 @@ from typing import Any
 from benchmarks.server import mesh
 
 READY_S = float(os.environ.get("KVMESH_GPU_READY_S", "400"))
-"""A first start compiles kernels; the GPU check has compiled them before, and has less patience."""
+"""A first start compiles kernels; the GPU check has compiled them before, and waits less."""
 
 
 @contextmanager
 def served(model: str, device: str, *options: str) -> Iterator[int]:
-    """The port of a mesh that is ready; it is gone afterwards."""
+    """The port of a mesh that is ready; the mesh is stopped afterwards."""
     with mesh("--model", model, "--device", device, *options, timeout_s=READY_S) as (port, _):
         yield port
 

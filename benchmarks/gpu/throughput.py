@@ -3,9 +3,9 @@
     python -m benchmarks.gpu.throughput [--mesh]
 
 Prompts of 100 to 1,024 random tokens, outputs of 100 to 1,024 at temperature 0.6, `random.seed(0)`: 133,966 output
-tokens, Qwen3-0.6B shape. Alone it drives the worker's runner from one loop that fills each step with a row of every
-running sequence and chunks of those that wait; with `--mesh` it asks a whole mesh on the device over HTTP. What others
-published, on other devices: nano-vllm 1,434 tok/s (RTX 4070 laptop), vLLM 8,588 (A800). Not yet run on a GPU.
+tokens, Qwen3-0.6B shape. By default one loop drives the worker's runner, and fills each step with a row of every
+running sequence and chunks of those that wait; with `--mesh` requests go to a whole mesh on the device over HTTP.
+Published elsewhere, on other devices: nano-vllm 1,434 tok/s (RTX 4070 laptop), vLLM 8,588 (A800). Not yet run on a GPU.
 """
 
 import argparse
@@ -48,17 +48,17 @@ class Sequence:
 
     @property
     def num_drawn(self) -> int:
-        """Output tokens that the steps so far draw."""
+        """Output tokens drawn by the steps so far."""
         return max(0, self.done - len(self.prompt) + 1)
 
     @property
     def is_over(self) -> bool:
-        """No step is needed any more."""
+        """Whether no further step is needed."""
         return self.num_drawn >= self.num_output
 
 
 class Batcher:
-    """Continuous batching with everybody admitted from the start: decode rows first, then chunks up to the limit."""
+    """Continuous batching, all requests admitted from the start: decode rows first, then chunks up to the limit."""
 
     def __init__(self, requests: list[tuple[list[int], int]], layout: KVLayout, step_tokens: int) -> None:
         self._step_tokens = step_tokens
@@ -73,7 +73,7 @@ class Batcher:
             self.waiting.append(Sequence(number, [token % 1000 for token in prompt], num_output, pages))
 
     def next_step(self) -> RunnableStep | None:
-        """The step behind all before, which need not have ended; None if there is no more to do."""
+        """The step after all earlier ones, which need not have ended; None if there is no more to do."""
         rows: list[RunnableRow] = []
         tokens, page_ids = array("i"), array("i")
         self.running = [one for one in self.running if not one.is_over]
@@ -105,7 +105,7 @@ class Batcher:
 
 
 def run_alone(loaded: Loaded, requests: list[tuple[list[int], int]], step_tokens: int) -> tuple[float, int]:
-    """Seconds, and how many steps they were."""
+    """Seconds, and the number of steps."""
     batcher, before, num_steps = Batcher(requests, loaded.layout, step_tokens), None, 0
     num_drawn = 0
     start = time.perf_counter()
@@ -128,7 +128,7 @@ def count_drawn(loaded: Loaded, launched: object) -> int:
 
 
 def run_mesh(model: str, requests: list[tuple[list[int], int]], device: str) -> float:
-    """Seconds, of a mixed group with all other roles."""
+    """Seconds, with a mixed group and all other roles."""
 
     def complete(request: tuple[list[int], int]) -> int:
         with ask(port, model, *request, temperature=0.6, seed=1) as response:

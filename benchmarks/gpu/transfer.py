@@ -1,11 +1,11 @@
-"""Pages pulled over `cuda_ipc` out of another process's pool, beside a plain copy on the device of as many bytes.
+"""Pages pulled over `cuda_ipc` from another process's pool, against a plain copy on the device of as many bytes.
 
     python -m benchmarks.gpu.transfer
 
 4,096 tokens of KV of each shape: 256 pages, 448 and 576 MiB. The source's process is spawned and makes its pool as a
-kv_agent does; this one makes the destination's and copies poll by poll, as an agent's loop does. Pages lie in one run,
-or scattered as after hours of use; scattered ones are copied by one kernel (`gather`), and by a call each (`memcpy`).
-Last, pieces of 16 KiB, as small models have them. Not yet run on a GPU.
+kv_agent does; this process makes the destination's and copies poll by poll, as an agent's loop does. Pages lie in one
+run, or scattered as after hours of use; scattered pages are copied by one kernel (`gather`), or by one call each
+(`memcpy`). Last, pieces of 16 KiB, as small models have them. Not yet run on a GPU.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MODELS = ("random:qwen3-0.6b", "random:qwen3-8b")
 
 
 def be_source(directory: Path, model: str, device: str) -> None:
-    """The other process: makes a pool, says where, and keeps it until stdin ends."""
+    """The other process: makes a pool, prints its path, and keeps it until stdin ends."""
     layout = resolve_model(model).kv_layout()
     info = PoolInfo(group="p", num_pages=1 + layout.num_pages_for(NUM_TOKENS), layout=layout, incarnation=1)
     pool = CudaHost(ShmHost(directory)).create("kv-p", info_on(info, device))

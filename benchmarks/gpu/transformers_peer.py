@@ -1,10 +1,10 @@
-"""transformers' continuous batching on the same weights, beside this runner, in one process.
+"""transformers' continuous batching against this runner, on the same weights, in one process.
 
     python -m benchmarks.gpu.transformers_peer [--model random:qwen3-0.6b]
 
-Each batch is asked twice, for few and for many tokens, and the difference is decode alone. `paged` SDPA unless flash
-attention is installed, which transformers then takes by itself. Prints `skipped:` and why if this version of
-transformers cannot do it. Not yet run on a GPU.
+Each batch is generated twice, with few and with many tokens, and the difference is decode alone. Attention is `paged`
+SDPA unless flash attention is installed, which transformers then uses by itself. Prints `skipped:` and why if this
+version of transformers cannot do it. Not yet run on a GPU.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def build_peer(spec: ModelSpec, device: str) -> Any:
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
     model = model.to(torch.bfloat16).to_empty(device=device).eval()
-    # What is no weight was left empty too: the rotary frequencies.
+    # The rotary frequencies, which are no weights, were left empty too.
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     model.tie_weights()
     weights = RandomWeights(spec, torch.bfloat16)
