@@ -83,7 +83,7 @@ class PlainPeer:
     # Called from outside
 
     def join(self) -> None:
-        """Become a member, again if the registry has restarted; learn who the other members are."""
+        """Become a member, or become one again after a restart of the registry; learn the other members."""
         where = json.loads((self.directory / "registry.json").read_bytes())
         registry = (where["actor_id"], where["epoch"])
         for peer in [peer for peer in self.dialed if peer[0] == registry[0]]:

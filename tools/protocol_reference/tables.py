@@ -17,7 +17,7 @@ _DUMPED: Final = (0, 3, 8, 11)
 
 
 def fill(text: str, session: list[dict[str, Any]]) -> str:
-    """`docs/protocol.md` with its marked parts made anew."""
+    """`docs/protocol.md` with its marked parts rewritten."""
     parts = {"header": header_table(), "verbs": verb_table(), "session": session_list(session),
              "dump": dump(session), "messages": messages()}  # fmt: skip
     for name, content in parts.items():
