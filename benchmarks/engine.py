@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument(
         "--disaggregated", action="store_true", help="one prefill and one decode worker, one thread each"
     )
-    parser.add_argument("--pairs", type=int, default=0, help="of runs beside int8 weights")
+    parser.add_argument("--pairs", type=int, default=0, help="number of paired runs with int8 weights")
     args = parser.parse_args()
     shape = ("--prefill", "1", "--decode", "1") if args.disaggregated else ("--mixed", "1")
     with mesh("--model", args.model, "--context-length", "1024", *shape) as (port, _):

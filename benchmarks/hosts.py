@@ -70,7 +70,7 @@ async def strike(load: Load, mesh: HostMesh, name: str, seconds: float, logs: Pa
         print(f"{name}: {broken} streams broke: {load.broken[-1]}", flush=True)
     if logs is not None and (broken or max(stalls, default=0.0) > GOAL_S):
         # Before the mesh has settled: whatever is recreated loses its logs.
-        directory = logs / f"{name.replace(' ', '-')}-{max(stalls):.2f}"
+        directory = logs / f"{name.replace(' ', '-')}-{max(stalls, default=0.0):.2f}"
         directory.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(mesh.world.keep_logs, directory)
         (directory / "blow").write_text(f"at {began_at:%H:%M:%S.%f} UTC, {blow_s:.2f} s for the blow itself\n")

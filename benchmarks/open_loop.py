@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("urls", nargs="+", help="one server, or two to compare")
     parser.add_argument("--model", required=True, help="name that the servers know it by")
     parser.add_argument("--rate", type=float, required=True, help="requests per second")
-    parser.add_argument("--requests", type=int, default=64, help="of one run")
+    parser.add_argument("--requests", type=int, default=64, help="requests per run")
     parser.add_argument("--prompt", type=int, default=128, help="tokens")
     parser.add_argument("--output", type=int, default=64, help="tokens")
     parser.add_argument("--vocabulary", type=int, default=4096)

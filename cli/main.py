@@ -27,22 +27,22 @@ app = typer.Typer(
 OriginsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--cors-origin", metavar="ORIGIN", help="A web page that browsers let ask here, or `*`; may be repeated."
+        "--cors-origin", metavar="ORIGIN", help="Web origin that browsers may call from, or `*`; may be repeated."
     ),
 ]
 ModelOption = Annotated[str | None, typer.Option(help="tiny, echo, random:ARCH, a directory, or ORG/NAME[@REVISION].")]
 ServedNameOption = Annotated[
-    list[str] | None, typer.Option(help="What clients call the model; give it again for more names.")
+    list[str] | None, typer.Option(help="Name that clients use for the model; may be repeated.")
 ]
 ChatTemplateOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Chat template (jinja) in the place of the model's own.")
+    str | None, typer.Option(metavar="FILE", help="Chat template (jinja) to use instead of the model's own.")
 ]
 StepOption = Annotated[
     float | None,
-    typer.Option(help="Longest step that prompts may make while streams run, in milliseconds; 0: no limit."),
+    typer.Option(help="Longest step that prompts may cause while streams run, in milliseconds; 0: no limit."),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option(help="cpu, cuda (all of them), or cuda:N,cuda:M,...: where models compute.")
+    str | None, typer.Option(help="Where models run: cpu, cuda (all devices), or cuda:N,cuda:M,...")
 ]
 MemFractionOption = Annotated[
     float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
@@ -61,19 +61,19 @@ HostOption = Annotated[
     str | None, typer.Option(help="Address of the HTTP server; where the file has hosts, which of them this is.")
 ]
 JoinOption = Annotated[
-    str | None, typer.Option(metavar="TOKEN", help="Be a host of the mesh that made this (`meshctl keys token`).")
+    str | None, typer.Option(metavar="TOKEN", help="Join the mesh that issued this token (`meshctl keys token`).")
 ]
 AddressOption = Annotated[
-    str | None, typer.Option(help="With --join: what other hosts dial; by default what leads to the registry.")
+    str | None, typer.Option(help="With --join: address that other hosts dial; default: found by the route.")
 ]
 PortsOption = Annotated[
-    str | None, typer.Option(help="With --join: what this host listens at, like 7500-7599; by default any ports.")
+    str | None, typer.Option(help="With --join: ports this host listens on, like 7500-7599; default: any free ones.")
 ]
 InsecureOption = Annotated[
-    bool | None, typer.Option("--insecure", help="Links between hosts without keys, unencrypted.")
+    bool | None, typer.Option("--insecure", help="Allow links between hosts without keys, unencrypted.")
 ]
 LocalPrefillOption = Annotated[
-    int | None, typer.Option(help="Uncached prompt tokens that a decode group prefills itself.")
+    int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
 
 
@@ -102,8 +102,8 @@ def up(
     decode: Annotated[int | None, typer.Option(help="Number of decode groups.")] = None,
     mixed: Annotated[int | None, typer.Option(help="Number of groups that do both.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each group.")] = None,
-    prefill_tp: Annotated[int | None, typer.Option(help="The same, of prefill groups.")] = None,
-    decode_tp: Annotated[int | None, typer.Option(help="The same, of decode groups.")] = None,
+    prefill_tp: Annotated[int | None, typer.Option(help="The same for prefill groups.")] = None,
+    decode_tp: Annotated[int | None, typer.Option(help="The same for decode groups.")] = None,
     host: HostOption = None,
     join: JoinOption = None,
     address: AddressOption = None,
@@ -119,19 +119,19 @@ def up(
     deterministic: DeterministicOption = None,
     memory_saver: MemorySaverOption = None,
     pool_in_worker: PoolInWorkerOption = None,
-    gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
+    gateways: Annotated[int | None, typer.Option(help="Number of gateways; all share one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
-    context_length: Annotated[int | None, typer.Option(help="Longest prompt and output together, in tokens.")] = None,
+    context_length: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its output together.")] = None,
     kv__pages: Annotated[int | None, typer.Option("--kv-pages", help="Pages of each KV pool.")] = None,
     kv__memory: Annotated[str | None, typer.Option("--kv-memory", help="Memory of each KV pool, like 512MiB.")] = None,
-    max_running: Annotated[int | None, typer.Option(help="Requests in one batch.")] = None,
-    chunk: Annotated[int | None, typer.Option(help="Tokens of one prefill chunk.")] = None,
+    max_running: Annotated[int | None, typer.Option(help="Most requests in one batch.")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Most tokens in one prefill chunk.")] = None,
     max_step_ms: StepOption = None,
     local_prefill_max: LocalPrefillOption = None,
     served_name: ServedNameOption = None,
     chat_template: ChatTemplateOption = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is ready.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the mesh is ready.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands instead of running them.")] = False,
 ) -> None:
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
@@ -156,7 +156,7 @@ app.add_typer(
 app.add_typer(
     keys.app,
     name="keys",
-    help="Make this host's key pair, and say which hosts may join.",
+    help="Make this host's key pair, and manage which hosts may join.",
     epilog=example("meshctl keys ls"),
     no_args_is_help=True,
 )

@@ -80,7 +80,7 @@ class CacheWatch(Actor):
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="default", help="of the mesh")
+    parser.add_argument("--name", default="default", help="name of the mesh")
     args = parser.parse_args()
     directory = RunDirectory.of_mesh(args.name)
     if not directory.registry_file.exists():

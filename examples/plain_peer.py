@@ -322,7 +322,7 @@ class Words:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="default", help="of the mesh")
+    parser.add_argument("--name", default="default", help="name of the mesh")
     parser.add_argument("--actor-id", default="words-0")
     args = parser.parse_args()
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"kvmesh-{os.getuid()}" / args.name

@@ -82,8 +82,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("--out", type=Path, default=Path("build/nccl"))
-    parser.add_argument("--arch", type=int, default=90, help="of the device: 90 for H100 and H200")
-    parser.add_argument("--functions", default=FUNCTIONS, help="as NCCL's ONLY_FUNCS")
+    parser.add_argument("--arch", type=int, default=90, help="compute capability of the device: 90 for H100 and H200")
+    parser.add_argument("--functions", default=FUNCTIONS, help="value of NCCL's ONLY_FUNCS")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     try:

@@ -73,7 +73,7 @@ def _git(*arguments: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.lines", description=__doc__)
     parser.add_argument("revisions", nargs="*", default=[WORKTREE], metavar="REV")
-    parser.add_argument("--depth", type=int, default=1, help="folders below folders: 2 shows mesh/transport")
+    parser.add_argument("--depth", type=int, default=1, help="depth of folders: 2 shows mesh/transport")
     arguments = parser.parse_args()
     columns = {revision: count_by_folder(revision, arguments.depth) for revision in arguments.revisions}
     first, last = columns[arguments.revisions[0]], columns[arguments.revisions[-1]]

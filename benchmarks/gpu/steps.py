@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=4096)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--small", action="store_true", help="measure the limits on small data, for a try on the CPU")
+    parser.add_argument("--small", action="store_true", help="measure the limits on small data, to try it on the CPU")
     args = parser.parse_args()
     limits = measure(args.device, 1 << 24, 256) if args.small else measure(args.device)
     say("copy in device memory", f"{limits.bytes_s / 1e9:,.0f} GB/s")

@@ -49,8 +49,6 @@ def be_source(directory: Path, model: str, device: str) -> None:
 
 
 def info_on(info: PoolInfo, device: str) -> PoolInfo:
-    import msgspec
-
     return msgspec.structs.replace(info, device=device)
 
 

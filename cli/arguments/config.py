@@ -8,9 +8,7 @@ from cli.arguments.options import FileArgument, FileOption, commands, example
 
 app = commands()
 
-HostOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Which host of the file this is, if it has several.")
-]
+HostOption = Annotated[str | None, typer.Option(metavar="NAME", help="Which host this is, if the file has several.")]
 TomlOption = Annotated[Literal["toml", "json"], typer.Option("--output", "-o", help="toml or json")]
 
 

@@ -12,9 +12,9 @@ app = commands()
 @app.command(epilog=example("meshctl down"))
 def down(
     name: NameOption = "default",
-    host: Annotated[str, typer.Option(help="Of a mesh of several hosts the one to stop, not the whole mesh.")] = "",
+    host: Annotated[str, typer.Option(help="In a mesh of several hosts, stop this one only.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Kill instead of draining.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until everything has ended.")] = 120.0,
 ) -> None:
     """Stop a mesh, on all its hosts: gateways finish what they have, then everything ends."""
     from cli.commands.down import down as run
@@ -26,7 +26,7 @@ def down(
 def drain(
     names: ActorsArgument,
     name: NameOption = "default",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until everything has ended.")] = 120.0,
 ) -> None:
     """Have actors finish what they have and end; they stay away until `restart`."""
     from cli.commands.restart import restart as run
@@ -51,9 +51,9 @@ def release(
     groups: GroupsArgument = None,
     name: NameOption = "default",
     keep_weights: Annotated[bool, typer.Option("--keep-weights", help="Release the KV pools only.")] = False,
-    keep_kv: Annotated[bool, typer.Option("--keep-kv", help="Release weights only; caches are kept.")] = False,
+    keep_kv: Annotated[bool, typer.Option("--keep-kv", help="Release weights only and keep the caches.")] = False,
     reload_weights: Annotated[
-        bool, typer.Option("--reload-weights", help="On a device: drop weights, and read them from disk on resume.")
+        bool, typer.Option("--reload-weights", help="On a device: drop weights; resume reads them from disk.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is released.")] = 120.0,
     output: OutputOption = "table",

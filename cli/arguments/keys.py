@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 app = commands()
 
 KeysOption = Annotated[
-    str | None, typer.Option("--keys", metavar="DIR", help="Where the keys are, if not in ~/.config/kvmesh/MESH.")
+    str | None, typer.Option("--keys", metavar="DIR", help="Key directory, if not ~/.config/kvmesh/MESH.")
 ]
 MeshOption = Annotated[str | None, typer.Option("--name", metavar="MESH", help="Which mesh.")]
 HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Name of a host.")]
-KeyArgument = Annotated[str, typer.Argument(metavar="PUBLIC_KEY", help="What `keys new` prints there.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="PUBLIC_KEY", help="Public key that `keys new` printed there.")]
 
 _KEY: Final = "rq5uPmYfrobbWpAcThisIsOnlyAnExample01234"
 
@@ -35,9 +35,9 @@ def new(
         bool, typer.Option("--registry", help="This host has the registry; a topology file says so itself.")
     ] = False,
     all_hosts: Annotated[
-        bool, typer.Option("--all-hosts", help="Of every host of the topology file, each in a folder of its own.")
+        bool, typer.Option("--all-hosts", help="Make keys for every host in the topology file, each in its own folder.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="In the place of keys that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing keys.")] = False,
     file: FileOption = None,
     name: MeshOption = None,
     keys: KeysOption = None,
@@ -58,7 +58,7 @@ def add(
     host: HostArgument,
     public_key: KeyArgument,
     roles: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Roles that its actors may have; any but registry if left out.")
+        str | None, typer.Option(metavar="A,B", help="Roles its actors may have; all but registry if left out.")
     ] = None,
     file: FileOption = None,
     name: MeshOption = None,

@@ -10,7 +10,7 @@ app = commands()
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogOutput = Literal["text", "json"]
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds until Ctrl-C.")]
 
 
 @app.command("status", epilog=example("meshctl status"), help="The same as `ps`.")
@@ -26,16 +26,16 @@ def ps(name: NamesOption = None, watch: WatchOption = False, output: OutputOptio
 def logs(
     names: Annotated[list[str] | None, typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")] = None,
     name: NameOption = "default",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
     lines: Annotated[
-        int | None, typer.Option("--lines", "-n", min=0, help="Lines to begin with; 50, or all that --since means.")
+        int | None, typer.Option("--lines", "-n", min=0, help="Last lines to show; 50, or with --since all that match.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="Not before: 30s, 10m, 2h, 1d, or 2026-01-31T12:00.")
+        str | None, typer.Option(metavar="WHEN", help="Only newer lines: 30s, 10m, 2h, 1d, or 2026-01-31T12:00.")
     ] = None,
-    level: Annotated[LogLevel, typer.Option(help="Nothing below this.")] = "debug",
+    level: Annotated[LogLevel, typer.Option(help="Lowest level to show.")] = "debug",
     output: Annotated[
-        LogOutput | None, typer.Option("--output", "-o", help="text or json; text for a terminal if left out.")
+        LogOutput | None, typer.Option("--output", "-o", help="text or json; the default is text.")
     ] = None,
 ) -> None:
     """Show what actors wrote, in order of time; after the mesh has ended, too."""
@@ -50,7 +50,7 @@ def logs(
 def probe(
     question: Annotated[Literal["live", "ready", "generate"], typer.Argument(metavar="live|ready|generate")],
     name: NameOption = "default",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that it may take.")] = 10.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds the check may take.")] = 10.0,
 ) -> None:
     """Answer a health check with one line and an exit code: supervisor, roles of this host, a token."""
     from cli.commands.probe import probe as run
@@ -60,10 +60,10 @@ def probe(
 
 @app.command(epilog=example('meshctl chat --temperature 0 "What is 37 + 45?"'))
 def chat(
-    prompt: Annotated[str | None, typer.Argument(help="One message; without it a conversation begins.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="One message; without it a conversation starts.")] = None,
     name: NameOption = "default",
-    url: Annotated[str | None, typer.Option(help="Another server than the mesh's own gateway.")] = None,
-    model: Annotated[str | None, typer.Option(help="Another model than the mesh's own.")] = None,
+    url: Annotated[str | None, typer.Option(help="Server to talk to instead of the mesh's own gateway.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask instead of the mesh's own.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,

@@ -21,7 +21,9 @@ FileOption = Annotated[
 ]
 FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Topology file (TOML), as with --file.")]
 ActorsArgument = Annotated[list[str], typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")]
-GroupsArgument = Annotated[list[str] | None, typer.Argument(metavar="GROUP...", help="Like decode-0; all if left out.")]
+GroupsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="GROUP...", help="Such as decode-0; all if left out.")
+]
 
 
 def commands() -> typer.Typer:

@@ -32,8 +32,8 @@ class Roll:
         """Raise `FrameRefused` for one who announces so much that others could not be told of all members any more."""
         size, known = len(msgspec.msgpack.encode(member)), self._plain.get(member.actor_id, b"")
         if size > MAX_MEMBER_BYTES:
-            why = f"{member.address} announces {size} bytes, at most {MAX_MEMBER_BYTES} are taken: say less of it"
-            raise FrameRefused("too_large", f"{why}, and the rest to who asks")
+            why = f"{member.address} announces {size} bytes, at most {MAX_MEMBER_BYTES} are taken: announce less"
+            raise FrameRefused("too_large", f"{why}, and the rest only on request")
         if self._num_bytes - len(known) + size > MAX_BYTES:
             why = f"all members announce {self._num_bytes} bytes, and {MAX_BYTES} are the most that one message tells"
             raise FrameRefused("too_large", f"{why}: end what is not needed before {member.address} joins")
