@@ -1,8 +1,8 @@
 """Takes connections from the listening socket, and answers those that there is no room for.
 
-The event loop's own server takes whatever comes, and once there is no descriptor left it closes newcomers without a
-word. Here the last descriptors are kept for the mesh's own links: who would get one of them, or is one connection too
-many, is told 503 and closed.
+The event loop's own server takes every connection, and once there is no descriptor left it closes new ones without a
+word. Here the last descriptors are kept for the mesh's own links: a connection that would get one of them, or is one
+too many, is answered with a 503 and closed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from nodes.gateway.errors import Unavailable
 
 RESERVED_FILES = 64
-"""Descriptors that no client gets: links to actors that come later, dials, and clients that are being refused."""
+"""Descriptors kept from clients: for links to actors that come later, dials, and clients being refused."""
 
 MAX_LINGERING = 16
 LINGER_S = 1.0
@@ -25,12 +25,12 @@ _PAUSE_S = 0.1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Refused = Callable[[str], None]
-"""Told why a connection was refused."""
+"""Called with the reason why a connection was refused."""
 
 
 class Acceptor:
     """One listening socket. `make_protocol` makes the protocol of each connection, `num_connections` counts those that
-    have one; `refused` hears of each that got none.
+    have one; `refused` is called for each that got none.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Take those that have come, and no more; the port is free. Again is harmless."""
+        """Take the connections that have come and no more; frees the port. Calling this again is harmless."""
         if self._is_open:
-            # Who is in the kernel's queue is connected as far as it knows, and would be reset.
+            # Clients in the kernel's queue consider themselves connected, and would be reset.
             self._accept()
             self._is_open = False
             self._loop.remove_reader(self._listener)
@@ -74,7 +74,7 @@ class Acceptor:
             await asyncio.wait(self._opening)
 
     def _accept(self) -> None:
-        # Bounded: a flood of connections must not keep the loop from those that are served.
+        # Bounded: a flood of connections must not keep the loop from serving the others.
         for _ in range(_MAX_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
@@ -89,14 +89,14 @@ class Acceptor:
             connection.setblocking(False)
             if self._num_connections() + len(self._opening) >= self._max_connections:
                 self._refuse(connection, f"it has {self._max_connections} connections, as many as it takes")
-            # The kernel gives the lowest that is free, so its number says how many are left, whoever has the others.
+            # The kernel gives the lowest free descriptor, so its number says how many are left, counting all users.
             elif connection.fileno() >= self._max_files - RESERVED_FILES:
                 self._refuse(connection, f"it has as many as `ulimit -n` ({self._max_files}) lets it have")
             else:
                 self._take(connection)
 
     def _take(self, connection: socket.socket) -> None:
-        # Text comes in small pieces, each of which is waited for.
+        # Text goes out in small pieces, and the client waits for each of them.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opening = self._loop.create_task(self._connect(connection))
@@ -119,10 +119,10 @@ class Acceptor:
             # gone.
             connection.send(head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
             connection.shutdown(socket.SHUT_WR)
-        # A socket that is closed before its request was read resets the connection, and the answer may be lost.
+        # Closing a socket before its request was read resets the connection, and the answer may be lost.
         self._lingering.append(connection)
         self._loop.call_later(LINGER_S, self._let_go, connection)
-        # They have descriptors, too, and there are `RESERVED_FILES` (64) for everything.
+        # Lingering sockets have descriptors too, and there are only `RESERVED_FILES` (64) for everything.
         if len(self._lingering) > MAX_LINGERING:
             self._let_go(self._lingering[0])
 
@@ -130,12 +130,12 @@ class Acceptor:
         if connection in self._lingering:
             self._lingering.remove(connection)
             with contextlib.suppress(OSError):
-                # What is unread when a socket is closed makes the kernel send a reset, which may overtake the answer.
+                # Closing a socket with unread data makes the kernel send a reset, which may overtake the answer.
                 connection.recv(65536)
             connection.close()
 
     def _pause(self, error: OSError) -> None:
-        """Something else has even the reserve: whoever waits is asked to wait longer, not turned away."""
+        """Something else has used up even the reserve: clients in the queue wait longer and are not turned away."""
         self._refused(f"accept failed ({error.strerror})")
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_PAUSE_S, self._go_on)

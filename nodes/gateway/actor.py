@@ -25,7 +25,7 @@ class Gateway(Actor):
     Args:
         config: see `GatewayConfig`.
         serve_http: False in simulations, which drive `service` themselves.
-        draw_seed: seeds of calls that bring none; a simulation gives one that repeats.
+        draw_seed: draws the seed of a call that brings none; a simulation passes a repeatable one.
     """
 
     role: ClassVar[str] = GATEWAY
@@ -43,7 +43,7 @@ class Gateway(Actor):
 
     @property
     def service(self) -> GatewayService:
-        """There once the actor is started."""
+        """Available once the actor has started."""
         assert self._service is not None, "the gateway is used before it has started"
         return self._service
 
@@ -74,17 +74,17 @@ class Gateway(Actor):
             super().on_tell(sender, message, buffers)
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """A scheduler's attempts go elsewhere, a detokenizer's streams to another one."""
+        """Attempts of a lost scheduler go elsewhere, streams of a lost detokenizer to another one."""
         if self._service is not None:
             self._service.on_peer_lost(peer.actor_id, peer.epoch)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Somebody came, left or changed state."""
+        """A member joined, left or changed state."""
         if self._service is not None:
             self._service.on_members([*joined, *left, *changed])
 
     async def drain(self) -> None:
-        """Finish what is here. New connections go to the other gateways of the port; without one they get a 503."""
+        """Finish what is here. With `reuse_port`, other gateways get new connections; else new calls get a 503."""
         if self._server is not None and self._config.reuse_port:
             self._server.leave_port()
             self.service.begin_drain(turn_away=False)
@@ -101,7 +101,7 @@ class Gateway(Actor):
             await self._server.stop()
 
     def stats(self) -> dict[str, float]:
-        """What is held for clients, and how often the way failed."""
+        """What is held for clients, and how often something had to be tried or sent again."""
         if self._service is None:
             return {}
         core = self._service.core

@@ -1,9 +1,10 @@
-"""How much of bodies may be held, by whom, and how fast each has to come. Pure.
+"""How many bodies and how much of them may be held, for which client, and how fast each has to arrive. Pure.
 
-A body counts from its first byte until it is decoded. The first 64 KiB of each draw on all there is, what goes beyond
-that on three quarters, so that ordinary requests are taken while large bodies crowd. Of these three quarters one client
-has at most as much as it leaves to everybody else: alone a half, one of two a third. Of the number of bodies it has at
-most twice as many. A body that brings too little for a while is not waited for: who stops has to begin anew.
+A body counts from its first byte until it is decoded. The first 64 KiB of each body may use all of the memory, the rest
+of it only three quarters, so that ordinary requests are taken while large bodies crowd. Of these three quarters, one
+client may hold at most as much as is left free: a half if it is alone, a third if it is one of two. It may have at most
+twice as many bodies as could still be opened. A body that brings too little for a while is given up: a client that
+stalls has to start again.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ SMALL_BYTES = 64 << 10
 
 
 def client_of(host: str) -> str:
-    """Whose share a connection takes: an IPv4 address, or the /64 of an IPv6 address, which is one client's to fill."""
+    """Whose share a connection takes: an IPv4 address, or the /64 of an IPv6 one, all of which one client may use."""
     if ":" not in host:
         return host
     try:
@@ -24,12 +25,12 @@ def client_of(host: str) -> str:
         return host
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    # A provider gives each customer a /64 or more: counted by address, one client would be as many as it likes.
+    # A provider gives each customer a /64 or more: counted by address, one client could be as many as it likes.
     return str(ip_network((int(address), 64), strict=False))
 
 
 class BodyBudget:
-    """What all bodies take together that are arriving, or have arrived and are not decoded."""
+    """All bodies that are arriving or not decoded yet, and what they take together."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
@@ -41,7 +42,7 @@ class BodyBudget:
 
     def open(self, client: str, now: float) -> "ArrivingBody | None":
         """A body of `client` begins; None if too many of its bodies are arriving."""
-        # Twice what is left and not once: a proxy is one client, and fills no memory by this alone.
+        # Twice what is left and not once: a proxy counts as one client, and the number of bodies alone fills no memory.
         if self._bodies_of[client] + 1 > 2 * (self.config.max_inflight - self.num_bodies):
             return None
         self.num_bodies += 1
@@ -49,11 +50,11 @@ class BodyBudget:
         return ArrivingBody(self, client, now)
 
     def take(self, client: str, num_bytes: int, num_large_bytes: int) -> bool:
-        """Reserve bytes, of which some are beyond the first of their body; False if that is too much."""
+        """Reserve bytes, `num_large_bytes` of them beyond the first 64 KiB of their body; False if that is too much."""
         most = self.config.max_buffered_bytes
         if self.num_bytes + num_bytes > most:
             return False
-        # Against what is free and not against a fixed share: a client alone may use memory that nobody else wants.
+        # Compared with what is free, not with a fixed share: a lone client may use memory that nobody else wants.
         free = most * 3 // 4 - self._num_large_bytes
         if num_large_bytes and self._large_bytes_of[client] + num_large_bytes > free:
             return False
@@ -70,12 +71,12 @@ class BodyBudget:
         for counts, number in ((self._bodies_of, 1), (self._large_bytes_of, num_large_bytes)):
             counts[client] -= number
             if not counts[client]:
-                # Clients come and go.
+                # Clients come and go: forget those without bodies.
                 del counts[client]
 
 
 class ArrivingBody:
-    """One body. `deadline` is when it has to have brought more, or to be whole; by the clock of the given times."""
+    """One body. By `deadline` more of it, or all of it, has to be here, on the clock of the `now` arguments."""
 
     def __init__(self, budget: BodyBudget, client: str, now: float) -> None:
         self._budget = budget
@@ -91,20 +92,20 @@ class ArrivingBody:
 
     def take(self, num_bytes: int, now: float) -> bool:
         """More of it has come; False if it cannot be held."""
-        # Computed anew from the sum, so that a piece that crosses the bound is split there.
+        # Computed from the sum, so that a piece that crosses the bound is split there.
         before = max(0, self._num_bytes - SMALL_BYTES)
         large = max(0, self._num_bytes + num_bytes - SMALL_BYTES) - before
         if not self._budget.take(self._client, num_bytes, large):
             return False
         self._num_bytes += num_bytes
-        # Only a whole portion puts the deadline off: a byte now and then would hold a body's memory for the whole time.
+        # Only a whole portion postpones the deadline: else a byte now and then would hold its memory until the end.
         if self._num_bytes >= self._next:
             self._next = self._num_bytes + self._num_bytes_at_least
             self.deadline = min(self._end, now + self._pause_s)
         return True
 
     def close(self) -> None:
-        """It is decoded, or will never be; again is harmless."""
+        """The body is decoded, or will never be; calling this again is harmless."""
         if self._is_open:
             self._is_open = False
             self._budget.close(self._client, self._num_bytes, max(0, self._num_bytes - SMALL_BYTES))

@@ -24,7 +24,7 @@ _HINTS: dict[str | None, str] = {"max_tokens": _LEAST_TOKENS, "max_completion_to
 
 
 class Decoded(NamedTuple):
-    """A typed body, the raw JSON of each of its fields, and the names of fields that nobody knows."""
+    """A typed body, the raw JSON of each of its fields, and the names of unknown fields."""
 
     body: Any
     fields: dict[str, Raw]
@@ -48,7 +48,7 @@ class BodyReader:
             fields = _FIELDS.decode(data)
             unknown = _check_fields(fields, self._known)
             return Decoded(self._decoder.decode(data), fields, unknown)
-        # What the decoder does with some thousand brackets; a client's doing, not this server's fault.
+        # Raised by the decoder at some thousand nested brackets: the client's mistake, not a fault of this server.
         except RecursionError:
             raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
         except msgspec.ValidationError as error:
@@ -71,12 +71,11 @@ def _check_fields(fields: dict[str, Raw], known: frozenset[str]) -> list[str]:
 
 
 def _lone_surrogate(data: bytes, message: str) -> str:
-    """What to say of half a surrogate pair, if that is what is wrong where the decoder stopped; else nothing."""
+    """The error message, if the decoder stopped at half a surrogate pair; else empty."""
     at = _BYTE.search(message)
-    # Without a position the decoder has met the end while it waited for the other half.
+    # Without a position, the decoder has met the end while it expected the other half.
     end = min(len(data), int(at[1]) + _ESCAPED_PAIR_BYTES) if at else len(data)
-    # Searched near the position alone: the body may have megabytes, and valid pairs that look like halves are
-    # elsewhere.
+    # Search only near the position: the body may have megabytes, and elsewhere valid pairs may look like halves.
     begin = max(0, end - 3 * _ESCAPED_PAIR_BYTES)
     found = _LONE_SURROGATE.search(data[begin:end])
     if found is None:

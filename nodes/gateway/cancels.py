@@ -1,7 +1,8 @@
 """Cancels that a scheduler has not acknowledged yet.
 
-A cancel is an ask, repeated until it is acknowledged or until the scheduler is gone: what it holds for us is freed by
-us, by its own notice that we are gone, or by its death, never by hope. Owned by the gateway's core; pure.
+A cancel is an ask, repeated until it is acknowledged, the scheduler is gone, or its time is over. What a scheduler
+holds for us is freed by our cancel, when it notices that we are gone, or by its death. Owned by the gateway's core;
+pure.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ MAX_PER_MESSAGE = 1024
 class CancelLedger:
     """Pending cancels by scheduler: asked again `RETRY_S` after a failed ask, and given up after `give_up_s`.
 
-    `send` takes what is to be asked now: fresh cancels with `flush`, and those whose pause is over with `retry`.
+    `send` is called with what is to be asked now: fresh cancels by `flush`, those whose pause is over by `retry`.
     """
 
     def __init__(self, deadlines: Deadlines, send: Callable[[SendCancel], None], *, give_up_s: float) -> None:
@@ -37,7 +38,7 @@ class CancelLedger:
         """Have `attempt` and older ones cancelled; nothing happens if that is under way already."""
         key = (scheduler, request_id)
         known = self._pending.get(key)
-        # One for a request: cancelling an attempt cancels those before it.
+        # One entry for a request: cancelling an attempt cancels those before it.
         if known is None or known.attempt < attempt:
             ref = AttemptRef(request_id, attempt)
             self._pending.add(key, scheduler, ref, retry_s=RETRY_S, give_up_at=now + self._give_up_s)
@@ -47,12 +48,12 @@ class CancelLedger:
         for ref in attempts:
             key = (scheduler, ref.request_id)
             known = self._pending.get(key)
-            # An answer for an older attempt does not end the asking for a newer one.
+            # An answer for an older attempt does not settle the cancel of a newer one.
             if known is not None and known.attempt <= ref.attempt:
                 self._pending.answered(key)
 
     def failed(self, scheduler: str, now: float) -> None:
-        """An ask brought no answer; all that is pending there is sent again in a while."""
+        """An ask brought no answer; all cancels pending at this scheduler are sent again after a pause."""
         self._pending.failed(self._pending.keys_of(scheduler), now)
 
     def _ask(self, scheduler: str, refs: list[AttemptRef]) -> None:

@@ -126,7 +126,7 @@ class CompletionEndpoint:
 
     async def _stream(self, call: HttpCall, job: Job, generation: Generation) -> None:
         output = generation.output
-        # Until a scheduler has taken every sample an error still has a status of its own.
+        # Until schedulers have taken every sample, an error can still be answered with its own status.
         while not (output.is_started or output.has_news or output.is_finished):
             await output.wait()
         if output.is_gone:

@@ -1,4 +1,4 @@
-"""Settings of one gateway: where it listens, which model it names, and every limit it keeps.
+"""Settings of one gateway: where it listens, which model it serves, and every limit it keeps.
 
 Made by `cli` from the topology; read by the files of this folder only.
 """
@@ -11,17 +11,17 @@ from nodes.request import SamplingDefaults
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway. All `_s` are seconds; every limit has a stated answer when it is reached.
+    """One gateway. All `_s` are seconds; every limit has a defined answer for when it is reached.
 
     `model` says what is served (a directory, or a name such as `echo`), `model_name` is what clients ask for; they may
-    ask for one of `aliases` as well. `sampling_defaults` hold where a request does not say how it is sampled.
-    `quantization` is what weights are rounded to. `context` says to people how `context_length` came about.
+    ask for one of `aliases` as well. `sampling_defaults` apply where a request does not say how it is sampled.
+    `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
-    `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. A
-    request that took `slow_request_s` says in the log where its time went; 0: none does.
-    A body has `body_timeout_s`, and each `body_pause_s` of them has to bring `min_body_bytes_per_s` on average.
-    `cors_origins` are the pages that browsers let ask here (`*`: all), none by default. `/health/generate` waits
-    `health_timeout_s` for its token.
+    `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
+    a request took `slow_request_s`, the log says where its time went; 0: never.
+    A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
+    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
+    `/health/generate` waits `health_timeout_s` for its token.
     """
 
     model_name: str
@@ -65,5 +65,5 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """All names of the model, the one that answers carry first."""
+        """All names of the model; the first is the one that answers carry."""
         return (self.model_name, *self.aliases)

@@ -11,11 +11,11 @@ exactly once, by `End`. An attempt goes through these phases:
     ROUTING      a tokenizer's answer                   no route                             WAITING, then again
     WAITING      its time, or its scheduler's return    `recover_by` passes                  End with the failure
 
-A request has few attempts that come to nothing, so that one which brings schedulers down cannot go on for long. One
-that brought output is none of them, nor one that only lost its link, nor is a submission to a scheduler that was not
-there: a dead one stays a member until its lease ends or its successor joins, and until `recover_by` it may come back.
-
-Nor is one that was given back with the memory of its group: where no other is there, it waits for the resumption.
+A request may have only a few failed attempts (`max_attempts`), so that one which crashes schedulers cannot go on for
+long. An attempt does not count as failed if it brought output, if only its link was lost, or if its scheduler was not
+there when it was submitted: a dead scheduler stays a member until its lease ends or its successor joins, and it may
+come back until `recover_by`. Nor does an attempt count that ended because its group's memory was released: if there is
+no other group, the request waits for the memory to be resumed.
 
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
@@ -76,7 +76,7 @@ class GatewayCore:
         self._config = config
         self._requests: dict[str, RequestState] = {}
         self._commands: list[Command] = []
-        # Of each request the first of what it waits for. Output only puts that off, so it moves nothing here.
+        # For each request the earliest time that it waits for. Output only postpones that, so it moves nothing here.
         self._deadlines = Deadlines()
         self._cancels = CancelLedger(
             self._deadlines, lambda cancel: self._commands.append(cancel), give_up_s=config.recovery_timeout_s
@@ -104,7 +104,7 @@ class GatewayCore:
 
     @property
     def is_idle(self) -> bool:
-        """No request is here, and no scheduler may still hold one for us."""
+        """No request is left, and no scheduler may still hold one for us."""
         return not self._requests and not len(self._cancels)
 
     def next_deadline(self) -> float | None:
@@ -220,7 +220,7 @@ class GatewayCore:
     def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
         state = self._requests.get(event.request_id)
         if state is None or state.attempt != event.attempt:
-            # Ended or given up meanwhile; the cancel may have come before the attempt was there.
+            # Ended or given up meanwhile; the cancel may have reached the scheduler before the attempt did.
             self._cancels.add(event.scheduler, event.request_id, event.attempt, now)
             return
         if state.phase is Phase.SUBMITTING:
@@ -232,23 +232,23 @@ class GatewayCore:
         if state is None or state.attempt != event.attempt or state.phase is not Phase.SUBMITTING:
             return
         code = event.failure.code
-        # What is too much for a prefill group's pool may fit that of the decode group that it stands in for.
+        # A request too large for a prefill group's pool may fit the pool of the decode group that it stands in for.
         if code in NOT_HELD or (code == "never_fits" and self._peers.is_stand_in(state.scheduler)):
             state.failure = event.failure
             state.excluded.append(state.scheduler)
             if code == DRAINING and state.attempt == 0:
-                # Its worker comes back when an operator says so: as long as for a role that is missing.
+                # Its worker comes back when an operator says so: wait for it as long as for a missing role.
                 state.recover_by = min(state.recover_by, state.arrived_at + self._config.role_wait_s)
             self._ask_route(state)
             return
         if code == "attempt_over":
-            # It was cancelled there, by us or because we seemed lost: only this number is spoilt.
+            # It was cancelled there, by us or because we seemed lost: only this attempt number cannot be used again.
             self._next_attempt(state, event.failure._replace(retryable=True), [], now, has_run=False)
             return
         if code != "peer_lost":
             self._cancel(state, now)
         state.epoch = self._peers.epoch_of(state.scheduler)
-        # Silence is no sign that the request brings anything down; a death of whoever heard it may be.
+        # Silence is no sign that the request crashes schedulers; the death of one that received it may be.
         has_run = event.was_heard and code != "deadline_exceeded"
         self._next_attempt(state, event.failure, [state.scheduler], now, has_run=has_run)
 
@@ -259,7 +259,7 @@ class GatewayCore:
         failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
         # A scheduler that restarted does not know the attempt, but may have its pages: it is as good as any other.
         excluded = [] if event.code == "unknown_attempt" else [state.scheduler]
-        # An operator's wish is no failure of the request, and gives it time to find a place.
+        # An operator's command is not a failure of the request, and gives it new time to find a place.
         is_wish = event.code in (MEMORY_RELEASED, DRAINING)
         if is_wish:
             state.recover_by = now + (ELSEWHERE_S if event.code == DRAINING else self._config.recovery_timeout_s)
@@ -271,7 +271,7 @@ class GatewayCore:
             if state.phase is not Phase.RUNNING:
                 continue
             if state.scheduler == event.actor_id and state.epoch <= event.epoch:
-                # The answer to the submission may not have come.
+                # The answer to the submission may not have come yet.
                 state.epoch = event.epoch
                 failure = Failure("peer_lost", f"lost {event.actor_id} while it ran the request")
                 self._next_attempt(state, failure, [event.actor_id], now)
@@ -282,12 +282,12 @@ class GatewayCore:
     def _next_attempt(
         self, state: RequestState, failure: Failure, excluded: list[str], now: float, *, has_run: bool = True
     ) -> None:
-        """Try again, unless too many attempts ran and came to nothing, or none could be placed for too long."""
+        """Try again, unless too many attempts ran and failed, or none could be placed for too long."""
         if not failure.retryable:
             self._end(state, None, failure, now)
             return
         if has_run:
-            # A scheduler forgets the attempts of a gateway that it lost.
+            # `unknown_attempt` too: a scheduler forgets the attempts of a gateway that it lost.
             state.fail(is_lost=failure.code in ("peer_lost", "unknown_attempt"))
             state.recover_by = now + self._config.recovery_timeout_s
         if state.num_failures >= self._config.max_attempts:
@@ -316,7 +316,7 @@ class GatewayCore:
             self._ask_route(state)
 
     def _on_return(self, state: RequestState) -> None:
-        """Submit to the scheduler that had the request, if that is what it waits for and it is there again."""
+        """Submit to the scheduler that had the request, if the request waits for it and it is back."""
         if state.awaited_epoch and returns.is_back(state, self._peers):
             self._go_back(state)
         elif state.awaited_epoch:
@@ -341,11 +341,11 @@ class GatewayCore:
             return
         if isinstance(event, RouteFailed):
             if event.failure.code == MEMORY_RELEASED:
-                # Those who can serve it are there, and an operator says when: what has begun waits for that.
+                # Groups that can serve it are there, and an operator says when: an open request waits for that.
                 state.recover_by = max(state.recover_by, now + self._config.recovery_timeout_s)
             self._on_no_route(state, event.failure, now)
         elif event.route.decode in state.excluded:
-            # A tokenizer names an excluded scheduler where there is no other; at once would be a busy loop.
+            # A tokenizer names an excluded scheduler if there is no other; retrying at once would be a busy loop.
             self._on_no_route(state, Failure("no_route", "no other scheduler takes requests"), now)
         else:
             state.route = event.route
@@ -361,7 +361,7 @@ class GatewayCore:
         if not retryable or all_full or now >= state.recover_by:
             self._end(state, None, failure, now)
             return
-        # Whoever was excluded may be back by then, and is better than nobody.
+        # An excluded scheduler may be back by then, and is better than none.
         state.excluded = []
         state.phase = Phase.WAITING
         state.retry_at = now + min(MAX_ROUTE_PAUSE_S, FIRST_ROUTE_PAUSE_S * 2**state.num_route_tries)
@@ -385,14 +385,14 @@ class GatewayCore:
         self._arm(state)
 
     def _arm(self, state: RequestState) -> None:
-        """What the request waits for has changed, to something earlier perhaps."""
+        """Set the deadline again: what the request waits for has changed, perhaps to something earlier."""
         self._deadlines.set((REQUEST, state.opened.request_id), state.due_at(self._config.request_timeout_s))
 
     def _cancel(self, state: RequestState, now: float) -> None:
         self._cancels.add(state.scheduler, state.opened.request_id, state.attempt, now)
 
     def _end(self, state: RequestState, finish_reason: str | None, failure: Failure | None, now: float) -> None:
-        """The one way out. Whatever a scheduler may still hold of the attempt, it is told to free."""
+        """The only way a request ends. A scheduler that may still hold its attempt is asked to free it."""
         del self._requests[state.opened.request_id]
         self._deadlines.clear((REQUEST, state.opened.request_id))
         if state.phase <= Phase.RUNNING:

@@ -1,4 +1,4 @@
-"""Which web pages may ask here and read answers, by origin: `[roles.gateway] cors_origins`. Called by `http.py`."""
+"""Which web pages may call this gateway and read its answers: `[roles.gateway] cors_origins`. Called by `http.py`."""
 
 from collections.abc import Collection
 
@@ -16,15 +16,15 @@ _EXPOSED = ("X-Request-Id", "X-Kvmesh-Request-Id", "Retry-After")
 class CrossOrigin(CORSMiddleware):
     """Answers preflights and lets pages of `origins` (`*`: all) read answers.
 
-    It costs a call for each piece of a stream, so it is there only when it is asked for. No credentials: keys of this
-    server's clients travel in headers, not cookies.
+    It costs a call for each piece of a stream, so it is installed only if origins are configured. Credentials are not
+    allowed: keys of this server's clients travel in headers, not cookies.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(app, origins, ("GET", "POST"), ("*",), expose_headers=_EXPOSED)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Starlette's answer; a refusal is an error as all others are."""
+        """Starlette's answer; a refusal has the form of all other errors."""
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response

@@ -1,5 +1,5 @@
-"""The page at `/docs`: shows `/openapi.json` and lets one try it. Fetches nothing from elsewhere, which its own policy
-forbids, so it works where there is no other network than the mesh's.
+"""The page at `/docs`: shows `/openapi.json` and lets users try it. It fetches nothing from elsewhere (its own content
+security policy forbids that), so it works without any network but the mesh's.
 """
 
 from importlib.resources import files

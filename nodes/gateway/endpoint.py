@@ -11,7 +11,7 @@ from nodes.gateway.observer import HttpObserver
 Handler = Callable[[HttpCall], Awaitable[None]]
 
 CLIENT_LEFT = 499
-"""How an exchange is counted whose client left before its answer; nothing is sent."""
+"""The status counted for an exchange whose client left before its answer; nothing is sent."""
 
 
 class Endpoint:
@@ -37,7 +37,7 @@ class Endpoint:
         try:
             await self._handler(call)
         except ApiError as error:
-            # Before it is sent: a client that leaves meanwhile does not undo the failure.
+            # Logged before it is sent: a client that leaves meanwhile does not undo the failure.
             self._observer.failed(call.names, error)
             await call.fail(error)
         except ClientLeft:

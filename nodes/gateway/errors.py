@@ -13,7 +13,7 @@
       Unavailable       503     with Retry-After
       TimedOut          504     request_timeout
 
-Raised by validation and by the routes; written by `http.py` as a response, or by `sse.py` as a stream's last event.
+Raised by validation and the routes; written by `http_call.py` as a response, or by `sse.py` as a stream's last event.
 """
 
 import msgspec
@@ -28,7 +28,7 @@ class ApiError(Exception):
     type = "server_error"
     code: str | None = "internal_error"
     is_logged = False
-    """Whether whoever raised it has told the log of the request already."""
+    """Whether the failed request has been logged already, where the error was raised."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ApiError(Exception):
             self.code = code
 
     def body(self, request_id: str = "") -> bytes:
-        """The JSON document `{"error": {message, type, param, code, request_id}}`; no id where there is none yet."""
+        """The JSON document `{"error": {message, type, param, code, request_id}}`; no id if there is none yet."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         if request_id:
             error["request_id"] = request_id
@@ -112,7 +112,7 @@ class TooManyRequests(ApiError):
 
 
 class Internal(ApiError):
-    """Ours, and not worth a retry."""
+    """The server's fault, and not worth a retry."""
 
 
 class Unavailable(ApiError):
@@ -145,13 +145,13 @@ _CLIENTS_FAULT = frozenset(
 """Codes of tokenizers and schedulers that say the request itself cannot be served."""
 
 _CLIENTS_WORD = {"never_fits": "context_length_exceeded"}
-"""To whom it is all the same which role found a request too long, and who look for OpenAI's code."""
+"""Codes that clients get under OpenAI's name: they do not care which role found a request too long."""
 
 
 def error_from(failure: Failure, *, retry_after_s: int, default_param: str | None = None) -> ApiError:
-    """The answer for what a role reported. A `param` means that the client can mend it.
+    """The answer for a failure that a role reported. A `param` means that the client can fix it.
 
-    Behind the gateway a prompt is a prompt, whatever the client calls it: `default_param` is the client's word.
+    Behind the gateway every prompt is called `prompt`; `default_param` is the client's name for it.
     """
     code, message, param = _CLIENTS_WORD.get(failure.code, failure.code), failure.message, failure.param
     if param == "prompt":

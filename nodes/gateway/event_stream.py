@@ -1,7 +1,7 @@
 """The answer to one streamed call, from its first event to `[DONE]`.
 
-Output goes to the connection as it comes, in one piece for each turn of the loop; the call's task writes what a
-client that lags has not taken, and the end. Made by `completions.py`, one for each call.
+Output goes to the connection as it comes, in one piece for each turn of the event loop; the call's task writes what a
+client that lags has not taken yet, and the end. Made by `completions.py`, one for each call.
 """
 
 from nodes.gateway.errors import ApiError
@@ -15,7 +15,7 @@ from nodes.gateway.validation import Job
 
 
 class EventStream:
-    """Writes what `generation` brings to the client of `call`, by way of `writer`."""
+    """Writes the output of `generation` to the client of `call`, encoded by `writer`."""
 
     def __init__(
         self, service: GatewayService, call: HttpCall, job: Job, generation: Generation, writer: ChunkWriter
@@ -34,13 +34,13 @@ class EventStream:
         start = self._writer.start()
         if start:
             await call.write(start)
-        # Only after the start is written: until then news would go out ahead of it.
+        # Only after the start is written: before that, news would go out ahead of it.
         output.write_through(self._write_now)
         while True:
             await output.wait()
             if output.is_gone:
                 raise ClientLeft
-            # Looked at before news are taken: what comes between the two is taken now, or makes another round.
+            # Read before news is taken: what comes between the two is taken now, or causes another round.
             finished = output.is_finished
             chunks = self._chunks()
             if output.failure is not None:
@@ -48,7 +48,7 @@ class EventStream:
             elif finished:
                 if self._job.include_usage:
                     chunks.append(self._writer.usage(total_usage(self._generation)))
-                # Not after an error: the answer is not whole then.
+                # Not after an error: the answer is incomplete then.
                 chunks.append(DONE)
             if chunks:
                 await call.write(b"".join(chunks), more=not finished)
@@ -56,7 +56,7 @@ class EventStream:
                 return
 
     def _write_now(self) -> bool:
-        """News came. They stay for the task where the client does not keep up."""
+        """Write news at once. False if the client does not keep up: then it is left to the call's task."""
         if not self._call.can_write_now:
             return False
         chunks = self._chunks()
@@ -81,6 +81,6 @@ class EventStream:
 def failed(service: GatewayService, failure: Failure, job: Job) -> ApiError:
     """The error that a call's client gets for one of its requests."""
     error = service.error_of(failure, job.prompt_param)
-    # The service told of each request as it ended.
+    # The service logged each request as it ended.
     error.is_logged = True
     return error

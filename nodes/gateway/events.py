@@ -1,4 +1,4 @@
-"""What the gateway's core is told, and what it wants done.
+"""The events that the gateway's core handles, and the commands that it returns.
 
 Events come from the mesh (`TextBatch` and `AttemptFailed` as they are on the wire), from answers to asks, from clients
 and from the clock. Commands are performed by `service.py`, in order.
@@ -24,7 +24,7 @@ class Failure(NamedTuple):
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """A client wants one sample of one prompt. `arrived_at` is when its HTTP request was read.
 
-    `tokenize_s` is what the tokenizer says that the call's prompts took it.
+    `tokenize_s` is how long the call's prompts took the tokenizer, by its own word.
     """
 
     request_id: str
@@ -49,9 +49,9 @@ class SubmitAccepted(NamedTuple):
 
 
 class SubmitFailed(NamedTuple):
-    """The ask failed: refused by the scheduler, or no answer (it may then hold the attempt all the same).
+    """The ask failed: refused by the scheduler, or not answered (it may then hold the attempt all the same).
 
-    `was_heard` False: no connection came about, so the scheduler's fate is not this request's doing.
+    `was_heard` False: no connection was made, so this request cannot have caused what happened to the scheduler.
     """
 
     request_id: str
@@ -98,7 +98,7 @@ class PeerLost(NamedTuple):
 
 
 class SchedulerAnswered(NamedTuple):
-    """An incarnation that was lost is there, and can be reached again."""
+    """A lost incarnation is still there, and can be reached again."""
 
     scheduler: str
     epoch: int
@@ -111,9 +111,9 @@ class DetokenizersChanged(NamedTuple):
 
 
 class SchedulersChanged(NamedTuple):
-    """The schedulers that are ready now, with their epochs; `stand_ins` decode only while nobody else is there.
+    """The schedulers that are ready now, with their epochs; `stand_ins` decode only while no others are there.
 
-    `numerics` are the fingerprints of all that say theirs, ready or not: one that drains still brings output.
+    `numerics` are the fingerprints of all that announce one, ready or not: a draining one still brings output.
     """
 
     ready: dict[str, int]
@@ -177,7 +177,7 @@ class SendCancel(NamedTuple):
 
 
 class SendResend(NamedTuple):
-    """Tell a scheduler to send tokens again; `detokenizer` is empty where the present one stays."""
+    """Tell a scheduler to send tokens again; `detokenizer` is empty if the present one stays."""
 
     scheduler: str
     detokenizer: str
@@ -203,7 +203,7 @@ class Accepted(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """New output. `since_s`: since the request's last output, or since it arrived where `first`.
+    """New output. `since_s`: since the request's last output or, if `first`, since it arrived.
 
     `num_cached_tokens` of its prompt were not computed, as far as is known.
     """
@@ -235,8 +235,8 @@ class End(NamedTuple):
 class SlowRequest(NamedTuple):
     """A request that ends now took long: where its time went, over all its attempts. Followed by its `End`.
 
-    `stages` is the sum of what schedulers say, `first_token_s` from its arrival (-1: there was none), `stall_s` the
-    longest pause in its output after that.
+    `stages` is the sum of what schedulers reported, `first_token_s` counts from its arrival (-1: there was no token),
+    `stall_s` is the longest pause in its output after that.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
 """From a job and its prompts' token ids to requests: one for each sample of each prompt.
 
-Pure. Randomness is keyed by (seed, sample index, position), so sample 0 of `n` is the sample of `n` 1, and a prompt in
-a list gives what it gives alone.
+Pure. Randomness is keyed by (seed, sample index, position), so sample 0 is the same for every `n`, and a prompt
+in a list gives the same as alone.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> int:
-    """How many tokens a prompt's answer may have; raises `BadRequest` where the context has no room for them."""
+    """How many tokens a prompt's answer may have; raises `BadRequest` if the context has no room for them."""
     room = config.context_length - num_prompt_tokens
     if num_prompt_tokens == 0:
         raise BadRequest(f"'{job.prompt_param}' has no tokens.", param=job.prompt_param, code="invalid_value")
@@ -52,7 +52,7 @@ def fan_out(
     config: GatewayConfig,
     tokenize_s: float = 0.0,
 ) -> list[Opened]:
-    """Requests in the order of the answer's choices; `seed` is used where the client gave none."""
+    """Requests in the order of the answer's choices; `seed` is used if the client gave none."""
     sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed)
     opened: list[Opened] = []
     for prompt_ids, route in zip(prompts, routes, strict=True):

@@ -1,4 +1,4 @@
-"""Whether this gateway turns, whether a request could be served, and whether one is: the health routes.
+"""The health routes: whether the event loop runs, whether a request could be served, and whether one is.
 
 The names of routes are those that probes of other servers use by default; `http.py` has the list.
 """
@@ -27,7 +27,7 @@ class HealthPages:
         self._validator = validator
 
     async def live(self, call: HttpCall) -> None:
-        """This loop turns."""
+        """The event loop runs."""
         await call.respond(200, msgspec.json.encode(Readiness()))
 
     async def ready(self, call: HttpCall) -> None:
@@ -35,7 +35,7 @@ class HealthPages:
         await self._answer(call, self._service.missing_roles())
 
     async def generate(self, call: HttpCall) -> None:
-        """A request was served: a token came out of tokenizer, scheduler, worker and detokenizer, in time."""
+        """A request was served: a token came through tokenizer, scheduler, worker and detokenizer, in time."""
         await self._answer(call, self._service.missing_roles() or await self._what_hinders())
 
     async def _what_hinders(self) -> list[str]:

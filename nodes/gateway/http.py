@@ -1,7 +1,7 @@
-"""The HTTP surface: which path is answered by what.
+"""The HTTP surface: which handler answers which path.
 
-Starlette routes; the two routes that stream are called before it, since each layer around `send` is paid for every
-token. Built by `actor.py` once its service is there.
+Starlette does the routing, except for the two routes that stream, which bypass it: each layer around `send` costs time
+for every token. Built by `actor.py` once its service is there.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def server_version() -> str:
 
 
 class Pages:
-    """Handlers of all routes but the two that generate."""
+    """Handlers of all routes except completions and health."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Pages:
 
     async def status(self, call: HttpCall) -> None:
         """GET /."""
-        # Where this client found us; an address that we listen on may mean nothing to it.
+        # The address by which this client reached us; one that we listen on may mean nothing to it.
         base_url = "http://" + call.headers.get(b"host", b"127.0.0.1").decode("latin-1")
         members = self._service.members()
         answers = await self._scraper.answers()
@@ -185,7 +185,7 @@ class GatewayApp:
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
-            # What probes of other servers ask for by default: vLLM's and SGLang's, SageMaker's, Kubernetes'.
+            # Paths that probes use by default: those of vLLM and SGLang, SageMaker, Kubernetes.
             "/health": health.ready,
             "/ping": health.ready,
             "/healthz": health.live,
@@ -209,7 +209,7 @@ class GatewayApp:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path[-1:] == "/" and len(path) > 1:
-            # A redirect in its place loses the body of a POST at many clients.
+            # Not a redirect: with one, many clients lose the body of a POST.
             scope["path"] = path.rstrip("/") or "/"
         if scope["type"] == "http" and scope["method"] == "POST":
             direct = self._direct.get(scope["path"])

@@ -1,7 +1,7 @@
 """One HTTP exchange at the level of ASGI: its headers, its body within limits, its answer.
 
-Below Starlette because an event stream sends thousands of small pieces: each layer around `send` is paid for every
-token. Used by the routes that generate; made for each request.
+Below Starlette because an event stream sends thousands of small pieces: each layer around `send` costs time for every
+token. Made by `endpoint.py` for each request.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ _STREAM_HEADERS = (
 )
 _MAX_DRAIN_BYTES = 32 << 20
 PIECES = "kvmesh.pieces"
-"""The extension of the scope whose `writer` is a `PieceWriter`."""
+"""The scope extension whose `writer` is a `PieceWriter`."""
 DRAIN_TIMEOUT_S = 5.0
 
 
 class PieceWriter(Protocol):
-    """Writes to the connection of one exchange whose stream has begun, on the caller's stack.
+    """Writes synchronously to the connection of one exchange whose stream has begun.
 
     `gone` is done when the client has left before the answer's end.
     """
@@ -36,7 +36,7 @@ class PieceWriter(Protocol):
 
     @property
     def can_write(self) -> bool:
-        """False while the client reads too slowly, or where the stream is not chunked."""
+        """False while the client reads too slowly, or if the stream is not chunked."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -60,7 +60,7 @@ class HttpCall:
         self._receive = receive
         self._send = send
         extensions: dict[str, dict[str, PieceWriter]] = scope.get("extensions") or {}
-        # Taken out: it knows whose scope this is, and a ring of references for each call is work for the collector.
+        # Taken out: it refers back to this scope, and a reference cycle per call is work for the garbage collector.
         self._pieces = extensions.pop(PIECES, {}).get("writer")
         self._client = client_of((scope.get("client") or ("",))[0])
         self._arriving: ArrivingBody | None = None
@@ -69,7 +69,7 @@ class HttpCall:
         self._is_last = scope["http_version"] == "1.0" or b"close" in self.headers.get(b"connection", b"").lower()
 
     async def read_body(self, budget: BodyBudget) -> bytes:
-        """The whole body. Raises `ApiError` over a limit, `ClientLeft` if the connection goes first."""
+        """The whole body. Raises `ApiError` over a limit, `ClientLeft` if the connection closes first."""
         config = budget.config
         _check_media_type(self.headers)
         length = self.headers.get(b"content-length", b"")
@@ -80,7 +80,7 @@ class HttpCall:
         if arriving is None:
             message = "Too many bodies of this client are arriving at once. Send fewer, or each without a pause."
             raise TooManyRequests(message, retry_after_s=config.retry_after_s)
-        # One piece as a rule. Of many, small ones would take more than what is in them if each were kept.
+        # Usually a single piece. Keeping many small ones as they are would take more memory than their contents.
         body, pieces = b"", bytearray()
         try:
             async with asyncio.timeout_at(arriving.deadline) as timer:
@@ -96,7 +96,7 @@ class HttpCall:
                         raise Unavailable(message, retry_after_s=config.retry_after_s)
                     timer.reschedule(arriving.deadline)
         except TimeoutError:
-            # It has been waited for long enough.
+            # The rest is not waited for any longer.
             self._is_late = True
             raise _too_slow(config) from None
         return bytes(pieces) + body if pieces else body
@@ -107,7 +107,7 @@ class HttpCall:
             self._arriving.close()
 
     def watch(self) -> asyncio.Future[None]:
-        """Done when the client has left, after the body was read; whoever watches cancels it."""
+        """Done when the client has left; to be called after the body was read. The caller cancels it."""
         return asyncio.ensure_future(self._until_gone()) if self._pieces is None else self._pieces.gone
 
     async def _until_gone(self) -> None:
@@ -125,8 +125,8 @@ class HttpCall:
     ) -> None:
         """A whole answer, the last one of its connection if it `closes`.
 
-        It goes out at once, whatever is still missing of the request's body. Where the connection goes on the protocol
-        reads that (`BoundedHttpProtocol.on_response_complete`); one that is about to close stays for it for a while.
+        It goes out at once, even if part of the request's body is missing. If the connection stays open, the protocol
+        reads that part (`BoundedHttpProtocol.on_response_complete`); else closing is delayed a while to read it.
         """
         headers = [
             (b"content-type", content_type),
@@ -150,7 +150,7 @@ class HttpCall:
         if self.status:
             await self.write(b"data: " + error.body(self.request_id) + b"\n\n", more=False)
             return
-        # Nothing may follow a body that is not there. Who asked whether to send it has not begun to.
+        # No request can follow an incomplete body. A client that sent `Expect: 100-continue` has not begun to send it.
         closes = self._is_late or (not self._is_read and self._asked_first)
         body = error.body(self.request_id)
         await self.respond(error.status, body, retry_after_s=error.retry_after_s, closes=closes)
@@ -167,11 +167,11 @@ class HttpCall:
 
     @property
     def can_write_now(self) -> bool:
-        """A piece of the stream, which has begun, can be written without waiting: the client keeps up."""
+        """Whether a piece of a stream that has begun can be written without waiting: the client keeps up."""
         return self._pieces is not None and self._pieces.can_write
 
     def write_now(self, data: bytes) -> None:
-        """The same as `write`, where `can_write_now`."""
+        """The same as `write`, if `can_write_now`."""
         assert self._pieces is not None, "only where it can"
         self._pieces.write(data)
 
@@ -204,7 +204,7 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     if encoding not in (b"", b"identity"):
         raise WrongMediaType("Compressed bodies are not taken.")
     kind = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
-    # Many a script sends none; curl's -d says that it is a form, and what a form would mean here nobody could say.
+    # Many scripts send none, which is accepted. curl's -d says that it is a form, which would have no meaning here.
     if kind not in (b"", b"application/json") and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         given = kind[:100].decode("latin-1")
         raise WrongMediaType(

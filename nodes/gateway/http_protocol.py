@@ -1,12 +1,12 @@
-"""uvicorn's httptools protocol with the bounds that it lacks, and with OpenAI's form where it answers by itself.
+"""uvicorn's httptools protocol with the bounds that it lacks, and OpenAI's error form where it answers by itself.
 
-Bounds: bytes of a head and its trailers, and of what is in a message beside these and its body; a head's time to
-arrive; requests in line on one connection (the rest is not read, and it is closed after them), and what of their bodies
-waits there; how long a body may go on that was answered before its end; how long a client may leave unread what is
-written to it.
+Bounded are the bytes of a head and its trailers, and those of a message that are neither these nor body; the time for a
+head to arrive; the requests in line on one connection (more are not read, and it is closed after them) and the bytes of
+their bodies that wait; how long a body may continue once its request was answered; how long a client may leave unread
+what is written to it.
 
-What another server on the way may understand in another way than this one is refused, so that nobody's request hides in
-another's body (RFC 9112, 3.2, 6.1 and 11.2): a host that is missing, there twice or none, a body whose length is given
+Messages that another server on the path may understand differently are refused, so that no request can hide in
+another's body (RFC 9112, 3.2, 6.1 and 11.2): a host that is missing, repeated or invalid, a body whose length is given
 by anything but `Content-Length` or `Transfer-Encoding: chunked`, a version other than 1.0 and 1.1.
 """
 
@@ -30,7 +30,7 @@ READER_TIMEOUT_S = 60.0
 LINGER_S = 5.0
 MAX_PIPELINED = 64
 CHUNK_LINES_BYTES = 16
-"""What is between two pieces of a chunked body: the number of bytes of the next, and three ends of lines at most."""
+"""Allowed between two pieces of a chunked body: the size of the next one, and at most three line ends."""
 _TOO_LONG = f"The request's head is longer than {MAX_HEAD_BYTES} bytes."
 _TOO_MUCH_ELSE = f"There are more than {MAX_HEAD_BYTES} bytes in the request that are neither head nor body."
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
@@ -39,36 +39,36 @@ _OF_UPGRADES = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class _NotTaken(Exception):
-    """A parser's callback says why it goes no further."""
+    """Raised in a parser's callback to refuse the request; says why."""
 
 
 class Newcomers:
-    """Connections on which nothing has been asked yet."""
+    """Connections that have sent no request yet."""
 
     def __init__(self) -> None:
         self._connections: set[asyncio.Protocol] = set()
         self._gone = asyncio.Event()
 
     def enter(self, connection: asyncio.Protocol) -> None:
-        """It has been made."""
+        """The connection was made."""
         self._connections.add(connection)
         self._gone.clear()
 
     def leave(self, connection: asyncio.Protocol) -> None:
-        """Something was asked, or it is closed; again is harmless."""
+        """The connection sent a request, or was closed; calling this again is harmless."""
         self._connections.discard(connection)
         if not self._connections:
             self._gone.set()
 
     async def gone(self, timeout_s: float) -> None:
-        """Return when there is none, or the time is over."""
+        """Return when no such connection is left, or the time is over."""
         if self._connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), timeout_s)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose heads are too long or too slow, or that is not read; bodies are `http_call.py`'s."""
+    """Closes connections with too long or too slow heads, or clients that do not read; `http_call.py` limits bodies."""
 
     def __init__(self, *args: Any, newcomers: Newcomers, budget: BodyBudget, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -104,13 +104,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, then see whether the head has come, and how much there is that brought nothing."""
-        # uvicorn goes on calling while the answers that are owed are written.
+        """Parse, then check whether the head has come, and how many bytes were neither head nor body."""
+        # Data may still come while the answers that are owed are written.
         if self._is_deaf:
             return
         self._has_ended = False
-        # Who is called back subtracts what it knows. What is left are lines without their end, which the parser keeps,
-        # and what it drops: extensions of chunks, spaces.
+        # The callbacks subtract what they are given. What is left are incomplete lines, which the parser keeps, and
+        # what it drops: extensions of chunks, spaces.
         self._num_else_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
@@ -127,7 +127,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if (in_head or (self._reads_head and not self._has_ended)) and self._head_timer is None:
             self._expect_head()
-        # What is beyond the end of a message is less than a read, and begins to count with the next one.
+        # Bytes after the end of a message are less than one read; counting starts anew with the next read.
         self._num_else_bytes = 0 if self._has_ended else max(0, self._num_else_bytes)
 
     def on_message_begin(self) -> None:
@@ -142,7 +142,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers are dropped: nobody reads them. They count as of the head."""
+        """A header, or a trailer. Trailers count as part of the head and are dropped, since nobody reads them."""
         # The colon, a space, and the end of the line.
         self._count_head(len(name) + len(value) + 4)
         if self._reads_head:
@@ -151,28 +151,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The body follows."""
         if self.parser.should_upgrade():
-            # It comes once more, see `_parse`.
+            # The head is parsed once more, see `_parse`.
             return
         if len(self.pipeline) >= MAX_PIPELINED:
-            # uvicorn would take as many more with every answer that it gives.
+            # uvicorn would take as many again after every answer that it gives.
             raise _NotTaken("Too many requests in line on one connection.")
         self._check_head()
         self._reads_head = False
         self._forget_timer()
         super().on_headers_complete()
         self._newcomers.leave(self)
-        # uvicorn reads no more while a request is in line, but a socket that is not read does not tell of its end.
+        # uvicorn stops reading while a request is in line, but a socket that is not read does not report its end.
         self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:
-        """A piece of a chunked body follows, as long as a line said, extended or not."""
+        """A piece of a chunked body follows; the line with its size, and any extensions, has been read."""
         self._num_else_bytes -= CHUNK_LINES_BYTES
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._num_else_bytes -= len(body)
         if self.cycle is not self._answering:
-            # Its request reads and counts it when it is its turn.
+            # Counted here until its request's turn comes: then the request reads and counts it.
             self._count_in_line(len(body))
         super().on_body(body)
 
@@ -184,13 +184,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_begun = False
         super().on_message_complete()
         if self._linger_timer is not None:
-            # uvicorn's timer between requests ended with the first byte after the answer.
+            # uvicorn cancelled its keep-alive timer at the first byte after the answer.
             self._forget_linger_timer()
             self._expect_head()
 
     def on_response_complete(self) -> None:
-        """An answer was given; what goes on of its request's body is read for a while, and dropped: a connection that
-        is closed while its client sends takes the answer with it.
+        """An answer was given. If its request's body still goes on, that is read for a while and dropped: closing a
+        connection while its client sends would lose the answer.
         """
         goes_on = self.cycle is self._answering and not self._reads_head
         super().on_response_complete()
@@ -198,17 +198,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._linger_timer = self.loop.call_later(LINGER_S, self._close)
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than is written to it; it may, for a while."""
+        """The client reads more slowly than we write; that is allowed for a while."""
         super().pause_writing()
         self._reader_timer = self.loop.call_later(READER_TIMEOUT_S, self._reader_is_late)
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The client has caught up."""
         self._forget_reader_timer()
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The client has sent nothing for long."""
+        """The client has sent nothing for a long time."""
         self._close()
 
     def send_400_response(self, msg: str) -> None:
@@ -223,11 +223,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if not cycle.more_body and not (cycle is self.cycle and self._num_else_bytes > MAX_HEAD_BYTES):
                 self.cycle.keep_alive = False
                 return
-            # Its own body is what cannot be read.
+            # What cannot be read is the body of the request being answered.
             self._tell_answering()
-        # Into the middle of an answer nothing else can be written; it ends where it is.
+        # Nothing else can be written into the middle of an answer; it ends where it is.
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            # What has come of its head may name it.
+            # The part of the head that has come may contain its names.
             names = names_of(dict(self.headers or ()))
             body = error.body(names.ours)
             lines = [b"HTTP/1.1 %d %s" % (error.status, http.HTTPStatus(error.status).phrase.encode())]
@@ -242,13 +242,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # The parser takes all that follows for another protocol, which a server that has none may ignore.
-                # Some clients (Java's) offer one with their first request, and its body is what follows.
+                # The parser takes all that follows an offered upgrade for another protocol, but a server may ignore the
+                # offer. Some clients (Java's) make one with their first request, and what follows is its body.
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
 
     def _check_head(self) -> None:
-        """Raises `_NotTaken` for what the parser lets pass."""
+        """Raises `_NotTaken` for what the parser lets pass and this server refuses."""
         version, encodings = self.parser.get_http_version(), self._all(b"transfer-encoding")
         if version not in _VERSIONS:
             raise _NotTaken("A request says its version, HTTP/1.1 or HTTP/1.0, and what is spoken here are these two.")
@@ -290,7 +290,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _tell_answering(self) -> None:
-        """Tell the request that is answered that its client has left; uvicorn tells only the last of pipelined ones."""
+        """Tell the request being answered that its client has left; of pipelined ones, uvicorn tells only the last."""
         cycle = self._answering
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -315,22 +315,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        # Between requests the keep-alive timer rules, and a response may still be under way.
+        # A response is still under way; after it, the keep-alive timer applies.
         if self._answering is not None and not self._answering.response_complete:
             return
         if self._has_begun and not self.transport.get_write_buffer_size():
             self._refuse(TooSlow(f"The request's head did not arrive within {HEAD_TIMEOUT_S:g} s."))
         else:
-            # Nothing was asked, and what is said unasked may be taken for the answer to what is just being sent.
+            # There is no request, and an unsolicited answer may be taken for the answer to one that is just being sent.
             self._close()
 
     def _reader_is_late(self) -> None:
         self._reader_timer = None
-        # Not `close`, which waits for the buffer that this client does not read.
+        # Not `close`, which waits until the buffer is sent, and this client does not read.
         self.transport.abort()
 
     def _close(self) -> None:
-        # Closing waits until everything has been sent, which a client that reads nothing puts off for ever.
+        # `close` waits until everything has been sent, which never happens if the client reads nothing.
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -353,7 +353,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _Pieces:
-    """What uvicorn's `send` does with a piece in the middle of a stream, without a coroutine for each token."""
+    """Does what uvicorn's `send` does with a piece in the middle of a stream, without a coroutine for each token."""
 
     __slots__ = ("_cycle", "gone")
 

@@ -1,8 +1,8 @@
 """One `/metrics` page for the whole mesh, in Prometheus' text form. Pure: snapshots in, bytes out.
 
-Every actor's own series get the labels `actor` and `role`, and `host` on a mesh of several. Beside them stand the names
-that existing dashboards and autoscalers know from vLLM, made by `ALIASES` from the series of schedulers and gateways,
-with the label `model_name`.
+Every actor's own series get the labels `actor` and `role`, and `host` on a mesh of several hosts. In addition there are
+the names that existing dashboards and autoscalers know from vLLM, made from the series of schedulers and gateways by
+`GAUGES`, `COUNTERS` and `HISTOGRAMS`, with the label `model_name`.
 """
 
 import re
@@ -50,7 +50,7 @@ def parse_series(text: str) -> Series | None:
 
 
 class _Alias(NamedTuple):
-    """A name of vLLM's, what kind it is, and the series it is the sum of."""
+    """A name of vLLM's, its help text, and the series it is the sum of."""
 
     name: str
     help: str
@@ -115,7 +115,7 @@ class MeshCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterable[Metric]:
-        """All families, each once, in the order of their names."""
+        """All families, each once: the mesh's own in the order of their names, then vLLM's."""
         families = {"mesh_actor_up": self._up()}
         for actor in self._actors:
             if actor.stats is not None:
@@ -139,7 +139,7 @@ class MeshCollector(Collector):
             name = series.name.removesuffix("_total")
             kind: Callable[[str, str], Metric] = CounterMetricFamily if is_counter else GaugeMetricFamily
             family = families.setdefault(series.name, kind(name, f"{name.replace('_', ' ')} of each actor"))
-            # What a supervisor counts is about the actors that its labels name; nobody else speaks for others.
+            # A supervisor's series are about the actors that its labels name; no other actor may speak for others.
             labels = own | series.labels if actor.role == SUPERVISOR else series.labels | own
             family.add_sample(series.name, labels, value)
         for text, histogram in stats.histograms.items():
@@ -207,7 +207,7 @@ def _labels(actor: ActorStats) -> dict[str, str]:
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram | None:
-    """Their sum; those with other bounds than the first are left out. None if there are none."""
+    """The sum of histograms; those whose bounds differ from the first one's are left out. None if there are none."""
     if not histograms:
         return None
     bounds = histograms[0].bounds

@@ -18,11 +18,11 @@ class HttpObserver:
         self._told_at: float | None = None
 
     def answered(self, route: str, status: int) -> None:
-        """An exchange is over; status 0 means that the client left before an answer."""
+        """An exchange is over; status 499 (`CLIENT_LEFT`) means that the client left before an answer."""
         self._ctx.metrics.count("mesh_http_requests_total", route=route, status=str(status))
 
     def unknown_fields(self, names: list[str]) -> None:
-        """A body had fields that nobody knows; they were ignored."""
+        """A body had unknown fields; they were ignored."""
         if names:
             self._ctx.metrics.count("mesh_http_unknown_fields_total", len(names))
         for name in names:
@@ -31,15 +31,15 @@ class HttpObserver:
                 self._ctx.log.info("unknown_field", field=name[:100])
 
     def came(self, names: RequestNames) -> None:
-        """A client has a name for its request: the line by which that leads to ours."""
+        """Log the name that a client gave its request, if any, next to ours."""
         if names.unread:
-            # As W3C's Trace Context has it: it begins a trace of its own then.
+            # As W3C's Trace Context demands, the request then begins a trace of its own.
             self._ctx.log.debug("traceparent_unread", request_id=names.ours, traceparent=names.unread)
         if names.client or names.traceparent:
             self._ctx.log.info("request", request_id=names.ours, **names.fields())
 
     def refused(self, why: str) -> None:
-        """A connection had no room. All are counted, and a line each `QUIET_S` tells of those since the last."""
+        """A connection was refused. All are counted; one log line per `QUIET_S` says how many since the last line."""
         self._ctx.metrics.count("mesh_http_connections_refused_total")
         self._num_refused += 1
         now = self._ctx.now()
@@ -49,9 +49,9 @@ class HttpObserver:
             self._told_at, self._num_refused = now, 0
 
     def failed(self, names: RequestNames, error: ApiError) -> None:
-        """A request is answered with an error: one line for it, unless one was written where it failed.
+        """A request is answered with an error: log one line, unless one was written where it failed.
 
-        What clients do wrong is theirs to know, unless one may come and ask by a name that it gave.
+        A client's own mistakes are not logged, unless it named its request: it may ask about it by that name.
         """
         if error.is_logged:
             return
@@ -63,7 +63,7 @@ class HttpObserver:
             self._ctx.log.info("request_failed", **fields)
 
     def broke(self, names: RequestNames, error: Exception, answer: ApiError) -> None:
-        """A bug: something that no handler expected; `answer` is what the client hears of it."""
+        """A bug: an exception that no handler expected; `answer` is what the client gets."""
         self._ctx.metrics.count("mesh_handler_errors_total", handler="http")
         fields = {"request_id": names.ours, "status": answer.status, "code": answer.code, **names.fields()}
         self._ctx.log.error("http_handler_failed", exc_info=error, **fields)

@@ -1,7 +1,7 @@
 """Bodies of the HTTP surface as types: what is decoded, what is answered, and what `/openapi.json` says.
 
-Only fields that have an effect are declared; `validation.py` lists the known ones that are refused. Limits that do not
-depend on the model are part of the types, so that decoding names the parameter.
+Only fields that have an effect are declared; `unsupported.py` lists the known ones that are refused. Limits that do not
+depend on the model are part of the types, so that a decoding error names the parameter.
 """
 
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-"""Types of message parts that are text; the text of `REFUSAL_PART` is under its own name."""
+"""Types of message parts that are text; the text of a `REFUSAL_PART` is in its `refusal` field."""
 REFUSAL_PART = "refusal"
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -26,15 +26,15 @@ RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPE
 TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
-"""One string or several; an empty string or list is none."""
+"""One string or several; an empty string or list means none."""
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
-"""Text, texts, token ids, or lists of token ids; `validation.py` sees to it that they are of one kind and not empty."""
+"""Text, texts, token ids, or lists of token ids; `validation.py` checks that they are of one kind and not empty."""
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    """What a stream carries beside its text."""
+    """What a stream carries in addition to its text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -72,7 +72,7 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
-    """A piece of a message; only text is served."""
+    """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
@@ -82,7 +82,7 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 class ChatMessage(Struct, frozen=True, kw_only=True):
     """One message. Other fields (`name`, `tool_call_id`, …) reach the chat template as they are.
 
-    `content` may be missing or null beside a refusal or calls.
+    `content` may be missing or null if there is a refusal or a call.
     """
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -109,7 +109,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
-    """POST /tokenize: one of `prompt` and `messages`."""
+    """POST /tokenize: exactly one of `prompt` and `messages`."""
 
     model: str | None = None
     prompt: str | None = None
@@ -129,13 +129,13 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
-    """Of which nothing was computed, because it was in the cache."""
+    """How many of the prompt's tokens were in the cache and did not have to be computed."""
 
     cached_tokens: int = 0
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens, counted from the gateway's log."""
+    """Token counts, taken from the gateway's record of the call."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -144,7 +144,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class AssistantMessage(Struct, frozen=True, kw_only=True):
-    """What the model said."""
+    """The model's answer."""
 
     content: str
     role: Literal["assistant"] = "assistant"
@@ -228,7 +228,7 @@ class DetokenizedText(Struct, frozen=True, kw_only=True):
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
-    """What is wrong; `param` is the dotted path of the field, `request_id` ours, as in `X-Kvmesh-Request-Id`."""
+    """What is wrong; `param` is the field's dotted path, `request_id` the server's id, as in `X-Kvmesh-Request-Id`."""
 
     message: str
     type: str
@@ -238,7 +238,7 @@ class ErrorDetail(Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """Every answer of status 400 and above, and the last event of a stream that broke."""
+    """Answers of status 400 and above, except those of health routes; also the last event of a stream that failed."""
 
     error: ErrorDetail
 
@@ -250,7 +250,7 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """Answer of the health routes; `reasons` say what is missing."""
+    """Answer of the health routes; `reasons` lists what is missing."""
 
     status: Literal["ok", "not_ready"] = "ok"
     reasons: list[str] = []

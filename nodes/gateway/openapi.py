@@ -25,8 +25,8 @@ from nodes.gateway.schemas import narrow
 
 
 class Operation(NamedTuple):
-    """One route: what it takes and gives. `answer` is a type, or a media type where the answer is not JSON. `example`
-    is a body that any mesh answers.
+    """One route: what it takes and gives. `answer` is a type, or a media type if the answer is not JSON. `example` is
+    a body that every mesh can answer.
     """
 
     path: str
@@ -99,7 +99,7 @@ OPERATIONS = (
 
 
 def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> bytes:
-    """The whole document as JSON; `takes_priority`: schedulers make something of a request's priority."""
+    """The whole document as JSON; `takes_priority`: schedulers heed a request's priority."""
     types: list[Any] = [ErrorBody]
     for operation in OPERATIONS:
         types += [kind for kind in (operation.answer, operation.body) if kind is not None and not isinstance(kind, str)]
@@ -124,11 +124,11 @@ def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     else:
         content = {"application/json": {"schema": refs[operation.answer]}}
     if operation.streams:
-        # Of one event or of all of them? Readers of this version of OpenAPI differ, so nothing is said.
+        # A schema of one event or of all of them? Readers of this version of OpenAPI differ, so none is given.
         content["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
     for status in operation.errors:
-        # Readiness says in its own form what is missing.
+        # Health routes say in their own form what is missing.
         schema = refs[Readiness] if operation.answer is Readiness else refs[ErrorBody]
         responses[str(status)] = {"description": "Error", "content": {"application/json": {"schema": schema}}}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}

@@ -1,11 +1,12 @@
-"""What has come for one HTTP call and has not been written to its client yet.
+"""Output of one HTTP call that has come and has not been written to its client yet.
 
-The mesh pushes into it and never waits: a slow reader holds at most what its requests may generate, and nobody else up.
+The mesh pushes into it and never waits: a slow reader takes at most the memory of what its requests may generate, and
+delays nobody else.
 
-    news --flush--> the connection                    as long as the client keeps up: no task runs for a token
-             `----> the writer, a task that waits     it lags, the call ends, or it does not write through (yet)
+    news --flush--> the connection                    while the client keeps up: no task has to run for a token
+             `----> the writer, a task that waits     if the client lags, the call ends, or nothing writes through (yet)
 
-The one writer takes all there is, so tokens that came while it was busy leave in one piece.
+The one writer takes all there is, so tokens that came while it was busy go out in one piece.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ class Piece(NamedTuple):
 
 
 class SampleOutput:
-    """One sample: text not taken yet, all tokens so far, cached ones of its prompt, and its end."""
+    """One sample: text not taken yet, the number of tokens so far and of cached ones of its prompt, and its end."""
 
     __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "texts")
 
@@ -40,7 +41,7 @@ class SampleOutput:
 class CallOutput:
     """All samples of one call. With `whole` the writer is woken for the end only, not for text.
 
-    Once it writes through, `flush` has to be called after what brought news; until then all news wake the writer.
+    After `write_through`, `flush` has to be called whenever news came; before it, all news wakes the writer.
     """
 
     def __init__(self, num_samples: int, *, whole: bool) -> None:
@@ -75,13 +76,12 @@ class CallOutput:
         if not sample.is_accepted:
             sample.is_accepted = True
             self._num_accepted += 1
-            # The status line goes out now: until a scheduler has the request another status might still have to be
-            # told.
+            # The status line can go out now: until schedulers have all samples, the answer may need another status.
             if self.is_started and not self._whole:
                 self._wake()
 
     def deliver(self, index: int, text: str, num_tokens: int, num_cached_tokens: int = 0) -> bool:
-        """New output of a sample, of whose prompt so many tokens came from a cache. True: a flush has to follow."""
+        """New output of a sample; `num_cached_tokens` of its prompt were cached. True if a flush has to follow."""
         sample = self.samples[index]
         sample.num_tokens += num_tokens
         sample.num_cached_tokens = num_cached_tokens
@@ -101,7 +101,7 @@ class CallOutput:
         sample = self.samples[index]
         sample.end = end
         self._num_open -= 1
-        # The first one is the call's: those that follow are mostly its other samples being ended for it.
+        # The first failure is the call's: later ones are mostly its other samples, ended because of the first.
         if end.failure is not None and self.failure is None:
             self.failure = end.failure
         if not sample.is_news:
@@ -111,16 +111,16 @@ class CallOutput:
             self._wake()
 
     def write_through(self, write: Callable[[], bool]) -> None:
-        """From now on `write` is to take news at once. It returns False where the client lags: the writer then does.
+        """From now on `flush` has `write` take news at once. If it returns False (the client lags), the writer does.
 
-        What it raises is raised by the writer's `wait`.
+        What `write` raises is raised by the writer's `wait`.
         """
         self._write = write
 
     def flush(self) -> None:
-        """What has come since the last flush is all there is for the moment: it goes out, in one piece."""
+        """Write out, in one piece, what has come since the last flush."""
         waiter = self._waiter
-        # A writer that is busy, or about to run, takes these news too.
+        # A writer that is busy, or about to run, takes this news too.
         if self._write is None or not self._news or waiter is None or waiter.done():
             return
         try:

@@ -1,4 +1,4 @@
-"""Whom the gateway's core can turn to, as it was told last. Pure; owned by `core.py`."""
+"""The schedulers and detokenizers that the gateway's core knows, as of the last events. Pure; owned by `core.py`."""
 
 from zlib import crc32
 
@@ -6,14 +6,14 @@ from nodes.gateway.events import DetokenizersChanged, SchedulersChanged
 
 
 class Peers:
-    """Schedulers and detokenizers. A scheduler's epoch is 0 where it is not ready, its numerics empty if not known."""
+    """Schedulers and detokenizers. A scheduler's epoch is 0 if it is not ready, its numerics empty if not known."""
 
     def __init__(self) -> None:
         self._detokenizers: list[str] = []
         self._schedulers = SchedulersChanged({})
 
     def take(self, event: DetokenizersChanged | SchedulersChanged) -> None:
-        """What is said now takes the place of what was said before."""
+        """Replace what was known by what `event` says."""
         if isinstance(event, DetokenizersChanged):
             self._detokenizers = event.ready
         else:
@@ -24,7 +24,7 @@ class Peers:
         return self._schedulers.ready.get(scheduler, 0)
 
     def is_stand_in(self, scheduler: str) -> bool:
-        """Whether it decodes only while nobody else is there."""
+        """Whether it decodes only while no other scheduler is there."""
         return scheduler in self._schedulers.stand_ins
 
     def numerics_of(self, scheduler: str) -> str:
@@ -36,6 +36,6 @@ class Peers:
         return actor_id in self._detokenizers
 
     def other_detokenizer(self, request_id: str, than: str) -> str:
-        """One for this request, the same each time; empty if there is no other. Requests of one that left spread."""
+        """One for this request, the same each time; empty if there is no other. Requests of a lost one are spread."""
         others = [actor_id for actor_id in self._detokenizers if actor_id != than]
         return others[crc32(request_id.encode()) % len(others)] if others else ""

@@ -1,4 +1,4 @@
-"""What is counted and logged of requests: tokens and their pace, ends and why, what took long. Owned by the service."""
+"""What is counted and logged about requests: tokens and their pace, ends, slow ones. Owned by the service."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ class RequestAccount:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self.num_tokens = 0
-        """Delivered and not counted yet."""
+        """Tokens delivered and not counted yet."""
 
     def delivered(self, command: Deliver) -> None:
         """Output came; its tokens are counted with the next `flush`."""
@@ -36,7 +36,7 @@ class RequestAccount:
             self.num_tokens = 0
 
     def ended(self, end: End, names: RequestNames, status: int) -> None:
-        """The one end of a request; `status` is what a failure would be answered with."""
+        """The one end of a request; `status` is the HTTP status for a failure."""
         metrics = self._ctx.metrics
         reason = end.finish_reason or ("abort" if end.failure is None else "error")
         metrics.count("mesh_requests_ended_total", reason=reason)
@@ -56,7 +56,7 @@ class RequestAccount:
             )
 
     def slow(self, slow: SlowRequest, names: RequestNames) -> None:
-        """A request that ends took long; see `SlowRequest`."""
+        """Log a request that took long; see `SlowRequest`."""
         stages = {name: round(value, 4) for name, value in msgspec.structs.asdict(slow.stages).items()}
         self._ctx.log.warning(
             "slow_request",

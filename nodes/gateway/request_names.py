@@ -1,8 +1,8 @@
-"""What a request is called: by us, which is the key of everything, and by its client, which is a remark.
+"""The names of a request: ours, which is the key for everything, and its client's, which is only echoed and logged.
 
-Our id is new for every request, in its body, in its headers, in its errors and in each line of a log that is about it,
-at whatever actor; samples have `-0`, `-1`, … behind it. A client's `X-Request-Id` and `traceparent` are echoed and
-logged beside it and never looked up by: two clients may well call their requests alike.
+Our id is new for every request. It is in the body, headers and errors of its answer and in each log line about it, at
+every actor; samples append `-0`, `-1`, … to it. A client's `X-Request-Id` and `traceparent` are echoed and logged
+beside it and are never used as keys: two clients may well give their requests the same name.
 """
 
 import re
@@ -12,15 +12,15 @@ from uuid import uuid4
 
 MAX_CHARS: Final = 128
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.:;/+=@,~|#-]")
-"""Whatever could end a header, a line of a log or a value in it. What proxies and clients make ids of is left."""
+"""Characters that could end a header, a log line or a value in it. Those that ids are usually made of are kept."""
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class RequestNames(NamedTuple):
-    """One request's names; `client` and `traceparent` are empty where the client gave none that can be used. `path` is
-    what it asked for, in the characters of a name, and `unread` a `traceparent` that is none.
+    """One request's names; `client` and `traceparent` are empty if the client gave none that can be used. `path` is
+    the requested path, limited to the characters of a name, and `unread` a `traceparent` that is not valid.
     """
 
     ours: str
@@ -30,11 +30,11 @@ class RequestNames(NamedTuple):
     unread: str = ""
 
     def called(self, client: str) -> "RequestNames":
-        """The same, with what the client calls it in the body. A header's name stays: proxies log by it."""
+        """These names with the client's name from the body, unless a header gave one: proxies log the header's."""
         return self if self.client else self._replace(client=_FOREIGN.sub("_", client[:MAX_CHARS]))
 
     def headers(self) -> Headers:
-        """What every answer says."""
+        """The headers that every answer carries."""
         ours = self.ours.encode()
         headers = [(b"x-request-id", self.client.encode() or ours), (b"x-kvmesh-request-id", ours)]
         if self.traceparent:
@@ -42,13 +42,13 @@ class RequestNames(NamedTuple):
         return headers
 
     def fields(self) -> dict[str, str]:
-        """What a line of the log says beside our id."""
+        """What a log line says beside our id."""
         fields = {"x_request_id": self.client, "traceparent": self.traceparent, "path": self.path}
         return {name: value for name, value in fields.items() if value}
 
 
 UNNAMED: Final = RequestNames("")
-"""Of calls that no client made."""
+"""The names of calls that no client made."""
 
 
 def names_of(headers: Mapping[bytes, bytes], prefix: str = "req-", path: str = "") -> RequestNames:

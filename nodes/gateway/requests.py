@@ -1,7 +1,7 @@
-"""The log of one request: prompt ids, emitted ids, attempt. All of a request that cannot be rebuilt is here.
+"""The log of one request: prompt ids, emitted ids, attempt. All of its state that cannot be rebuilt is here.
 
-Output is accepted contiguously, by output position for tokens and by character offset for text. The way may lose,
-repeat and reorder; the log takes what it lacks, drops what it has, and reports a gap:
+Output is accepted contiguously, by output position for tokens and by character offset for text. On the way
+output may be lost, repeated and reordered; the log takes what it lacks, drops what it has, and reports a gap:
 
     position        0 . . . . . len(output_ids) . . . . .
     delta, old        [=======]                              dropped
@@ -11,7 +11,7 @@ repeat and reorder; the log takes what it lacks, drops what it has, and reports 
 
 Tokens and text of a delta are taken together or not at all. Text may lag behind tokens (half a character, the start of
 a stop string): what a detokenizer holds back depends on the tokens alone, so another one, opened with the same tokens,
-continues at the same character. Where it does not, the tokens are asked for again from 0.
+continues at the same character. If it does not, the tokens are asked for again from 0.
 """
 
 import enum
@@ -25,7 +25,7 @@ from nodes.request import Stages
 
 
 class Phase(enum.IntEnum):
-    """Where an attempt stands. Only in the first two may a scheduler hold it."""
+    """Where an attempt stands. A scheduler may hold it in the first two phases only."""
 
     SUBMITTING = 0
     RUNNING = 1
@@ -34,7 +34,7 @@ class Phase(enum.IntEnum):
 
 
 class Gap(NamedTuple):
-    """Output is missing; `position` is where it has to come again from."""
+    """Output is missing, and has to be sent again from `position` on."""
 
     position: int
 
@@ -91,9 +91,9 @@ class RequestState:
         self.epoch = 0
         self.awaited_epoch = 0
         self.output_ids: list[int] = []
-        # What goes beside them, by output position: opaque here, for whoever asked the model for it.
+        # Values beside the output ids, by output position: opaque here, meant for the caller that asked for them.
         self.extras: dict[int, bytes] = {}
-        # The fingerprint under which the first of them were computed; whether a later one was under another.
+        # The fingerprint under which the first output ids were computed; whether later ones were under another.
         self.numerics = ""
         self.has_other_numerics = False
         self.pace_s = self.stall_s = 0.0
@@ -125,20 +125,20 @@ class RequestState:
         return self.route.decode
 
     def due_at(self, timeout_s: float) -> float:
-        """When its time is over, or an earlier try or resend is due. Output only ever puts a resend off."""
+        """When its time is over, or earlier, when a try or resend is due. Output only ever postpones a resend."""
         over_at = self.arrived_at + timeout_s
         if self.phase is Phase.WAITING:
             return min(over_at, self.retry_at)
         return min(over_at, self.resend_at) if self.phase is Phase.RUNNING else over_at
 
     def accept(self, delta: TextDelta, now: float) -> Deliver | Gap:
-        """Take what is new of a delta of the present attempt; what it returns may be empty."""
-        # By position, not by what was asked for: a resend and what it was asked for may both come.
+        """Take the new part of a delta of the present attempt; the `Deliver` may be empty."""
+        # By position, not by what was asked for: a resend and the output that seemed lost may both come.
         num_known = len(self.output_ids) - delta.position
         if num_known < 0:
             return Gap(len(self.output_ids))
         num_known_chars = self.num_chars - delta.text_offset
-        # From 0: which token the missing characters belong to is known to a detokenizer only.
+        # From 0: only a detokenizer knows which token the missing characters belong to.
         if num_known_chars < 0:
             return Gap(0)
         token_ids = delta.token_ids[num_known:] if num_known else delta.token_ids
@@ -150,12 +150,12 @@ class RequestState:
         self.num_chars += len(text)
         if delta.stages is not None and delta.attempt > self.staged_attempt:
             self._add_stages(delta.attempt, delta.stages)
-        # A later attempt finds what the first one computed, which is no saving that a client should be told of.
+        # A later attempt finds cached what the first one computed: that is no saving to report to the client.
         if delta.attempt == 0 and delta.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
         since_s = now - self.last_at
         first = bool(token_ids) and len(self.output_ids) == len(token_ids)
-        # Deltas of text alone say nothing of the pace: what a detokenizer held back was drawn before.
+        # A delta with text alone says nothing about the pace: its tokens came earlier, only the text was held back.
         if token_ids:
             self.last_at = now
             if first:
@@ -167,14 +167,14 @@ class RequestState:
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens)
 
     def _add_stages(self, attempt: int, more: Stages) -> None:
-        """Of each attempt once, however often its stream is opened."""
+        """Add the stages of each attempt once, however often its stream is opened."""
         self.staged_attempt = attempt
         mine = msgspec.structs.astuple(self.stages)
         self.stages = Stages(*(one + other for one, other in zip(mine, msgspec.structs.astuple(more), strict=True)))
 
     def take_numerics(self, numerics: str) -> bool:
-        """Output has come that was computed under this fingerprint. True if it is the first under another one."""
-        # Counted once for a request: what matters is that its text is not of one kind of bits throughout.
+        """Note under which fingerprint output was computed. True if it is the first under another one."""
+        # Counted once for a request: what matters is that its text is not computed with the same bits throughout.
         if not numerics or numerics == self.numerics or self.has_other_numerics:
             return False
         if not self.numerics:
@@ -184,11 +184,11 @@ class RequestState:
         return True
 
     def fail(self, *, is_lost: bool) -> None:
-        """An attempt that a scheduler had has failed. One that brought output was worth it, and does not count.
+        """An attempt that a scheduler held has failed. It does not count as a failure if it brought output.
 
-        Nor does another loss of the same incarnation: it survived the first, so only links get lost.
+        Nor does another loss of the same incarnation count: it survived the first one, so only links get lost.
         """
-        # Else a request of thousands of tokens would be given up in a storm in which every attempt brings some of them.
+        # Else a request of thousands of tokens would be given up in a storm where each attempt brings some of them.
         self.has_progressed = len(self.output_ids) > self.num_ids_before
         if self.has_progressed:
             self.num_failures = 0
@@ -204,8 +204,8 @@ class RequestState:
     def submit(self, gateway: str) -> Submit:
         """The present attempt as a message.
 
-        Where all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws
-        it again and ends the request by its own rule, and the log drops what it has.
+        If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
+        again and ends the request by its own rule, and the log drops the repeated token.
         """
         opened, num_ids = self.opened, self.opened.stop.max_tokens - 1
         return Submit(
@@ -227,7 +227,7 @@ class RequestState:
         """The question for the next try's route."""
         return ChooseRoute(
             request_id=self.opened.request_id,
-            # With the outputs: the pages of all that was computed so far are what the next scheduler should have.
+            # Output included: the next scheduler should be one that has pages of all that was computed so far.
             token_ids=[*self.opened.prompt_ids, *self.output_ids],
             extra_key=self.opened.extra_key,
             excluded=list(self.excluded),
@@ -235,7 +235,7 @@ class RequestState:
         )
 
     def end(self, finish_reason: str | None, failure: Failure | None, now: float, slow_s: float) -> list[Command]:
-        """The end as commands, with the counts that usage is made of; what took `slow_s` (0: nothing does) is said."""
+        """The end as commands, with the counts for usage; a request that took `slow_s` (0: off) is reported as slow."""
         elapsed_s = now - self.arrived_at
         end = End(
             self.opened.request_id,

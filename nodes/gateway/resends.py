@@ -1,4 +1,4 @@
-"""Output that does not come is asked for again, by the same way and then by another. Pure; owned by the core."""
+"""Asks again for missing output, through the same detokenizer and then another. Pure; owned by the core."""
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import Command, SendResend, Suspect
@@ -9,7 +9,7 @@ from nodes.protocol import ResendFrom
 
 
 class Resends:
-    """What the event at hand has to ask for again: gathered, and taken as one message for each way."""
+    """Gathers what the current event has to ask for again, as one message per scheduler and new detokenizer."""
 
     def __init__(self, config: GatewayConfig, peers: Peers) -> None:
         self._config = config
@@ -19,37 +19,37 @@ class Resends:
         self.num_resends = 0
 
     def after_gap(self, state: RequestState, position: int, now: float) -> None:
-        """What came does not follow what is here; most often what lies between is on its way."""
-        # Everything that follows a gap shows it again: one request for it is enough until there was time to answer.
+        """Output came that does not follow what is here; most often the part in between is still on its way."""
+        # Every delta after a gap shows it again: one request is enough until there was time to answer it.
         if now >= state.gap_until:
             self.ask_again(state, position, now)
             state.gap_until = now + self._config.gap_pause_s * 2 ** min(state.num_resends, 5)
 
     def ask_again(self, state: RequestState, position: int, now: float) -> None:
-        """Output is missing. If asking did not help, or the detokenizer is not there, it goes another way."""
+        """Ask for missing output; through another detokenizer if asking did not help or the present one is away."""
         state.num_resends += 1
-        # Every third: the first two are for frames that were lost, which another detokenizer does not help.
+        # Every third: the first two are for frames that were lost, where another detokenizer does not help.
         in_vain = state.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
         if in_vain:
-            # What is told may go into a link whose other end has let go of it.
+            # Our tells may be going into a link that its other end has dropped.
             self._suspects.append(Suspect(state.scheduler))
         leave = in_vain or not self._peers.has_detokenizer(state.detokenizer)
         self.resend(state, position, now, leave=state.detokenizer if leave else "")
 
     def resend(self, state: RequestState, position: int, now: float, leave: str = "") -> None:
-        """Ask for output from `position` on, by way of another detokenizer than `leave` if there is one."""
+        """Ask for output from `position` on, through a detokenizer other than `leave` if there is one."""
         if leave and (other := self._peers.other_detokenizer(state.opened.request_id, leave)):
             state.detokenizer = other
             state.switched = True
         changed = state.detokenizer if state.switched else ""
-        # Gathered by way: when a detokenizer dies all its requests ask at once, in one message for each scheduler.
+        # Grouped: when a detokenizer dies, all its requests ask at once, in one message per scheduler.
         stream = ResendFrom(state.opened.request_id, state.attempt, position)
         self._streams.setdefault((state.scheduler, changed), []).append(stream)
-        # Not by a `Retrier`: there is no answer but the text itself, from a position that moves on meanwhile.
+        # Not by a `Retrier`: the only answer is the text itself, from a position that moves on meanwhile.
         state.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(state.num_resends, 8))
 
     def take(self) -> list[Command]:
-        """All that has gathered."""
+        """Return what was gathered, and forget it."""
         if not self._streams:
             return []
         commands = self._suspects

@@ -52,7 +52,7 @@ def usage_so_far(generation: Generation, number: int) -> Usage:
 
 
 def whole_response(head: Head, generation: Generation) -> ChatCompletion | Completion:
-    """The response to a call whose samples have all finished; takes their text."""
+    """The response to a call whose samples have all finished; takes their text out of its output."""
     finished: list[tuple[int, str, str]] = []
     for number, text, end in sorted(generation.output.take(), key=lambda piece: piece.number):
         assert end is not None, "a whole response is made of samples that have ended"

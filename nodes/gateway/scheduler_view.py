@@ -1,4 +1,4 @@
-"""What a gateway follows of the mesh's schedulers: for its core, and for its log."""
+"""What a gateway knows of the mesh's schedulers, for its core and for its log."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ class SchedulerView:
         self._asked: set[str] = set()
 
     def changed(self) -> SchedulersChanged:
-        """How schedulers stand now."""
+        """The schedulers as they are now."""
         members = self._ctx.members
         note = numerics_note(members.all())
         # Every change of the mesh comes through here, and the note would be the same each time.
@@ -35,12 +35,12 @@ class SchedulerView:
         )
 
     def policies_without_priority(self) -> list[str]:
-        """Policies that make nothing of a request's priority."""
+        """Policies of ready schedulers that ignore a request's priority."""
         policies = {str(one.attributes.get("policy", "")) for one in self._ctx.members.by_role(SCHEDULER)}
         return sorted(policies - {"priority"})
 
     def ask_alive(self, scheduler: str, handle: Callable[[SchedulerAnswered], None]) -> None:
-        """Ask a scheduler that was lost whether it is there, once for all its requests; no answer is none."""
+        """Ask a lost scheduler whether it is still there, once for all its requests. No answer has no effect."""
         if scheduler in self._asked:
             return
         self._asked.add(scheduler)

@@ -1,8 +1,8 @@
-"""What `/openapi.json` says of bodies beyond their types: limits of the model and of this gateway, and rules between
-fields, so that whatever the document allows is served, and what `validation.py` refuses is not allowed by it.
+"""What `/openapi.json` says about bodies beyond their types: limits of the model and of this gateway, and rules between
+fields. Whatever the document allows is served, and whatever `validation.py` refuses, the document does not allow.
 
 What no schema can say is left to errors: that prompt and answer fit the context, that `min_tokens` is at most
-`max_tokens`, that samples times prompts are at most so many, and what a chat template makes of messages. Pure.
+`max_tokens`, that samples times prompts are within their limit, and what a chat template makes of messages. Pure.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _NULL: Final[Schema] = {"type": "null"}
 
 
 def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priority: bool) -> None:
-    """Write it into the schemas of types, by type name. `takes_priority`: schedulers make something of one."""
+    """Write all this into `components`, by type name. `takes_priority`: schedulers heed a request's priority."""
     token_id: Schema = {"type": "integer", "minimum": 0, "maximum": (config.vocab_size or MAX_TOKEN_ID + 1) - 1}
     for name in BODIES:
         fields = components[name]["properties"]
@@ -50,7 +50,7 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
     if not takes_priority:
         fields["priority"] = {"enum": [None, 0], "description": "The schedulers' policy knows no priorities."}
-    # Options of a stream without one are refused, not ignored.
+    # Stream options without `stream` are refused, not ignored.
     no_options = {"properties": {"stream_options": _NULL}}
     _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
 
@@ -93,7 +93,7 @@ def _all_of(schema: Schema, rule: Schema) -> None:
 
 
 def _numbers_up_to(highest: int) -> str:
-    """A regular expression of the decimal numbers from 0 to `highest`, written as they are in JSON."""
+    """A regular expression for the decimal numbers from 0 to `highest`, as JSON writes them."""
     digits = str(highest)
     choices = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", "0"] if len(digits) > 1 else []
     for place, digit in enumerate(digits):

@@ -1,4 +1,4 @@
-"""What every member of the mesh says of itself now, for `/metrics` and for the page at `/`."""
+"""The current statistics of every member of the mesh, for `/metrics` and for the page at `/`."""
 
 import asyncio
 
@@ -17,12 +17,12 @@ class Scraper:
         self._running: asyncio.Task[list[ActorStats]] | None = None
 
     async def page(self) -> bytes:
-        """The page of `/metrics`. An actor that does not answer in time is there with `mesh_actor_up` 0."""
+        """The page of `/metrics`. An actor that does not answer in time appears with `mesh_actor_up` 0."""
         return render(await self.answers(), self._config.model_name)
 
     async def answers(self) -> list[ActorStats]:
-        """What members answer, in order of their ids."""
-        # Shared: several scrapers, and the page at `/`, would each ask every actor of the mesh.
+        """The answers of all members, in the order of their ids."""
+        # Shared: otherwise several scrapers and the page at `/` would each ask every actor of the mesh.
         if self._running is None or self._running.done():
             asks = ask_stats(self._ctx, self._ctx.members.all(), self._config.scrape_timeout_s)
             self._running = self._ctx.spawn(asks, name="scrape")

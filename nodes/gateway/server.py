@@ -36,7 +36,7 @@ def bind(config: GatewayConfig) -> socket.socket:
         raise BindError(f"{where} is not an address: {error.strerror}. Set another --host.") from error
     listener = socket.socket(family, kind, protocol)
     try:
-        # Else a gateway that follows a dead one waits for the minute in which the old connections linger.
+        # Otherwise the successor of a dead gateway would wait for the minute in which the old connections linger.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if config.reuse_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -101,7 +101,7 @@ class HttpServer:
             log_config=None,
             log_level="error",
             access_log=False,
-            # Else anybody could say whose share of the limits its body counts against.
+            # Otherwise any client could choose whose share of the limits its body counts against.
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -112,15 +112,15 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port of the listening socket."""
         port: int = self._listener.getsockname()[1]
         return port
 
     async def start(self) -> None:
-        """Return when connections are taken."""
+        """Return when connections are accepted."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
-        # No socket for it: what it opens closes connections without a word when descriptors run out.
+        # uvicorn gets no socket: its own server closes connections without a word when descriptors run out.
         await self._server.startup(sockets=[])
         state = self._server.server_state
         self._acceptor = Acceptor(
@@ -130,18 +130,18 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.main_loop())
 
     def leave_port(self) -> None:
-        """Take no more connections; whoever else listens on the port gets them. Those that are here are answered once
+        """Take no more connections; other processes that listen on the port get them. Present ones are answered once
         more and then closed, so that their clients connect again.
         """
         state = self._server.server_state
         self._server.config.encoded_headers.append(CLOSE)
-        # uvicorn makes the one from the other once a second.
+        # uvicorn makes the default headers from the encoded ones only once a second.
         state.default_headers = [*state.default_headers, CLOSE]
         if self._acceptor is not None:
             self._acceptor.close()
 
     async def quiet(self) -> None:
-        """Return when nobody is being answered, and whoever has just connected has asked, or had the time to."""
+        """Return when no request is being answered, and all new connections have sent one or had the time to."""
         if self._acceptor is not None:
             await self._acceptor.opened()
         await self._newcomers.gone(NEWCOMER_S)

@@ -1,7 +1,7 @@
-"""Performs what the core decides: asks, tells, and puts output where its writer finds it.
+"""Performs what the core decides: asks, tells, and hands output to the writer of its call.
 
-The gateway without HTTP: `http.py` drives it for clients, a simulation drives it directly. Owned by the actor; all
-calls on the event loop's thread.
+This is the gateway without HTTP: `http.py` drives it for clients, a simulation drives it directly. Owned by the actor;
+all calls are made on the event loop's thread.
 """
 
 import asyncio
@@ -72,19 +72,19 @@ from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
 
-# Of an attempt on the wire, without its tokens and stop strings, which are few.
+# Size of an attempt on the wire without its tokens, and without its stop strings, which are few.
 _SUBMIT_BYTES = 1024
 
 DrawSeed = Callable[[], int]
 
 
 def draw_secret_seed() -> int:
-    """A seed for a call that brought none: 63 bits that nobody can foretell."""
+    """A seed for a call that brought none: 63 bits that nobody can predict."""
     return randbits(63)
 
 
 class _Open(NamedTuple):
-    """One sample that has not ended: where its output goes, and what its call is called."""
+    """One sample that has not ended: where its output goes, and the names of its call."""
 
     output: CallOutput
     sample: int
@@ -115,7 +115,7 @@ class GatewayService:
         self._tokenizers = PersistentAsk()
         self.schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
-        # Those to which this turn of the loop has brought something, some more than once.
+        # Outputs for which this turn of the loop has brought something, some of them more than once.
         self._fresh: list[CallOutput] = []
         # Attempts that this turn of the loop submits, by scheduler.
         self._submits: dict[str, list[Submit]] = {}
@@ -134,11 +134,11 @@ class GatewayService:
         return self.ctx.now()
 
     def continue_trace(self, traceparent: str) -> None:
-        """The client's trace goes on with every message that its call causes."""
+        """Continue the client's trace in every message that its call causes."""
         self.ctx.continue_trace(traceparent)
 
     def enter_call(self) -> None:
-        """Count a call in, before its body is read; raises `ApiError` where it cannot be taken."""
+        """Count a call in, before its body is read; raises `ApiError` if it cannot be taken."""
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
         if self.num_calls >= self.config.max_inflight:
@@ -153,7 +153,7 @@ class GatewayService:
             self._emptied.set()
 
     def check_priority(self, priority: int) -> None:
-        """Raise `BadRequest` for a priority that a scheduler of the mesh would make nothing of."""
+        """Raise `BadRequest` for a priority that a scheduler of the mesh would ignore."""
         if priority and (others := self.schedulers.policies_without_priority()):
             message = (
                 f"'priority' is not supported by this server: its schedulers' policy is {others[0] or 'unknown'!r}."
@@ -189,7 +189,7 @@ class GatewayService:
             raise error_from(_failure_of(error), retry_after_s=retry_after_s, default_param=param) from error
 
     def open(self, job: Job, prepared: Prepared, arrived_at: float, names: RequestNames = UNNAMED) -> Generation:
-        """Start all requests of a call; raises `ApiError` where the context or this gateway has no room for them."""
+        """Start all requests of a call; raises `ApiError` if the context or this gateway has no room for them."""
         requests = fan_out(
             job,
             prepared.token_ids,
@@ -199,7 +199,7 @@ class GatewayService:
             config=self.config,
             tokenize_s=prepared.elapsed_s,
         )
-        # Of requests, here; `enter_call` counts calls, which may have many samples each.
+        # Counted in requests here; `enter_call` counts calls, which may have many samples each.
         if self._core.num_requests + len(requests) > self.config.max_inflight:
             message = f"{self._core.num_requests} requests are in flight and {len(requests)} more are too many."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
@@ -210,12 +210,12 @@ class GatewayService:
         return Generation(requests, output, len(prepared.token_ids))
 
     def abandon(self, generation: Generation) -> None:
-        """Nobody waits for the call's output any more; what has ended is unaffected."""
+        """Nobody waits for the call's output any more: end its requests that have not ended yet."""
         for request_id in generation.request_ids:
             self.handle(ClientGone(request_id))
 
     def error_of(self, failure: Failure, param: str) -> ApiError:
-        """The answer for a request that failed; `param` is what a client would have to change."""
+        """The answer for a request that failed; `param` is the field that a client would have to change."""
         return error_from(failure, retry_after_s=self.config.retry_after_s, default_param=param)
 
     def stop(self) -> None:
@@ -224,21 +224,21 @@ class GatewayService:
         if not self.stopping.done():
             self.stopping.set_result(None)
         self.handle(Stopping())
-        # Where the core has failed it ends nothing any more.
+        # A core that has failed no longer ends any request.
         failure = Failure("shutting_down", "this gateway is shutting down")
         for request_id in list(self._outputs):
             self._end(End(request_id, None, failure, 0, 0, 0, 0.0))
         self._flush()
 
     def begin_drain(self, *, turn_away: bool) -> None:
-        """Be not ready any more; with `turn_away` new calls get a 503."""
+        """Stop being ready; with `turn_away`, new calls get a 503."""
         self.is_draining = True
         self._turns_away = turn_away
 
     async def emptied(self) -> None:
-        """Return when no call is here."""
+        """Return when no call is left."""
         while self.num_calls:
-            # In a loop: a call may have come between the end of the last one and this task's turn.
+            # In a loop: a new call may have come between the end of the last one and this task's turn.
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -280,7 +280,7 @@ class GatewayService:
         """Let the core decide, and do what it says."""
         self._driver.feed(event)
         if (self._fresh or self._submits or self._account.num_tokens) and not self._is_flushing:
-            # Behind the frames that have come already: a gateway that lags writes what they bring in one piece.
+            # Runs after the frames that have arrived already: a gateway that lags writes what they bring in one piece.
             self._is_flushing = True
             self.ctx.later(0.0, self._flush)
         self._timer.arm()
@@ -305,7 +305,7 @@ class GatewayService:
                 )
             case SendResend():
                 resend = Resend(streams=command.streams, detokenizer=command.detokenizer)
-                # On the control channel: what is asked for again must not wait behind what is being sent.
+                # On the control channel: a resend must not wait behind what is being sent.
                 self.ctx.tell(command.scheduler, resend, channel=Channel.CONTROL)
             case Suspect(scheduler):
                 self.ctx.suspect(scheduler)
@@ -330,10 +330,10 @@ class GatewayService:
         self._account.ended(end, names, status)
 
     def _flush(self) -> None:
-        """Write out what this turn of the loop brought: once for each call, however much of it was its."""
+        """Write out what this turn of the loop brought, once for each call."""
         self._is_flushing = False
-        # One ask for all of a turn: 256 clients at once were 256 asks, and as many events of the scheduler's core. The
-        # frame has the trace of the first of them; the others' are with their calls, whose log lines are written here.
+        # One ask for all of a turn: otherwise 256 clients at once mean 256 asks, and as many events of the scheduler's
+        # core. The frame carries the first attempt's trace; the others stay with their calls, whose lines we log here.
         submits, self._submits = self._submits, {}
         for scheduler, attempts in submits.items():
             for some in cut(attempts, lambda one: _SUBMIT_BYTES + 5 * (len(one.prompt_ids) + len(one.output_ids))):
@@ -346,7 +346,7 @@ class GatewayService:
         self._account.flush()
 
     def _on_submitted(self, scheduler: str, attempts: list[Submit], outcome: Answer | MeshError) -> None:
-        """An ask for several attempts is over: each of them comes to its own end."""
+        """An ask for several attempts is over: report the outcome of each."""
         failure, was_heard = _unfitting(scheduler), True
         held: set[tuple[str, int]] = set()
         refused: dict[tuple[str, int], Failure] = {}
@@ -362,12 +362,12 @@ class GatewayService:
             if not isinstance(outcome, MeshError) and key in held:
                 self.handle(SubmitAccepted(*key, outcome.sender.actor_id, outcome.sender.epoch))
             else:
-                # Named nowhere it may be held all the same: it is cancelled before there is another attempt.
+                # An attempt in neither list may be held all the same: it is cancelled before there is another one.
                 self.handle(SubmitFailed(*key, refused.get(key, failure), was_heard))
 
     def _on_cancelled(self, scheduler: str, outcome: Answer | MeshError) -> None:
         if isinstance(outcome, MeshError):
-            # Of one that left the mesh nothing more is to come, whatever became of this ask.
+            # A scheduler that left the mesh sends nothing more, whatever became of this ask.
             lost = outcome.code == "peer_lost" or self.ctx.members.get(scheduler) is None
             self.handle(CancelFailed(scheduler, lost))
         elif isinstance(outcome.message, AttemptsCancelled):

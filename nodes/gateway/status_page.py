@@ -1,4 +1,4 @@
-"""The page at `/`: what is served, who is there, and a line to try it with. No script, nothing from elsewhere."""
+"""The page at `/`: what is served, which actors there are, a command to try. No script, nothing from elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -27,7 +27,7 @@ def status_page(
     base_url: str,
     silent: Sequence[str] = (),
 ) -> bytes:
-    """HTML; `figures` by actor id, `silent` are hosts of which nobody answers.
+    """HTML; `figures` by actor id, `silent` are hosts with no actor that answers.
 
     Everything that comes from elsewhere is escaped.
     """

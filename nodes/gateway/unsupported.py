@@ -1,7 +1,7 @@
 """Fields of the OpenAI, vLLM and SGLang surfaces that this gateway knows and cannot serve, or may ignore.
 
-A field with an effect that is silently dropped gives a wrong answer, so it is refused by name; its neutral values,
-which clients send by default, are taken. Fields that none of the three knows are taken and counted.
+Silently dropping a field that has an effect would give a wrong answer, so it is refused by name; its neutral values,
+which clients send by default, are accepted. Fields that none of the three knows are accepted and counted.
 """
 
 from typing import Any

@@ -31,10 +31,10 @@ _MASK = 2**63 - 1
 
 
 class Job(NamedTuple):
-    """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name the two `_param` fields.
+    """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name one of the two `_param`s.
 
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
-    `stop.max_tokens` is 0 where the client set none. `seed` is None where it is to be drawn.
+    `stop.max_tokens` is 0 if the client set none. `seed` is None if it is to be drawn.
     """
 
     kind: Literal["chat", "text"]
@@ -121,7 +121,7 @@ def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
     if body.logit_bias:
         logit_bias = {}
         for key, bias in body.logit_bias.items():
-            # `int()` also takes underscores, signs, spaces and other scripts' digits; "07" and "7" would be one.
+            # `int()` also takes underscores, signs, spaces and other scripts' digits; "07" and "7" would be one id.
             if not (key.isascii() and key.isdigit() and len(key) <= 10 and key == str(int(key))):
                 message = f"Keys of 'logit_bias' are token ids, not {key[:40]!r}."
                 raise BadRequest(message, param="logit_bias", code="invalid_value")
@@ -136,7 +136,7 @@ def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
         # Nothing but the most likely token is in a nucleus of 0.
         temperature=temperature if top_p else 0.0,
         top_p=top_p,
-        # 0 and -1 are off: words of the request's own, not the lack of one.
+        # 0 and -1 mean off: a choice of the request, not the lack of one.
         top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
         logit_bias=logit_bias,
@@ -163,7 +163,7 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
 
 
 def _extra_key(body: GenerationBody) -> str:
-    """What keeps a request's cached KV from others: vLLM's name for it, SGLang's, or both."""
+    """The key that keeps a request's cached KV from others: under vLLM's name for it, SGLang's, or both."""
     return "\0".join(key for key in (body.cache_salt, body.extra_key) if key)
 
 
@@ -180,7 +180,7 @@ def _check_prompt_ending(body: ChatCompletionBody | TokenizeBody) -> tuple[bool,
 
 
 class Validator:
-    """Bodies to jobs, for one gateway's model and limits."""
+    """Turns bodies into jobs, for one gateway's model and limits."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
@@ -260,7 +260,7 @@ class Validator:
             param = "stream_options.include_obfuscation"
             raise BadRequest(f"'{param}' is not supported by this server.", param=param, code="unsupported_parameter")
         n = body.n or 1
-        # Of all prompts together: each sample is a request of its own, with pages and a row in steps.
+        # Counted over all prompts: each sample is a request of its own, with pages and a row in steps.
         num_samples = n * len(prepare.texts or prepare.token_ids or [None])
         if num_samples > self._config.max_samples_per_call:
             message = f"{num_samples} samples in one call are more than {self._config.max_samples_per_call}."
