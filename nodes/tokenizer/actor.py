@@ -1,7 +1,7 @@
-"""The tokenizer process: chats and texts to token ids, and routes. Stateless but for what routing follows.
+"""The tokenizer process: turns chats and texts into token ids, and chooses routes. Stateless except for routing.
 
-Short texts are encoded where they arrive; chats are rendered by a child process (`rendering.py`), long texts encoded in
-threads (`long_texts.py`), so that heartbeats go on. Asked by gateways.
+Short texts are encoded on the event loop; chats are rendered by a child process (`rendering.py`) and long texts encoded
+in threads (`long_texts.py`), so that heartbeats go on. Gateways ask it.
 """
 
 from functools import partial
@@ -38,7 +38,7 @@ from nodes.tokenizer.routing import (
 )
 
 _TEMPLATE_CHARS: Final = 1 << 16
-"""Room for what a template says by itself, when tokens are only counted."""
+"""Room for a template's own text when tokens are only counted."""
 
 
 class TokenizerActor(Actor):
@@ -72,7 +72,7 @@ class TokenizerActor(Actor):
             self._renderer = self._make_renderer(template, spec.special_tokens)
             problem = await self._renderer.start()
             if problem:
-                # Prompts that clients have made themselves are served all the same.
+                # Prompts that clients render themselves are served all the same.
                 self.ctx.log.warning("no chats", why=problem)
         self.on_members([], [], [])
 
@@ -104,7 +104,7 @@ class TokenizerActor(Actor):
         self._driver.feed(MembersChanged(self.ctx.members.all()))
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """New requests go elsewhere for a while if it is a scheduler."""
+        """If the peer is a scheduler, new requests go elsewhere for a while."""
         self._driver.feed(LinkLost(peer, self.ctx.now()))
 
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:
@@ -120,7 +120,7 @@ class TokenizerActor(Actor):
             self._driver.feed(CacheUnknown(publisher.actor_id))
 
     def stats(self) -> dict[str, float]:
-        """Pages indexed for routing, long texts at work, template processes killed."""
+        """Pages indexed for routing, long texts running or waiting, template processes killed."""
         num_killed = self._renderer.num_killed if isinstance(self._renderer, ChildRenderer) else 0
         return {
             "mesh_tokenizer_indexed_pages": float(self._routing.num_indexed_pages),
@@ -179,7 +179,7 @@ class TokenizerActor(Actor):
             raise TemplateError("this model has no chat template; send a prompt to /v1/completions", "messages")
         given = sum(map(len, filter(None, (message.chat, message.tools, message.chat_template_kwargs))))
         request = ChatRequest(
-            # Who only counts has no context to keep to; twice what was sent is more than a template makes of it.
+            # If tokens are only counted, no context bounds the text; templates make less than this of what was sent.
             max_chars=0 if message.route else 2 * given + _TEMPLATE_CHARS,
             chat=message.chat or b"",
             tools=message.tools,
@@ -190,7 +190,7 @@ class TokenizerActor(Actor):
         try:
             return await self._renderer.render(request)
         except ContextLengthExceeded:
-            # A template knows characters; how long a context is in the client's words is known here.
+            # The renderer knows characters only; here the error can say how long the context is.
             raise self._encoder.too_many_chars("messages") from None
 
     def _reply_prepared(self, call: Call, message: Prepare, prompts: list[list[int]], param: str, began: float) -> None:
@@ -202,7 +202,7 @@ class TokenizerActor(Actor):
                 self._encoder.check_ids(token_ids, param)
                 continue
             self._encoder.check_prompt(token_ids, param)
-            # Prompts of one request are independent of each other: they spread.
+            # Prompts of one request are independent of each other, so they are spread.
             request_id = message.request_id if len(prompts) == 1 else f"{message.request_id}/{i}"
             question = ChooseRoute(
                 request_id=request_id, token_ids=token_ids, extra_key=message.extra_key, excluded=message.excluded

@@ -1,4 +1,4 @@
-"""Which pages lie in one scheduler's prefix cache, as its events tell. Pure; used by `nodes/tokenizer/routing.py`."""
+"""Which pages are in one scheduler's prefix cache, by its events. Pure; used by `nodes/tokenizer/routing.py`."""
 
 from kvstore.protocol import CacheCleared, PageRemoved, PageStored
 
@@ -6,7 +6,7 @@ from kvstore.protocol import CacheCleared, PageRemoved, PageStored
 class CacheIndex:
     """Hashes of cached pages, at most `max_pages`; those stored longest ago are forgotten first.
 
-    A page's hash names everything before it, so a set is enough to measure prefixes.
+    A page's hash covers everything before it, so a set is enough to measure prefixes.
     """
 
     __slots__ = ("_hashes", "_max_pages")
@@ -22,7 +22,7 @@ class CacheIndex:
         return len(self._hashes)
 
     def apply(self, event: PageStored | PageRemoved | CacheCleared) -> None:
-        """Follow one event."""
+        """Apply one event."""
         if isinstance(event, PageStored):
             self._hashes.pop(event.page_hash, None)
             self._hashes[event.page_hash] = None

@@ -2,7 +2,7 @@
 
 Follows transformers (None-valued keys are dropped, reasoning under its three names) and vLLM (parts of a content list
 are joined with newlines, arguments of tool calls are parsed), since those are what templates are written against. What
-OpenAI's API knows and templates do not is put in their terms (`TemplateDialect`).
+OpenAI's API has and templates lack is translated into their terms (`TemplateDialect`).
 """
 
 import re
@@ -13,7 +13,7 @@ import msgspec
 from nodes.tokenizer.errors import PrepareError, TemplateError, UnsupportedContent
 
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Part types that are text, and the key it is under."""
+"""Part types that are text, and the key that holds the text."""
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _RESERVED: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
@@ -22,14 +22,14 @@ _CONTENT_IS_NONE: Final = re.compile(r"""content(?:['"]\s*\])?\s+is\s+(?:not\s+)
 
 
 class TemplateDialect(NamedTuple):
-    """What a template makes of the parts of a chat that not every template knows."""
+    """Which parts of a chat that not every template knows are known to this one."""
 
     has_developer: bool
     has_null_content: bool
 
     @classmethod
     def of(cls, source: str) -> "TemplateDialect":
-        """Of a template's text."""
+        """The dialect of a template, from its text."""
         return cls("developer" in source, _CONTENT_IS_NONE.search(source) is not None)
 
 
@@ -42,7 +42,7 @@ def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]
 
 
 def parse_tools(tools: bytes | None) -> list[Any] | None:
-    """The tools of a chat, None if there are none. Raises TemplateError (`tools`) for what is no list."""
+    """The tools of a chat, None if there are none. Raises TemplateError (`tools`) if they are no list."""
     parsed = None if tools is None else _decode(tools, "tools")
     if parsed is not None and not isinstance(parsed, list):
         raise TemplateError("tools has to be a list of tools", "tools")
@@ -87,7 +87,7 @@ def _message(value: Any, where: str, dialect: TemplateDialect) -> dict[str, Any]
     elif "refusal" in message:
         message["content"] = _content(message["refusal"], f"{where}.refusal")
     elif "tool_calls" in message:
-        # Who tests for none means null; who does not appends the content to a text, where nothing else will do.
+        # A template that tests for none expects null; any other appends the content to a text, so it needs a string.
         message["content"] = None if dialect.has_null_content else ""
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]

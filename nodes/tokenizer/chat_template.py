@@ -25,13 +25,13 @@ _FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _ROLE_MARK: Final = " DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
 _COMMON_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 _MAX_SHOWN_ROLES: Final = 64
-"""Clients choose names of roles, and many a template shows them all: no more than so many are remembered."""
+"""Clients choose the names of roles, and many templates show any role: at most this many are remembered."""
 
 
 class ChatRequest(Part, frozen=True):
     """A chat as in `nodes.protocol.Prepare`. With `continue_final_message` the last message is left open.
 
-    `max_chars`, where it is more than the template's own, is how long the text may get.
+    `max_chars` is how long the text may get, if it is more than the template's own `max_chars`.
     """
 
     chat: bytes
@@ -47,7 +47,7 @@ class ChatTemplate:
 
     Args:
         source: the template's text. Raises TemplateError if it is not one.
-        special_tokens: what it may name, such as `bos_token`.
+        special_tokens: variables that it may use, such as `bos_token`.
         max_chars: rendering stops here.
     """
 
@@ -99,9 +99,9 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _check_roles(self, variables: dict[str, Any]) -> None:
-        """Raise TemplateError for a role whose messages the template leaves out, and would show if they were a user's.
+        """Raise TemplateError for a role whose messages the template leaves out but would show if they were a user's.
 
-        Found out by rendering again with a mark, once for each role that the template shows.
+        Detected by rendering again with a mark; a role that is shown is remembered and not checked again.
         """
         spoken = {one["role"] for one in variables["messages"] if (one.get("content") or "").strip()}
         for role in sorted(spoken - self._shown_roles):
@@ -115,7 +115,7 @@ class ChatTemplate:
                 )
 
     def _shows(self, variables: dict[str, Any], role: str, as_role: str) -> bool:
-        """Whether contents of messages of `role`, said by `as_role`, make a difference to what is rendered."""
+        """Whether contents of messages of `role` show in the rendered text if their role is changed to `as_role`."""
         marked = [
             {**one, "role": as_role, "content": one["content"] + _ROLE_MARK}
             if one["role"] == role and one.get("content")
@@ -125,7 +125,7 @@ class ChatTemplate:
         try:
             return _ROLE_MARK.strip() in self._generate({**variables, "messages": marked}, self._max_chars)
         except (TemplateError, ContextLengthExceeded):
-            # It looks at them, at least.
+            # The template at least looks at them.
             return True
 
     def _mark_end(self, messages: list[dict[str, Any]]) -> None:
@@ -188,7 +188,7 @@ def _cut_at_mark(text: str) -> str:
     end = text.rfind(_FINAL_TAG.strip())
     if end < 0:
         raise TemplateError("continue_final_message: the template does not show the last message as it is", "messages")
-    # A template that trims contents has eaten the mark's own space, and would have eaten the message's.
+    # A template that trims contents has removed the mark's own space, and would have removed the message's.
     return text[:end] if text.startswith(_FINAL_TAG, end) else text[:end].rstrip()
 
 

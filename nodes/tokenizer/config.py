@@ -1,4 +1,4 @@
-"""What a tokenizer is told at its start."""
+"""The configuration that a tokenizer gets at its start."""
 
 import msgspec
 
@@ -16,9 +16,9 @@ class RoutingWeights(msgspec.Struct, frozen=True, kw_only=True):
     """What routing minimises, in prompt tokens that have to be computed before the request's first token.
 
     A running or waiting request counts as `request_tokens` for the share of each step that it takes; a page that is not
-    free counts as `shortage_weight` times its tokens, since someone will be preempted for it. A choice is counted
-    against its scheduler for `recent_s`, because its load is published later. `max_pages` bounds the index of one
-    scheduler's cache: the oldest pages are forgotten first.
+    free counts as `shortage_weight` times its tokens, since another request will be preempted for it. A choice is
+    counted against its scheduler for `recent_s`, because the load that shows it is published later. `max_pages` bounds
+    the index of one scheduler's cache: the oldest pages are forgotten first.
     """
 
     request_tokens: int = 32
@@ -31,9 +31,9 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`model` as for `--model`; `context_length` 0 is the model's own. `chat_template` is a file to use in place of
     the model's own template.
 
-    Texts of more than `inline_chars` are encoded in a thread, at most `max_long_texts` at a time with those waiting;
-    those that are only counted in another, at most `max_counted_texts`.
-    `use_threads` and `use_processes` false: everything on the event loop, for the simulation.
+    Texts of more than `inline_chars` are encoded in a thread, with at most `max_long_texts` running or waiting; texts
+    that are only counted have another thread, with at most `max_counted_texts`.
+    `use_threads` and `use_processes` false: everything runs on the event loop, for the simulation.
     """
 
     model: str

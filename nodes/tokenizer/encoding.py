@@ -12,14 +12,14 @@ from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
 
 MIN_CHARS_PER_TOKEN: Final = 8
-"""The bound on characters never assumes shorter tokens than these, so that one-byte vocabularies bound it too."""
+"""The bound on characters assumes at least this for the longest token, even in vocabularies of single bytes."""
 
 
 class TextEncoder:
     """One model's tokenizer and the bounds of its prompts.
 
-    `max_chars` is what `context_length` tokens cannot exceed, since none is longer than the longest of the vocabulary:
-    a text beyond it is refused without being encoded.
+    `context_length` tokens cannot hold more than `max_chars` characters, since none is longer than the vocabulary's
+    longest: a longer text is refused without being encoded.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_length: int) -> None:
@@ -39,8 +39,8 @@ class TextEncoder:
         return ContextLengthExceeded(over_context_in_chars(self.context_length, param, self.max_chars), param)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids; with `add_special_tokens` those that the tokenizer's post-processor adds (a BOS, mostly)."""
-        # The batch call can leave out offsets, which take more time than the tokens.
+        """Token ids; with `add_special_tokens`, also those that the tokenizer's post-processor adds (mostly a BOS)."""
+        # The batch call can leave out offsets, which take more time than the token ids.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
@@ -58,15 +58,15 @@ class TextEncoder:
             raise InvalidTokenId(f"{param} holds token id {bad}; ids go from 0 to {self._vocab_size - 1}.", param)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids; ids that the tokenizer does not have show nothing."""
+        """Text of token ids; ids that the tokenizer does not have give no text."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
 
 def load_encoder(spec: ModelSpec, context_length: int = 0) -> TextEncoder:
     """The encoder of a model; `context_length` 0 is the model's own. Raises `nodes.model_spec.ModelError`.
 
-    Where there is a tokenizer.json its post-processor decides about BOS and EOS, and `add_bos_token` in
-    tokenizer_config.json does not count: as in transformers 5.
+    If there is a tokenizer.json, its post-processor decides about BOS and EOS, and `add_bos_token` in
+    tokenizer_config.json is ignored, as in transformers 5.
     """
     # One text at a time gains nothing from a thread pool, and cores belong to the workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,7 +1,7 @@
 """Why a request cannot be prepared.
 
     PrepareError
-    ├── InvalidRequest          invalid_request          not one of chat, texts and token ids
+    ├── InvalidRequest          invalid_request            not exactly one of chat, texts and token ids
     ├── TemplateError           template_error             the chat does not fit the model's template
     ├── UnsupportedContent      unsupported_content        content that is not text
     ├── EmptyPrompt             empty_prompt               no token to begin with
@@ -23,7 +23,7 @@ class PrepareError(TypedError, code="prepare_error"):
 
 
 class InvalidRequest(PrepareError, code="invalid_request"):
-    """The asking peer contradicts itself."""
+    """The peer's question contradicts itself."""
 
 
 class TemplateError(PrepareError, code="template_error"):
@@ -47,15 +47,15 @@ class ContextLengthExceeded(PrepareError, code="context_length_exceeded"):
 
 
 class NoCapacity(PrepareError, code="no_capacity", retryable=True):
-    """Nobody who could serve the request is ready."""
+    """No actor that could serve the request is ready."""
 
 
 class MemoryReleased(NoCapacity, code=MEMORY_RELEASED):
-    """Everybody who could serve the request has released its memory, until an operator has it resumed."""
+    """Every group that could serve the request has released its memory, until an operator resumes it."""
 
 
 class Overloaded(PrepareError, code="overloaded", retryable=True):
-    """Too much work of the slow kind is waiting already."""
+    """Too much slow work is waiting already."""
 
 
 ERRORS_BY_CODE = {
@@ -71,4 +71,4 @@ ERRORS_BY_CODE = {
         Overloaded,
     )
 }
-"""How an error that came out of the rendering child is raised again."""
+"""For raising again an error that the rendering child reported."""

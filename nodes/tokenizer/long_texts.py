@@ -1,7 +1,7 @@
 """Texts too long to be encoded on the event loop, each kind in a thread of its own. Used by `actor.py`.
 
-Prompts are bounded by the model's context, what is only counted (`/tokenize`) by a body alone: megabytes take seconds.
-In one line behind such a text all prompts would wait for it.
+Prompts are bounded by the model's context, but texts that are only counted (`/tokenize`) by the size of a body alone:
+megabytes take seconds. In a single queue, all prompts behind such a text would wait for it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 class LongTexts:
-    """A line of work, at most `most` at a time with what waits; without a thread it is done on the loop."""
+    """A queue of work, with at most `most` items running or waiting; without a thread it runs on the event loop."""
 
     def __init__(self, name: str, most: int, *, use_thread: bool) -> None:
         self._thread = ThreadPoolExecutor(1, name) if use_thread else None
@@ -26,7 +26,7 @@ class LongTexts:
     async def encode(
         self, texts: Sequence[str], encode: Callable[[str], list[int]], is_wanted: Callable[[], bool]
     ) -> list[list[int]]:
-        """Token ids of each text; empty if nobody wants them any more when it is their turn. Raises `Overloaded`."""
+        """Token ids of each text; empty if they are no longer wanted when it is their turn. Raises `Overloaded`."""
         if self.num >= self._most:
             raise Overloaded(f"{self.num} long texts wait to be {self._name}d already; try again later")
         self.num += 1
@@ -36,12 +36,12 @@ class LongTexts:
             self.num -= 1
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
-        """What `work` returns, once all before it is done."""
+        """The result of `work`, which runs once all work before it is done."""
         if self._thread is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no more work."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

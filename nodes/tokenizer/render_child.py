@@ -1,9 +1,9 @@
-"""The process that runs the model's chat template, so that a template cannot hurt more than itself.
+"""The process that runs the model's chat template, so that a template can harm nothing but this process.
 
 A loop inside jinja cannot be interrupted from Python, and memory it takes cannot be taken back: both are bounded by a
 process that is killed at its deadline and has a limit on its address space. It talks in frames (4 little-endian bytes
 of length, then MessagePack) on its standard input and output: one `Setup`, then `ChatRequest`s, each answered by a
-`Rendered`. It ends with its input, or with its parent. Started by `nodes/tokenizer/rendering.py` only.
+`Rendered`. It ends when its input ends or its parent dies. Started by `nodes/tokenizer/rendering.py` only.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Rendered(Part, frozen=True):
 
 
 def frame(message: Part) -> bytes:
-    """A message with its length before it."""
+    """A message, preceded by its length."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(HEAD_BYTES, "little") + body
 

@@ -26,7 +26,7 @@ class Renderer(Protocol):
     """Renders chats of one model."""
 
     async def start(self) -> str:
-        """Be ready for requests. Returns what is wrong with the template, if it cannot serve any; else nothing."""
+        """Be ready for requests. Returns what is wrong with the template if it can serve none, else an empty string."""
         ...
 
     async def render(self, request: ChatRequest) -> str:
@@ -79,7 +79,7 @@ class ChildRenderer(Renderer):
 
     @override
     async def start(self) -> str:
-        """Warm the child. A template that does not compile is told here, and raised by each `render`."""
+        """Warm the child. A template that does not compile is reported here, and is an error of each `render`."""
         async with self._turn:
             await self._ensure_child()
         return self._problem
@@ -113,8 +113,8 @@ class ChildRenderer(Renderer):
             await child.wait()
 
     async def _ensure_child(self) -> None:
-        # Started when it is needed, not when the last one died: a template that always kills it costs a start a
-        # request.
+        # Started when it is needed, not when the last one died: a template that always kills it then costs one start
+        # per request.
         if self._child is not None and self._child.returncode is None:
             return
         # The child finds the same modules wherever this process found them.
@@ -140,7 +140,7 @@ class ChildRenderer(Renderer):
         except (OSError, EOFError, msgspec.MsgspecError):
             raise TemplateError("the chat template ran out of memory or broke its process", "messages") from None
         finally:
-            # Also where the caller was cancelled: the child's answer would be taken for that of the next request.
+            # Also if the caller was cancelled: the child's answer would be taken for that of the next request.
             if not answered:
                 self.num_killed += 1
                 await self.stop()

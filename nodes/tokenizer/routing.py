@@ -1,10 +1,11 @@
 """Where a request goes: the pure core of routing.
 
-Follows who is there (registry), what their prefix caches hold (cache events) and how busy they are (load). Every choice
-minimises the prompt tokens that have to be computed before the request's first token: its own that no cache holds,
-those that wait before it, and the share that running requests take of each step. Soft state only: an empty index routes
-by load, and stale load is corrected by counting one's own recent choices. Ties are broken by a hash of the request id:
-tokenizers that know the same choose the same, and equal requests spread. Called by `nodes/tokenizer/actor.py`.
+Tracks which actors there are (registry), what their prefix caches hold (cache events) and how busy they are (load).
+Every choice minimises the prompt tokens that have to be computed before the request's first token: its own that no
+cache holds, those that wait before it, and the share that running requests take of each step. There is soft state only:
+with an empty index, load decides; stale load is corrected by counting one's own recent choices. Ties are broken by a
+hash of the request id: tokenizers that know the same choose the same, and equal requests are spread. Called by
+`nodes/tokenizer/actor.py`.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from nodes.tokenizer.errors import MemoryReleased, NoCapacity
 PREFILL = "prefill"
 MIXED = "mixed"
 LOST_S = 5.0
-"""So long a scheduler is the last choice after its link was lost, if nothing is heard of it: until its lease ends."""
+"""How long a scheduler is the last choice after its link was lost, if nothing is heard of it: until its lease ends."""
 
 
 class MembersChanged(NamedTuple):
@@ -63,13 +64,13 @@ class Follow(NamedTuple):
 
 
 class Unfollow(NamedTuple):
-    """It is gone."""
+    """Unsubscribe from the topics of a scheduler that is gone."""
 
     scheduler: str
 
 
 class LinkLost(NamedTuple):
-    """Nothing comes of an incarnation any more: it is dead, cut off, or will be linked again. `now`: as in `choose`."""
+    """An incarnation's link is lost: it is dead, cut off, or will be linked again. `now`: as in `choose`."""
 
     peer: Address
     now: float
@@ -96,20 +97,20 @@ class _Scheduler:
         self.index = CacheIndex(max_pages)
         self.load: Load | None = None
         self.recent: deque[tuple[float, int]] = deque()
-        """Own choices that its load cannot show yet: (time, tokens to prefill)."""
+        """This tokenizer's choices that the scheduler's load cannot show yet: (time, tokens to prefill)."""
         self.num_recent_tokens = 0
 
     def remember(self, now: float, num_tokens: int) -> None:
-        """Count a choice against it."""
+        """Count a choice against the scheduler."""
         self.recent.append((now, num_tokens))
         self.num_recent_tokens += num_tokens
 
     def holds(self, num_tokens: int) -> bool:
-        """Whether a prompt fits its pool at all, as far as is known: where it does not its order would be refused."""
+        """Whether a prompt fits its pool at all, as far as is known: if not, the scheduler would refuse the order."""
         return self.load is None or num_tokens <= self.load.num_pages * self.attributes.page_size
 
     def forget_until(self, time: float) -> None:
-        """Its load shows what was chosen until then."""
+        """Drop the choices up to `time`: the scheduler's load shows them."""
         while self.recent and self.recent[0][0] <= time:
             self.num_recent_tokens -= self.recent.popleft()[1]
 
@@ -128,7 +129,7 @@ class RoutingCore:
         return sum(len(scheduler.index) for scheduler in self._schedulers.values())
 
     def handle(self, event: Event) -> list[Command]:
-        """Take an event; whom to follow for it."""
+        """Take an event; returns which schedulers to follow or unfollow because of it."""
         if isinstance(event, MembersChanged):
             return self._take_members(event.members)
         if isinstance(event, LinkLost):
@@ -158,10 +159,10 @@ class RoutingCore:
         now: float,
         numerics: str = "",
     ) -> Route:
-        """The route of one request. Excluded actors are chosen only if nobody else is left.
+        """The route of one request. Excluded actors are chosen only if no others are left.
 
-        A request that has output, computed under `numerics`, goes on where the same bits hold, whatever that costs, if
-        somebody there can begin at once; else with whoever can. `now` is any monotonic clock, seconds.
+        A request that has output, computed under `numerics`, goes on at a scheduler of the same numerics, whatever that
+        costs, if one can begin at once; else at any that can. `now` is any monotonic clock, seconds.
 
         Raises NoCapacity.
         """
@@ -176,12 +177,12 @@ class RoutingCore:
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
             return (
                 scheduler.actor_id in excluded,
-                # A host that is cut off stays a member until its lease ends, and who dials it waits in vain.
+                # A host that is cut off stays a member until its lease ends, and dialling it is in vain.
                 now < scheduler.lost_until,
                 not scheduler.attributes.worker_ready,
-                # A lone prefill group decodes too, when nobody else does.
+                # A prefill group decodes only while no other group can.
                 scheduler.attributes.phase == PREFILL,
-                # Below a worker that is there: going on with other bits is better than a stream that stands still.
+                # Ranks below a ready worker: going on with other bits is better than a stalled stream.
                 bool(numerics) and scheduler.attributes.numerics != numerics,
                 self._cost(scheduler, len(token_ids), overlaps[scheduler.actor_id], now),
                 _draw(request_id, scheduler.actor_id),
@@ -190,7 +191,7 @@ class RoutingCore:
         decode = min(ready, key=rank)
         prefill = None
         if decode.attributes.phase not in (PREFILL, MIXED):
-            # An excluded or waiting one is worse than the decode scheduler itself, which can prefill.
+            # One that is excluded, lost or without a worker is worse than the decode scheduler, which can prefill.
             free = [
                 scheduler
                 for scheduler in ready
@@ -212,7 +213,7 @@ class RoutingCore:
         weights, load = self._weights, scheduler.load
         scheduler.forget_until(now - weights.recent_s)
         num_requests = len(scheduler.recent)
-        # With own choices that its load does not show yet: a burst between two reports would all go to one scheduler.
+        # Includes own choices that its load does not show yet: else a burst between two reports goes to one scheduler.
         cost = float(num_tokens - overlap + scheduler.num_recent_tokens)
         if load is not None:
             num_requests += load.num_running + load.num_waiting
@@ -222,7 +223,7 @@ class RoutingCore:
         return cost + weights.request_tokens * num_requests
 
     def _choose_detokenizer(self, request_id: str, excluded: Collection[str]) -> str:
-        """Highest random weight: a request stays where it is while others come and go."""
+        """Highest random weight: a request stays with its detokenizer while others come and go."""
         if not self._detokenizers:
             raise NoCapacity("no detokenizer is ready; try again in a moment")
         usable = [actor_id for actor_id in self._detokenizers if actor_id not in excluded] or self._detokenizers
@@ -253,7 +254,7 @@ def _update(scheduler: _Scheduler, member: Member) -> None:
     try:
         scheduler.attributes = msgspec.convert(member.attributes, SchedulerAttributes)
     except msgspec.ValidationError:
-        # Someone else's scheduler with another idea of attributes: nothing is known of how to use it.
+        # A foreign scheduler whose attributes are different: nothing is known of how to use it.
         scheduler.ready = scheduler.released = False
         return
     if scheduler.epoch != member.epoch:
@@ -283,7 +284,7 @@ def _match(
     stride, parent = page_size * TOKEN_BYTES, root
     for end in range(stride, len(packed) + 1, stride):
         parent = page_hash(parent, packed[end - stride : end])
-        # Each page is hashed once, whatever the number of schedulers; who lacks a page has none behind it.
+        # Each page is hashed once, whatever the number of schedulers; one that lacks a page has none after it.
         candidates = [scheduler for scheduler in candidates if parent in scheduler.index]
         if not candidates:
             return
