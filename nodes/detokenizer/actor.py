@@ -30,11 +30,11 @@ from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, NODE_CODEC
 
 LEASE_TICKS = 4
-"""How often a lease is looked at while it lasts."""
+"""How often a lease is checked while it lasts."""
 
 
 class DetokenizerActor(Actor):
-    """Soft state only: schedulers open their streams again wherever this one leaves off."""
+    """Has soft state only: schedulers can open their streams again elsewhere, from where this one leaves off."""
 
     role: ClassVar[str] = DETOKENIZER
     codec: ClassVar[Codec] = NODE_CODEC
@@ -49,7 +49,7 @@ class DetokenizerActor(Actor):
 
     async def start(self) -> None:
         """Load the tokenizer. Raises `nodes.model_spec.ModelError`."""
-        # A large vocabulary takes a second, during which heartbeats must go on; the simulation knows no threads.
+        # A large vocabulary takes a second, during which heartbeats must go on; the simulation has no threads.
         tokenizer = await asyncio.to_thread(self._load) if self._config.use_threads else self._load()
         self._core = DetokenizerCore(DecoderFactory(tokenizer), self._config.limits)
         self._driver = CoreDriver(
@@ -71,7 +71,7 @@ class DetokenizerActor(Actor):
         try:
             self._handle(TokensArrived(sender, message))
         except MalformedBatch as error:
-            # By no label: whoever may tell it something could make as many series as there is room for.
+            # Without labels: otherwise any peer that may send batches could make as many series as there is room for.
             self.ctx.metrics.count("mesh_malformed_batches_total")
             self.ctx.log.warning("malformed_token_batch", peer=str(sender), error=str(error))
         else:
@@ -88,7 +88,7 @@ class DetokenizerActor(Actor):
         await self._quiet.wait()
 
     def stats(self) -> dict[str, float]:
-        """Streams held, and how often something was missing or too much."""
+        """Streams held, and how often something was missing or there were too many streams."""
         if self._core is None:
             return {}
         return {

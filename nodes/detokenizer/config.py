@@ -1,14 +1,14 @@
-"""What a detokenizer is told at its start."""
+"""The configuration that a detokenizer gets at its start."""
 
 import msgspec
 
 
 class DetokenizerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds the core. Streams beyond `max_streams` are dropped, idle ones first; they can be opened again.
+    """Bounds of the core. Streams beyond `max_streams` are dropped, idle ones first; they can be opened again.
 
     `max_ended_streams` ended ones are kept to answer repeats. A gap, an unknown stream or a stream that should stop is
-    mentioned to its scheduler at most every `resend_interval_s`. A stream that nothing comes for is kept `lease_s`: its
-    scheduler's word to forget it may be lost, and if it does go on it is opened again.
+    reported to its scheduler at most every `resend_interval_s`. A stream that gets nothing is forgotten after
+    `lease_s`: the scheduler's message that closes it may be lost, and if the stream does go on it is opened again.
     """
 
     max_streams: int = 65_536
@@ -20,7 +20,7 @@ class DetokenizerLimits(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`model` as for `--model`. Draining ends when no tokens have come for `drain_quiet_s`.
 
-    `use_threads` false: everything on the event loop, for the simulation.
+    `use_threads` false: everything runs on the event loop, for the simulation.
     """
 
     model: str

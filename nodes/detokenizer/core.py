@@ -4,10 +4,11 @@ Streams are soft state: everything here can be rebuilt from a `StreamOpen` and t
 
     open --tokens--> open --stop string, or the scheduler's finish--> ended --closed, or quiet for a lease--> forgotten
 
-Tokens are accepted only where the stream stands (`position`): what it has had is dropped, a gap or an unknown stream is
-asked for again, not more often than `resend_interval_s`. An ended stream answers a repeated finish with its last delta,
-and tokens after a stop string with `StopAt`. Text is a function of token ids alone, so a stream opened again sends the
-same text at the same offsets, and the gateway drops what it has. Called by `nodes/detokenizer/actor.py`.
+Tokens are accepted only at the stream's `position`: tokens that it has had are dropped; after a gap or for an unknown
+stream they are asked for again, at most every `resend_interval_s`. An ended stream answers a repeated finish with its
+last delta, and tokens after a stop string with `StopAt`. Text is a function of token ids alone, so a stream opened
+again sends the same text at the same offsets, and the gateway drops what it has. Called by
+`nodes/detokenizer/actor.py`.
 """
 
 from collections import deque
@@ -70,17 +71,17 @@ class DetokenizerCore:
         self._senders: dict[Address, Sender] = {}
         self._ended: deque[tuple[Sender, int, Stream]] = deque()
         self.num_resends = 0
-        """Gaps and unknown streams that were asked for."""
+        """Gaps and unknown streams that were reported to schedulers."""
         self.num_dropped = 0
         """Streams forgotten because there were too many."""
 
     @property
     def num_streams(self) -> int:
-        """Streams that are open or ended a moment ago."""
+        """Streams that are open or ended recently."""
         return sum(len(sender.streams) for sender in self._senders.values())
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take an event; what is to be sent for it. Raises MalformedBatch. `now` is any monotonic clock, seconds."""
+        """Take an event; returns what to send. Raises MalformedBatch. `now` is any monotonic clock, seconds."""
         if isinstance(event, TokensArrived):
             return self._take_batch(event.scheduler, event.batch, now)
         if isinstance(event, SchedulerLost):
@@ -103,13 +104,13 @@ class DetokenizerCore:
         sender = self._senders.get(scheduler) or self._add_sender(scheduler)
         if sender is None:
             return []
-        # First, since this very batch has their first tokens.
+        # First, since this same batch may have their first tokens.
         for opening in batch.opens:
             self._open(sender, opening, now)
         step = Step(sender, scheduler.actor_id, now, self._limits.resend_interval_s)
         step.take_tokens(batch)
         step.take_finishes(batch)
-        # Last: a stream may end and be closed in one batch, and its end has to go out before.
+        # Last: a stream may end and be closed in one batch, and its end has to go out first.
         for number in batch.closes:
             sender.streams.pop(number, None)
             sender.asked_at.pop(number, None)
@@ -127,11 +128,11 @@ class DetokenizerCore:
         return commands
 
     def _add_sender(self, scheduler: Address) -> Sender | None:
-        """None for an incarnation older than one that has spoken already."""
+        """None for an incarnation older than one that has been heard already."""
         known = [address for address in self._senders if address.actor_id == scheduler.actor_id]
         if any(address.epoch > scheduler.epoch for address in known):
             return None
-        # Stream numbers are an incarnation's own: those of the one before would be taken for new streams.
+        # Stream numbers belong to one incarnation: those of an earlier one would be taken for new streams.
         for address in known:
             del self._senders[address]
         sender = self._senders[scheduler] = Sender()
@@ -147,7 +148,7 @@ class DetokenizerCore:
     def _drop_idle(self) -> None:
         streams = [(s.touched_at, n, sender) for sender in self._senders.values() for n, s in sender.streams.items()]
         streams.sort(key=lambda entry: entry[:2])
-        # A sixteenth at once, so that the search does not come back with every open.
+        # A sixteenth at once, so that not every open has to search again.
         for _, number, sender in islice(streams, max(1, self._limits.max_streams // 16)):
             del sender.streams[number]
             self.num_dropped += 1

@@ -1,7 +1,7 @@
-"""Token ids to text, one token at a time: never half a character, and in the end the text of a whole decode.
+"""Token ids to text, one token at a time: never half a character, and in total the text of a whole decode.
 
-A decoder's output after n tokens depends on those n tokens only, not on how they were batched; that is what lets a
-stream be opened again, here or at another detokenizer, and go on at the same text offset. State is bounded: at most
+A decoder's output after n tokens depends on those n tokens only, not on how they were batched; so a stream
+can be opened again, here or at another detokenizer, and go on at the same text offset. State is bounded: at most
 three bytes, or a window of a few tokens. Used by `nodes/detokenizer/core.py`.
 """
 
@@ -37,8 +37,8 @@ class TokenDecoder(Protocol):
 class BytePieces(dict[int, str | bytes]):
     """Token id -> its text if that is whole characters, else its bytes. Filled as tokens appear.
 
-    Bounded by the vocabulary. Mirrors the ByteLevel decoder of `tokenizers`: a token of byte stand-ins is those bytes,
-    any other its own UTF-8.
+    Bounded by the vocabulary. Mirrors the ByteLevel decoder of `tokenizers`: a token of byte stand-ins gives those
+    bytes, any other its own UTF-8.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
@@ -80,7 +80,7 @@ class ByteDecoder(TokenDecoder):
 
 
 class WindowDecoder(TokenDecoder):
-    """For all other vocabularies, whose decoder sees neighbours (spaces, byte fallback, WordPiece).
+    """For all other vocabularies, whose decoders look at neighbours (spaces, byte fallback, WordPiece).
 
     Decodes a window of the last tokens with and without the new ones and shows the difference, as text-generation
     servers have done since TGI. `prompt_tail` gives the first token its left neighbour.
@@ -119,7 +119,7 @@ class WindowDecoder(TokenDecoder):
         text = self._decode(self._window)
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
-        # Byte fallback spoils a whole run of bytes for one bad byte: what has been shown stays, the rest is on its own.
+        # With byte fallback, one bad byte spoils a whole run: what has been shown stays, the rest is decoded alone.
         return self._decode(self._window[self._num_context :])
 
     def _advance(self) -> None:
@@ -134,7 +134,7 @@ class DecoderFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Asked of the decoder itself: a token can be special by a later declaration, which its own flag does not say.
+        # Found by decoding: a token can be special by a later declaration, which its own flag does not show.
         added = tokenizer.get_added_tokens_decoder()
         special = frozenset(i for i in added if not tokenizer.decode([i], skip_special_tokens=True))
         self._hidden_ids = {True: special, False: frozenset[int]()}

@@ -1,4 +1,4 @@
-"""What one `TokenBatch` does to the streams of its scheduler, and what it leads to. Pure; rules in `core.py`."""
+"""What one `TokenBatch` does to the streams of its scheduler, and what is to be sent for it. Rules: `core.py`. Pure."""
 
 from collections.abc import Mapping
 
@@ -56,7 +56,7 @@ class Step:
             start = end
 
     def take_finishes(self, batch: TokenBatch) -> None:
-        """End streams whose last token is here, and answer finishes that came again."""
+        """End streams whose last token is here, and answer repeated finishes."""
         for finish in batch.finishes:
             stream = self._sender.streams.get(finish.stream)
             if stream is None:

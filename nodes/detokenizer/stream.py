@@ -13,7 +13,7 @@ NEVER = float("-inf")
 class Stream:
     """Decode state of one attempt. The owner checks positions; `position` is the next output position to take.
 
-    `plain_position` is the same while one more token needs no care (open, replayed, no stop strings), else -1.
+    `plain_position` equals it while one more token needs no special care (open, replayed, no stop strings), else -1.
     """
 
     __slots__ = (
@@ -41,7 +41,7 @@ class Stream:
         self._matcher = StopMatcher(compile_stops(stops), rules.include_stop) if stops else None
         self._min_tokens = rules.min_tokens
         self._num_cached_tokens = opening.num_cached_tokens
-        # Said once: every token after it would carry it in vain.
+        # Sent once, with the first delta: there is no use in repeating it.
         self._stages = opening.stages
         self._text_offset = 0
         self._token_ids: list[int] = []
@@ -49,7 +49,7 @@ class Stream:
         self._text: list[str] = []
 
     def begin(self, position: int) -> None:
-        """Decode without a word what was delivered before, as far as `position`. Only the first call does anything."""
+        """Decode silently what was delivered before, up to `position`. Only the first call does anything."""
         if self._context is None:
             return
         context, self._context = self._context[:position], None
@@ -60,7 +60,7 @@ class Stream:
             self.plain_position = self.position
 
     def show_one(self, token_id: int, scheduler: str, extras: list[bytes]) -> TextDelta:
-        """Take the token at `plain_position`, and what goes beside it, if anything; its delta."""
+        """Take the token at `plain_position`, and its extra value if there is one; returns its delta."""
         position, offset = self.position, self._text_offset
         text = self._decoder.push(token_id)
         self.position = self.plain_position = position + 1
@@ -103,7 +103,7 @@ class Stream:
         self._end(reason)
 
     def delta(self, scheduler: str) -> TextDelta | None:
-        """What came since the last delta; None if nothing did, or the last one has been made."""
+        """What came since the last delta; None if nothing did, or the final one has been made."""
         if self.last is not None or (not self._token_ids and self.finish_reason is None):
             return None
         text, offset, token_ids = "".join(self._text), self._text_offset, self._token_ids
