@@ -160,8 +160,8 @@ class RequestState:
             self.last_at = now
             if first:
                 self.first_token_s = since_s
-            elif since_s > self.stall_s:
-                self.stall_s = since_s
+            else:
+                self.stall_s = max(self.stall_s, since_s)
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens)

@@ -126,6 +126,15 @@ def test_time_is_wanted_only_where_something_is_due(core: GatewayCore) -> None:
     assert core.next_deadline() is None
 
 
+def test_one_long_pause_does_not_make_later_silence_wait_longer(core: GatewayCore) -> None:
+    core.handle(opened(max_tokens=200), 0.0)
+    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    times = [0.1, 3.1, *(3.1 + 0.01 * step for step in range(1, 60))]
+    for position, at in enumerate(times):
+        core.handle(batch(delta(position, [7], position, "a")), at)
+    assert one(core.handle(Tick(), times[-1] + CONFIG.quiet_s), SendResend)
+
+
 def test_a_slow_request_says_where_its_time_went(core: GatewayCore) -> None:
     core.handle(DetokenizersChanged(["t0"]), 0.0)
     core.handle(msgspec.structs.replace(opened(), tokenize_s=0.25), 0.0)
