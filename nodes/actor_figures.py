@@ -1,7 +1,7 @@
-"""What an actor is, uses and does, in the figures that people look at: `meshctl ps` and the gateway's page. Pure.
+"""Figures of each actor, as `meshctl ps` and the gateway's page show them. Pure.
 
-Here and nowhere else it is defined what each of them means; the names that dashboards know from vLLM are made of the
-same series (`nodes/gateway/metrics.py`).
+This file alone defines what each figure means; the metric names that dashboards know from vLLM are made from the same
+series (`nodes/gateway/metrics.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from nodes.stats import ActorStats
 RUNNING: Final = ("mesh_scheduler_num_running",)
 """Requests in running batches."""
 WAITING: Final = ("mesh_scheduler_num_waiting", "mesh_scheduler_num_handoffs")
-"""Requests that wait for a place or for their KV pages."""
+"""Requests that wait for a place in a batch or for their KV pages."""
 KV_USAGE: Final = "mesh_scheduler_kv_usage_ratio"
 PULLED_BYTES: Final = "mesh_kv_pulled_bytes_total"
 """Bytes of pages that a kv_agent has pulled from other pools, by transport."""
@@ -28,17 +28,17 @@ _WAITING: Final = {roles.SCHEDULER: WAITING, roles.GATEWAY: ("mesh_gateway_reque
 
 
 FIGURE_NAMES: Final = ("GROUP", "PHASE", "CPU", "MEMORY", "RUNNING", "WAITING", "KV", "TOKENS/S")
-"""What tables call them, in the order of `figure_texts`."""
+"""Column headings in tables, in the order of `figure_texts`."""
 
 
 class ActorFigures(Part, frozen=True):
-    """One actor. None: it does not say, or has no such thing.
+    """Figures of one actor. None: the actor does not report it, or has no such thing.
 
     `group` and `phase` are its worker group's. `cpu_cores`, `tokens_per_s` and `output_tokens_per_s` are means of the
     last ten seconds: cores that its process keeps busy, tokens computed (of prompts and output), tokens drawn.
-    `memory_bytes` is what is resident of its process, pages that it shares with others included. A gateway's requests
-    run once a scheduler has them. `kv_usage` is the share of the group's pages that are neither free nor only cached.
-    `pulled_bytes` is what a kv_agent has pulled, by each transport that has brought something.
+    `memory_bytes` is its process's resident memory, shared pages included. At a gateway, a request runs once a
+    scheduler has it. `kv_usage` is the share of the group's pages that are neither free nor only cached.
+    `pulled_bytes` is how much a kv_agent has pulled over each transport; transports that moved nothing are left out.
     """
 
     group: str = ""
@@ -54,7 +54,7 @@ class ActorFigures(Part, frozen=True):
 
 
 def actor_figures(members: Sequence[Member], answers: Sequence[ActorStats]) -> dict[str, ActorFigures]:
-    """Of every member, by actor id, from what it announces and what it answered."""
+    """Figures of every member by actor id, from its attributes and its answer to `StatsRequest`."""
     stats = {answer.actor_id: answer.stats for answer in answers}
     phases = {
         _group(member): _text(member.attributes.get("phase")) for member in members if "phase" in member.attributes
@@ -66,7 +66,7 @@ def actor_figures(members: Sequence[Member], answers: Sequence[ActorStats]) -> d
 
 
 def figure_texts(figures: ActorFigures) -> tuple[str, ...]:
-    """For people, a text for each of `FIGURE_NAMES`; `-` where there is nothing to say. 100 % of CPU is one core."""
+    """A text for each of `FIGURE_NAMES`; `-` where the figure is unknown. 100 % of CPU is one core."""
     memory = figures.memory_bytes
     return (
         figures.group or "-",
@@ -114,5 +114,5 @@ def _group(member: Member) -> str:
 
 
 def _text(value: Any) -> str:
-    """Attributes are everybody's own business: somebody else's may be anything."""
+    """Each actor defines its own attributes, so a custom actor's may be of any type."""
     return value if isinstance(value, str) else ""

@@ -1,7 +1,7 @@
-"""How many tokens prompt and output may have together, and what is said where they have more.
+"""How many tokens prompt and output may have together, and the error text if they have more.
 
-`cli` works out a `ServedContext` from the model and the pools; tokenizer, gateway and scheduler refuse by it. Clients
-that look at the text of an error look for the first sentence of `over_context`, as OpenAI words it.
+`cli` derives a `ServedContext` from the model and the pools; tokenizer, gateway and scheduler refuse requests by it.
+Clients that match on error texts look for the first sentence of `over_context`, which is OpenAI's wording.
 """
 
 from mesh.wire.message import Part
@@ -10,9 +10,8 @@ from mesh.wire.message import Part
 class ServedContext(Part, frozen=True):
     """The context that a mesh serves, in tokens.
 
-    `length` is what a request may have, `model_length` what the model was made for, `kv_tokens` what the smallest pool
-    holds in which requests are decoded, 0 where that is not known. `more_by`: what gives more where the pool is the
-    limit, else empty.
+    `length` is the limit of a request, `model_length` that of the model, `kv_tokens` the capacity of the smallest pool
+    in which requests are decoded, 0 if not known. `more_by`: the setting to raise if the pool is the limit, else empty.
     """
 
     length: int
@@ -21,7 +20,7 @@ class ServedContext(Part, frozen=True):
     more_by: str = ""
 
     def __str__(self) -> str:
-        """For operators: what it is, and why."""
+        """For operators: the context length and the reason for it."""
         share = "" if self.length == self.model_length else f" of the model's {self.model_length:,}"
         hint = f": give it more by {self.more_by}" if self.more_by else ""
         pool = f"KV: {self.kv_tokens:,} tokens; " if self.kv_tokens else ""
@@ -29,9 +28,9 @@ class ServedContext(Part, frozen=True):
 
 
 def over_context(context_length: int, where: str, num_prompt: int, num_output: int = 0) -> str:
-    """For clients: `num_prompt` tokens in `where` (`messages` or `prompt`) and `num_output` more are too many.
+    """Error text for clients: `num_prompt` tokens in `where` (`messages` or `prompt`) plus `num_output` are too many.
 
-    Their libraries tell this error from others by its first sentence and read the number in it, so no separators.
+    Client libraries recognize this error by its first sentence and parse the number in it, so no thousands separators.
     """
     limit = f"This model's maximum context length is {context_length} tokens."
     if num_prompt >= context_length:
@@ -46,7 +45,7 @@ def over_context(context_length: int, where: str, num_prompt: int, num_output: i
 
 
 def over_context_in_chars(context_length: int, where: str, max_chars: int) -> str:
-    """The same of a text that was not even encoded: no tokenization makes more than `max_chars` characters fit."""
+    """The same for a text that was not even encoded: under no tokenization do more than `max_chars` characters fit."""
     return (
         f"This model's maximum context length is {context_length} tokens. However, there are more than {max_chars} "
         f"characters in your {where}, which are more tokens however they are cut. Please reduce the length of the "

@@ -1,7 +1,7 @@
-"""Which worker groups compute the same bits, and which slower than they could, by what they announce. Pure.
+"""Which worker groups compute the same bits, and which are slower than they could be, by what they announce. Pure.
 
-Groups of one mesh may run on unequal machines. A request that goes on elsewhere then goes on with other bits: its text
-is as good, but not the one that it would have had.
+Groups of one mesh may run on unequal machines. A request that moves to a group of other numerics continues with other
+bits: its text is as good, but not the text that it would have had.
 """
 
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from nodes.roles import SCHEDULER, WORKER
 
 
 def scheduler_numerics(members: Iterable[Member]) -> dict[str, str]:
-    """Fingerprints of the schedulers that say theirs, in whatever state, by actor id."""
+    """Fingerprints of the schedulers that announce one, in whatever state, by actor id."""
     return {one.actor_id: numerics for one in members if one.role == SCHEDULER and (numerics := _text(one, "numerics"))}
 
 
 def numerics_note(members: Iterable[Member]) -> str:
-    """A line for people, where the groups that say their numerics say unequal ones; else empty."""
+    """A line for people if groups announce unequal numerics; else empty."""
     groups: dict[str, set[str]] = {}
     for one in members:
         if one.role == SCHEDULER and (numerics := _text(one, "numerics")):
@@ -29,13 +29,13 @@ def numerics_note(members: Iterable[Member]) -> str:
 
 
 def kernels_note(members: Iterable[Member]) -> str:
-    """Why workers compute with slower kernels than there could be, each reason once; else empty."""
+    """Why workers use slower kernels than they could, each reason once; else empty."""
     notes = {_text(one, "kernels") for one in members if one.role == WORKER}
     return "; ".join(sorted(notes - {""}))
 
 
 def quantization_note(members: Iterable[Member]) -> str:
-    """That workers compute with rounded weights, and to what; else empty."""
+    """A line for people if workers compute with rounded weights, naming the format; else empty."""
     found = {_text(one, "quantization") for one in members if one.role == WORKER} - {"", "none"}
     return f"weights are {' and '.join(sorted(found))}, rounded when they were loaded" if found else ""
 

@@ -1,8 +1,8 @@
-"""What a failed core's events say of prompts and answers in the log: their lengths, and where they are alike.
+"""What a failed core's events show of prompts and answers in the log: their lengths, and where they are alike.
 
-Token ids become other ids, the same one everywhere in one failure, so that prefixes that were shared still are and a
-stop id is still one. Texts become as many `x`, keys of caches become `key-1`, `key-2`, … Who has the log learns how
-long and how repetitive a prompt was, and does not read it.
+Each token id is replaced by another one, the same everywhere in one failure, so shared prefixes are still shared and a
+stop id still is one. Texts become as many `x`; cache keys become `key-1`, `key-2`, … A reader of the log learns how
+long and how repetitive a prompt was, but cannot read it.
 """
 
 from typing import Any, Final, cast
@@ -21,7 +21,7 @@ class PromptRedactor:
         self._keys: dict[str, str] = {"": ""}
 
     def __call__(self, field: str, value: Any) -> Any:
-        """What is written of a field's value."""
+        """What is written in place of a field's value."""
         if field in _IDS:
             return self._renamed(value)
         if field in _TEXTS:
@@ -34,7 +34,7 @@ class PromptRedactor:
 
     def _renamed(self, value: Any) -> Any:
         if isinstance(value, int):
-            # Negative ones are no ids: nothing drawn, or not known yet.
+            # Negative numbers are not ids: nothing was drawn, or it is not known yet.
             return value if value < 0 else self._ids.setdefault(value, len(self._ids))
         if isinstance(value, list | tuple):
             return [self._renamed(one) for one in cast("list[Any]", value)]

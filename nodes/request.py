@@ -15,7 +15,7 @@ LOWEST_TEMPERATURE: Final = 2.0**-126
 
 MIN_REPETITION_PENALTY: Final = 0.01
 MAX_REPETITION_PENALTY: Final = 10.0
-"""Beyond any use, and far from where logits would not be finite any more."""
+"""Wider than any use needs, and far from where logits would stop being finite."""
 
 
 class Sampling(HotPart, frozen=True):
@@ -24,9 +24,9 @@ class Sampling(HotPart, frozen=True):
     Randomness is counter-based, keyed by (seed, sample_index, position), so a draw does not depend on batch, row,
     worker, or on how often the request was started again. `temperature` 0, or below what float32 can divide by, is
     greedy. `top_k` 0 and `min_p` 0 are off. None of `masked_token_ids` is drawn at output positions before
-    `min_tokens`: the scheduler puts the ids there that would end the request. Logits of tokens that prompt or output
-    hold already are divided by `repetition_penalty` where they are positive, else multiplied by it (Keskar et al.
-    2019, as transformers and vLLM have it); 1 is off.
+    `min_tokens`: the scheduler lists the ids there that would end the request. Logits of tokens that already occur in
+    prompt or output are divided by `repetition_penalty` if positive, else multiplied by it (Keskar et al. 2019, as in
+    transformers and vLLM); 1 is off.
     """
 
     temperature: float = 1.0
@@ -42,17 +42,17 @@ class Sampling(HotPart, frozen=True):
 
     @property
     def looks_back(self) -> bool:
-        """A draw depends on which tokens were before it, not on their logits alone."""
+        """Whether a draw depends on the tokens before it as well as on its logits."""
         return self.repetition_penalty != 1.0
 
     @property
     def is_greedy(self) -> bool:
-        """The most likely token is taken, the lowest id among equals."""
+        """Whether the most likely token is taken, the lowest id among equals."""
         return self.temperature < LOWEST_TEMPERATURE
 
 
 class SamplingDefaults(Part, frozen=True):
-    """How a request is sampled where it does not say so itself; fields as in `Sampling`, within what a request may."""
+    """Defaults for what a request leaves out; fields as in `Sampling`, within the limits for requests."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
@@ -61,7 +61,7 @@ class SamplingDefaults(Part, frozen=True):
     repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] = 1.0
 
     def describe(self) -> str:
-        """`temperature 0.6, top_p 0.95`: what is not as the model itself draws; empty if all is."""
+        """`temperature 0.6, top_p 0.95`: the fields that change plain sampling; empty if none does."""
         plain = SamplingDefaults()
         fields = self.__struct_fields__
         return ", ".join(
@@ -70,10 +70,10 @@ class SamplingDefaults(Part, frozen=True):
 
 
 class StopRules(HotPart, frozen=True):
-    """When one request ends. Stop ids are the scheduler's to see, stop strings the detokenizer's.
+    """When one request ends. The scheduler watches for stop ids, the detokenizer for stop strings.
 
     `max_tokens` counts all output tokens of the request, those of earlier attempts included. Neither end ids nor
-    `stop_token_ids` are drawn before `min_tokens` output tokens are there (end ids not even with `ignore_eos`), and
+    `stop_token_ids` are drawn among the first `min_tokens` output tokens (end ids not even with `ignore_eos`), and
     stop strings completed within them do not count.
     """
 
@@ -86,11 +86,12 @@ class StopRules(HotPart, frozen=True):
 
 
 class Stages(HotPart, frozen=True):
-    """Where the time before an attempt's first token went, seconds, each measured by the clock of where it passed.
+    """Where the time before an attempt's first token went, in seconds, each stage measured on the host that it ran on.
 
-    `queue_s`: in a scheduler's queue, here and, where the prefill was elsewhere, there. `grant_s`: until pages were
-    granted for that. `prefill_s`: from entering a batch to the first token. `transfer_s`: for pages that were still on
-    their way when that was drawn. `grant_s` and `transfer_s` are 0 where the prefill was not elsewhere.
+    `queue_s`: in the decode scheduler's queue and, if it ordered the prefill elsewhere, in the prefill scheduler's too.
+    `grant_s`: until pages were granted for that prefill. `prefill_s`: from entering a batch to the first token.
+    `transfer_s`: for pages that were still in transfer when that token was drawn. Without a prefill elsewhere,
+    `grant_s` and `transfer_s` are 0.
     """
 
     queue_s: float = 0.0

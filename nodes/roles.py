@@ -56,7 +56,7 @@ KV_AGENT: Final = "kv_agent"
 REGISTRY: Final = "registry"
 
 ROLES: Final = frozenset({GATEWAY, TOKENIZER, SCHEDULER, WORKER, DETOKENIZER, KV_AGENT, REGISTRY, SUPERVISOR})
-"""The mesh's own; custom actors have others."""
+"""The mesh's own roles; custom actors have others."""
 
 KV_EVENTS_TOPIC: Final = "kv_events"
 LOAD_TOPIC: Final = "load"
@@ -73,7 +73,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (KV_AGENT,): (MapPool, TransferNews, OfferPair, SendPages, ClosePair, LetGo, TakeUp),
     (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory),
 }  # fmt: skip
-"""Roles, and what an actor takes of them alone where it comes from another host."""
+"""By roles: the messages that an actor accepts from another host only if the sender has one of these roles."""
 
 NODE_CODEC: Final = Codec(
     NodeMessage, HotNodeMessage, {kind: roles for roles, kinds in SENT_BY.items() for kind in kinds}
@@ -83,9 +83,9 @@ NODE_CODEC: Final = Codec(
 class SchedulerAttributes(Part, frozen=True):
     """What a scheduler announces of itself to the registry, for routing: `Member.attributes` of a scheduler.
 
-    `worker_ready` is false while its worker is being replaced: it takes requests, and they wait. `policy` says who of
-    those that wait goes first; empty where it is not told. `numerics` is the fingerprint of its worker, or of the last
-    one it had (`Adopted.numerics`): groups of equal ones compute the same bits. Empty: not known.
+    `worker_ready` is false while its worker is being replaced: it takes requests, and they wait. `policy` is the order
+    in which waiting requests are admitted; empty if not announced. `numerics` is the fingerprint of its worker, or of
+    the last one it had (`Adopted.numerics`): groups of equal numerics compute the same bits. Empty: not known.
     """
 
     group: str = ""
@@ -97,10 +97,10 @@ class SchedulerAttributes(Part, frozen=True):
 
 
 class KVAgentAttributes(Part, frozen=True):
-    """What a kv_agent announces: its pools, how pages get out of them, and whose memory is `released`.
+    """What a kv_agent announces: its pools, how pages get out of them, and the groups whose memory is `released`.
 
-    `incarnations` by group: a pool of another incarnation is another pool, and whoever mapped the old one has nothing.
-    `fallbacks` by agent: what its pages come by instead of the transport of the operator's choice, and why.
+    `incarnations` by group: a pool of another incarnation is another pool, and a mapping of the old one is worthless.
+    `fallbacks` by source agent: over what its pages come instead of the transport that the operator chose, and why.
     """
 
     groups: list[str] = []
@@ -111,30 +111,30 @@ class KVAgentAttributes(Part, frozen=True):
 
 
 class SupervisorAttributes(Part, frozen=True):
-    """What a supervisor announces: which of its actors an operator has drained, by id, and the incarnations he meant.
+    """What a supervisor announces: ids of its actors that an operator drained, each with the incarnation it applies to.
 
-    They stay away until he has them started again, unlike those that are only renewed.
+    They stay down until an operator has them started again, unlike actors that are only being restarted.
     """
 
     drained: dict[str, int] = {}
 
 
 def drained_by_wish(members: Membership) -> dict[str, int]:
-    """Whom supervisors say to stay away, and which incarnations."""
+    """Actors that stay down by their supervisor's word, each with the incarnation that was drained."""
     drained: dict[str, int] = {}
     for member in members.by_role(SUPERVISOR, ready=False):
         try:
             drained |= msgspec.convert(member.attributes, SupervisorAttributes).drained
         except msgspec.ValidationError:
-            # Whoever calls itself so says something else by this name.
+            # A custom actor of this role name uses the attribute for something else.
             continue
     return drained
 
 
 def is_replaced(members: Membership, agent: str, group: str, incarnation: int) -> bool:
-    """Whether the pool of a group is not the one of this incarnation any more. An agent that is away says nothing.
+    """Whether a later pool has replaced the group's pool of this incarnation. False while the agent is away.
 
-    What its members know of an agent may be older than what it has answered itself: an earlier pool replaces nothing.
+    The membership view may be older than the agent's own answer, so an earlier incarnation in it replaces nothing.
     """
     member = members.get(agent)
     found = member.attributes.get("incarnations", {}).get(group) if member is not None else None

@@ -1,8 +1,8 @@
-"""Amounts of bytes in words, by thousands, as disks and hubs count them."""
+"""Amounts of bytes in words, in decimal units, as disks and model hubs count them."""
 
 
 def progress_text(done: int, total: int) -> str:
-    """`3.1 of 7.6 GB`, both in the unit of the total."""
+    """`3.1 of 7.6 GB`, both in the total's unit."""
     unit, size = _unit(total)
     return f"{done / size:.1f} of {total / size:.1f} {unit}"
 

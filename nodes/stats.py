@@ -29,12 +29,12 @@ def hosts_of(members: Sequence[Member]) -> dict[str, str]:
 
 
 def silent_hosts(answers: Sequence[ActorStats]) -> list[str]:
-    """Hosts of which nobody has answered."""
+    """Hosts from which no member has answered."""
     return sorted({one.host for one in answers} - {one.host for one in answers if one.stats is not None})
 
 
 async def ask_stats(ctx: Context, members: Sequence[Member], timeout_s: float) -> list[ActorStats]:
-    """The answers of `members`, of which the asker may be one, in their order."""
+    """The answers of `members`, in the same order; the asker may be one of them."""
     hosts = hosts_of(members)
     asks = (_ask(ctx, member, hosts.get(member.actor_id, ""), timeout_s) for member in members)
     return list(await asyncio.gather(*asks))

@@ -1,1 +1,1 @@
-"""What ships with the package: the model `tiny` and the tokenizer of the models that have no files."""
+"""Ships with the package: the model `tiny`, and the tokenizer for models without files."""

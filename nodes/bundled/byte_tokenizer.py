@@ -1,8 +1,8 @@
 """The tokenizer of `echo` and `random:*`: one token per byte, three special tokens, and filler up to a vocabulary size.
 
 Ids: 0 to 255 are the bytes, then the special tokens, then fillers. A filler decodes to a word of its own with a space
-before it, and no text encodes to it, so whatever a random model draws has whole-character text unless it draws half
-of a multi-byte character byte by byte.
+before it, and no text encodes to it, so what a random model draws decodes to whole characters unless it draws the bytes
+of a multi-byte character only in part.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The registry as an actor: membership for everybody, at a place that the run directory names.
+"""The registry as an actor: mesh membership, at the address written in the run directory.
 
-Everybody joins here, renews by heartbeat, and is told every change; the decisions are `nodes/registry/core.py`.
+Every actor joins here, renews its lease by heartbeat, and is told every change; `nodes/registry/core.py` decides.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -39,21 +39,22 @@ ROLE: Final = "registry"
 _CHECK_S: Final = 0.5
 _MAX_DOUBTED: Final = 1024
 _GATHER_S: Final = 0.02
-"""Between two tellings. A death is told at once, unless something else was just told."""
+"""Pause between two rounds of telling changes. A death is told at once, unless a round has just ended."""
 _REST_FOR_READER_S: Final = 40e-6
 _REST_FOR_ENTRY_S: Final = 1e-6
 _MAX_GATHER_S: Final = 0.25
-"""After much was told to many it is longer, four times what that takes: a registry has to answer heartbeats, too."""
+"""Longest pause. After a large round the pause is about four times as long as the round: the registry has to answer
+heartbeats, too."""
 
 
 class RegistryActor(Actor):
-    """Owns the leases of all members. Soft state: whatever is lost with it, members bring along again.
+    """Owns the leases of all members. Its state is soft: members bring along again whatever is lost with it.
 
     Args:
-        run_directory: where to write which registry is the living one; None where it is found otherwise.
+        run_directory: where to write the address of the live registry; None if members find it another way.
         lease_s: how long a membership lasts without renewal.
-        release: of the software that this is, for who asks whether it has the same.
-        config: what the mesh is, on several hosts.
+        release: version of this software, for clients that check whether theirs is the same.
+        config: what hosts of the mesh have in common, on a mesh of several.
     """
 
     role = ROLE
@@ -83,19 +84,19 @@ class RegistryActor(Actor):
         self._telling: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
         self._rest_s = _GATHER_S
-        # Who has had a snapshot since the last telling, and its version.
+        # Members that got a snapshot since the last round of telling, and its version.
         self._ahead: dict[Address, int] = {}
         self._unwritten = ""
         self._has_stopped = False
 
     @property
     def core(self) -> RegistryCore:
-        """The leases; there once the actor is started."""
+        """The leases; only available once the actor has started."""
         assert self._core is not None, "the registry is asked before it has started"
         return self._core
 
     async def start(self) -> None:
-        """Begin with nobody but itself, and say where it is."""
+        """Begin with itself as the only member, and write down its address."""
         ctx = self.ctx
         if self._run_directory is not None:
             self._told = self._run_directory.bootstrap(ctx.credentials.secret)
@@ -111,7 +112,7 @@ class RegistryActor(Actor):
         self._say_where()
 
     async def stop(self) -> None:
-        """Tell what is untold; links end next, and nothing is told, or written, after them."""
+        """Tell the remaining changes: links are closed next, and nothing is told or written after that."""
         self._has_stopped = True
         if self._telling is not None:
             self._telling.cancel()
@@ -142,11 +143,11 @@ class RegistryActor(Actor):
                 super().on_ask(call)
 
     def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
-        """A heartbeat renews the lease; who has none is told by `heartbeat_to`."""
+        """A heartbeat renews the lease; `heartbeat_to` tells a peer that has none."""
         self.core.renew(peer, self.ctx.now())
 
     def heartbeat_to(self, peer: Address) -> Heartbeat:
-        """What a member has to know to see that it has missed something."""
+        """What a member needs to detect that it has missed a change."""
         core = self.core
         version = self._ahead.get(peer, self._untold.version)
         return Heartbeat(state=READY, registry_epoch=core.epoch, version=version, known=core.knows(peer))
@@ -176,7 +177,8 @@ class RegistryActor(Actor):
         try:
             self._check_mesh(request, call.sender)
             self._roll.require_room(request.member)
-            # What has gathered reaches it with the rest: a snapshot more for each would double the bytes of a start.
+            # Changes still untold reach the joiner in the next round: a second snapshot for each joiner would double
+            # the bytes of a start.
             outcome = self.core.join(request, self.ctx.now(), self._untold.version)
         except Stale as error:
             call.fail(STALE_EPOCH, str(error), known_epoch=error.known_epoch)
@@ -196,7 +198,7 @@ class RegistryActor(Actor):
         call.reply(joined)
 
     def _check_mesh(self, request: Join, sender: Address) -> None:
-        """Raise FrameRefused for who is meant for another mesh, or takes this one for something else."""
+        """Raise FrameRefused for a joiner that is meant for another mesh, or whose host has another spec of it."""
         if request.mesh and self._mesh and request.mesh != self._mesh:
             raise FrameRefused(
                 WRONG_MESH,
@@ -258,13 +260,13 @@ class RegistryActor(Actor):
             self._run_directory.write_registry(self.ctx.address, self.ctx.endpoint, self.ctx.describe().proof)
             self._unwritten = ""
         except OSError as error:
-            # Who has joined goes on. For whoever comes it is tried again at each check, and told once.
+            # Members go on. For newcomers, writing is retried at each check; the error is logged once.
             if str(error) != self._unwritten:
                 self._unwritten = str(error)
                 self.ctx.log.error("registry_file_unwritten", why=str(error), do="make room in the run directory")
 
     def _tell_all(self, change: MembersChanged | None) -> None:
-        """Tell it at once, or with what else comes within a moment of the last telling."""
+        """Tell a change at once, or together with others if a round was just told."""
         if change is None or self._has_stopped:
             return
         self._roll.take(change)
@@ -277,7 +279,7 @@ class RegistryActor(Actor):
                 self._telling = self.ctx.later(wait_s, self._tell_untold)
 
     def _tell_untold(self) -> None:
-        """Who cannot be reached, or misses it, sees by the next heartbeat that the version is another."""
+        """Tell all gathered changes. A member that misses them detects it by the version in the next heartbeat."""
         self._telling, self._told_at = None, self.ctx.now()
         change = self._untold.take()
         if change is None:

@@ -8,9 +8,9 @@ import msgspec
 class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A membership lasts `lease_s` seconds without renewal.
 
-    `port`: where other hosts' actors find the registry on a mesh of several, the control channel there and the data
-    channel at the next one; 0: any that are free. `spec` is what all hosts of it have in common, and `settings` what
-    is told to a host that has no topology file.
+    `port`: the registry's control channel on a mesh of several hosts, the data channel being on the next port; 0: any
+    free ports. `spec` is what all hosts of the mesh have in common; `settings` is what a host without a topology file
+    is given.
     """
 
     lease_s: float = 5.0

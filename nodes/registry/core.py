@@ -1,19 +1,20 @@
-"""The registry's decisions: who is a member, until when, and what the others are told. Pure.
+"""The registry's decisions: which actors are members, until when, and what the others are told. Pure.
 
 Every membership is a lease: `join` opens or updates it, `renew` extends it, `leave` and `expire` end it. Each change
 has a number, one more than the last, so that members can tell whether they have missed one.
 
-A registry that has just started knows nobody, while everybody goes on working. For one lease time it believes what
-members bring along of their views when they join again (`known_members`): who is named there gets a lease as if it had
-joined, and loses it unless it comes itself. So a restart of the registry looks to nobody as if the others had left.
-The same is believed at any time of whose leases ran out, if whoever names them is of their host: a host that was cut
-off has lost nobody, and links within it live on. And of a later incarnation than the one that is a member: who knows
-of it takes nobody before it.
+A registry that has just started knows nobody, while the members go on working. For one lease time it believes the
+views that members bring along when they join again (`known_members`): each actor named there gets a lease as if it had
+joined, and loses it unless it joins itself. So when the registry restarts, no member sees the others leave.
+Two kinds of named actors are believed at any time: one whose lease ran out, if named by an actor of its own host (a
+host that was cut off has lost no actors, and links within it live on); and a later incarnation of a current member (an
+actor that knows the later one refuses all earlier ones).
 
-Epochs of who has left are remembered: a host that comes back without its files and with its clock behind would bring an
-epoch that is lower, or the same, and whoever knew the one before (a worker its scheduler) would refuse it for good.
-Where that is the registry's own host, what is remembered is what the others bring along: of its actors they have no
-proofs to show, so nobody named is a member by that, but none of them is taken below the epoch that is named.
+Epochs of departed members are remembered: a host that comes back without its files and with its clock behind would
+bring a lower epoch, or the same one, and peers that knew the previous incarnation (as a worker knows its scheduler)
+would refuse it for good. If that host is the registry's own, the registry learns these epochs from members on other
+hosts: they have no proofs of its host's actors to show, so an actor does not become a member by being named, but its
+incarnations below the named epoch are refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,9 +30,9 @@ _MAX_DEPARTED = 4096
 
 
 class Stale(Exception):
-    """A join of an incarnation that a newer one has replaced, or that somebody else is already.
+    """A join of an incarnation that a newer one has replaced, or that another process already is.
 
-    Whoever follows goes above `known_epoch`.
+    The next incarnation has to take an epoch above `known_epoch`.
     """
 
     def __init__(self, known_epoch: int, why: str) -> None:
@@ -42,7 +43,7 @@ class Stale(Exception):
 class JoinOutcome(NamedTuple):
     """The answer to a join, and what is told to the others (and to the joining member unless it got a snapshot).
 
-    `doubted`: whom it named as members with a wrong proof, or against the keys; not who is named without a proof.
+    `doubted`: actors that it named as members with a wrong proof or against the keys; not those without a proof.
     """
 
     joined: Joined
@@ -51,15 +52,16 @@ class JoinOutcome(NamedTuple):
 
 
 Check = Callable[[Member, Member | None], object]
-"""Raises `FrameRefused` where a member had to prove who it is; the second one is who is known by its actor id."""
+"""Raises `FrameRefused` for a member that had to prove who it is and did not; the second argument is the member known
+by the same actor id."""
 
 
 def _anybody(_member: Member, _known: Member | None) -> None:
-    """Where there is no supervisor nobody has a proof."""
+    """The check without a supervisor: no actor has a proof."""
 
 
 def _everybody(_actor_id: str) -> bool:
-    """Where there are no keys nobody is known better than another."""
+    """`may_vouch` without keys: no host is trusted more than another."""
     return True
 
 
@@ -112,26 +114,26 @@ class RegistryCore:
         self._expiry[member.actor_id] = FOREVER
 
     def join(self, request: Join, now: float, told: int | None = None) -> JoinOutcome:
-        """Open or update a membership. Who knows version `told`, by default the last, is told all that follows.
+        """Open or update a membership. A joiner at version `told` (default: the last) or later gets no snapshot.
 
-        Raises `Stale` for an incarnation that a newer one has replaced, and `FrameRefused` for who has not proved it is
-        who it says.
+        Raises `Stale` for an incarnation that a newer one has replaced, and `FrameRefused` for a joiner that has not
+        proved who it is.
         """
         member = request.member
         known = self._members.get(member.actor_id)
         self._check(member, known)
         if member.epoch >= MAX_EPOCH:
             raise FrameRefused(STALE_EPOCH, f"{member.address} has no epoch that another could follow")
-        # Not at the same one: who only lost its lease, as a stopped process does, comes again as it was.
+        # An equal epoch is fine: a process that only lost its lease, as a suspended one does, rejoins unchanged.
         if (newest := self._newest(member.actor_id)) > member.epoch:
-            # Of two machines of one name that began before there was a registry, it says where the other is.
+            # Two machines of one name may have started before there was a registry: name the other one's address.
             there = f", at {known.endpoint.control}" if known else ""
-            # Under the registry before there may have been later ones, which who was told of them has yet to name:
-            # epochs are seconds where files and clocks are right, and those began before this registry.
+            # The previous registry may have had later incarnations that no member has named here yet. Those started
+            # before this registry, and epochs are seconds where files and clocks are right: go above its own epoch.
             above = max(newest, self.epoch) if now < self._known_members_until else newest
             raise Stale(above, f"{member.address} was replaced by epoch {newest}{there}")
         if known is not None and known.epoch == member.epoch and known.endpoint != member.endpoint:
-            # No incarnation moves: two machines were started as one host, in the same second.
+            # An incarnation never changes its endpoint: two machines were started as one host, in the same second.
             raise Stale(newest, f"another {member.address} is a member, at {known.endpoint.control}")
         least = self.version if told is None else told
         was_current = request.known_epoch == self.epoch and request.known_version >= least
@@ -171,13 +173,13 @@ class RegistryCore:
         if not gone:
             return None
         change = self._end(gone, "its lease ran out")
-        # Forgotten with the epochs of who has left, which are as many.
+        # An entry is dropped with the actor's departed epoch, so both stay within the same bound.
         lapsed = self._lapsed | {actor_id: self._departed.get(actor_id, 0) for actor_id in gone}
         self._lapsed = {actor_id: epoch for actor_id, epoch in lapsed.items() if epoch == self._departed.get(actor_id)}
         return change
 
     def forgive(self, now: float) -> None:
-        """The registry itself was not running for a while: nobody could renew, so every lease starts again."""
+        """Restart every lease: the registry itself was not running for a while, so no member could renew."""
         for actor_id, expiry in self._expiry.items():
             self._expiry[actor_id] = max(expiry, now + self.lease_s)
 
@@ -188,7 +190,7 @@ class RegistryCore:
     def _believe(
         self, known_members: Iterable[Member], by: str, now: float
     ) -> tuple[list[Member], list[tuple[Address, FrameRefused]], list[Departed]]:
-        """Who is a member by the word of another, whose word was doubted, and who has left by that."""
+        """Take in what member `by` says of others: returns the new members, the refused claims, and the departed."""
         believed: list[Member] = []
         doubted: list[tuple[Address, FrameRefused]] = []
         outlived: list[Departed] = []
@@ -197,32 +199,33 @@ class RegistryCore:
         is_new = now < self._known_members_until
         for member in known_members:
             known = self._members.get(member.actor_id)
-            # Of two that say it of the same incarnation the first is enough: first of all, as everybody says it of all.
+            # Already known. Tested first, because every member names all others.
             if known is not None and known.epoch >= member.epoch:
                 continue
             is_lapsed = self._departed.get(member.actor_id) == self._lapsed.get(member.actor_id) == member.epoch
             is_neighbour = bool(host) and host_of(member.actor_id) == host
-            # Else a host that was let in for one role could end all others, by later incarnations that it makes up.
+            # Otherwise a host that was admitted for one role could end all others by inventing later incarnations.
             if not (may_vouch or is_neighbour):
                 continue
-            # Of who is a member by an earlier epoch it is believed at any time: who was stopped while this registry
-            # began names an incarnation that came before, and would refuse the one that is a member now for good.
+            # A later incarnation of a current member is believed at any time: an actor that was suspended while this
+            # registry began may know one from before it, and would refuse the current member for good.
             if not is_new and known is None and not (is_lapsed and is_neighbour):
                 continue
-            # Who is to come next has to be able to go above it.
+            # The next incarnation must be able to go above it.
             if member.epoch > MAX_HEARD_EPOCH:
                 continue
-            # Who has left may have come again.
+            # An actor may return with the epoch that it left with, but not with a lower one.
             if self._newest(member.actor_id) >= member.epoch + (known is None):
                 continue
             try:
                 self._check(member, known)
             except FrameRefused as refusal:
-                # Who is of another host, or was started by hand, was shown no proofs that it could show.
+                # No proof is no offence: actors of other hosts, or started by hand, were never shown the proofs.
                 if refusal.code != NO_PROOF:
                     doubted.append((member.address, refusal))
-                # Its own host's supervisor says of itself who lives there. Not at any time: another host, whose word
-                # needs no proof, could end all actors of this one again and again.
+                # An actor's own host needs none of this: its supervisor says which of its actors live. Only while this
+                # registry is new: otherwise another host, whose word needs no proof, could end all actors of this one
+                # again and again.
                 if (
                     is_new
                     and host
@@ -239,7 +242,7 @@ class RegistryCore:
         return believed, doubted, outlived
 
     def _outlive(self, doubted: Member, known: Member | None) -> list[Departed]:
-        """Another host knows a later incarnation: none before that one is taken, nor kept, and the next goes above."""
+        """Another host knows a later incarnation: end and refuse all before it, so that the next one goes above it."""
         reason = "a later one was known before the registry was"
         left = [] if known is None else self._drop([doubted.actor_id], reason)
         self._remember(*doubted.address)
@@ -266,7 +269,7 @@ class RegistryCore:
     def _remember(self, actor_id: str, epoch: int) -> None:
         self._departed[actor_id] = epoch
         if len(self._departed) > _MAX_DEPARTED:
-            # Clients with an id of their own each come and go by the thousand; a mesh's actors are hundreds.
+            # Clients, each with an id of its own, come and go by the thousand; a mesh's actors are hundreds.
             del self._departed[next(iter(self._departed))]
 
     def _change(self, upserted: list[Member], left: list[Departed]) -> MembersChanged:

@@ -1,9 +1,9 @@
-"""Whether a registry is over because somebody says that there was a later one. Pure.
+"""Whether this registry incarnation has to end because peers know a later one. Pure.
 
-It is where its host has lost its files and its clock is behind: then whoever knew the one before dials that, for ever.
-But one host alone, broken or hostile, must not end a registry that the others have joined. So other hosts are counted:
-those that say so have to be more than those that have joined, once a lease has given all of them the time to. Who is of
-the registry's own host is believed at once.
+It has to if its host lost its files and its clock is behind: actors that knew the previous registry would dial that one
+forever. But one host alone, broken or hostile, must not end a registry that the others have joined. So other hosts are
+counted: after one lease, which gives all of them time to join, the hosts that know a later epoch have to outnumber the
+other hosts that have joined. An actor of the registry's own host is believed at once.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _MAX_VOICES = 4096
 
 
 class LaterEpoch:
-    """What other hosts say of one registry incarnation, which began at `now`; times are seconds on one clock."""
+    """Which other hosts say that one registry incarnation, begun at `now`, is over; times are seconds on one clock."""
 
     def __init__(self, now: float, wait_s: float) -> None:
         self._counts_from = now + wait_s

@@ -1,4 +1,4 @@
-"""All members as they are sent: each encoded once when it changes, not once for each of those who are told. Pure.
+"""All members in encoded form: each is encoded once when it changes, not once for every reader. Pure.
 
 A list for a reader is those bytes one after the other, with the proofs that this reader may see.
 """
@@ -16,7 +16,8 @@ from mesh.wire.frames import MembersChanged
 
 MAX_MEMBER_BYTES: Final = 64 << 10
 MAX_BYTES: Final = 12 << 20
-"""Of all members: who joins is told them in one message, whose body has 16 MiB. A mesh's own take some hundred each."""
+"""Of all members: a joiner gets them in one message, whose body is at most 16 MiB. Each of the mesh's own actors takes
+some hundred bytes."""
 
 
 class Roll:
@@ -29,7 +30,7 @@ class Roll:
         self._put(own)
 
     def require_room(self, member: Member) -> None:
-        """Raise `FrameRefused` for one who announces so much that others could not be told of all members any more."""
+        """Raise `FrameRefused` for a member that announces so much that one message could not hold all members."""
         size, known = len(msgspec.msgpack.encode(member)), self._plain.get(member.actor_id, b"")
         if size > MAX_MEMBER_BYTES:
             why = f"{member.address} announces {size} bytes, at most {MAX_MEMBER_BYTES} are taken: announce less"
@@ -39,7 +40,7 @@ class Roll:
             raise FrameRefused("too_large", f"{why}: end what is not needed before {member.address} joins")
 
     def take(self, change: MembersChanged) -> None:
-        """The next change."""
+        """Apply the next change."""
         for departed in change.left:
             self._num_bytes -= len(self._plain.pop(departed.actor_id, b""))
             self._proved.get(host_of(departed.actor_id), {}).pop(departed.actor_id, None)
@@ -47,14 +48,14 @@ class Roll:
             self._put(member)
 
     def shown_to(self, reader: Member) -> list[msgspec.Raw]:
-        """Everybody."""
+        """All members, as `reader` may see them."""
         proved = self._proved.get(host_of(reader.actor_id)) if reader.proof else None
         return list(({**self._plain, **proved} if proved else self._plain).values())
 
     def shown_alike(
         self, readers: Iterable[Member], upserted: Iterable[Member]
     ) -> list[tuple[list[str], list[msgspec.Raw]]]:
-        """Some members for several readers: the ids of those who see the same, and what."""
+        """Some members for several readers: groups of reader ids that see the same, each with what they see."""
         changed = [member.actor_id for member in upserted]
         hosts = {host_of(actor_id) for actor_id in changed} & self._proved.keys()
         alike: dict[str | None, list[str]] = {}

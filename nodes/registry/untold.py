@@ -1,7 +1,7 @@
-"""Changes of the mesh that its members have not been told of yet, gathered into one. Pure.
+"""Membership changes that the members have not been told of yet, merged into one. Pure.
 
-A thousand actors that join at once make a thousand changes for a thousand members each; what comes within a moment of
-the last telling is told as one change instead, whose `follows` says how far it goes back.
+A thousand actors that join at once make a thousand changes for a thousand members each. Changes that come shortly after
+the last round of telling are told as one change instead, and its `follows` says how far back it goes.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Untold:
-    """What has gathered since `version`, the last one that was told."""
+    """Changes since `version`, the last one that was told."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -23,7 +23,7 @@ class Untold:
         self._left: dict[Address, Departed] = {}
 
     def add(self, change: MembersChanged) -> None:
-        """The next change. Who leaves and comes again as the same incarnation has changed, and not left."""
+        """Add the next change. An incarnation that leaves and joins again counts as changed, not as departed."""
         self._last = change
         for departed in change.left:
             self._left[departed.address] = departed
@@ -35,7 +35,7 @@ class Untold:
             self._left.pop(member.address, None)
 
     def take(self) -> MembersChanged | None:
-        """All of it as one, which is told now; None if there is nothing."""
+        """All changes merged into one, which is now told; None if there are none."""
         last = self._last
         if last is None:
             return None
