@@ -1,4 +1,4 @@
-"""What crosses the mesh between roles: the request's way round the ring, and steps between scheduler and worker.
+"""Messages between roles: a request's way round the ring, and steps between scheduler and worker.
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
@@ -16,8 +16,8 @@
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
-Everything told may be lost, repeated or late; whoever waits for progress asks again, and every message names the
-attempt it is about.
+Any tell may be lost, repeated or late. An actor that waits for progress asks again, and every message names the attempt
+it is about.
 """
 
 from kvstore.protocol import (
@@ -156,10 +156,10 @@ NodeMessage = (
     | JoinGroup
     | GroupFormed
 )
-"""Control messages: MessagePack maps, told apart by their tag."""
+"""Control messages: MessagePack maps, distinguished by their tag."""
 
 HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
-"""Per-step messages: MessagePack arrays. The first byte of a body says which union it is of (`mesh/wire/codec.py`)."""
+"""Per-step messages: MessagePack arrays. A body's first byte says which of the unions it is (`mesh/wire/codec.py`)."""
 __all__ = [
     "Adopt",
     "Adopted",

@@ -7,8 +7,8 @@ from nodes.request import AttemptRef, Sampling, StopRules
 class Submit(Part, frozen=True):
     """One attempt of one request, to be started; idempotent by (request_id, attempt). A smaller `priority` goes first.
 
-    `prompt_ids` and `output_ids` stay apart: usage, seeds and stop text depend on the boundary. Output positions count
-    from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
+    `prompt_ids` and `output_ids` are separate because usage, seeds and stop text depend on the boundary. Output
+    positions count from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
     """
 
     request_id: str
@@ -26,20 +26,20 @@ class Submit(Part, frozen=True):
 
 
 class SubmitAttempts(Message, frozen=True):
-    """Start these attempts, each by itself. Ask; answer `AttemptsSubmitted`.
+    """Start these attempts, each independently of the others. Ask; answer `AttemptsSubmitted`.
 
-    One for all that a turn of the gateway's loop brought for this scheduler.
+    One ask carries everything that one turn of the gateway's loop brought for this scheduler.
     """
 
     attempts: list[Submit]
 
 
 class AttemptRefused(Part, frozen=True):
-    """Why one attempt is not taken; `param` is the field of the request that would have to change.
+    """Why one attempt is refused; `param` is the field of the request that would have to change.
 
-    Codes: `never_fits` (400, more tokens than context or pool have), `empty_prompt` and `bad_token_id` (400),
-    `overloaded` (503, queue full), `draining` (try another), `attempt_over` (this attempt or a later one was here and
-    is cancelled, superseded or forgotten).
+    Codes: `never_fits` (400, more tokens than context or pool can hold), `empty_prompt` and `bad_token_id` (400),
+    `overloaded` (503, queue full), `draining` (try another scheduler), `attempt_over` (this attempt or a later one was
+    here and has been cancelled, superseded or forgotten).
     """
 
     request_id: str
@@ -51,14 +51,14 @@ class AttemptRefused(Part, frozen=True):
 
 
 class AttemptsSubmitted(Message, frozen=True):
-    """The scheduler holds the `held` from now on. What is named in neither list it may hold or not."""
+    """The scheduler holds the `held` attempts from now on. It may or may not hold those in neither list."""
 
     held: list[AttemptRef]
     refused: list[AttemptRefused] = []
 
 
 class CancelAttempts(Message, frozen=True):
-    """Free everything of these attempts and older ones: a client left, the gateway has all it wants, or moved on.
+    """Free everything held for these attempts and older ones: the client left, or the gateway is done or moved on.
 
     Ask by gateways and detokenizers; idempotent; answered by `AttemptsCancelled`, for unknown attempts too.
     """
@@ -83,11 +83,11 @@ class ResendFrom(HotPart, frozen=True):
 class Resend(Message, frozen=True):
     """Send tokens again: a receiver saw a gap, or no news for too long.
 
-    Tell, to the scheduler. It answers with tokens (by way of the detokenizer), with nothing where there is none to
-    send yet, or with `AttemptFailed` where it does not know the attempt. Asked by a gateway it opens the stream again
-    first, for a detokenizer drops what it has had. `detokenizer` names another one to use from now on, if not empty.
-    `streams_unknown` are stream numbers of the receiving scheduler's that a detokenizer got tokens for without their
-    `StreamOpen`: those the scheduler opens again, and sends from where the open leaves off.
+    Tell, to the scheduler. It answers with tokens (by way of the detokenizer), with nothing if there are none to send
+    yet, or with `AttemptFailed` if it does not know the attempt. For a gateway it opens the stream again first, because
+    a detokenizer drops tokens that it has had before. `detokenizer`, if not empty, names the one to use from now on.
+    `streams_unknown` are numbers of this scheduler's streams for which a detokenizer got tokens but no `StreamOpen`:
+    the scheduler opens them again, and sends tokens from the position at which the open ends.
     """
 
     streams: list[ResendFrom]

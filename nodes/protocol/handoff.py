@@ -1,6 +1,6 @@
-"""Between two schedulers: the prefill of a request whose decode is elsewhere.
+"""Between two schedulers: one prefills a request that the other decodes.
 
-The pages themselves move by the messages of `kvstore/protocol.py`.
+The pages themselves are moved by the messages of `kvstore/protocol.py`.
 """
 
 from mesh.wire.message import Message, Part
@@ -10,10 +10,10 @@ from nodes.request import Sampling
 class PrefillOrder(Part, frozen=True):
     """Compute KV of `token_ids` and move the pages from `num_skip_tokens` on into the grant.
 
-    `num_skip_tokens` is a multiple of the page: what the decode side has cached already. `token_ids` is prompt and
-    earlier attempts' output together; `num_prompt_tokens` tells where the prompt ends (randomness counts from there).
-    Once accepted it ends in `PrefillDone` or `PrefillFailed`, told again and again until `CancelPrefill`.
-    Idempotent, and asked again as long as the pages are wanted: who does not ask for a lease is taken for dead.
+    `num_skip_tokens`, a multiple of the page, is what the decode side has cached already. `token_ids` is the prompt and
+    the output of earlier attempts; `num_prompt_tokens` says where the prompt ends (randomness counts from there).
+    An accepted order ends in `PrefillDone` or `PrefillFailed`, told repeatedly until `CancelPrefill`.
+    Idempotent, and asked again as long as the pages are wanted: an asker that is silent for a lease counts as dead.
     """
 
     grant_id: str
@@ -29,16 +29,16 @@ class PrefillOrder(Part, frozen=True):
 
 
 class OrderPrefills(Message, frozen=True):
-    """Take these orders, each by itself, or keep them. Ask; answer `PrefillsOrdered`.
+    """Take these orders, each independently of the others, or keep them. Ask; answer `PrefillsOrdered`.
 
-    One for all that a turn of the asker's loop brought for this scheduler.
+    One ask carries everything that one turn of the asker's loop brought for this scheduler.
     """
 
     orders: list[PrefillOrder]
 
 
 class PrefillRefused(Part, frozen=True):
-    """Why one order is not taken.
+    """Why one order is refused.
 
     Codes: `overloaded`, `draining`, `never_fits`, `bad_token_id`, `bad_order`, `cancelled` (before it arrived).
     """
@@ -50,7 +50,7 @@ class PrefillRefused(Part, frozen=True):
 
 
 class PrefillsOrdered(Message, frozen=True):
-    """The prefill scheduler has the `accepted`. What is named in neither list is to be asked again."""
+    """The prefill scheduler has the `accepted` orders. Those in neither list are to be asked again."""
 
     accepted: list[str]
     refused: list[PrefillRefused] = []
@@ -59,8 +59,8 @@ class PrefillsOrdered(Message, frozen=True):
 class PrefillDone(Part, frozen=True):
     """All chunks ran; all pages are announced to the agent. `token_id` is the first token drawn.
 
-    `extra` goes beside it, as in `StepResult`. `queue_s` and `prefill_s` are how long the order waited for a batch, and
-    from there for its token.
+    `extra` accompanies it, as in `StepResult`. `queue_s` is how long the order waited to enter a batch, `prefill_s` how
+    long it took from there to its token.
     """
 
     grant_id: str
@@ -72,7 +72,7 @@ class PrefillDone(Part, frozen=True):
 
 
 class PrefillFailed(Part, frozen=True):
-    """The order ended without its token."""
+    """The order ended without a token."""
 
     grant_id: str
     code: str
@@ -81,9 +81,9 @@ class PrefillFailed(Part, frozen=True):
 
 
 class PrefillNews(Message, frozen=True):
-    """Tell a decode scheduler which of its orders have ended: all that a turn of the prefill scheduler's loop brought.
+    """Tell a decode scheduler which of its orders ended in one turn of the prefill scheduler's loop.
 
-    Of each it is told again until that one is named in a `CancelPrefill`.
+    Each is told again until a `CancelPrefill` names it.
     """
 
     done: list[PrefillDone] = []
@@ -91,15 +91,15 @@ class PrefillNews(Message, frozen=True):
 
 
 class CancelPrefill(Message, frozen=True):
-    """Free everything of these orders: they are done, failed, or no longer wanted. Ask; idempotent.
+    """Free everything held for these orders: they are done, failed, or no longer wanted. Ask; idempotent.
 
-    One for all that a turn of the asker's loop brought: it is how each `PrefillDone` is acknowledged.
+    One ask carries everything that one turn of the asker's loop brought. It also acknowledges each `PrefillDone`.
     """
 
     grant_ids: list[str]
 
 
 class PrefillCancelled(Message, frozen=True):
-    """Nothing of the orders is left at the prefill scheduler."""
+    """The prefill scheduler holds nothing of these orders any more."""
 
     grant_ids: list[str]

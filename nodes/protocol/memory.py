@@ -1,13 +1,13 @@
-"""Giving a group's memory back while the mesh lives, and taking it again.
+"""Releasing a group's memory while the mesh runs, and taking it again.
 
     operator -> kv_agent               ReleaseMemory, ResumeMemory, ListMemory -> MemoryList
     kv_agent -> scheduler, worker,     LetGo -> HasLetGo
                 other agents
     kv_agent -> worker                 TakeUp -> HasTakenUp
 
-The agent that owns a group's pool holds what was wished, in the header of the pool's file, where it outlives every
-process. Whoever asks it to `MapPool` meanwhile is refused (`memory_released`, retryable), so whoever dies and comes
-back waits without memory. Everything here is idempotent and asked again until it is done.
+The agent that owns a group's pool records the wish in the header of the pool's file, where it outlives every process.
+Until the memory is resumed the agent refuses every `MapPool` (`memory_released`, retryable), so an actor that dies and
+comes back waits without memory. All asks are idempotent and repeated until they are done.
 """
 
 from typing import Final
@@ -16,24 +16,25 @@ from kvstore.protocol import PoolHandle
 from mesh.wire.message import Message, Part
 
 MEMORY_RELEASED: Final = "memory_released"
-"""Code of every refusal because of a release: retryable, here after the resumption or at another group."""
+"""Code of every refusal because of a release: retryable, here once the memory is resumed, or at another group."""
 
 KEEP: Final = "keep"
 BACKUP: Final = "backup"
 RELOAD: Final = "reload"
-"""How weights go: not at all, into the host's memory, or away, to be read from disk again."""
+"""How weights are released: not at all, backed up in the host's memory, or dropped and later read from disk again."""
 
 
 class ReleaseMemory(Message, frozen=True):
-    """Ask a kv_agent to have worker groups give their memory back; empty `groups`: all of its own.
+    """Ask a kv_agent to have worker groups release their memory; empty `groups`: all of its own groups.
 
-    Attempts that run there are failed (`memory_released`, retryable), and the KV cache is lost, unless `keep_kv`. How
-    weights go, if not `keep_weights`, is the worker's matter: backed up in the host's memory if its memory saver is on,
-    dropped in host memory; on a device without memory saver only if `reload_weights` says that dropping them and
-    reading them from disk again is wanted. Answered at once; asked again it says how far it is.
+    Attempts that run there fail (`memory_released`, retryable), and the KV cache is lost unless `keep_kv`. Unless
+    `keep_weights`, weights in host memory are dropped; on a device they are backed up in the host's memory, for which
+    the worker's memory saver must be on, or dropped with `reload_weights`. Dropped weights are read from disk again.
+    Answered at once; asked again, the agent answers how far it is.
 
-    Errors: `unknown_group`, `nothing_to_release`, `memory_saver_off`, `already_released` (otherwise: resume first),
-    `keep_weights` and `keep_kv` (they end with the workers: of tensor-parallel ranks, of pools that workers make).
+    Errors: `unknown_group`, `nothing_to_release`, `memory_saver_off`, `already_released` (another way: resume first),
+    `keep_weights` (weights of tensor-parallel ranks, or of workers that make their pools, end with the process) and
+    `keep_kv` (so do pools that workers make).
     """
 
     groups: list[str] = []
@@ -45,22 +46,22 @@ class ReleaseMemory(Message, frozen=True):
 class ResumeMemory(Message, frozen=True):
     """Ask a kv_agent to have groups take their memory again; empty `groups`: all. Answered at once.
 
-    A pool that was freed is made again as another incarnation. Errors: `unknown_group`.
+    A pool that was freed is made again as a new incarnation. Errors: `unknown_group`.
     """
 
     groups: list[str] = []
 
 
 class ListMemory(Message, frozen=True):
-    """Ask a kv_agent how its groups stand."""
+    """Ask a kv_agent for the memory state of its groups."""
 
 
 class GroupMemory(Part, frozen=True):
     """One group. `state`: `held`, `releasing`, `released`, `resuming`.
 
     `weights` says how they are released: empty (not at all), `keep`, `backup` (in the host's memory) or `reload` (gone,
-    read from disk again). `pool_bytes` is what the pool takes now. `waiting_for` are actors that have not done their
-    part yet; `reason` is why the last try to go on failed, if it did.
+    to be read from disk again). `pool_bytes` is the pool's current size. `waiting_for` are actors that have not done
+    their part yet; `reason` is why the last attempt to go on failed, if it did.
     """
 
     group: str
@@ -72,17 +73,17 @@ class GroupMemory(Part, frozen=True):
 
 
 class MemoryList(Message, frozen=True):
-    """Groups as they stand, in order of name. `note` says which hosts could not be asked, empty if all were."""
+    """Memory state of groups, ordered by name. `note` says which hosts could not be asked; empty if all were."""
 
     groups: list[GroupMemory]
     note: str = ""
 
 
 class LetGo(Message, frozen=True):
-    """Ask of an agent to whoever mapped its pool: let go of it, and of weights as said, and begin nothing more.
+    """Ask by an agent to each actor that mapped its pool: release it, and weights as `weights` says; start no work.
 
-    `number` orders `LetGo` and `TakeUp` of one agent incarnation; what is older than the last is ignored. A scheduler
-    fails its attempts and ends; its next incarnation waits for the pool. A worker finishes the step that runs first.
+    `number` orders `LetGo` and `TakeUp` of one agent incarnation; one older than the last is ignored. A scheduler
+    fails its attempts and ends; its next incarnation waits for the pool. A worker first finishes the running step.
     Answer `HasLetGo` once it is done. Errors, all retryable: `not_ready` (it ends itself instead), `superseded`.
     """
 
@@ -93,17 +94,17 @@ class LetGo(Message, frozen=True):
 
 
 class HasLetGo(Message, frozen=True):
-    """The pool of `group` is not mapped here any more, and the weights are released as was said."""
+    """The pool of `group` is not mapped here any more, and the weights are released as requested."""
 
     group: str
     number: int
 
 
 class TakeUp(Message, frozen=True):
-    """Ask of an agent to a worker that has let go: map this pool, have the weights again, and go on.
+    """Ask by an agent to a worker that has let go: map this pool, restore the weights, and go on.
 
     Answer `HasTakenUp` once steps can be run. Errors, all retryable: `not_ready`, `superseded`. A worker that
-    cannot ends instead, and the next one loads everything anew.
+    cannot do it ends instead, and the next one loads everything anew.
     """
 
     group: str

@@ -5,11 +5,11 @@ from nodes.request import AttemptRef, Stages, StopRules
 
 
 class StreamOpen(HotPart, frozen=True):
-    """Opens a stream at a detokenizer, or opens it again: what was known of the number before is forgotten.
+    """Opens a stream at a detokenizer, or opens it again: any earlier state under this stream number is dropped.
 
     `prompt_tail` is the last few prompt ids, which some tokenizers need to decode the first output token.
     `output_ids` are outputs already delivered (by earlier attempts, or before this re-open). They are decoded silently,
-    so that text offsets go on where they were; the stream's next tokens begin at most at `len(output_ids)`.
+    so that text offsets continue from there; the stream's next tokens begin no later than at `len(output_ids)`.
     """
 
     stream: int
@@ -27,8 +27,8 @@ class StreamOpen(HotPart, frozen=True):
 class StreamFinish(HotPart, frozen=True):
     """The stream has ended with `position` output tokens; reason `stop` or `length`.
 
-    It travels in the batch that carries the last token. Reason `stop` says that the last token is an end or stop token:
-    its id is delivered, its text is not shown.
+    Sent in the batch that carries the last token. Reason `stop` says that the last token is an end or stop token: its
+    id is delivered, its text is not shown.
     """
 
     stream: int
@@ -39,7 +39,7 @@ class StreamFinish(HotPart, frozen=True):
 class TokenBatch(HotMessage, frozen=True):
     """One step's tokens, columnar: stream `streams[i]` gets `counts[i]` tokens from output position `positions[i]` on.
 
-    `extras[i]` goes beside `token_ids[i]` (empty: nothing does); no list where no token has one.
+    `extras[i]` accompanies `token_ids[i]` (empty: none); the list is empty if no token has one.
     `opens` come first, then tokens, then `finishes`, then `closes` (streams to forget without an end).
     A stream number is unique within (sender, sender epoch).
     """
@@ -59,8 +59,8 @@ class TextDelta(HotPart, frozen=True):
 
     Text may lag behind tokens (incomplete UTF-8, a possible stop string). `finish_reason` is `stop` or `length`, set
     on the last delta only, whose text is then complete; `position + len(token_ids)` then counts all output tokens.
-    What is sent again (after a re-open) has the same text at the same offsets. `stages` is in the first delta after an
-    open, as the open has it. `extras[i]` goes beside `token_ids[i]`, as in `TokenBatch`.
+    Text sent again (after a re-open) is the same at the same offsets. The first delta after an open has the open's
+    `stages`. `extras[i]` accompanies `token_ids[i]`, as in `TokenBatch`.
     """
 
     request_id: str
@@ -85,7 +85,7 @@ class TextBatch(HotMessage, frozen=True):
 class StopAt(Message, frozen=True):
     """Stop strings were found: end these attempts as finished. Tell, detokenizer -> scheduler.
 
-    Repeated while tokens come. The gateway has been told the finish; what is sent after it is not shown. An unknown or
+    Repeated while tokens still come. The gateway already knows of the finish and shows nothing after it. An unknown or
     ended attempt is ignored.
     """
 

@@ -6,8 +6,8 @@ from mesh.wire.message import Message
 class JoinGroup(Message, frozen=True):
     """Ask rank 0 to compute together; answered by `GroupFormed` when all `size` ranks have asked.
 
-    `model` is the fingerprint of the weights, `incarnation` that of the group's pools: both must be rank 0's own.
-    Repeated until answered. A group is made once: an incarnation of a rank that was not in it ends it.
+    `model` is the fingerprint of the weights, `incarnation` that of the group's pools: both must equal rank 0's.
+    Repeated until answered. A group is formed once: another incarnation of one of its ranks ends it.
     """
 
     group: str
@@ -18,7 +18,7 @@ class JoinGroup(Message, frozen=True):
 
 
 class GroupFormed(Message, frozen=True):
-    """`epochs[r]` is the incarnation of rank r; these and no others. `unique_id` is what connects them."""
+    """The group consists of exactly the incarnations `epochs[r]` of its ranks r. `unique_id` lets them connect."""
 
     epochs: list[int]
     unique_id: bytes

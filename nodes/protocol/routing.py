@@ -6,12 +6,12 @@ from mesh.wire.message import Message
 class Prepare(Message, frozen=True):
     """Ask a tokenizer for token ids and a route. Exactly one of `chat`, `texts`, `token_ids` is given.
 
-    `chat` is one JSON document: the list of messages as the client sent it. `texts` and `token_ids` hold one prompt
-    each per element. `add_special_tokens` is about texts: a chat template writes its own.
+    `chat` is one JSON document: the list of messages as the client sent it. Each element of `texts` or `token_ids` is
+    one prompt. `add_special_tokens` applies to texts only: a chat template writes its own.
 
-    Errors, all but the last three the client's: `template_error`, `unsupported_content`, `empty_prompt`,
+    Errors, all but the last three the client's fault: `template_error`, `unsupported_content`, `empty_prompt`,
     `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `no_capacity`, `memory_released`, `overloaded`.
-    With `route` a prompt has to leave room for an output token; without, it may be of any length.
+    With `route` a prompt has to leave room for an output token; without, it may have any length.
     """
 
     request_id: str
@@ -29,7 +29,7 @@ class Prepare(Message, frozen=True):
 
 
 class Route(Message, frozen=True):
-    """Where a request goes. `prefill` is empty where the decode scheduler is to prefill itself."""
+    """Where a request goes. `prefill` is empty if the decode scheduler is to do the prefill itself."""
 
     decode: str
     prefill: str = ""
@@ -37,7 +37,7 @@ class Route(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """Token ids of each prompt and a route for each (no routes where none was asked for). `elapsed_s`: what it took."""
+    """Token ids and a route for each prompt (no routes if none were requested). `elapsed_s`: how long it took."""
 
     token_ids: list[list[int]]
     routes: list[Route] = []
@@ -45,10 +45,10 @@ class Prepared(Message, frozen=True):
 
 
 class ChooseRoute(Message, frozen=True):
-    """Ask for the route of a later attempt: the ids are known, `excluded` names actors that just failed it.
+    """Ask for the route of a later attempt: its ids are known; `excluded` names actors where it just failed.
 
     `numerics` is the fingerprint (`SchedulerAttributes.numerics`) under which the request's first output was computed:
-    where its next output is computed under the same, it has the same bits. Empty: there is none, or it is not known.
+    output computed under an equal one has the same bits. Empty: no output yet, or not known.
     """
 
     request_id: str
@@ -72,7 +72,7 @@ class Detokenized(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """What a scheduler publishes on topic `load` when it changed (at most some times a second)."""
+    """What a scheduler publishes on topic `load` when it changes (at most a few times a second)."""
 
     group: str
     phase: str

@@ -1,4 +1,4 @@
-"""Between scheduler and worker: numbered steps and the taking over of a worker."""
+"""Between scheduler and worker: numbered steps, and how a scheduler takes over a worker."""
 
 import enum
 from typing import Final
@@ -8,12 +8,12 @@ from nodes.request import Sampling
 
 
 class RowColumn(enum.IntEnum):
-    """Columns of a step's rows: where each number of a row is.
+    """Columns of a step's rows: the index of each number in a row.
 
-    `SLOT` and `SEQUENCE` say whose row it is, as opened. Its `COUNT` input tokens are at positions from `START` on,
+    `SLOT` and `SEQUENCE` name the row's sequence, as opened. Its `COUNT` input tokens are at positions from `START` on,
     prompt and output counted together; the last `DRAWS` of them (0 or 1) draw a token, whose output position (the
-    randomness counter) is `START + COUNT - num_prompt_tokens`. `NUM_PAGES` pages become pages number `FIRST_PAGE` and
-    following of the sequence.
+    randomness counter) is `START + COUNT - num_prompt_tokens`. `NUM_PAGES` pages become the sequence's pages from
+    number `FIRST_PAGE` on.
     """
 
     SLOT = 0
@@ -26,21 +26,21 @@ class RowColumn(enum.IntEnum):
 
 
 ROW_WIDTH: Final = len(RowColumn)
-"""Numbers of a row."""
+"""How many numbers a row has."""
 MAX_SLOTS: Final = 1 << 16
-"""Slots of a worker's table."""
+"""How many slots a worker's table has."""
 MAX_EXTRA_BYTES: Final = 4096
-"""What may go beside one drawn token."""
+"""Most bytes that may accompany one drawn token."""
 LAST_SEQUENCE: Final = 2**31 - 1
 """A sequence's number fits 32 bits."""
 
 
 class Open(HotPart, frozen=True):
-    """Whoever had `slot` is forgotten, `sequence` has it now: a prompt of `num_prompt_tokens`, drawn from as said.
+    """`sequence`, of `num_prompt_tokens` prompt tokens and sampled by `sampling`, takes `slot`, whatever had it before.
 
-    It has no pages yet. `sequence` is the scheduler's number for it, `request_id` is for the worker's log. Where its
-    sampling looks back (`repetition_penalty`), `token_ids` are those at positions 0 and following, up to its first row
-    at least: pages hold what was computed of them, not which they are.
+    It has no pages yet. `sequence` is the scheduler's number for it; `request_id` is for the worker's log. If its
+    sampling looks back (`repetition_penalty`), `token_ids` are its tokens from position 0 on, at least up to its first
+    row, because pages hold what was computed from tokens and not the tokens themselves.
     """
 
     slot: int
@@ -55,13 +55,13 @@ class StepPlan(HotMessage, frozen=True):
     """One forward pass. Buffers, little-endian int32: `rows[n, 7]` (see `RowColumn`), `token_ids` and `page_ids` of all
     rows, one row's after the other's.
 
-    `opens` come before the rows. A token of -1, alone in its row, is what the sequence drew for that position in a step
-    before, and not known to the scheduler yet. The pages of a row, with those that its sequence has, cover at least
-    positions `0 .. START + COUNT`; those of a step are put in their places, not appended, so a step can be sent again
-    as it is. A sequence has at most one row. Rows finish in order; the worker runs steps in order of `step`, refuses
-    other epochs, and answers a step it has already done with the same result.
-    A step that has not ended `timeout_s` (above 0) after the one before it hangs: the worker ends, and the next one is
-    sent it again. Whoever drives the worker scales it by what steps took (`StepResult.elapsed_s`).
+    `opens` apply before the rows. A token of -1, alone in its row, stands for the token that the sequence drew for that
+    position in an earlier step, which the scheduler does not know yet. The pages of a row, with those that its sequence
+    has, cover at least positions `0 .. START + COUNT`; a step's pages are put in their places, not appended, so a step
+    can be sent again as it is. A sequence has at most one row. Rows finish in order; the worker runs steps in order of
+    `step`, refuses other epochs, and answers a step it has already done with the same result.
+    A step that has not ended `timeout_s` (above 0) after the one before it hangs: the worker ends, and its successor
+    gets the step again. The scheduler derives `timeout_s` from how long steps took (`StepResult.elapsed_s`).
     """
 
     scheduler_epoch: int
@@ -71,7 +71,7 @@ class StepPlan(HotMessage, frozen=True):
 
 
 class RowError(HotPart, frozen=True):
-    """A row that could not be computed; the others of its step could."""
+    """A row that could not be computed; the other rows of the step were."""
 
     row: int
     code: str
@@ -79,10 +79,10 @@ class RowError(HotPart, frozen=True):
 
 
 class StepResult(HotMessage, frozen=True):
-    """What a step drew: `token_ids[i]` for row i, -1 where it was to draw nothing or failed.
+    """What a step drew: `token_ids[i]` for row i, -1 if the row was to draw nothing or failed.
 
-    `extras[i]` goes beside `token_ids[i]` to the gateway, which knows what it means; of `MAX_EXTRA_BYTES` at most,
-    empty where there is none, and no list where no row has one.
+    `extras[i]` accompanies `token_ids[i]` to the gateway, which knows what it means; at most `MAX_EXTRA_BYTES`, empty
+    if row i has none. The list is empty if no row has one.
     A worker that answers anything else (other counts, ids outside the vocabulary) is fenced.
     """
 
@@ -97,9 +97,10 @@ class StepResult(HotMessage, frozen=True):
 class StepMismatch(Message, frozen=True):
     """Tell, worker -> scheduler: the step was not run, nor any after it.
 
-    It has a row of a sequence that is not open here, or gives it pages behind a gap. The scheduler adopts at once, and
-    sends its steps again as to a worker that knows nothing; refused again, the worker is fenced. A rank that others
-    compute with ends instead, and its group with it: they may have begun the step.
+    The step has a row of a sequence that is not open at the worker, or gives a sequence pages beyond a gap. The
+    scheduler adopts the worker again at once and sends its steps as to one that knows nothing; if that is refused too,
+    the worker is fenced. A tensor-parallel rank ends instead, and its group with it, because other ranks may have begun
+    the step.
     """
 
     scheduler_epoch: int
@@ -108,10 +109,10 @@ class StepMismatch(Message, frozen=True):
 
 
 class Adopt(Message, frozen=True):
-    """A scheduler takes a worker over: queued steps are dropped, the running one is finished first.
+    """A scheduler takes over a worker, which drops queued steps and finishes the running one first.
 
-    `next_step` is the first step that follows; 0 leaves it to the first that arrives. Asked again by the same epoch it
-    drops nothing but steps before `next_step`. A lower epoch than the worker has seen is refused (`stale_epoch`).
+    `next_step` is the number of the first step to run; 0: whichever arrives first. If the same epoch asks again, only
+    steps before `next_step` are dropped. An epoch lower than one the worker has seen is refused (`stale_epoch`).
     """
 
     scheduler_epoch: int
@@ -119,10 +120,10 @@ class Adopt(Message, frozen=True):
 
 
 class Adopted(Message, frozen=True):
-    """The worker is the scheduler's: nothing of an earlier epoch's steps runs any more.
+    """The worker belongs to the scheduler: no step of an earlier epoch runs any more.
 
-    `incarnation` is that of the pool it computes on (0: it does not say). A scheduler that has mapped another one ends:
-    its pages are not there.
+    `incarnation` is that of the pool that the worker computes on (0: not said). A scheduler that has mapped another
+    incarnation ends, because its pages are not in that pool.
     `group_epoch` is the epoch of rank 0 in the group of tensor-parallel ranks that the worker computes with; 0: it
     computes alone.
     """
@@ -138,7 +139,7 @@ class Adopted(Message, frozen=True):
 class Fence(Message, frozen=True):
     """Tell, scheduler -> worker: your answers cannot be believed. The worker ends; its successor is adopted.
 
-    Of a scheduler epoch or worker epoch that is over, it is ignored. Repeated until another incarnation answers.
+    Ignored if the scheduler epoch or the worker epoch is over. Repeated until another incarnation answers.
     """
 
     scheduler_epoch: int
