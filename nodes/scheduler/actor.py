@@ -89,21 +89,21 @@ class SchedulerActor(Actor):
     async def start(self) -> None:
         """Map the pool and take over what an earlier incarnation left in it.
 
-        Transfers into it have ended when the agent answers, and steps of that incarnation when the worker does; before
-        both the page table may still change. Raises PoolError, ConfigError, Superseded where the worker is a later
-        scheduler's, or what agent or worker refuse with.
+        Transfers into the pool have ended once the agent answers, and that incarnation's steps once the worker does;
+        until both have, the page table may still change. Raises PoolError, ConfigError, Superseded if a later scheduler
+        has the worker, or the error with which agent or worker refuse.
 
-        Where the group's memory is released this waits, and begins again if it is released meanwhile.
+        While the group's memory is released this waits; if it is released meanwhile, this starts over.
         """
         while (handle := await self._take_over()) is None:
             self._is_wanted_back.clear()
         address = self.ctx.address
         pool = self._pool
         assert pool is not None, "it was taken over"
-        # Only now: agent and worker have both answered, so neither a copy nor a step of before writes any more.
+        # Only now: agent and worker have both answered, so no earlier copy or step writes any more.
         policy = POLICIES[self._config.eviction]()
         found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch, policy=policy)
-        # Lent to transfers or torn, and nothing writes them any more.
+        # These were lent to transfers or are torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
         self._report(found)
         core = self._core = SchedulerCore(
@@ -132,10 +132,10 @@ class SchedulerActor(Actor):
         try:
             pool = self._pool = map_pool(self._host, handle)
         except PoolReleased:
-            # The answer was on its way when the memory was wanted back; the next one is that it is.
+            # The memory was wanted back while the answer was under way; the next answer will say so.
             return None
         if self._is_released:
-            # An agent that starts now knows of who maps its pools by what they say of themselves.
+            # An agent that starts now learns which actors map its pools from what they announce.
             self._is_released = False
             self.ctx.announce(STARTING)
         adopting = asyncio.ensure_future(self._adopt_all())
@@ -149,26 +149,27 @@ class SchedulerActor(Actor):
             wanted_back.cancel()
         pool.close()
         self._pool = None
-        # One of two has heard of another pool than the other; both will.
+        # Scheduler and worker know of different pools; both will hear of the later one.
         await asyncio.sleep(self._config.ask_retry_s)
         return None
 
     async def _adopt_all(self) -> list[Any]:
-        """Every rank's `Adopted`. Asked at once: a rank adopted alone would leave another waiting for it in a step."""
+        """Every rank's `Adopted`. All are asked at once: a rank adopted alone would leave others waiting in a step."""
         adopt = Adopt(scheduler_epoch=self.ctx.address.epoch)
         asks = [self._ask_until_answered(rank, adopt, "the worker") for rank in self._config.ranks]
         try:
             return await asyncio.gather(*asks)
         except RemoteError as error:
             if error.code == STALE_EPOCH and error.known_epoch > self.ctx.address.epoch:
-                # The next one goes above it: by one at a time it would take as many starts as a clock was put back.
+                # The next incarnation goes above that epoch: going up by one per start would take as many starts as the
+                # seconds that a clock was set back.
                 raise Superseded(error.message, error.known_epoch) from error
             raise
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Results, transfers, handoffs, streams; see `Actor.on_tell`."""
         if isinstance(message, StepResult):
-            # What it wakes at once needs no timer to wake it at the end of the turn.
+            # The wake follows right here, so none needs to be scheduled for the end of the turn.
             self._is_waking = True
             self._handle(Told(sender, message))
             self._wake()
@@ -185,7 +186,7 @@ class SchedulerActor(Actor):
             self._handle(Asked(call.sender, call.message, call))
 
     def _let_go(self, call: Call, order: LetGo) -> None:
-        """Give everything back. The next incarnation waits until there is memory, and remembers nothing of this."""
+        """Give everything back. The next incarnation waits until there is memory, and knows nothing of this one."""
         if self._core is None:
             self._is_wanted_back.set()
         else:
@@ -205,7 +206,7 @@ class SchedulerActor(Actor):
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         self._persistent.members_changed()
         ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
-        # One that has nothing to finish may be gone before anybody looks.
+        # A draining actor with nothing to finish may have left before it was seen draining.
         draining = {one.actor_id for one in (*self.ctx.members.all(), *left) if one.state == DRAINING}
         self._handle(MembersChanged(ready, draining - ready.keys(), drained_by_wish(self.ctx.members)))
         config, pool = self._config, self._pool
@@ -213,13 +214,13 @@ class SchedulerActor(Actor):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
 
     async def drain(self) -> None:
-        """Refuse what is new; return when all attempts, orders and handoffs are over."""
+        """Refuse new work; return when all attempts, orders and handoffs are over."""
         if self._core is not None:
             self._handle(DrainAsked())
             await self._drained.wait()
 
     async def stop(self) -> None:
-        """Give the mapping back; the pool is the agent's."""
+        """Unmap the pool, which belongs to the agent."""
         self._timer.cancel()
         self._core = None
         if self._pool is not None:
@@ -243,7 +244,7 @@ class SchedulerActor(Actor):
     # inside
 
     def _report(self, found: Rebuilt) -> None:
-        """Say what was found, if anything; damage is loud, because no death of ours leaves any."""
+        """Log what was found, if anything; damage is a warning, because no scheduler's death leaves any."""
         num_cached, num_exported = found.cache.num_pages_in(PageState.CACHED), len(found.quarantined) - found.num_torn
         figures = {"cached": num_cached, "recovered": len(found.recovered), "exported": num_exported}
         if not (found.num_torn or found.num_dropped):
@@ -268,7 +269,8 @@ class SchedulerActor(Actor):
         if error.code != MEMORY_RELEASED or self._core is not None:
             return
         if self._pool is not None:
-            # The worker has let go already. Whoever says `released` must map nothing, so the agent is asked first.
+            # The worker has let go already. An actor that announces `released` must map nothing, so the pool is
+            # unmapped and the agent asked first.
             self._is_wanted_back.set()
         else:
             config = self._config
@@ -282,8 +284,8 @@ class SchedulerActor(Actor):
         self._driver.feed(event)
         if not self._is_waking:
             self._is_waking = True
-            # One wake for all events of a turn: each would plan a step, and a burst of submissions is better one step
-            # than many.
+            # One wake for all events of a turn: each wake plans a step, and a burst of submissions is better off with
+            # one step than with many.
             self.ctx.later(0.0, self._wake_if_due)
 
     def _wake_if_due(self) -> None:
@@ -336,7 +338,7 @@ class SchedulerActor(Actor):
                 assert_never(command)
 
     def _say_failed(self, message: AttemptFailed) -> None:
-        # The gateway says only what its client hears, and an attempt that failed here may go on elsewhere.
+        # The gateway reports only what its client is told, and an attempt that failed here may go on elsewhere.
         self.ctx.log.info(
             "attempt failed",
             request_id=message.request_id,
@@ -354,7 +356,7 @@ class SchedulerActor(Actor):
             observe("mesh_request_transfer_seconds", stages.transfer_s)
 
     def _is_elsewhere(self, message: Message | HotMessage) -> bool:
-        """Whether a worker was adopted that computes on another incarnation of the pool than is mapped here."""
+        """Whether an adopted worker computes on another incarnation of the pool than the one mapped here."""
         mapped = self._pool.info.incarnation if self._pool is not None else 0
         return isinstance(message, Adopted) and message.incarnation not in (0, mapped)
 

@@ -1,4 +1,4 @@
-"""Asks of the scheduler's core: those that go on until they are answered, and those for several things at once.
+"""Asks of the scheduler's core: those repeated until answered, and those that name several items at once.
 
 Pure; owned by the core.
 """
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 RETRY = "retry_ask"
 NOT_NAMED: Final = "not_named"
-"""What an item is taken to have failed with that the answer to its ask names nowhere."""
+"""The code that an item fails with if the answer to its ask does not name it."""
 
 
 class PersistentAsks(Retrier[Tag, Ask]):
@@ -33,14 +33,14 @@ class PersistentAsks(Retrier[Tag, Ask]):
 
 
 class BatchedAsks(Generic[Item]):
-    """Asks that name several items each. The tag of one is `(kind, its number)`; what it named is known until it ends.
+    """Asks that name several items each. An ask's tag is `(kind, its number)`; its items are kept until it ends.
 
     Args:
         kind: of the tags.
         outbox: where asks go.
         timeout_s: of each ask.
-        message: the ask for some items.
-        size: about how many bytes an item takes, so that no message becomes too large for what it has beside others.
+        message: makes the ask for some items.
+        size: about how many bytes an item takes, so that items that are too many for one message are split.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BatchedAsks(Generic[Item]):
         self._count = 0
 
     def ask(self, actor_id: str, items: Mapping[str, Item]) -> None:
-        """Ask a peer for these, by name; in several messages where one would be too large."""
+        """Ask a peer for these, by name; in several messages if one would be too large."""
         for names in cut(items, lambda name: self._size(items[name])):
             self._count += 1
             number = str(self._count)
@@ -69,15 +69,15 @@ class BatchedAsks(Generic[Item]):
             self._outbox.add(Ask(actor_id, message, self._timeout_s, (self._kind, number)))
 
     def failed(self, number: str) -> list[str]:
-        """The ask brought no answer: what it named."""
+        """The ask brought no answer. Returns the names of its items."""
         return self._named.pop(number, [])
 
     def answered(
         self, number: str, done: Collection[str], refused: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
-        """Of each item that the ask named: None where it is done, else the code of what it failed with.
+        """For each item of the ask: its name, and None if it is done, else the code that it failed with.
 
-        What an answer names beside is not believed: only this ask's items were this peer's to decide.
+        Other items in the answer are ignored: this peer was only asked to decide on these.
         """
         done = frozenset(done)
         for name in self._named.pop(number, ()):

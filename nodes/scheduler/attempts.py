@@ -1,4 +1,4 @@
-"""Which attempts are here: one per request, the newest; finished ones for as long as someone may still ask for tokens.
+"""Attempts held here: the newest of each request, and finished ones as long as their tokens may still be requested.
 
 A finished attempt keeps its token ids until the gateway cancels it (it has everything), the gateway is lost, or a lease
 passes without a `Resend`. What was cancelled, superseded or forgotten is remembered by number, so that a repeated or
@@ -20,7 +20,7 @@ MAX_REMEMBERED = 16384
 
 
 class Standing(enum.IntEnum):
-    """What a submission is to what is known of its request."""
+    """How a submitted attempt relates to what is known of its request."""
 
     NEW = 0
     KNOWN = 1
@@ -93,12 +93,12 @@ class Attempts:
         return [kept for kept, _ in zip(self._finished.values(), range(excess), strict=False)] if excess > 0 else []
 
     def renew(self, sequence: Sequence, now: float) -> None:
-        """Someone asked for tokens of it."""
+        """Keep it for another lease: its tokens were requested again."""
         if sequence.request_id in self._finished:
             self._deadlines.set((FINISHED, sequence.request_id), now + self._config.lease_s)
 
     def on_finished_due(self, request_id: str) -> Sequence:
-        """A lease without a question: nobody wants it any more."""
+        """A lease has passed without a `Resend`: nobody wants it any more."""
         return self._finished[request_id]
 
     def forget(self, sequence: Sequence) -> None:
@@ -112,8 +112,8 @@ class Attempts:
     def remember(self, request_id: str, attempt: int) -> None:
         """This attempt and older ones must not start (again)."""
         self._over[request_id] = max(attempt, self._over.get(request_id, -1))
-        # 16,384 requests: the least recently ended is forgotten first, whose repeats are the least likely to be under
-        # way.
+        # 16,384 requests: the least recently ended one is forgotten first, because a repeat of it is the least likely
+        # to be still under way.
         self._over.move_to_end(request_id)
         if len(self._over) > MAX_REMEMBERED:
             self._over.popitem(last=False)

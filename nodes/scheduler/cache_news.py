@@ -1,8 +1,8 @@
-"""What followers are told of a scheduler's cache: each change in order, and everything again for who missed too much.
+"""What followers of a scheduler's cache are told: each change in order, and everything again if one missed too much.
 
-A follower whose gap is larger than what publications are kept has to begin from nothing. All followers are given the
-whole cache then, because they share one numbering; at most every `RESTATE_PAUSE_S`, for a follower that loses what it
-is given would keep this scheduler at nothing else. Pure; owned by the core.
+A follower that missed more publications than are kept has to start from nothing. All followers then get the whole cache
+again, because they share one numbering; at most once per `RESTATE_PAUSE_S`, because a follower that keeps losing
+publications would leave this scheduler time for nothing else. Pure; owned by the core.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from nodes.scheduler.events import Outbox, Publish
 
 RESTATE: Final = "restate"
 RESTATE_PAUSE_S: Final = 5.0
-"""50,000 pages are stated in 0.1 s."""
+"""Stating 50,000 pages takes 0.1 s."""
 
 
 class CacheNews:
@@ -28,14 +28,14 @@ class CacheNews:
         self.num_restated = 0
 
     def publish(self) -> None:
-        """Say what changed since the last time."""
+        """Publish what changed since the last time."""
         while (events := self._events.drain_message()) is not None:
             self._outbox.add(Publish(KV_EVENTS_TOPIC, events))
 
     def restate(self, topic: str, now: float) -> None:
-        """A follower of `topic` begins from nothing: the next publications say all there is, now or soon."""
+        """A follower of `topic` starts from nothing: state the whole cache again, now or after the pause."""
         if topic != KV_EVENTS_TOPIC:
-            return  # loads are said whole each time
+            return  # each load report is complete by itself
         if now < self._not_before:
             self._deadlines.set_default((RESTATE, topic), self._not_before)
             return

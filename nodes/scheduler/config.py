@@ -19,15 +19,16 @@ class ConfigError(ValueError):
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One scheduler and the worker group it drives. All `_s` are seconds.
 
-    `phase` is what routing is told; any scheduler serves any phase that it is asked for. `worker` and `agent` are actor
-    ids; `workers` are those of all tensor-parallel ranks, `worker` first, and empty where it is alone. A step holds at
-    most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page). While somebody decodes, so
-    many prompt tokens join a step that it takes about `max_step_s` (`step_pace.py`); 0: as many as there is room for.
-    A worker that died is waited for `worker_lost_timeout_s`, one that was drained `drained_wait_s`.
-    A step hangs, and its worker ends, when it has not ended within what `step_times.py` makes of steps before it: at
-    least `step_deadline_s`, and `token_deadline_s` for each of its tokens more where nothing like it was measured.
-    `eviction`: which cached prefixes go first when pages are needed, those least recently or least often used, or the
-    oldest.
+    `phase` is announced for routing; any scheduler serves any phase that it is asked for. `worker` and `agent` are
+    actor ids; `workers` are those of all tensor-parallel ranks, `worker` first, or empty if it is the only one. A step
+    holds at most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page). While sequences
+    decode, only so many prompt tokens join a step that it takes about `max_step_s` (`step_pace.py`); 0: as many as
+    there is room for.
+    The scheduler waits `worker_lost_timeout_s` for a worker that died, and `drained_wait_s` for one that was drained.
+    A step hangs, and its worker ends, if it takes longer than `step_times.py` derives from earlier steps: at least
+    `step_deadline_s`, plus `token_deadline_s` for each of its tokens if nothing like it was measured.
+    `eviction`: which cached prefixes go first when pages are needed: the least recently used, the least often used, or
+    the oldest.
     `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
     named.
     """
@@ -79,7 +80,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.chunk_tokens < self.page_size or self.chunk_tokens % self.page_size:
             raise ConfigError(f"chunk_tokens {self.chunk_tokens} is not a multiple of the page of {self.page_size}")
         if self.step_tokens < self.max_running + self.page_size:
-            # Decode rows go first; without room beside them a full batch would shut prefill out for good.
+            # Decode rows go first; without room beside them a full batch would block prefill for good.
             raise ConfigError(
                 f"step_tokens {self.step_tokens} leaves no page beside max_running {self.max_running} decode rows: "
                 f"set step_tokens to at least {self.max_running + self.page_size} or max_running lower"

@@ -1,12 +1,12 @@
-"""One scheduler: what it decides when something arrives, and nothing of how it arrives.
+"""One scheduler: what it decides when something arrives, regardless of how it arrives.
 
     Submit -> queue -> admission -> steps -> results -> streams -> finished, kept until the gateway has everything
                            `-> grants (prefilled elsewhere)
     PrefillOrder -> queue -> admission -> steps -> orders (kept until pulled)
 
 One class for prefill, decode and mixed: any group serves any phase. `handle` takes one event and returns what to do;
-after the events of a loop turn comes `Wake`, which works through what is due, plans steps and sends what has gathered.
-`next_deadline` is when a `Wake` is wanted without any event. Time is a parameter. Called by `actor.py`.
+the events of a loop turn are followed by `Wake`, which handles due deadlines, plans steps and sends what has gathered.
+`next_deadline` is when a `Wake` is needed even without an event. Time is a parameter. Called by `actor.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -78,7 +78,8 @@ MAX_LONE_PREEMPTIONS = 16
 class SchedulerCore:
     """The decisions of one scheduler incarnation. Parts are public for `metrics.py` and tests; only this class acts.
 
-    `recovered` are held in `cache` for a lease, or until they are claimed: what the incarnation before was running.
+    `recovered` are sequences that the previous incarnation was running: `cache` holds their pages for a lease, or until
+    they are claimed.
     """
 
     def __init__(
@@ -127,19 +128,19 @@ class SchedulerCore:
     # what the actor calls
 
     def start(self, now: float) -> list[Command]:
-        """Take the worker over; all else waits for that."""
+        """Begin to take over the worker; everything else waits for that."""
         self.pipeline.adopt(now)
         if len(self.recovered):
             self.deadlines.set((RECOVERY, ""), now + self.config.lease_s)
         return self.outbox.take()
 
     def next_deadline(self) -> float | None:
-        """When a `Wake` is wanted at the latest; None: never."""
+        """When a `Wake` is needed at the latest; None: never."""
         return self.deadlines.next()
 
     @property
     def is_drained(self) -> bool:
-        """Nothing is left that anyone waits for. Finished attempts may still be asked for, but need nothing."""
+        """Nothing is left that anyone waits for. Finished attempts may still be sent again, but need no more work."""
         return not (
             len(self.attempts) - self.attempts.num_finished
             or len(self.orders)
@@ -153,12 +154,12 @@ class SchedulerCore:
         return gauges(self)
 
     def assert_idle(self) -> None:
-        """For tests: nothing is held by anyone. Raises AssertionError naming everything that is."""
+        """For tests: nothing is held. Raises AssertionError that names everything that is."""
         found = leaks(self)
         assert not found, f"{self.address} holds " + ", ".join(found)
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in one event; the commands are to be performed in order."""
+        """Handle one event; the returned commands are to be performed in order."""
         self.streams.now = now
         match event:
             case Told():
@@ -198,7 +199,7 @@ class SchedulerCore:
             case StepMismatch():
                 self.pipeline.on_mismatch(sender, message, now)
             case TransferNews():
-                # The agent tells both sides, and one actor may be either.
+                # The agent tells both sides of a transfer, and this scheduler may be either.
                 for pulled in message.pulled:
                     self.orders.on_pulled(pulled, now)
                     self._on_outcomes((self.grants.on_pulled(pulled, now),), now)
@@ -213,7 +214,7 @@ class SchedulerCore:
                 self.handlers.on_stop(message, now)
                 self.admission.is_due = True
             case _:
-                # Another role's business, or a newer protocol's: nothing here depends on it.
+                # A message for another role, or of a newer protocol: nothing here depends on it.
                 return
 
     def _on_answer(self, event: Answered, now: float) -> None:
@@ -262,7 +263,7 @@ class SchedulerCore:
         for actor_id, peer in event.ready.items():
             known = self._ready.get(actor_id)
             if known is None or known.epoch != peer.epoch:
-                # A new incarnation knows nothing of what the one before was asked: to wait on would be in vain.
+                # A new incarnation knows nothing of what its predecessor was asked: its answer would never come.
                 self.asks.retry_now(actor_id)
                 self.grants.retry_now(actor_id)
         self._ready = dict(event.ready)
@@ -296,7 +297,7 @@ class SchedulerCore:
         self.load_reports.report(len(self.running) + len(self.grants), now)
 
     def _due(self) -> dict[str, Callable[[str, float], None]]:
-        """Who is responsible for which kind of deadline, of what subject."""
+        """Handlers of due deadlines by kind; each is called with the deadline's subject and the time."""
         return {
             pipeline.REPEAT: lambda _, now: self.pipeline.on_repeat_due(now),
             pipeline.WORKER_LOST: lambda _, now: self._on_worker_away(now),
@@ -312,7 +313,7 @@ class SchedulerCore:
             cache_news.RESTATE: self.news.restate,
             RECOVERY: lambda _, __: self._release_recovered(),
             worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),
-            # That it is due is all: reports go with every wake.
+            # Nothing to do but wake: every wake reports the load.
             load_reports.LOAD: lambda _, __: None,
         }
 
@@ -322,13 +323,13 @@ class SchedulerCore:
         self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
 
     def _plan(self, now: float) -> None:
-        """Send steps until the worker has enough, with everyone in them who may be."""
+        """Send steps until the worker has enough, each with all sequences that may be in it."""
         self._admit(now)
         while self.pipeline.can_send:
             self._secure_pages(now)
             decoding, prefilling = self.running.decoding.values(), self.running.prefilling.values()
             if (suspect := self.deaths.next_suspect()) is not None:
-                # Alone in the worker too: a death with another step on its way would convict nobody.
+                # It must be alone in the worker, too: a death while another step is in flight would prove nothing.
                 if self.pipeline.num_inflight:
                     break
                 decoding, prefilling = self.running.alone(suspect)
@@ -342,7 +343,7 @@ class SchedulerCore:
                 self.admission.is_due = True
             self._steps_since_admission += 1
             if self._steps_since_admission >= ADMIT_EVERY_STEPS:
-                # The growth estimate sinks by 0.001 with every step: it lets somebody in after some, not after each.
+                # The growth estimate sinks by 0.001 a step, which makes room after several steps, not after each.
                 self.admission.is_due = True
             self._admit(now)
         if not len(self.running):
@@ -354,7 +355,7 @@ class SchedulerCore:
             max_running = min(self.config.max_running, max(1, step_tokens - self.config.page_size))
             self.admission.admit(step_tokens, max_running, self._can_prefill, now)
         if len(self.queue) and len(self.recovered) and not (len(self.running) or len(self.grants)):
-            # Those who wait need the pages of those who have not come back.
+            # Waiting sequences need the pages of those that have not come back.
             self._release_recovered()
 
     def _release_recovered(self) -> None:
@@ -365,7 +366,7 @@ class SchedulerCore:
     def _secure_pages(self, now: float) -> None:
         preempted, stuck = self.running.secure_pages()
         for sequence in preempted:
-            # A step on its way still writes the pages: then it is put back when that is acknowledged.
+            # If a step in flight still writes its pages, the sequence is put back once that step is acknowledged.
             if not sequence.num_inflight:
                 self.endings.put_back(sequence)
         self.admission.is_due |= bool(preempted)
@@ -373,15 +374,15 @@ class SchedulerCore:
             self._unstick(stuck, now)
 
     def _unstick(self, sequence: Sequence, now: float) -> None:
-        """The last one running has no page for its next token: whatever else holds pages must go, or will."""
+        """Free pages for the last running sequence, which has none for its next token, or wait for some to be freed."""
         if len(self.recovered):
             self._release_recovered()
         elif len(self.grants):
-            # Whoever has nothing yet but lent pages gives them back.
+            # The youngest handoff has nothing yet but lent pages, and gives them back.
             self._on_outcomes((self.grants.revoke(self.grants.sequences()[-1], now),), now)
         elif not (len(self.orders) or self.grants.num_closing or sequence.num_inflight):
-            # Only pages that it holds twice can be missing: computed itself while another computed the same prefix,
-            # whose copies its own lock keeps. Started again it holds each page once.
+            # The missing pages can only be ones that it holds twice: it computed a prefix while another sequence
+            # computed the same one, and its lock keeps those copies, too. Started again it holds each page once.
             if sequence.num_preemptions >= MAX_LONE_PREEMPTIONS:
                 self.endings.fail(sequence, "preempted_for_good", "the pool is too small for it now", True, now)
             else:

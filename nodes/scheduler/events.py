@@ -1,4 +1,4 @@
-"""What the scheduler's core is told, and what it wants done.
+"""Events that the scheduler's core handles, and commands that it returns.
 
 `actor.py` turns what arrives into events, performs commands in order, and turns the outcome of every `Ask` into
 `Answered` or `AskFailed` with the command's tag.
@@ -39,7 +39,7 @@ class Answered(NamedTuple):
 
 
 class AskFailed(NamedTuple):
-    """An ask was refused, or brought no answer: the peer may have done what was asked all the same."""
+    """An ask was refused or brought no answer; the peer may have done what was asked nevertheless."""
 
     tag: Tag
     code: str
@@ -61,9 +61,9 @@ class ReadyPeer(NamedTuple):
 
 
 class MembersChanged(NamedTuple):
-    """Who is ready now, by actor id; `draining` take no more work, and may have ended with that.
+    """Ready members, by actor id; `draining` ones take no more work, and may have ended since.
 
-    `drained` are actors that stay away, as their supervisor says, and the epochs that they have or had.
+    `drained` are actors that stay down by their supervisor's word, with the epochs that they have or had.
     """
 
     ready: Mapping[str, ReadyPeer]
@@ -72,7 +72,7 @@ class MembersChanged(NamedTuple):
 
 
 class FollowerReset(NamedTuple):
-    """A follower of a topic has missed more than is kept of it, and begins from nothing."""
+    """A follower of a topic has missed more publications than are kept, and starts from nothing."""
 
     topic: str
 
@@ -82,11 +82,11 @@ class DrainAsked(NamedTuple):
 
 
 class MemoryWanted(NamedTuple):
-    """The group's memory is to be released: whatever runs here goes back to who sent it. The end follows."""
+    """The group's memory is to be released: everything that runs here fails back to its sender. The end follows."""
 
 
 class Wake(NamedTuple):
-    """Work through what has become due, and plan what can be planned.
+    """Handle deadlines that are due, and plan what can be planned.
 
     Comes after the other events of one loop turn, so that a burst of submissions makes one step.
     """
@@ -123,7 +123,7 @@ class SendStep(NamedTuple):
 
 
 class FenceWorker(NamedTuple):
-    """Have the worker end, whose answers cannot be believed, and say so where people see it."""
+    """Have a worker end whose answers cannot be believed, and log it as an error."""
 
     worker: str
     message: Fence
@@ -154,9 +154,9 @@ class Publish(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Say to the mesh how things are: `state` (None: as before), and whether there is a worker to compute.
+    """Announce to the mesh `state` (None: unchanged) and whether there is a worker to compute.
 
-    `numerics` is the fingerprint of that worker or of the last one; empty where there was none.
+    `numerics` is the fingerprint of that worker or of the last one; empty if there was none.
     """
 
     state: str | None
@@ -165,7 +165,7 @@ class Announce(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """An attempt has its first token: count where the time before it went."""
+    """An attempt has its first token: record where the time before it went."""
 
     stages: Stages
 

@@ -1,4 +1,4 @@
-"""What routing is told of this scheduler: when it changed, at most some times a second, and nothing when idle."""
+"""This scheduler's load reports for routing: on change, at most a few times a second, and none when idle."""
 
 from kvstore.cache.prefix_cache import PrefixCache
 from mesh.runtime.deadlines import Deadlines
@@ -12,7 +12,7 @@ LOAD = "load"
 
 
 class LoadReports:
-    """Publishes `Load`. Pages that only the cache holds count as free: whoever needs them gets them."""
+    """Publishes `Load`. Pages that only the cache holds count as free, because they are evicted when needed."""
 
     def __init__(
         self, config: SchedulerConfig, cache: PrefixCache, queue: WaitingQueue, outbox: Outbox, deadlines: Deadlines
@@ -26,7 +26,7 @@ class LoadReports:
         self._not_before = 0.0
 
     def report(self, num_running: int, now: float) -> None:
-        """Publish if something changed and the last report is old enough; else see to it that it is done later."""
+        """Publish if something changed and the last report is old enough; if it is too young, do it later."""
         if now < self._not_before:
             self._deadlines.set_default((LOAD, ""), self._not_before)
             return

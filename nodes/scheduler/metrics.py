@@ -1,4 +1,4 @@
-"""What a scheduler shows of itself: gauges for `/metrics`, and the check that nothing is held when nothing runs.
+"""A scheduler's gauges for `/metrics`, and the check that nothing is held when nothing runs.
 
 vLLM's names are made from these by the gateway: requests running and waiting, cache usage (pages not free or only
 cached, of all), prefix cache queries and hits, preemptions, prompt and generation tokens.
@@ -34,7 +34,7 @@ OWNERSHIP = (
 
 
 class Parts(Protocol):
-    """The core, as far as it is looked at."""
+    """The parts of the core that are read here."""
 
     config: SchedulerConfig
     cache: PrefixCache
@@ -103,7 +103,7 @@ def gauges(core: Parts) -> dict[str, float]:
 
 
 def leaks(core: Parts) -> list[str]:
-    """What is held although nothing runs; empty where all is well. Linear in the pool, so not for every step."""
+    """What is held although nothing runs; empty if all is well. Linear in the pool, so not for every step."""
     cache = core.cache
     counts = {
         "running sequences": len(core.running),

@@ -1,6 +1,6 @@
-"""What others ask of a scheduler: take an attempt, drop attempts, send tokens again, prefill for someone else.
+"""What others ask of a scheduler: take or drop attempts, send tokens again, prefill for another scheduler.
 
-Every ask is answered at once: holding an attempt and having computed it are two things. Of an ask for several each is
+Every ask is answered at once: an attempt is held long before it is computed. If an ask names several items, each is
 taken or refused by itself. Repeats are answered like the first; what is over stays over. Pure; owned by the core.
 """
 
@@ -42,7 +42,7 @@ Problem = tuple[str, str, bool, str | None]
 
 
 class RpcHandlers:
-    """Answers asks, and the tells by which streams are asked for again or stopped."""
+    """Answers asks, and handles the tells that request streams again or stop them."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RpcHandlers:
         self._num_rows = 0
         self.is_draining = False
         self.is_worker_drained = False
-        # Of the worker's model; 0 while it is not known.
+        # Of the worker's model; 0 while not known.
         self.vocab_size = 0
         self.num_prompt_tokens = 0
 
@@ -90,15 +90,15 @@ class RpcHandlers:
                 self._outbox.add(Refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}"))
 
     def on_resend(self, sender: Address, message: Resend, now: float) -> None:
-        """Send tokens again: to a detokenizer what it lacks, for a gateway through a new open."""
+        """Send tokens again: to a detokenizer those that it lacks, for a gateway by opening the stream again."""
         for gap in message.streams:
             sequence = self._attempts.find(gap.request_id, gap.attempt)
             if sequence is None:
                 self._outbox.tell(sender.actor_id, _unknown(gap.request_id, gap.attempt))
                 continue
             self._attempts.renew(sequence, now)
-            # Anybody else, a gateway for one, needs the stream opened anew: only then are its tokens sent from another
-            # place.
+            # For any other sender, such as a gateway, the stream is opened again: only an open lets its tokens start
+            # from another position.
             is_detokenizer = sender.actor_id == sequence.detokenizer and sequence.is_open
             if is_detokenizer and gap.position > 0 and not message.detokenizer:
                 self._streams.resend(sequence, gap.position)
@@ -124,7 +124,7 @@ class RpcHandlers:
     def _on_submits(self, event: Asked, message: SubmitAttempts, now: float) -> None:
         held: list[AttemptRef] = []
         refused: list[AttemptRefused] = []
-        # What one of them takes of the room in the queue is seen by the next.
+        # Each one sees the queue with those before it already in it.
         for submit in message.attempts:
             refusal = self._submit(event.sender, submit, now)
             if refusal is None:
@@ -147,7 +147,7 @@ class RpcHandlers:
         """Take an attempt, unless it is held already; or say why not."""
         standing = self._attempts.standing(submit)
         if standing is Standing.KNOWN:
-            # Its answer was lost. Accepted again, and nothing else: a second sequence would draw the same tokens twice.
+            # The answer was lost. Only accept it again: a second sequence would draw the same tokens twice.
             return None
         if standing is Standing.OVER:
             return "attempt_over", f"attempt {submit.attempt} or a later one was here and is over", False, None
@@ -159,21 +159,21 @@ class RpcHandlers:
             message = f"{self._config.max_waiting} requests wait already; try again later or elsewhere"
             return "overloaded", message, True, None
         older = self._attempts.up_to(submit.request_id, submit.attempt)
-        # The gateway has given that one up, or it would not ask under a higher number.
+        # The gateway has given the older attempt up, or it would not submit a higher number.
         if older is not None:
             self._endings.cancel(older, now)
         self._take(sender, submit, now)
         return None
 
     def _take(self, sender: Address, submit: Submit, now: float) -> None:
-        # The epoch of a gateway that submits through someone else is not known: any loss of it counts.
+        # If another actor submits for the gateway, its epoch is not known: the loss of any incarnation counts.
         gateway = sender if sender.actor_id == submit.gateway else Address(submit.gateway, 0)
         sequence = Sequence.from_submit(
             self._next_row(), submit, gateway, self._config.eos_token_ids, self._config.context_length, now
         )
         self._attempts.add(sequence)
         self.num_prompt_tokens += sequence.num_prompt_tokens
-        # A retry whose last token is here and only the finish was lost: nothing is left to compute.
+        # A retry that brings all its tokens, only the finish having been lost: nothing is left to compute.
         if sequence.num_tokens >= sequence.max_length:
             self._endings.finish(sequence, "length", now)
         else:
@@ -184,7 +184,7 @@ class RpcHandlers:
             sequence = self._attempts.up_to(ref.request_id, ref.attempt)
             if sequence is not None:
                 self._endings.cancel(sequence, now)
-            # Also where it is not known: its submission may be on its way behind this.
+            # Even if it is not known: its submission may arrive after this.
             self._attempts.remember(ref.request_id, ref.attempt)
         self._outbox.add(Reply(event.call, AttemptsCancelled(attempts=message.attempts)))
 
@@ -219,8 +219,8 @@ class RpcHandlers:
         return None
 
     def _problem(self, prompt_ids: Items[int], output_ids: Items[int], max_tokens: int) -> Problem | None:
-        """Why tokens can never be served here."""
-        # The last token of all is never computed from, so it takes no page.
+        """Why these tokens can never be served here; None if they can."""
+        # The very last token is never an input, so it takes no page.
         limit = min(self._config.context_length, self._cache.num_pages * self._config.page_size + 1)
         if not prompt_ids:
             return "empty_prompt", "a prompt has at least one token", False, "prompt"
@@ -229,7 +229,8 @@ class RpcHandlers:
         for ids in (prompt_ids, output_ids):
             if ids and (min(ids) < 0 or (self.vocab_size and max(ids) >= self.vocab_size)):
                 return "bad_token_id", f"a token id is not in 0..{self.vocab_size - 1}", False, "prompt"
-        # What is over the context is cut, as gateways of another idea of it may ask; what is over the pool is not.
+        # Output beyond the context length is cut off, since a gateway may assume a longer one; output beyond the pool
+        # is refused.
         if min(len(prompt_ids) + max_tokens, self._config.context_length) > limit:
             return "never_fits", over_context(limit, "prompt", len(prompt_ids), max_tokens), False, "max_tokens"
         return None

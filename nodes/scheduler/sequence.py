@@ -96,7 +96,7 @@ class Sequence:
         self, row_id: int, token_ids: Iterable[int], num_prompt_tokens: int, sampling: Sampling, arrived_at: float
     ) -> None:
         self.row_id = row_id
-        # What it is called in the worker's table, where numbers have 32 bits; those of one time are different.
+        # Its number in the worker's table, of 32 bits; sequences that are alive at one time have different ones.
         self.number = row_id & LAST_SEQUENCE
         self.token_ids = array("i", token_ids)
         self.length = len(self.token_ids)
@@ -125,21 +125,21 @@ class Sequence:
         self.num_deaths = 0
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
-        # Of the worker's table: the slot, the table that it was opened in last (0: none), and pages given to it there.
+        # At the worker: its slot, the table it was last opened in (0: none), and how many pages it was given there.
         self.slot = -1
         self.table = self.num_placed = 0
 
         self.kv: BlockTable | None = None
         self.page_ids = array("i")
         self.capacity = 0
-        # Computed tokens at which another page is full.
+        # Number of computed tokens at which the next page is full.
         self.commit_at = 0
 
-        # When it left the queue for the first time; -1 before that. The rest is of a prefill elsewhere.
+        # When it left the queue for the first time; -1 before that. The next four are set by a prefill elsewhere.
         self.entered_at = -1.0
         self.grant_s = self.order_queue_s = self.prefill_s = self.transfer_s = 0.0
         self.stages: Stages | None = None
-        # What goes beside output tokens, by output position.
+        # What accompanies output tokens, by output position.
         self.extras: dict[int, bytes] = {}
 
         self.detokenizer = ""
@@ -167,10 +167,10 @@ class Sequence:
         eos = () if submit.stop.ignore_eos else eos_token_ids
         self.stop_ids = frozenset([*eos, *submit.stop.stop_token_ids])
         if submit.stop.min_tokens:
-            # Masked end ids are the model's, also where they are ignored: a mask is about what is said, as in vLLM.
+            # The model's end ids are masked even with `ignore_eos`, as in vLLM: a mask is about what is drawn.
             masked = sorted({*eos_token_ids, *submit.stop.stop_token_ids})
             self.sampling = replace(submit.sampling, min_tokens=submit.stop.min_tokens, masked_token_ids=masked)
-        # Counted from the prompt, so that outputs of earlier attempts are not allowed for twice.
+        # Counted from the prompt, so that outputs of earlier attempts do not raise the limit.
         self.max_length = min(num_prompt + submit.stop.max_tokens, context_length)
         self.detokenizer = submit.detokenizer
         self.skip_special_tokens = submit.skip_special_tokens
@@ -178,7 +178,7 @@ class Sequence:
 
     @classmethod
     def from_order(cls, row_id: int, order: PrefillOrder, now: float) -> "Sequence":
-        """A prefill that another scheduler orders: one token is drawn, and it is that scheduler's."""
+        """A prefill that another scheduler orders: one token is drawn, for that scheduler."""
         self = cls(row_id, order.token_ids, order.num_prompt_tokens, order.sampling, now)
         self.request_id, self.attempt = order.request_id, order.attempt
         self.extra_key, self.order_id = order.extra_key, order.grant_id
@@ -204,7 +204,7 @@ class Sequence:
 
     @property
     def num_unscheduled(self) -> int:
-        """Tokens whose KV no step sent computes."""
+        """Tokens whose KV is not computed by any step sent so far."""
         return self.length - self.num_scheduled
 
     @property
@@ -214,25 +214,26 @@ class Sequence:
 
     def opening(self) -> Open:
         """What a worker is told of it before its first row."""
-        # Few samplings look back (penalties); for the others a long prompt would be sent to the worker a second time.
+        # Only the few samplings that look back (penalties) need them; otherwise a long prompt would be sent to the
+        # worker twice.
         token_ids = list(self.token_ids) if self.sampling.looks_back else []
         return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id, token_ids)
 
     def take_token(self, token_id: int, extra: bytes) -> None:
-        """The next token, and what goes beside it."""
+        """Append the next token, and what accompanies it."""
         if extra:
             self.extras[self.num_output_tokens] = extra
         self.token_ids.append(token_id)
 
     def hold(self, kv: BlockTable) -> None:
-        """Take pages; what they hold already counts as computed."""
+        """Take pages; the KV they already hold counts as computed."""
         self.kv = kv
         self.num_computed = self.num_scheduled = kv.num_tokens
         self.page_ids = array("i", kv.pages)
         self.table = 0
 
     def receive(self, first_page: int, page_size: int) -> None:
-        """The pages from index `first_page` on were lent, and hold the KV of all tokens now."""
+        """Take back the lent pages, from index `first_page` on: they now hold the KV of all tokens."""
         assert self.kv is not None, "lent pages are still the sequence's"
         self.kv.commit(self.token_ids[first_page * page_size :])
         self.num_computed = self.num_scheduled = len(self.token_ids)
@@ -242,7 +243,7 @@ class Sequence:
         self.commit_at = (self.kv.num_tokens // page_size + 1) * page_size
 
     def reserve(self, num_tokens: int, page_size: int) -> bool:
-        """Have pages for `num_tokens` tokens; False if the pool cannot give them now."""
+        """Get pages for `num_tokens` tokens; False if the pool cannot give them now."""
         assert self.kv is not None, "a sequence in steps holds pages"
         if not self.kv.reserve(num_tokens):
             return False
@@ -261,7 +262,7 @@ class Sequence:
         self.capacity = self.num_computed = self.num_scheduled = self.table = 0
 
     def commit_full_pages(self, page_size: int) -> None:
-        """Tell page table and cache of full pages that are acknowledged and known to neither; due at `commit_at`.
+        """Enter acknowledged full pages into page table and cache if they are not there yet; due at `commit_at`.
 
         Whole pages only: after a crash at most a page is computed again, and a step costs no write for most rows.
         """

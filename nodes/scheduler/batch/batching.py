@@ -1,9 +1,9 @@
 """What goes into a step: one row per decoding sequence first, then chunks of prompts, within the step's token budget.
 
-Decode rows come first, so a long prompt never holds up those who run; `max_running` is below the budget by at least a
-page, so decode rows never shut prompts out. A chunk that is not a prompt's last ends on a page boundary, because only
-full pages are shared and sent on. Rows carry the pages that are new to the worker, and a sequence's first row in the
-worker's table what it needs to know of it.
+Decode rows come first, so a long prompt never holds up running sequences; `max_running` is below the budget by at least
+a page, so decode rows never shut prompts out. A chunk that is not a prompt's last ends on a page boundary, because only
+full pages are shared and sent on. Rows carry the pages that are new to the worker; a sequence's first row in the
+worker's table comes with an `Open`.
 Pure; called by the core once per step, so it is written for speed.
 """
 
@@ -23,7 +23,7 @@ _START, _COUNT, _DRAWS, _FIRST_PAGE, _NUM_PAGES = (
     for column in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS, RowColumn.FIRST_PAGE, RowColumn.NUM_PAGES)
 )
 _FEW: Final = 32
-"""Numbers that are sooner put into an array than packed."""
+"""Fewer numbers than this are put into an array faster than packed."""
 
 
 def compose_step(
@@ -39,7 +39,7 @@ def compose_step(
 
     Sequences in it count as scheduled from now on, and as opened in the table. `pace` says how many prompt tokens the
     decoding rows have time for. Decoding sequences that have all the tokens they may have, or no page for the next
-    one, are left out. `before` is the step composed last: a batch that goes on has its rows, each a position further.
+    one, are left out. `before` is the step composed last: an unchanged batch reuses its rows, each a position further.
     """
     step = _decode_step(decoding, step_tokens, table, before)
     num_rows = len(step.sequences)
@@ -58,7 +58,7 @@ def compose_step(
 
 
 def _decode_step(decoding: Iterable[Sequence], step_tokens: int, table: int, before: Step | None) -> Step:
-    # A list at a time: with all of it in one loop 256 rows take 75 us, and so 50.
+    # One list after the other: 256 rows take 50 us like this, and 75 in a single loop.
     ready = [one for one in decoding if one.length < one.max_length and one.num_scheduled < one.capacity]
     if not ready:
         return Step(array("i"), [], array("i"), array("i"), [])
@@ -71,21 +71,21 @@ def _decode_step(decoding: Iterable[Sequence], step_tokens: int, table: int, bef
     with_news = [index for index, one in enumerate(ready) if one.num_placed != len(one.page_ids) or one.table != table]
     step = Step(_decode_rows(ready, table, with_news, before), ready, _packed(tokens), array("i"), [])
     step.rows[_START] = _packed(starts)
-    # Fifteen steps of sixteen add no page to a row (pages of 16 tokens), so the call is kept for those that do.
+    # Fifteen steps of sixteen add no page to a row (pages of 16 tokens), so only the others make the call.
     for index in with_news:
         first = index * ROW_WIDTH + RowColumn.FIRST_PAGE
         step.rows[first : first + 2] = array("i", _place(step, ready[index], table))
     for one in ready:
         one.num_scheduled += 1
-        # As if its token were drawn already: the next step may be composed before this one's result is here.
+        # Counted as if its token were drawn already: the next step may be composed before this one's result is here.
         one.length += 1
         one.num_inflight += 1
     return step
 
 
 def _decode_rows(sequences: list[Sequence], table: int, with_news: list[int], before: Step | None) -> "array[int]":
-    """Their rows, but for where they start, and as if no page were new."""
-    # Who has another slot than in the step before has lost its pages meanwhile, and is opened anew.
+    """The rows of `sequences`, without any new page; the caller fills in their starts."""
+    # Slots need not be compared: a sequence that changed its slot has lost its pages meanwhile, and is opened anew.
     if (
         before is not None
         and before.sequences == sequences
@@ -108,14 +108,14 @@ def _decode_rows(sequences: list[Sequence], table: int, with_news: list[int], be
 def _packed(numbers: list[int]) -> "array[int]":
     if len(numbers) < _FEW:
         return array("i", numbers)
-    # As C packs it: an array makes numbers of a list one by one, which takes twice as long.
+    # Packed in C: an array converts a list's numbers one by one, which takes twice as long.
     packed = array("i")
     packed.frombytes(struct.pack(f"={len(numbers)}i", *numbers))
     return packed
 
 
 def _place(step: Step, sequence: Sequence, table: int) -> tuple[int, int]:
-    """Add what the worker's table lacks of a sequence. Returns the first of the pages, and their number."""
+    """Add what the worker's table lacks of a sequence. Returns the index of its first new page, and their number."""
     if sequence.table != table:
         step.opens.append(sequence.opening())
         sequence.table, sequence.num_placed = table, 0
@@ -126,11 +126,10 @@ def _place(step: Step, sequence: Sequence, table: int) -> tuple[int, int]:
 
 def _chunk_size(sequence: Sequence, budget: int, page_size: int) -> int:
     left = sequence.num_unscheduled
-    # A prompt's end need not be a page's: what is drawn after it goes on in the same page.
+    # A prompt need not end with a page: its output goes on in the same page.
     if left <= budget:
         return left
-    # 0 where the room does not reach the next page boundary: a chunk that ends inside a page could be shared with
-    # nobody.
+    # 0 if the budget does not reach the next page boundary: a page that a chunk fills in part could not be shared.
     return max(0, (sequence.num_scheduled + budget) // page_size * page_size - sequence.num_scheduled)
 
 

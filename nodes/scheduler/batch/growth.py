@@ -1,7 +1,8 @@
 """How many more pages running sequences will need: a share of what their limits allow.
 
-Where a sequence stops nobody knows. The share sinks with every step (most requests end before their limit) and is set
-back when a preemption shows that it was too low (SGLang's new_token_ratio). Pure; used by admission and preemption.
+Nobody knows where a sequence will stop. The share sinks with every step (most requests end before their limit) and is
+raised again when a preemption shows that it was too low (SGLang's new_token_ratio). Pure; used by admission and
+preemption.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ class GrowthEstimate:
         self.new_token_ratio = FIRST_RATIO
 
     def stepped(self) -> None:
-        """A step with decode rows was sent."""
+        """A step was sent."""
         self.new_token_ratio = max(LEAST_RATIO, self.new_token_ratio - (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS)
 
     def idle(self) -> None:
@@ -31,7 +32,7 @@ class GrowthEstimate:
         self.new_token_ratio = FIRST_RATIO
 
     def preempted(self, remaining: Iterable[Sequence]) -> None:
-        """Pages ran out with `remaining` still running: expect of all at least what these have used of their limit."""
+        """Pages ran out with `remaining` still running: expect at least the share of limits that these used."""
         used = allowed = 0
         for sequence in remaining:
             num_outputs = sequence.num_tokens - sequence.num_prompt_tokens
@@ -46,6 +47,6 @@ class GrowthEstimate:
         # A prefill for another scheduler draws one token and grows no further.
         if sequence.order_id:
             return 0
-        # Limits default to the whole context, which nearly nobody uses: more than 4,096 tokens ahead are not reserved.
+        # Limits default to the whole context, which hardly any request uses: at most 4,096 tokens ahead are reserved.
         left = min(sequence.num_kv_tokens - sequence.num_tokens, GROWTH_HORIZON_TOKENS)
         return -(-int(max(0, left) * self.new_token_ratio) // self._page_size)

@@ -1,9 +1,10 @@
-"""Sequences that take part in steps: who is in, who gets pages, who has to give way, and when pages are given back.
+"""Sequences that take part in steps: which are in, get pages, or are preempted, and when pages are given back.
 
-Whoever decodes needs a page more every `page_size` tokens. When the pool has none left, cached pages are evicted (by
-the prefix cache), then sequences are preempted: fewest outputs first, among equals the youngest. Their tokens stay;
+A decoding sequence needs another page every `page_size` tokens. When the pool has none left, cached pages are evicted
+(by the prefix cache), then sequences are preempted: fewest outputs first, among equals the youngest. Their tokens stay;
 their full pages stay in the cache as long as nobody needs them, so that starting again is often cheap. The last
-sequence is not preempted for others: it waits for what transfers and orders still hold, or takes back what is granted.
+sequence is not preempted for others: it waits for pages that transfers and orders still hold, or takes back granted
+ones.
 
 Pages of a sequence that left are given back when no unacknowledged step can write them any more. Pure; owned by the
 core.
@@ -48,7 +49,7 @@ class Running:
         """Take in a sequence whose pages cover all its tokens."""
         if sequence.slot < 0:
             sequence.slot = self.slots.take()
-        # One unscheduled token is what decoding is, also after a prefix that was cached whole but for its last token.
+        # One unscheduled token means decoding, also after a prefix of which all but the last token was cached.
         if sequence.num_unscheduled > 1:
             sequence.stage = Stage.PREFILL
             self.prefilling[sequence.row_id] = sequence
@@ -64,11 +65,11 @@ class Running:
                 self.enter(sequence)
 
     def alone(self, sequence: Sequence) -> tuple[list[Sequence], list[Sequence]]:
-        """Who decodes and who is prefilled in a step that is this one's alone."""
+        """The decoding and the prefilling sequences of a step that consists of this one alone."""
         return ([sequence], []) if sequence.row_id in self.decoding else ([], [sequence])
 
     def rewind(self, sequence: Sequence) -> None:
-        """No step of it is in flight any more: it stands where the last acknowledged one left it."""
+        """No step of it is in flight any more: it goes back to where its last acknowledged step left it."""
         self.prefilling.pop(sequence.row_id, None)
         self.decoding.pop(sequence.row_id, None)
         sequence.length = len(sequence.token_ids)
@@ -77,11 +78,11 @@ class Running:
         self.enter(sequence)
 
     def leave(self, sequence: Sequence, stage: Stage) -> bool:
-        """Take no more part in steps. True if its pages are given back already, else `settle` will say when."""
+        """Take it out of steps. True if its pages are given back already; else `settle` gives them back later."""
         self.prefilling.pop(sequence.row_id, None)
         self.decoding.pop(sequence.row_id, None)
         sequence.stage = stage
-        # A step that was sent writes its pages whatever is decided here; given away now, they would be overwritten.
+        # A step in flight writes its pages whatever is decided here; given away now, they would be overwritten.
         if sequence.num_inflight:
             self._leaving[sequence.row_id] = sequence
             return False
@@ -91,7 +92,7 @@ class Running:
         return True
 
     def retain(self, sequence: Sequence) -> None:
-        """Take no more part in steps, but keep the pages for whoever is copying them."""
+        """Take it out of steps, but keep its pages for the agent that copies them."""
         self.prefilling.pop(sequence.row_id, None)
         self.decoding.pop(sequence.row_id, None)
         sequence.stage = Stage.RETAINED
@@ -105,9 +106,9 @@ class Running:
         sequence.drop_pages()
 
     def secure_pages(self) -> tuple[list[Sequence], Sequence | None]:
-        """Have a page for the next token of everyone who decodes, oldest first, by preemption where it must be.
+        """Get a page for the next token of every decoding sequence, oldest first, by preemption if need be.
 
-        Returns those that were preempted, and the last one if it is short of pages although nobody else is left.
+        Returns those that were preempted, and the last one if it lacks a page although no other is left to preempt.
         """
         preempted: list[Sequence] = []
         stuck: Sequence | None = None
@@ -116,7 +117,7 @@ class Running:
         for sequence in short:
             while not self._has_page(sequence):
                 if self._leaving:
-                    # Pages are about to be given back: whoever has none sits this step out.
+                    # Pages are about to be given back: a sequence without one sits this step out.
                     break
                 victim = self._victim()
                 if victim is None:
@@ -139,7 +140,7 @@ class Running:
         sequence.slot = -1
 
     def _has_page(self, sequence: Sequence) -> bool:
-        # It was the victim of an earlier one in this very loop.
+        # Preempted for an earlier one in the caller's loop, or it has a page already.
         if sequence.stage is not Stage.DECODE or sequence.num_scheduled < sequence.capacity:
             return True
         # It draws no further token, so it needs no page for one.
@@ -148,8 +149,8 @@ class Running:
         return sequence.reserve(sequence.num_scheduled + 1, self._page_size)
 
     def _victim(self) -> Sequence | None:
-        """Whoever loses least; nobody if there is but one."""
-        # Prefills for others are left alone: their pages are announced to an agent that may be copying them.
+        """The sequence that loses least; None if there is only one."""
+        # Prefills for other schedulers are left alone: an agent may be copying the pages announced to it.
         candidates = [sequence for sequence in self if not sequence.order_id]
         if len(candidates) < 2:
             return None

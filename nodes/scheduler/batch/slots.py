@@ -1,8 +1,8 @@
-"""Slots of the worker's table: each has one sequence from its first step until nothing of it is in flight. Pure."""
+"""Slots of the worker's table: a sequence has one from its first step until nothing of it is in flight. Pure."""
 
 
 class Slots:
-    """Hands out the number that came back last, or the next one: no more of them than were ever taken at once."""
+    """Hands out the slot given back last, else a new one: there are never more slots than were in use at once."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -10,18 +10,18 @@ class Slots:
 
     @property
     def num_taken(self) -> int:
-        """Slots that somebody has."""
+        """Slots in use."""
         return self._num - len(self._free)
 
     def take(self) -> int:
-        """A slot that nobody has."""
-        # The last that came back first, so that numbers stay low: the worker refuses slots from `MAX_SLOTS` on.
+        """Take a free slot."""
+        # The one given back last goes first, so that numbers stay low: the worker refuses slots from `MAX_SLOTS` on.
         if self._free:
             return self._free.pop()
         self._num += 1
         return self._num - 1
 
     def give_back(self, slot: int) -> None:
-        """Nothing of whoever had it is in flight; -1: who never had one."""
+        """Free a slot whose sequence has nothing in flight; -1: that sequence never had one."""
         if slot >= 0:
             self._free.append(slot)

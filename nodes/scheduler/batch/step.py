@@ -1,8 +1,8 @@
-"""A step as the scheduler has it: its columns, whose rows they are, and what became of it. Pure.
+"""A step as the scheduler has it: its columns, the sequences of its rows, and its outcome. Pure.
 
-A worker's table is empty after every `Adopted`. Which table a sequence was opened in, and how many pages it was given
-there, is in the sequence (`table`, `num_placed`); a step holds what was new when it was composed, and is encoded anew
-for another table.
+A worker's table is empty after every `Adopted`. A sequence knows in which table it was opened and how many pages it was
+given there (`table`, `num_placed`); a step holds what was new when it was composed, and is encoded anew for another
+table.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from nodes.scheduler.sequence import Sequence
 
 class Step(NamedTuple):
     """What batching composed: rows (`ROW_WIDTH` numbers each), their sequences, their input tokens (-1: drawn by the
-    step before, and not known yet), pages and sequences that are new to the worker.
+    previous step, and not known yet), and the pages and sequences that are new to the worker.
     """
 
     rows: "array[int]"
@@ -29,9 +29,9 @@ class Step(NamedTuple):
         return self.rows[column::ROW_WIDTH]
 
     def opened_in(self, table: int) -> "Step":
-        """The same step for a worker whose table holds no more than what was opened in `table` so far.
+        """The same step for a worker whose table only holds what was opened in `table` so far.
 
-        Pages are only appended while a row is in flight, so those that a row had are the sequence's first ones still.
+        Pages are only appended while a row is in flight, so the row's pages are still the sequence's first ones.
         """
         rows, page_ids, opens = self.rows[:], array("i"), list[Open]()
         firsts, counts = self.column(RowColumn.FIRST_PAGE), self.column(RowColumn.NUM_PAGES)
@@ -47,9 +47,9 @@ class Step(NamedTuple):
         return self._replace(rows=rows, page_ids=page_ids, opens=opens)
 
     def filled_in(self, drawn: dict[int, int]) -> "Step":
-        """The same step with the tokens that are known by now, by `row_id`; in a copy: what is lent must not change.
+        """The same step with the tokens of `drawn`, by `row_id`, filled in; a copy, since lent buffers must not change.
 
-        A row that hangs on a failed one belongs to an ended sequence; it is computed on token 0 and dropped.
+        A row that depends on a failed one belongs to an ended sequence; it is computed on token 0 and dropped.
         """
         token_ids = self.token_ids[:]
         offset = 0

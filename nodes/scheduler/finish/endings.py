@@ -1,9 +1,9 @@
-"""Every way in which a sequence ends, from wherever it stands; and being put back into the queue.
+"""Every way in which a sequence ends, whatever its stage; and its return to the queue.
 
-    finish   by its own rules; tokens are kept until the gateway has them
-    stop     a detokenizer found a stop string; the same, but the finish is the detokenizer's to tell
-    cancel   nobody wants it; nothing more is said
-    fail     it cannot go on; the gateway is told. Of all at once, where the group's memory is released
+    finish   it ends by its own rules; tokens are kept until the gateway has them
+    stop     a detokenizer found a stop string; the same, but the detokenizer reports the finish
+    cancel   nobody wants it; nothing more is sent
+    fail     it cannot go on; the gateway is told. All fail at once if, for example, the group's memory is released
 
 Pure; used by the core and its results.
 """
@@ -48,7 +48,7 @@ class Endings:
         self._keep(sequence, now)
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """A stop string ended it; of an ended one, nothing happens."""
+        """A stop string ended it; nothing happens if it has ended already."""
         if sequence.stage is not Stage.ENDED:
             self._keep(sequence, now)
 
@@ -80,9 +80,9 @@ class Endings:
     def abort_all(
         self, orders: PrefillHandoffQueue, code: str, message: str, now: float, *, keep_handoffs: bool = False
     ) -> None:
-        """Fail every attempt and order that is not done, so that they begin elsewhere at once.
+        """Fail every attempt and order that is not done, so that they start elsewhere at once.
 
-        `keep_handoffs`: those that are prefilled elsewhere now need nothing of this group's worker yet.
+        `keep_handoffs`: spare attempts that are being prefilled elsewhere, which do not need this group's worker yet.
         """
         for sequence in self._attempts:
             if sequence.stage is not Stage.ENDED and not (keep_handoffs and sequence.stage is Stage.HANDOFF):
@@ -91,20 +91,20 @@ class Endings:
             self.fail_order(orders, grant_id, code, message, now)
 
     def fail_order(self, orders: PrefillHandoffQueue, grant_id: str, code: str, message: str, now: float) -> None:
-        """An order that is being computed ends, and what computes it."""
+        """End an order that is being computed, and its sequence."""
         sequence = orders.fail(grant_id, code, message, now)
         assert sequence is not None, "an order that is computed has its sequence"
         self.leave(sequence, now)
 
     def leave(self, sequence: Sequence, now: float) -> None:
-        """Hold nothing any more; pages that a step or a transfer may still write follow when it has ended."""
+        """Give back all that it holds; pages that a step or a transfer may still write follow once that has ended."""
         if sequence.stage is Stage.HANDOFF:
             self._grants.revoke(sequence, now)
         self._queue.remove(sequence)
         self._running.leave(sequence, Stage.ENDED)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Wait again, before everyone who was never admitted."""
+        """Have it wait again, ahead of all that were never admitted."""
         sequence.stage = Stage.WAITING
         self._queue.put_back(sequence)
 

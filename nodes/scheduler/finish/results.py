@@ -1,7 +1,7 @@
-"""What a step's result does: progress of each row, tokens to their streams, sequences that end, pages that come back.
+"""Applies a step's result: progress of each row, tokens to their streams, ended sequences, pages given back.
 
-The end of a handoff, which is the result of steps elsewhere, too. Called once per step for every row, so it is written
-for speed. Pure; owned by the core.
+It also applies the end of a handoff, which is the result of steps elsewhere. It runs for every row of every step, so it
+is written for speed. Pure; owned by the core.
 """
 
 from nodes.protocol import RowError
@@ -40,7 +40,7 @@ class Results:
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
         for index, (sequence, start, count, draw, token_id) in enumerate(rows):
             sequence.num_inflight -= 1
-            # A step with it has ended well, so what killed workers before was not it alone.
+            # A step with it succeeded, so it was not this sequence alone that killed workers before.
             sequence.num_deaths = 0
             if errors and index in errors:
                 self._on_error(sequence, errors[index], now)
@@ -50,7 +50,7 @@ class Results:
                 self.num_computed_tokens += count
                 if end >= sequence.commit_at:
                     sequence.commit_full_pages(self._page_size)
-                    # More of a prompt is cached: others may wait for it.
+                    # More of a prompt is cached, for which others may be waiting.
                     has_room |= count > 1
                 if sequence.stage is Stage.ENDED:
                     pass
@@ -69,12 +69,12 @@ class Results:
         return has_room
 
     def draw(self, sequences: list[Sequence], now: float) -> None:
-        """Each of these has a new token: on its way it goes, and the sequence ends if it was the last."""
+        """Each of these has a new token: send it, and end the sequence if it was the last."""
         self.num_output_tokens += len(sequences)
         ended: list[tuple[Sequence, str]] = []
         for sequence in sequences:
             tokens = sequence.token_ids
-            # Two cheap looks for each row; which of the two ended it is worked out only for the few that did.
+            # Two cheap tests for each row; which of them ended it is worked out only for the few that end.
             if tokens[-1] in sequence.stop_ids or len(tokens) >= sequence.max_length:
                 ended.append((sequence, sequence.finish_reason_now()))
         for sequence, reason in ended:
@@ -96,7 +96,7 @@ class Results:
         # Not tried elsewhere a second time: it is prefilled here, where no grant or peer can fail it.
         sequence.prefill = ""
         if outcome.reason == POISONED:
-            # Only by this code: any other failure is the other host's, and the prompt may be computed here.
+            # Only for this code: any other failure lies with the other side, and the prompt may be computed here.
             message = "computing its prompt failed, or killed the worker, again and again"
             sequence.stage = Stage.WAITING
             self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
@@ -120,7 +120,7 @@ class Results:
             self._orders.on_token(sequence, token_id, extra, now)
 
     def settle(self, sequence: Sequence) -> None:
-        """No step of a sequence that left is in flight any more."""
+        """A sequence that left has no step in flight any more."""
         if sequence.stage is Stage.RETAINED:
             return
         self._running.settle(sequence)

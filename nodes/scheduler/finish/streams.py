@@ -1,11 +1,11 @@
 """Open streams at detokenizers: one columnar frame per step and detokenizer, with absolute output positions.
 
-A stream is opened with the first token it has to send. What a detokenizer may have missed is sent again when someone
-asks: by the detokenizer from the position it lacks, by a gateway through a new open that starts where the gateway is.
-If the detokenizer is lost the streams are opened at another one; with none alive, tokens wait in their sequences.
+A stream is opened with the first token it has to send. Tokens that a detokenizer may have missed are sent again on
+request: for the detokenizer from the position that it lacks, for a gateway by a new open at the gateway's position.
+If the detokenizer is lost, its streams are opened at another one; with none alive, tokens wait in their sequences.
 
 An end or stop token is sent and counted like any other (usage counts it, as OpenAI's servers do); reason `stop` tells
-the detokenizer not to show it. Pure; owned by the core, which calls `flush` once per event.
+the detokenizer not to show it. Pure; owned by the core, which calls `flush` once per wake.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ class _Batch:
         self.opens: list[StreamOpen] = []
         self.finishes: list[StreamFinish] = []
         self.closes: list[int] = []
-        # By number of the token in the batch.
+        # By index of the token in the batch.
         self.extras: dict[int, bytes] = {}
 
     def message(self) -> TokenBatch:
@@ -54,19 +54,19 @@ class Streams:
         self._outbox = outbox
         self._prompt_tail_tokens = prompt_tail_tokens
         self._batches: dict[str, _Batch] = {}
-        # Ended streams to forget, said with the next tokens that go there: news of no hurry.
+        # Ended streams that a detokenizer may forget. Not urgent: they go with the next tokens for it.
         self._closes: dict[str, list[int]] = {}
         self._ready: dict[str, int] = {}
-        # Of the event that is handled; set by the core, so that not every token's way carries it.
+        # Time of the event being handled; set by the core, so that it is not passed along for every token.
         self.now = 0.0
 
     def tokens(self, sequences: Iterable[Sequence]) -> None:
-        """Each of these has one more token than was sent; more where its stream is not open. The hot path of `send`."""
+        """Send the one new token of each of these, or more if its stream is not open. The hot path of `send`."""
         name, batch = "", None
         for sequence in sequences:
             position = sequence.num_sent
             token_ids = sequence.token_ids
-            # One comparison tells the usual row, of one new token in an open stream, from all that need `send`.
+            # Cheap tests tell the usual row, of one new token in an open stream, from those that need `send`.
             if not sequence.is_open or position != len(token_ids) - sequence.num_prompt_tokens - 1:
                 self.send(sequence)
                 continue
@@ -82,7 +82,7 @@ class Streams:
             sequence.num_sent = position + 1
 
     def send(self, sequence: Sequence) -> None:
-        """Send all tokens that were not sent, opening the stream first if need be; the finish, if there is one."""
+        """Send all unsent tokens, opening the stream first if need be, and the finish, if there is one."""
         if not sequence.is_open and not self._open(sequence, sequence.num_prior_outputs):
             return
         batch = self._batch(sequence.detokenizer)
@@ -99,8 +99,8 @@ class Streams:
         if sequence.stage is Stage.ENDED:
             closes = self._closes.setdefault(sequence.detokenizer, [])
             closes.append(sequence.row_id)
-            # Bounded, since no token may go there for long; a detokenizer that misses one forgets the stream by its own
-            # limit.
+            # Bounded, since it may be long before a token goes there; a detokenizer that misses one forgets the stream
+            # by its own limit.
             del closes[:-MAX_CLOSES]
         else:
             self._batch(sequence.detokenizer).closes.append(sequence.row_id)
@@ -116,20 +116,20 @@ class Streams:
         if detokenizer and detokenizer != sequence.detokenizer:
             self.close(sequence)
             sequence.detokenizer = detokenizer
-        # Opens come first in a frame, so what was gathered for the stream before must not share one with its open.
+        # Opens come first in a frame, so tokens gathered earlier for the stream must not share a frame with its open.
         self._flush(sequence.detokenizer)
         if self._open(sequence, max(0, min(position, sequence.num_output_tokens))):
             self.send(sequence)
 
     def redirect(self, sequence: Sequence, detokenizer: str) -> None:
-        """Nothing new to send, but what comes next goes to another detokenizer."""
+        """Nothing new to send, but later tokens go to another detokenizer."""
         if detokenizer != sequence.detokenizer:
             self.close(sequence)
             sequence.detokenizer = detokenizer
             sequence.num_sent = sequence.num_prior_outputs
 
     def on_members(self, ready: Mapping[str, ReadyPeer], sequences: Iterable[Sequence]) -> None:
-        """Detokenizers came, went, or restarted: streams that were at lost ones, or nowhere, are opened elsewhere."""
+        """Detokenizers came, went, or restarted: open streams elsewhere that were at lost ones, or at none."""
         before = self._ready
         self._ready = {actor_id: peer.epoch for actor_id, peer in sorted(ready.items()) if peer.role == DETOKENIZER}
         if self._ready == before:
@@ -141,7 +141,7 @@ class Streams:
 
     def on_lost(self, detokenizer: Address, sequences: Iterable[Sequence]) -> None:
         """A detokenizer died or was cut off. If it is the only one it stays in use: the link may be back at once."""
-        # Its successor is known already, and streams were opened there: old news.
+        # Old news: its successor is known already, and the streams were opened there.
         if self._ready.get(detokenizer.actor_id, 0) > detokenizer.epoch:
             return
         self._batches.pop(detokenizer.actor_id, None)
@@ -190,7 +190,7 @@ class Streams:
         return True
 
     def _move(self, sequence: Sequence) -> None:
-        """Open at another detokenizer what was open at a lost one; what has nothing to say is opened when it has."""
+        """Open at another detokenizer a stream of a lost one; if it has nothing to send, it is opened once it has."""
         sequence.is_open = False
         sequence.num_sent = sequence.num_prior_outputs
         if sequence.num_output_tokens > sequence.num_prior_outputs or sequence.finish_reason:

@@ -1,19 +1,20 @@
 """Decode's side of a handoff: pages lent to a transfer, the prefill ordered elsewhere, and every way that can end.
 
-    OPENING   a grant asked of the own agent
-    ORDERED   it is open; the prefill ordered, and renewed while the handoff lives: the renewal is what tells a silent
-              prefill scheduler from a slow one, and tells it that we still want the pages
+    OPENING   a grant is requested from this scheduler's own agent
+    ORDERED   the grant is open and the prefill ordered; the order is renewed while the handoff lives, which tells a
+              silent prefill scheduler from a slow one, and tells it that we still want the pages
     done      `PagesPulled(complete)` and `PrefillDone` are both here, in any order
     failed    refused, failed, silent for a lease, past the deadline, a peer lost, or no longer wanted
 
-What a turn brings for one peer goes in one ask, and each item of it comes to its own end: what an answer names nowhere
-is asked again like what brought no answer.
+All that a turn brings for one peer goes in one ask, and each item of it has its own outcome: an item that the answer
+does not name is asked again, like one of an ask without an answer.
 
-Either way the prefill is cancelled, which is asked until answered. A grant whose pages are all in has closed itself;
-any other is closed at the agent, which is asked until answered too, and pages of one that was ordered are quarantined
-until `GrantClosed`: until then a copy may still be under way. The first pages that were in already are good, whatever
-failed after: they stay in the cache, and if all were in, only the first token is missing. A grant is single use; a
-retry has another one and other pages. Pure; owned by the core, which moves the sequence as the returned outcome says.
+Done or failed, the prefill is cancelled by an ask that is repeated until answered. A grant whose pages are all in has
+closed itself; any other is closed at the agent, also by an ask repeated until answered. If its prefill was ordered, its
+pages are quarantined until `GrantClosed`, because until then a copy may still be under way. The first pages that are in
+are good, whatever failed later: they stay in the cache, and if all are in, only the first token is missing. A grant is
+single use; a retry has another one and other pages. Pure; owned by the core, which moves the sequence as the returned
+outcome says.
 """
 
 from kvstore.cache.block_table import ExportedPages
@@ -54,18 +55,18 @@ RENEW = "renew_order"
 EXPIRE = "handoff"
 NEVER = float("inf")
 MAX_CANCELS = 1024
-# Of a grant or an order on the wire, without its pages or tokens, which take up to 5 bytes each.
+# Size of a grant or an order on the wire, without its pages or tokens, which take up to 5 bytes each.
 _ITEM_BYTES = 512
 
-# The peer may not have heard; anything else is its own refusal.
-# All leave it open whether the other end has acted, so all are asked again under the same grant id.
+# Codes that leave open whether the peer has heard and acted, so items are asked again under the same grant id.
+# Any other code is the peer's refusal.
 SILENCE = frozenset({"deadline_exceeded", "mailbox_full", NOT_NAMED})
-# The agent has not heard yet that an earlier grant of these pages is closed.
+# `page_granted`: the agent has not heard yet that an earlier grant of these pages is closed.
 NOT_YET = SILENCE | {"page_granted"}
 
 
 class DecodeHandoffQueue:
-    """Handoffs of one decode scheduler, and the grants that it is closing. `nonce`: in no other queue's grant ids."""
+    """Handoffs of one decode scheduler, and the grants it is closing. `nonce` is in no other queue's grant ids."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class DecodeHandoffQueue:
             lambda one: _ITEM_BYTES + 5 * len(one.token_ids),
         )
         self._opens = Retrier[str, OpenGrant](deadlines, OPEN, self._ask_to_open)
-        # Of this turn, by prefill scheduler and grant.
+        # Orders of this turn, by prefill scheduler and grant.
         self._fresh_orders: dict[str, dict[str, PrefillOrder]] = {}
         self._cancels = Retrier[str, str](deadlines, CANCEL, self._ask_to_cancel)
         self._handoffs: dict[str, Handoff] = {}
@@ -130,8 +131,8 @@ class DecodeHandoffQueue:
     def open(self, sequence: Sequence, lent: ExportedPages, now: float) -> None:
         """Begin a handoff with pages that were lent to it."""
         self._count += 1
-        # Incarnation and count alone come again where an epoch does, or where this core is made anew after a release of
-        # memory. Prefill remembers ids that it has cancelled: after such a return it refused 112 of 112 handoffs.
+        # Holder and count alone would repeat if an epoch does, or if this core is made anew after a release of memory.
+        # A prefill scheduler remembers cancelled ids: after such a repetition one refused 112 of 112 handoffs.
         grant_id = f"{self._holder}/{self._nonce}.{self._count}"
         deadline = now + self._config.handoff_timeout_s
         self._handoffs[grant_id] = Handoff(grant_id, sequence, lent, now, deadline)
@@ -151,8 +152,8 @@ class DecodeHandoffQueue:
             self._config.agent,
             message,
             retry_s=self._config.ask_retry_s,
-            # A lease and not the whole handoff timeout: an own agent that is silent for 10 s is gone, and the prompt is
-            # better prefilled here.
+            # A lease and not the whole handoff timeout: if our own agent is silent for 10 s it is gone, and the prompt
+            # is better prefilled here.
             give_up_at=now + self._config.lease_s,
         )
 
@@ -168,7 +169,7 @@ class DecodeHandoffQueue:
         if handoff is None:
             return None
         if code is not None:
-            # Before the lease of asking is over, silence is no answer, nor is a grant that is just being closed.
+            # Until that lease is over, silence is not a failure, nor is an earlier grant that is just being closed.
             is_asked_again = code in NOT_YET and not self._opens.failed((grant_id,), now)
             return None if is_asked_again else self._fail(handoff, code, now)
         self._opens.answered(grant_id)
@@ -196,8 +197,8 @@ class DecodeHandoffQueue:
             handoff.heard_at = now
             self._deadlines.set((RENEW, grant_id), now + self._config.order_renew_s)
             return None
-        # Progress of the copy counts as life of the prefill scheduler as well, so only a whole lease without either
-        # ends it: prefilling elsewhere again costs a prompt, waiting costs at most 10 s.
+        # Progress of the copy counts as a sign of life, too, so only a whole lease without either ends the handoff:
+        # prefilling again costs a prompt, waiting costs at most 10 s.
         if code not in SILENCE or now - handoff.heard_at >= self._config.lease_s:
             return self._fail(handoff, code, now)
         self._deadlines.set((RENEW, grant_id), now + self._config.ask_retry_s)
@@ -215,12 +216,12 @@ class DecodeHandoffQueue:
         return self._settle(handoff, now)
 
     def on_done(self, sender: Address, message: PrefillDone, now: float) -> Outcome | None:
-        """The prefill scheduler has drawn the first token. Of an order that is over: cancelled again."""
+        """The prefill scheduler has drawn the first token. If the order is over here, it is cancelled again."""
         handoff = self._handoffs.get(message.grant_id)
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
             return None
-        # Of repeats the first counts: `transfer_s` is what the copy took beyond the drawing of the token.
+        # The first of repeats counts: `transfer_s` is how long the copy took beyond the drawing of the token.
         if handoff.done is None:
             handoff.done_at = now
         handoff.done = message
@@ -251,15 +252,15 @@ class DecodeHandoffQueue:
         return self._closing.pop(grant_id)
 
     def on_cancelled(self, message: PrefillCancelled) -> None:
-        """The prefill scheduler has nothing left of these."""
+        """The prefill scheduler holds nothing of these orders any more."""
         for grant_id in message.grant_ids:
             self._cancels.answered(grant_id)
 
     def on_ask_failed(self, tag: Tag, code: str, now: float) -> list[Outcome]:
-        """One of our asks was refused as a whole or brought no answer: so did each item that it named."""
+        """One of our asks was refused as a whole or brought no answer; that applies to each item it named."""
         kind, subject = tag
         if kind == CANCEL:
-            # The subject is the peer. What another ask to it may still bring about is asked again with the rest.
+            # The subject is the peer: all its cancels are asked again, even those in another ask that is still pending.
             self._cancels.failed(self._cancels.keys_of(subject), now)
         elif kind == CLOSE:
             self._asks.failed((tag,), now)
@@ -274,7 +275,7 @@ class DecodeHandoffQueue:
         self._order(self._handoffs[grant_id], now)
 
     def flush(self) -> None:
-        """All that is to be asked in this turn has gathered."""
+        """Send the asks gathered in this turn."""
         self._opens.flush()
         orders, self._fresh_orders = self._fresh_orders, {}
         for prefill, of_peer in orders.items():
@@ -290,7 +291,7 @@ class DecodeHandoffQueue:
         self._opens.retry(agent)
 
     def retry_now(self, peer: str) -> None:
-        """A peer is back: what it failed to do is asked of it without a pause."""
+        """A peer is back: asks to it that failed are repeated without a pause."""
         self._opens.retry_now(peer)
         self._cancels.retry_now(peer)
 
@@ -299,7 +300,7 @@ class DecodeHandoffQueue:
         return self._fail(self._handoffs[grant_id], "deadline_exceeded", now)
 
     def on_peer_lost(self, actor_id: str, now: float) -> list[Outcome]:
-        """A prefill scheduler or the agent is gone: what hangs on it fails."""
+        """A prefill scheduler or the agent is gone: handoffs that depend on it fail."""
         is_agent = actor_id == self._config.agent
         hit = [one for one in self._handoffs.values() if is_agent or one.prefill == actor_id]
         return [self._fail(handoff, "peer_lost", now) for handoff in hit]
@@ -331,28 +332,28 @@ class DecodeHandoffQueue:
         self._end(handoff, now)
         kv = handoff.sequence.kv
         assert kv is not None, "pages are lent"
-        # All pages are good, so the prompt (seconds of computing) is kept, and one position computed again for its
-        # logits.
+        # All pages are good, so the prompt (seconds of computing) is kept, and only one position is computed again for
+        # its logits.
         if handoff.is_pulled:
             handoff.sequence.receive(handoff.lent.first, self._config.page_size)
         else:
             self._keep_first(handoff)
-            # Pages come to nobody who has not been told to send them: without an order none can be on the way.
+            # Pages are only sent on an order: without one, none can be on the way.
             self._closing[handoff.grant_id] = kv.abort(quiesced=not handoff.is_ordered)
             handoff.sequence.drop_pages()
         self.num_failed += 1
         return HandoffFailed(handoff.sequence, reason, handoff.is_pulled)
 
     def _keep_first(self, handoff: Handoff) -> None:
-        """Pages that are in need not be computed again: they go into the cache, where the next try finds them."""
+        """Pages that arrived need not be computed again: they go into the cache, where the next try finds them."""
         kv, first, page_size = handoff.sequence.kv, handoff.lent.first, self._config.page_size
         assert kv is not None, "pages are lent"
-        # Pages are pulled in their order, so the first `num_pulled` are whole, whatever happened to those behind them.
+        # Pages are pulled in order, so the first `num_pulled` are whole, whatever happened to those after them.
         token_ids = handoff.sequence.token_ids[first * page_size : (first + handoff.num_pulled) * page_size]
         whole = len(token_ids) // page_size * page_size
         if whole:
             if handoff.sequence.num_cached_tokens < 0:
-                # What is received now must not count as found in a cache.
+                # Pages received now must not count as found in a cache.
                 handoff.sequence.num_cached_tokens = kv.num_cached_tokens
             kv.commit_first(token_ids[:whole])
 
@@ -360,7 +361,7 @@ class DecodeHandoffQueue:
         grant_id = handoff.grant_id
         del self._handoffs[grant_id]
         self._opens.stop(grant_id)
-        # Given up in the turn in which it was ordered: nobody has heard of it, and its cancel is told all the same.
+        # Given up in the turn in which it was ordered: the order is not sent, but its cancel is all the same.
         self._fresh_orders.get(handoff.prefill, {}).pop(grant_id, None)
         self._deadlines.clear((RENEW, grant_id))
         self._deadlines.clear((EXPIRE, grant_id))
@@ -378,7 +379,7 @@ class DecodeHandoffQueue:
             self._cancel(handoff.prefill, grant_id, now + 2 * self._config.lease_s)
 
     def _cancel_unknown(self, sender: Address, grant_id: str) -> None:
-        """An order that this incarnation, or the one before, no longer wants; asked once, its repeats bring more."""
+        """Cancel an order that neither this incarnation nor an earlier one wants. Asked once for each result told."""
         # `give_up_at` 0.0: the other end repeats its result until it is cancelled, which brings the next try by itself.
         if grant_id not in self._cancels:
             self._cancel(sender.actor_id, grant_id, 0.0)

@@ -1,4 +1,4 @@
-"""One handoff of the decode side: what is known of it while it lives, and the two ways in which it ends."""
+"""One handoff as the decode side knows it while it lives, and the two ways in which it ends."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class HandoffDone(NamedTuple):
 
 
 class HandoffFailed(NamedTuple):
-    """It is over. `complete`: all pages are in nevertheless, and the sequence's own again."""
+    """The handoff failed. `complete`: all pages are in nevertheless, and belong to the sequence again."""
 
     sequence: Sequence
     reason: str
@@ -29,7 +29,7 @@ Outcome = HandoffDone | HandoffFailed
 
 
 class Handoff:
-    """One handoff that lives, as the decode side knows it. Written by `DecodeHandoffQueue` only."""
+    """One live handoff, as the decode side knows it. Written by `DecodeHandoffQueue` only."""
 
     __slots__ = (
         "deadline", "done", "done_at", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled",
@@ -42,7 +42,7 @@ class Handoff:
         self.lent = lent
         self.prefill = sequence.prefill
         self.deadline = deadline
-        # `heard_at` starts now, although nobody was heard: the lease of silence is then counted from the opening.
+        # `heard_at` starts now, although no peer was heard yet: silence is then counted from the opening.
         self.opened_at = self.done_at = self.heard_at = now
         self.is_ordered = False
         self.is_pulled = False
@@ -50,7 +50,7 @@ class Handoff:
         self.done: PrefillDone | None = None
 
     def order(self, page_size: int, agent: str, now: float) -> PrefillOrder:
-        """What is missing, as it is ordered first and renewed; pages hold `page_size` tokens and go to `agent`."""
+        """The order for the missing pages, to be sent first and as a renewal; pages have `page_size` tokens each."""
         sequence = self.sequence
         return PrefillOrder(
             grant_id=self.grant_id,
@@ -58,16 +58,16 @@ class Handoff:
             attempt=sequence.attempt,
             token_ids=sequence.token_ids.tolist(),
             num_prompt_tokens=sequence.num_prompt_tokens,
-            # What is cached here is neither sent nor, if the prefill scheduler has it too, computed.
+            # Pages cached here are not sent; nor are they computed, if the prefill scheduler has them cached, too.
             num_skip_tokens=self.lent.first * page_size,
             sampling=sequence.sampling,
             agent=agent,
             extra_key=sequence.extra_key,
-            # What is left of the handoff, on every renewal: the prefill is given up no later than here.
+            # The time left for the handoff at each renewal: the prefill is given up no later there than here.
             timeout_s=max(0.0, self.deadline - now),
         )
 
 
 def ended(answers: Iterable[Outcome | None]) -> list[Outcome]:
-    """Those that are any: most answers end no handoff."""
+    """Those that are not None: most answers end no handoff."""
     return [outcome for outcome in answers if outcome is not None]

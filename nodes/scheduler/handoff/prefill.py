@@ -6,13 +6,13 @@
     FAILED    `PrefillFailed` is told; pages are given back at once
     gone      cancelled by its holder (the normal end), the holder lost, or a lease without a sign of life
 
-What a turn brings for one peer goes in one message: pages that a chunk filled and those that came full with the token
-are one announcement, and one copy for the agent.
+All that a turn brings for one peer goes in one message: pages that a chunk filled and those that became full with the
+token are one announcement, and one copy for the agent.
 
-Tells may be lost, so what is not acknowledged is told again: the announcement as a whole (an index already copied is
+Tells may be lost, so unacknowledged ones are repeated: the announcement as a whole (an index already copied is
 acknowledged again, to both schedulers), and the result until the holder cancels. Signs of life are the holder's
-renewals and the agent's progress. A cancelled grant id is remembered for a while, for an order that arrives after its
-own cancellation. Pure; owned by the core, which ends the sequences that are returned to it.
+renewals and the agent's progress. A cancelled grant id is remembered for a while, in case its order arrives after its
+cancellation. Pure; owned by the core, which ends the sequences that are returned to it.
 """
 
 from collections import OrderedDict
@@ -33,7 +33,7 @@ TIMEOUT: Final = "order_timeout"
 UNKNOWN_GRANT: Final = "unknown_grant"
 MAX_REMEMBERED: Final = 4096
 MAX_REPEAT_FACTOR: Final = 8
-# Of an announcement or a result on the wire, without its pages, which take up to 10 bytes each.
+# Size of an announcement or a result on the wire, without its pages, which take up to 10 bytes each.
 _ITEM_BYTES: Final = 512
 
 
@@ -64,7 +64,7 @@ class _Order:
         self.holder = holder
         self.agent = message.agent
         # Tells are lost on a dead link, so the result outlives the pages: it is repeated until the holder cancels.
-        # None once the pages are given back; the result alone is kept then.
+        # None once the pages are given back; then only the result is kept.
         self.sequence: Sequence | None = sequence
         self.num_skip_pages = message.num_skip_tokens // page_size
         # Rounded up: the last page is announced although it is partly filled, because decode goes on in the middle of
@@ -100,13 +100,13 @@ class PrefillHandoffQueue:
         return grant_id in self._orders
 
     def refusal(self, message: PrefillOrder) -> OrderRefused | None:
-        """Why an order that is new cannot be taken, None if it can."""
+        """Why a new order cannot be taken, None if it can."""
         page_size, num_tokens, num_skip = self._config.page_size, len(message.token_ids), message.num_skip_tokens
-        # Cancel and order are asks of their own, so a repeated order may come after the cancel that answers it.
-        # Computing it would fill pages for a grant that is closed, until the lease (10 s) frees them.
+        # Cancel and order are separate asks, so a repeated order may arrive after its cancel. Computing it would fill
+        # pages for a grant that is closed, until the lease (10 s) frees them.
         if message.grant_id in self._gone:
             return OrderRefused("cancelled", f"the prefill for grant {message.grant_id} was cancelled before")
-        # Checked before anything is allocated: these numbers become page indices, and a peer may be of another version.
+        # Checked before anything is allocated: these numbers become page indices, and a peer may run another version.
         if not 0 < message.num_prompt_tokens <= num_tokens or num_skip % page_size or not 0 <= num_skip < num_tokens:
             return OrderRefused(
                 "bad_order",
@@ -140,7 +140,7 @@ class PrefillHandoffQueue:
             self._announce(order, num_ready, now)
 
     def on_token(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
-        """The first token is drawn (`extra` goes beside it), so all pages are ready, the partly filled last one too."""
+        """The first token is drawn (`extra` accompanies it), so all pages are ready, even a partly filled last one."""
         order = self._orders[sequence.order_id]
         if order.num_announced < order.total:
             self._announce(order, order.total, now)
@@ -162,7 +162,7 @@ class PrefillHandoffQueue:
         if order is None:
             return None
         sequence, order.sequence = order.sequence, None
-        # A transfer may fail after the token was drawn: the newer word replaces `PrefillDone`. A second failure says
+        # A transfer may fail after the token was drawn: the failure then replaces `PrefillDone`. A second failure says
         # nothing new, and would count twice.
         if not isinstance(order.result, PrefillFailed):
             self.num_failed += 1
@@ -172,7 +172,7 @@ class PrefillHandoffQueue:
     def on_pulled(self, message: PagesPulled, now: float) -> None:
         """The agent says how far the transfer is."""
         order = self._orders.get(message.grant_id)
-        # Only progress, or the end, renews: an acknowledgement said again would keep the lease of a copy that is stuck.
+        # Only progress, or the end, renews: repeated acknowledgements would keep the lease of a stuck copy alive.
         if order is not None and (message.num_pages > order.num_pulled or message.complete):
             order.num_pulled = order.total if message.complete else message.num_pages
             order.repeat_s = self._config.announce_repeat_s
@@ -216,14 +216,14 @@ class PrefillHandoffQueue:
         return [grant_id for grant_id, order in self._orders.items() if order.result is None]
 
     def on_repeat_due(self, grant_id: str, now: float) -> None:
-        """Tell again what is not acknowledged. All of it announced: the repeat makes the agent say so again."""
+        """Tell again what is not acknowledged. A repeated announcement makes the agent acknowledge it again."""
         order = self._orders[grant_id]
         sequence = order.sequence
-        # Doubled up to eight times: a peer that is away for seconds is sent one frame in 4 s (8 times
-        # `announce_repeat_s`) for each of up to 1,024 orders, not one in 0.5 s.
+        # Doubled, up to eightfold: a peer that is away for seconds is sent one frame every 4 s (8 times
+        # `announce_repeat_s`) for each of up to 1,024 orders, not one every 0.5 s.
         order.repeat_s = min(2 * order.repeat_s, MAX_REPEAT_FACTOR * self._config.announce_repeat_s)
-        # From the first page on, not from the first that was not acknowledged: the acknowledgement may be what was
-        # lost, and the decode scheduler's copy of it too.
+        # From the first page on, not from the first unacknowledged one: the acknowledgement may be what was lost, and
+        # the decode scheduler's copy of it, too.
         if sequence is not None and order.num_announced and (order.num_pulled < order.num_announced or order.result):
             self._tell_ready(order, 0, order.num_announced)
         if order.result is not None:
@@ -231,7 +231,7 @@ class PrefillHandoffQueue:
         self._deadlines.set((ANNOUNCE, grant_id), now + order.repeat_s)
 
     def flush(self) -> None:
-        """Tell what has gathered in this turn, each peer once."""
+        """Tell each peer what has gathered for it in this turn."""
         fresh_pages, self._fresh_pages = self._fresh_pages, {}
         for agent, spans in fresh_pages.items():
             ready = [one for grant_id, span in spans.items() if (one := self._ready(grant_id, *span)) is not None]
@@ -256,7 +256,7 @@ class PrefillHandoffQueue:
 
     def _tell_ready(self, order: _Order, first: int, end: int) -> None:
         spans = self._fresh_pages.setdefault(order.agent, {})
-        # Of one order spans of a turn follow each other, or a repeat begins at 0: together they are one span.
+        # Spans of one order in a turn follow each other, or a repeat begins at 0: together they are one span.
         before = spans.get(order.grant_id, (first, end))
         spans[order.grant_id] = (min(first, before[0]), max(end, before[1]))
 
@@ -270,7 +270,7 @@ class PrefillHandoffQueue:
             return None
         kv = order.sequence.kv
         assert kv is not None, "pages are kept until the order is over"
-        # Indices of the announcement count from the first page that the grant holds; those before it decode had cached.
+        # Indices of the announcement count from the grant's first page; the decode side had cached the pages before it.
         start = order.num_skip_pages + first
         return PagesReady(
             grant_id=grant_id,
@@ -281,7 +281,7 @@ class PrefillHandoffQueue:
             source_incarnation=self._pool.incarnation,
             layout_digest=self._layout_digest,
             pages=kv.pages[start : start + end - first],
-            # With them a copy finds out that a page was given to somebody else between announcement and reading.
+            # They let a copy detect that a page was reused between announcement and reading.
             generations=kv.generations(start, end - first),
         )
 

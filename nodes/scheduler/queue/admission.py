@@ -1,16 +1,16 @@
-"""Who may enter: page credit with the projected growth of those who run.
+"""Which sequences may enter: page credit with the projected growth of running sequences.
 
-    pages needed now + its growth + growth of all who run <= pages that are free or can be evicted
+    pages needed now + its growth + growth of all that run <= pages that are free or can be evicted
 
-Whoever is alone needs no credit but the pages for what is known of it: `never_fits` was answered to requests whose
-limit exceeds the pool, so it always gets to its end.
+A sequence that is alone needs no credit beyond the pages for its known tokens: requests whose limit exceeds the pool
+were refused with `never_fits`, so it always gets to its end.
 
 A sequence enters in one of two ways. Prefilled here: as soon as the steps have room for its first chunk, not before,
-so that it finds as much as possible in the cache; it also waits for a prompt that is being computed and begins like it.
-Prefilled elsewhere: its pages are lent to a grant at once, steps do not matter. The queue is walked in order and stops
-at the first that lacks credit; what steps hold up is skipped, and its pages are left to it.
+so that it finds as much as possible in the cache; it also waits while a prompt that begins like it is being computed.
+Prefilled elsewhere: its pages are lent to a grant at once, whatever room steps have. The queue is walked in order, up
+to the first sequence that lacks credit; one that only waits for steps is skipped, and its pages are set aside.
 
-After a scheduler's death what its sequences had is held for those who come again (`kvstore/cache/rebuild.py`).
+After a scheduler's death, pages of its sequences are held for attempts that return (`kvstore/cache/rebuild.py`).
 
 Pure; owned by the core.
 """
@@ -49,8 +49,7 @@ class Credit:
         if num_pages > self._num_available:
             return False
         growth = self._growth.num_pages(sequence)
-        # Alone it may take all: `never_fits` has refused what exceeds the pool, so nobody would wait for growth in
-        # vain.
+        # Alone it may take all: `never_fits` has refused what exceeds the pool, so waiting to grow is never in vain.
         if self._someone_runs and num_pages + growth + self._num_promised > self._num_available:
             return False
         self._num_available -= num_pages
@@ -59,11 +58,11 @@ class Credit:
         return True
 
     def refresh(self, num_available: int) -> None:
-        """What is free or can be evicted now: holding a cached prefix takes that from what can be evicted."""
+        """Set the pages that are free or can be evicted now: a cached prefix that is held cannot be evicted."""
         self._num_available = num_available
 
     def set_aside(self, num_pages: int) -> None:
-        """Whoever comes next must leave so many pages to a sequence that goes first but cannot enter yet."""
+        """Keep so many pages for a sequence that goes first but cannot enter yet."""
         # So that short prompts behind a long one cannot take its pages one by one and starve it.
         self._num_promised += num_pages
         self._someone_runs = True
@@ -95,7 +94,7 @@ class Admission:
         self.num_recomputed_tokens = 0
 
     def admit(self, step_tokens: int, max_running: int, can_prefill: Callable[[str], bool], now: float) -> None:
-        """Let in who may; `can_prefill` says whether a prefill scheduler can be used. Called when `is_due`."""
+        """Admit what may enter; `can_prefill` says whether a prefill scheduler can be used. Called when `is_due`."""
         self.is_due = False
         if not len(self._queue) or len(self._running) + len(self._grants) >= max_running:
             return
@@ -104,7 +103,7 @@ class Admission:
         room = step_tokens - self._running.num_prefill_tokens(chunk_tokens)
         num_skipped = 0
         for sequence in self._queue.order(now):
-            # 32: each skipped one costs a look into the tree at every admission, and the queue may hold 2,048.
+            # 32: each skipped one costs a lookup in the tree at every admission, and the queue may hold 2,048.
             if len(self._running) + len(self._grants) >= max_running or num_skipped > MAX_SKIPPED:
                 return
             is_open = can_prefill(sequence.prefill)
@@ -114,7 +113,7 @@ class Admission:
                 continue
             match = self._cache.match(sequence.token_ids, sequence.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
-            # By what is not cached, not by the prompt's length: a grant and a copy cost more than a short chunk here.
+            # By its uncached tokens, not by the prompt's length: a grant and a copy cost more than a short chunk here.
             is_elsewhere = is_open and num_left > self._config.local_prefill_max
             if not is_elsewhere and (room <= 0 or self._is_being_computed(sequence, match.num_tokens)):
                 credit.set_aside(self._num_pages(num_left))
@@ -123,18 +122,18 @@ class Admission:
             if not credit.take(sequence, self._num_pages(num_left)) or not self._enter(sequence, is_elsewhere, now):
                 return
             credit.refresh(self._cache.num_available())
-            # What is prefilled elsewhere takes pages here, but no part of a step.
+            # A prefill elsewhere takes pages here, but no part of a step.
             room -= 0 if is_elsewhere else min(num_left, chunk_tokens)
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.page_size)
 
     def _is_being_computed(self, sequence: Sequence, num_cached_tokens: int) -> bool:
-        """Someone computes more of the same prefix than is cached: it will be there in a moment."""
+        """Whether a running sequence computes more of the same prefix than is cached: it will be there in a moment."""
         page_size = self._config.page_size
         most = (sequence.num_tokens - 1) // page_size * page_size
         for other in self._running:
-            # Decoding for a while: all its full pages are in the cache.
+            # One that has decoded for a while is skipped: all its full pages are in the cache.
             if other.num_computed // page_size < other.num_tokens // page_size:
                 num_shared = min(most, num_shared_tokens(sequence, other, page_size))
                 if num_shared > num_cached_tokens and other.num_computed < num_shared:
@@ -157,7 +156,7 @@ class Admission:
         if sequence.entered_at < 0:
             sequence.entered_at = now
         if sequence.num_preemptions or sequence.num_prior_outputs:
-            # All its tokens but the last were computed once.
+            # All its tokens but the last were computed before.
             self.num_recomputed_tokens += sequence.num_tokens - 1 - num_computed
         if lent is not None:
             sequence.stage = Stage.HANDOFF
@@ -172,13 +171,13 @@ class Admission:
 
 
 def num_shared_tokens(left: Sequence, right: Sequence, page_size: int) -> int:
-    """Tokens, in whole pages, that two sequences begin with alike."""
+    """Length in tokens, of whole pages, of the prefix that two sequences share."""
     if left.extra_key != right.extra_key:
         return 0
     low, high = 0, min(left.num_tokens, right.num_tokens) // page_size
     while low < high:
-        # By halves, comparing slices in C: a loop over the tokens of two long prompts, for each waiting one at each
-        # admission, is Python.
+        # Binary search, which compares slices in C; a loop over the tokens of two long prompts, for each waiting one at
+        # each admission, would run in Python.
         middle = (low + high + 1) // 2
         end = middle * page_size
         if left.token_ids[low * page_size : end] == right.token_ids[low * page_size : end]:

@@ -1,10 +1,10 @@
-"""Who waits, and in which order they are admitted.
+"""Waiting sequences, and the order in which they are admitted.
 
-Preempted sequences and failed handoffs stand in front, in order of arrival, whatever the policy: they were admitted
-once. Of the others every `STARVED_TURN`-th is the one that has waited longest, if that is longer than the starvation
-bound, whatever the policy thinks of it; the rest go by the policy still. So whoever is starved goes in after at most
-`STARVED_TURN` admissions for each that has waited longer, and a queue that is longer than the bound, in which everybody
-is starved, is not first come, first served for that.
+Preempted sequences and failed handoffs go first, in order of arrival, whatever the policy: they were admitted before.
+Of the others, every `STARVED_TURN`-th is the one that has waited longest, whatever the policy, if it has waited longer
+than the starvation bound; the rest still go by the policy. So a starved sequence enters after at most `STARVED_TURN`
+admissions for each one that has waited longer, and a queue so long that everything in it is starved does not turn into
+first come, first served.
 
     fcfs            order of arrival
     longest_prefix  most cached tokens first (SGLang's lpm)
@@ -26,7 +26,7 @@ from nodes.scheduler.sequence import Sequence
 
 MAX_MATCHED = 128
 STARVED_TURN = 4
-"""A quarter of the admissions: the least that a priority or a short request loses while others starve."""
+"""A quarter of the admissions: no more than that is taken from priority or short requests while others starve."""
 
 Matcher = Callable[[Sequence], list[int]]
 """Cached pages of a waiting sequence's prefix."""
@@ -43,7 +43,7 @@ class WaitingQueue:
         self._random = random.Random(seed)
         self._front: dict[int, Sequence] = {}
         self._queue: dict[int, Sequence] = {}
-        # The first that starves has its turn at once.
+        # The first starved sequence has its turn at once.
         self._num_since_turn = STARVED_TURN - 1
         self._by_turn: set[int] = set()
 
@@ -58,11 +58,11 @@ class WaitingQueue:
         return sequence.row_id in self._front or sequence.row_id in self._queue
 
     def add(self, sequence: Sequence) -> None:
-        """At the end."""
+        """Add at the end."""
         self._queue[sequence.row_id] = sequence
 
     def put_back(self, sequence: Sequence) -> None:
-        """Before everything that was never admitted."""
+        """Put back ahead of all that were never admitted."""
         self._front[sequence.row_id] = sequence
         # Sorted at each return: preemption takes the youngest first, so they come back in the wrong order.
         self._front = {one.row_id: one for one in sorted(self._front.values(), key=_arrival)}
@@ -78,7 +78,7 @@ class WaitingQueue:
         return sum(sequence.num_tokens for sequence in self)
 
     def order(self, now: float) -> list[Sequence]:
-        """Everyone who waits, first to be admitted first."""
+        """All waiting sequences, the first to be admitted first."""
         waiting = list(self._queue.values())
         # First come, first served starves nobody, and is in order already.
         if self._policy != "fcfs" and len(waiting) > 1:
@@ -87,7 +87,7 @@ class WaitingQueue:
         return [*self._front.values(), *waiting]
 
     def _take_turns(self, by_policy: list[Sequence], starved: list[Sequence]) -> list[Sequence]:
-        """Both lists in one, each sequence once. Who is to be admitted by its turn is remembered for `remove`."""
+        """Merge both lists, each sequence once. Those placed by their turn are remembered for `remove`."""
         self._by_turn.clear()
         ordered: dict[int, Sequence] = {}
         oldest = iter(starved)
@@ -130,7 +130,7 @@ def _arrival(sequence: Sequence) -> tuple[float, int]:
 def _depth_first(waiting: list[Sequence], matches: dict[int, list[int]]) -> list[Sequence]:
     """A cached page stands for its branch; its weight is how many waiting requests go through it."""
     weights = Counter(page for pages in matches.values() for page in pages)
-    # Longer than any path below it compares: a branch's own end comes after what hangs on the branch.
+    # Sorts after any page: a path that ends on a branch comes after those that go on below it.
     end = (1, 0)
 
     def path(sequence: Sequence) -> tuple[list[tuple[int, int]], int]:

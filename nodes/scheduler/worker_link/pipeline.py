@@ -1,21 +1,21 @@
-"""Numbered steps between the scheduler and its worker: at most two unacknowledged, replayed as they were.
+"""Numbered steps between the scheduler and its worker: at most two unacknowledged, sent again unchanged.
 
     adopt -> adopted -> step 1, step 2 -> result 1 -> step 3 -> result 2 -> ...
 
 Step N+1 is sent before the result of step N is here, so that the worker never waits for the scheduler; a row whose
-input is what step N draws says so (`from_row`). Results are taken in order of step, the first one of each step; one
-that comes before its turn is not kept: the worker has it, and answers again.
+input is what step N draws has token -1. Results are taken in step order, the first one of each step; one that comes
+before its turn is not kept: the worker has it, and answers again.
 
-A worker whose answer cannot be one to its plan, or that is there and answers nothing, is not believed any more: it is
-fenced, which is a death like any other to whoever was in its steps, and its next incarnation goes on.
+A worker whose answer does not fit the plan, or that is there and answers nothing, is no longer believed: it is fenced,
+which counts as a death for the sequences in its steps, and its next incarnation goes on.
 
-The worker may be a group of tensor-parallel ranks (`ranks.py`): all are adopted, told the same, and waited for.
+The worker may be a group of tensor-parallel ranks (`ranks.py`): all are adopted, get the same steps, and must answer.
 
-Whatever is lost between the two is mended by sending the unacknowledged steps again: when a result overtakes an
-earlier one, when none comes for a while, and when the worker (this or its next incarnation) has been adopted again.
-Sent again, a step has the rows it had, ended sequences' included; only placeholders whose token is known by now are
-filled in, for a new worker has not seen the step that drew it. After `Adopted`, of the same incarnation too, the
-worker's table is taken for empty: each sequence's first row in what is sent again opens it, with all its pages.
+Losses between the two are repaired by sending the unacknowledged steps again: when a result overtakes an earlier one,
+when none comes for a while, and when the worker (this or its next incarnation) has been adopted again. A step sent
+again has the same rows, those of ended sequences included; only placeholders whose token is known by now are filled in,
+because a new worker has not seen the step that drew it. After every `Adopted`, even by the same incarnation, the
+worker's table is assumed to be empty: the first row of each sequence that is sent again opens it, with all its pages.
 Pure; owned by the core.
 """
 
@@ -46,17 +46,17 @@ from nodes.scheduler.worker_link.result_check import (
 from nodes.scheduler.worker_link.step_times import StepTimes
 
 ADOPT: Tag = ("adopt", "")
-"""The ask to rank 0; those to others name their rank."""
+"""Tag of the ask to rank 0; those to other ranks name the rank."""
 REPEAT = "repeat_step"
 WORKER_LOST = "worker_lost"
 NEVER = float("inf")
 ADOPT_AGAIN_AFTER = 8
 MAX_SILENCES = 2
-"""Times that a worker may answer no step, however often it is sent, but be adopted again."""
+"""A worker that so many times leaves a step unanswered, however often it is sent, is fenced, not adopted again."""
 PATIENCE = 4.0
-"""So many times as long may a step take at the worker after the one that it was the last step of."""
+"""A worker died with a step: its successor gets so many times as long for that step."""
 MAX_DEATHS = 2
-"""Worker deaths that a sequence may be part of and its step still be sent again."""
+"""Once a sequence has been part of so many worker deaths, its steps are not sent again."""
 
 
 class _Sent:
@@ -88,13 +88,13 @@ class Pipeline:
         self._worker_epoch = 0
         self.numerics = ""
         self.table = 0
-        """Number of the worker's table, which is taken for empty after every `Adopted`."""
+        """Number of the worker's table: every `Adopted` starts a new one, assumed to be empty."""
         self._fenced: dict[str, Fence] = {}
         self._num_silences = 0
         self._is_mismatched = False
         self.last_step = 0
         self.newest: Step | None = None
-        """The step composed last, as it was composed; a batch that decodes on is composed of its rows."""
+        """The last step, as it was composed; if the same batch decodes on, its rows are reused."""
         self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
         self.num_fenced = 0
         self.num_mismatches = 0
@@ -108,7 +108,7 @@ class Pipeline:
 
     @property
     def is_computing(self) -> bool:
-        """A worker is there and has steps. One that died on a host that leaves is not started again."""
+        """A worker is there and has steps. A dead one does not count: on a leaving host it is not started again."""
         return self.adopted is not None and bool(self._sent)
 
     @property
@@ -117,15 +117,15 @@ class Pipeline:
         return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
 
     def adopt(self, now: float) -> None:
-        """Ask the worker to be ours, until it answers, which it does once the running step is done."""
+        """Ask the worker until it answers that it is ours, which it does once its running step is done."""
         self.adopted = None
         self.ranks.begin()
         self._deadlines.clear((REPEAT, ""))
         # `set_default`: adopting begins anew with every rank that is lost, and must not give the worker another 60 s
         # each time.
         self._deadlines.set_default((WORKER_LOST, ""), now + self._config.worker_lost_timeout_s)
-        # Answered only when the running step is over, so it is asked with a timeout of its own (5 s), and for ever: who
-        # gives up is the deadline above.
+        # Answered only when the running step is over, so the ask has a timeout of its own (5 s) and is repeated
+        # forever: the deadline above decides when to give up.
         for rank, actor_id in enumerate(self.ranks.worker_ids):
             self._asks.start(
                 _adopt_tag(rank),
@@ -137,11 +137,11 @@ class Pipeline:
             )
 
     def take_adopted(self, tag: Tag, adopted: Adopted, now: float) -> Adopted | None:
-        """A rank has answered the ask of `tag`. Returns what the whole group answers, when it is the last one.
+        """A rank has answered the ask of `tag`. Returns the whole group's answer if this was the last one missing.
 
-        An incarnation that was fenced is told again, and asked until it is another one.
+        An incarnation that was fenced is fenced again, and the rank is asked until another incarnation answers.
         """
-        # An answer to an adoption that was begun anew meanwhile: which ranks it speaks for is not known any more.
+        # The adoption was begun anew meanwhile, so it is not known any more for which ranks this answer speaks.
         if tag not in self._asks:
             return None
         rank = int(tag[1] or 0)
@@ -162,9 +162,9 @@ class Pipeline:
         return whole
 
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
-        """The worker is ours: it gets what was sent and not acknowledged, before anything new.
+        """The worker is ours: it gets the unacknowledged steps before anything new.
 
-        Steps in which too many workers have died are not sent again, nor what was sent with them: they are returned.
+        If too many workers have died in one of these steps, none of them is sent again: they are returned.
         """
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
@@ -197,7 +197,10 @@ class Pipeline:
             sent.plan = msgspec.structs.replace(sent.plan, timeout_s=PATIENCE * sent.plan.timeout_s)
 
     def _blame(self) -> bool:
-        """The predecessor died with these steps, and may have computed them. True if one has seen too many die."""
+        """Count the predecessor's death for all sequences in its steps. True if one of them has seen too many.
+
+        The predecessor may have computed these steps, so their tokens count as recomputed.
+        """
         self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
         hit = {sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values()
         for sequence in hit:
@@ -205,14 +208,14 @@ class Pipeline:
         return any(sequence.num_deaths >= MAX_DEATHS for sequence in hit)
 
     def on_worker_lost(self, worker: Address, now: float) -> None:
-        """A rank is gone or cut off. News of an incarnation before the adopted one is no news."""
-        # Members and link losses come by two ways, so the loss of an old incarnation may be heard after the new one is
-        # adopted.
+        """A rank is gone or cut off. The loss of an incarnation before the adopted one is ignored."""
+        # Membership and link losses are reported independently, so the loss of an old incarnation may be reported after
+        # the new one is adopted.
         if self.adopted is None or self.ranks.rank_of(worker) >= 0 or self.ranks.is_older(*worker):
             self.adopt(now)
 
     def on_members(self, ready: Mapping[str, ReadyPeer], now: float) -> None:
-        """Who is ready now. A rank in a later incarnation than has answered was lost without a word."""
+        """Members changed. A rank that is in a later incarnation than the one that answered was lost unnoticed."""
         for actor_id in self.ranks.worker_ids:
             peer = ready.get(actor_id)
             if peer is not None and self.ranks.is_older(actor_id, peer.epoch):
@@ -236,14 +239,14 @@ class Pipeline:
         rank = self.ranks.rank_of(worker)
         if self.adopted is None or rank < 0 or result.scheduler_epoch != self._epoch:
             return self._refuse(NOT_OURS)
-        # Below 0: acknowledged before; from the number in flight on: made up. Both only counted, since repeats are
-        # normal.
+        # Below 0: acknowledged before; at or above the number in flight: never sent. Both are only counted, since
+        # repeats are normal.
         index = result.step - (self.last_step + 1 - len(self._sent))
         if index < 0:
             return self._refuse(REPEATED)
         if index >= len(self._sent):
             return self._refuse(NOT_SENT)
-        # After the range check: what ranks are waited for with is held only for steps in flight, at most two.
+        # After the range check, so that answers of ranks are held only for steps in flight, at most two.
         gathered = self.ranks.gather(rank, result)
         if gathered is None:
             return None
@@ -252,7 +255,7 @@ class Pipeline:
             return self._refuse(DISAGREED)
         result = gathered
         if index > 0:
-            # Results come in order, so the one before is lost; so may be its step. This one comes again, too.
+            # Results come in order, so the previous one is lost, or its step was. This one will come again, too.
             self.send_again(now)
             return self._refuse(EARLY)
         sent = self._sent[0]
@@ -276,13 +279,12 @@ class Pipeline:
         return acknowledged
 
     def on_mismatch(self, worker: Address, mismatch: StepMismatch, now: float) -> None:
-        """The worker has not run a step: it knows other sequences, or other pages of them, than we believe.
+        """The worker has not run a step: it has other sequences, or other pages of them, than we assume.
 
-        Adopted again it is told all of them. If that does not help, one of us is wrong in a way that nothing mends.
+        Adopted again it gets all of them. If that does not help, one side has a fault that nothing here can repair.
         """
         first = self.last_step + 1 - len(self._sent)
-        # A mismatch about a step that has its result meanwhile is an answer to a repeat, and says nothing of the table
-        # now.
+        # A mismatch about a step that already has its result answers a repeat, and says nothing about the table now.
         is_ours = self.ranks.rank_of(worker) >= 0 and mismatch.scheduler_epoch == self._epoch
         if self.adopted is None or not is_ours or not first <= mismatch.step <= self.last_step:
             return
@@ -297,7 +299,7 @@ class Pipeline:
         self.num_refused[reason] += 1
 
     def _fence(self, reason: str, now: float) -> None:
-        """The adopted incarnation is not believed any more: all that it was sent is its successor's."""
+        """Stop believing the adopted incarnation: its successor gets all steps that it was sent."""
         assert self.adopted is not None, "who was not adopted was not believed"
         self.num_fenced += 1
         for actor_id, epoch in self.ranks.addresses():
@@ -310,11 +312,11 @@ class Pipeline:
     def on_repeat_due(self, now: float) -> None:
         """No result for a while: step or result may be lost. Harmless if the worker is only slow.
 
-        If repeating does not help, the worker may not know us: it was replaced and nobody said so.
+        If repeating does not help, the worker may not know us, because it was replaced unnoticed: it is adopted.
         """
         if not self._sent or self.adopted is None:
             return
-        # 2 s doubled to 16: 30 s without an answer, in which a step that hangs would have ended its worker.
+        # 2 s doubled up to 16: 30 s without an answer, by which time a hanging step would have ended its worker.
         if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
             self._num_silences += 1
             if self._num_silences >= MAX_SILENCES:
@@ -350,7 +352,7 @@ def _adopt_tag(rank: int) -> Tag:
 
 
 def _size(step: Step) -> tuple[int, int, int]:
-    """Rows, tokens and pages: those that the rows read, not the few that are new."""
+    """Rows, tokens and pages: all pages that the rows read, not only the few new ones."""
     return len(step.sequences), len(step.token_ids), sum(step.column(RowColumn.FIRST_PAGE)) + len(step.page_ids)
 
 

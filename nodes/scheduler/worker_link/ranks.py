@@ -1,11 +1,11 @@
 """The workers of one group, one for each tensor-parallel rank, seen by the pipeline as one worker.
 
-Each rank is told the same steps and answers each of them; ranks draw the same tokens, because they draw from the same
+Each rank gets the same steps and answers each of them; ranks draw the same tokens, because they draw from the same
 logits with the same counters. A step is over when every rank has answered it: until then its pages may be written.
 
     epochs    ranks form a group by exact incarnations, and the epoch of rank 0 names it (`Adopted.group_epoch`): a rank
               that dies takes its group with it, so a group is whole or gone, and a later one has a later name
-    adopted   once every rank has answered for the same group; who answers for an earlier one is asked again
+    adopted   once every rank has answered for the same group; a rank that answers for an earlier one is asked again
     results   kept by step until the last rank's is here; different tokens are a fault of the group
 
 With one rank everything passes through. Pure; owned by the pipeline.
@@ -27,7 +27,7 @@ class Disagreement(NamedTuple):
 
 
 class AdoptedRanks:
-    """Gathers what the ranks called `worker_ids`, in the order of rank, answer."""
+    """Gathers the answers of the ranks; `worker_ids` are their actor ids, in order of rank."""
 
     def __init__(self, worker_ids: Sequence[str]) -> None:
         self.worker_ids = tuple(worker_ids)
@@ -36,22 +36,22 @@ class AdoptedRanks:
         self._results: dict[int, dict[int, StepResult]] = {}
 
     def begin(self) -> None:
-        """The group is to be adopted: what was answered so far does not count."""
+        """The group is to be adopted: answers so far do not count."""
         self._adopted.clear()
         self._ranks.clear()
         self._results.clear()
 
     def take_adopted(self, rank: int, adopted: Adopted) -> list[int]:
-        """A rank has answered. Returns the ranks to ask again: they answered for a group that is over, or is none."""
+        """A rank has answered. Returns ranks to ask again: they answered for a group that is over or does not exist."""
         self._adopted[rank] = adopted
         if len(self.worker_ids) == 1:
             return []
         first = self._adopted.get(0)
-        # A group is named by rank 0's epoch and epochs only grow, so any rank that names a later one has seen the
-        # earlier end.
+        # A group is named by rank 0's epoch and epochs only grow, so a rank that names a later group has seen the
+        # earlier one end.
         newest = max(one.group_epoch for one in self._adopted.values())
         stale = [one for one, answer in self._adopted.items() if answer.group_epoch < newest]
-        # Rank 0's epoch is the group's name: an answer of it with another name is for no group that stands.
+        # Rank 0's epoch is the group's name: if rank 0 answers with another name, that group does not exist.
         if first is not None and first.worker_epoch != first.group_epoch and 0 not in stale:
             stale.append(0)
         for one in stale:
@@ -59,7 +59,7 @@ class AdoptedRanks:
         return stale
 
     def whole(self) -> Adopted | None:
-        """What the group as a whole answers, once all its ranks have; from then on their results are taken."""
+        """The group's answer as a whole, once all its ranks have answered; from then on their results are taken."""
         if len(self._adopted) < len(self.worker_ids):
             return None
         answers = [self._adopted[rank] for rank in range(len(self.worker_ids))]
@@ -73,13 +73,13 @@ class AdoptedRanks:
             return answers[0]
         return msgspec.structs.replace(
             answers[0],
-            # The least of all: a token or a batch that one rank cannot take none can be given.
+            # The least of all: a token or a batch that one rank cannot take must not be sent to any.
             vocab_size=_least(one.vocab_size for one in answers),
             max_batch_tokens=_least(one.max_batch_tokens for one in answers),
         )
 
     def rank_of(self, worker: Address) -> int:
-        """The rank of an adopted incarnation; -1: it is none."""
+        """The rank of an adopted incarnation; -1 for any other."""
         return self._ranks.get(worker, -1)
 
     def addresses(self) -> list[Address]:
@@ -87,14 +87,14 @@ class AdoptedRanks:
         return list(self._ranks)
 
     def is_older(self, actor_id: str, epoch: int) -> bool:
-        """What this rank has answered so far, it answered in an earlier incarnation."""
+        """Whether this rank's answer so far came from an incarnation before `epoch`."""
         if actor_id not in self.worker_ids:
             return False
         answer = self._adopted.get(self.worker_ids.index(actor_id))
         return answer is not None and answer.worker_epoch < epoch
 
     def gather(self, rank: int, result: StepResult) -> StepResult | Disagreement | None:
-        """A rank's answer to a step in flight. Returns the group's, when it is the last one; then it is forgotten.
+        """A rank's answer to a step in flight. Returns the group's once the last rank has answered, and forgets it.
 
         The first answer of a rank stands. The caller bounds the steps in flight.
         """
@@ -110,12 +110,12 @@ class AdoptedRanks:
 
 
 def _least(limits: Iterable[int]) -> int:
-    """The lowest limit; 0 is none."""
+    """The lowest limit; 0 means no limit."""
     return min((limit for limit in limits if limit), default=0)
 
 
 def _merge(results: list[StepResult]) -> StepResult | Disagreement:
-    """One result out of all. A row that failed at one rank has failed; of the others all ranks say the same."""
+    """One result out of all. A row that failed at one rank has failed; on all other rows the ranks have to agree."""
     first = results[0]
     errors: dict[int, RowError] = {}
     for result in results:
@@ -130,12 +130,12 @@ def _merge(results: list[StepResult]) -> StepResult | Disagreement:
         for row, (one, other) in enumerate(zip(first.token_ids, result.token_ids, strict=True)):
             if one != other and row not in errors:
                 return Disagreement(f"ranks 0 and {rank} drew {one} and {other} for row {row} of step {first.step}")
-    # Nearly always so: then no message is made anew for each step.
+    # Nearly always so, and then no new message is made for the step.
     if not errors and first.elapsed_s >= max(one.elapsed_s for one in results):
         return first
     return msgspec.structs.replace(
         first,
         errors=[errors[row] for row in sorted(errors)],
-        # The slowest rank's: deadlines of later steps are made of it.
+        # The slowest rank's: deadlines of later steps are derived from it.
         elapsed_s=max(one.elapsed_s for one in results),
     )

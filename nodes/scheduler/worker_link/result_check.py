@@ -13,9 +13,9 @@ NOT_SENT: Final = "not_sent"
 EARLY: Final = "early"
 """For a step whose predecessor has no result yet."""
 REPEATED: Final = "repeated"
-"""For a step that has its result: what follows when a step was sent again."""
+"""For a step that already has its result, as happens after a step was sent again."""
 MALFORMED: Final = "malformed"
-"""No answer to the plan of its step."""
+"""Cannot be an answer to the plan of its step."""
 DISAGREED: Final = "disagreed"
 """Ranks of one group drew different tokens."""
 REFUSALS: Final = (NOT_OURS, NOT_SENT, EARLY, REPEATED, MALFORMED, DISAGREED)
@@ -25,9 +25,9 @@ _LARGEST_ID: Final = 2**31 - 1
 
 
 def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
-    """What is wrong with it, in words; empty if nothing is.
+    """What is wrong with the result, in words; empty if nothing is.
 
-    A row that failed may have any token, which nobody looks at. `vocab_size` 0: the worker has not said.
+    A row that failed may have any token, which is ignored. `vocab_size` 0: the worker has not said.
     """
     draws, token_ids = step.column(RowColumn.DRAWS), result.token_ids
     if len(token_ids) != len(draws):
@@ -40,7 +40,7 @@ def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
         return f"step {result.step} has {len(draws)} rows and was answered with {sizes} beside its tokens"
     end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
     if min(draws, default=0) and min(token_ids) >= 0 and max(token_ids) < end:
-        # All draw, and all have drawn: what decoding is, and told a row at a time ten times as dear.
+        # All rows draw, and all have drawn, as in decoding; checking row by row costs ten times as much.
         return ""
     for index, (draw, token_id) in enumerate(zip(draws, token_ids, strict=True)):
         if draw:

@@ -1,12 +1,11 @@
-"""How long a step may take before it hangs, by what steps took.
+"""How long a step may take before it counts as hung, by how long earlier steps took.
 
-    work      tokens of the step, and the positions that they attend to at `POSITIONS_PER_TOKEN` for a token
-    measured  the slowest recent step of about the same work; of less work, scaled up
+    work      tokens of the step, plus the positions that they attend to, `POSITIONS_PER_TOKEN` of which make a token
+    measured  the slowest recent step of about the same work, or of less work, scaled up
     deadline  `DEADLINE_FACTOR` times that, at least `step_deadline_s`
 
-A size that nobody has seen yet gets no more than `step_deadline_s + token_deadline_s * tokens`, which is what there is
-before anything was measured: wide enough for the slowest host, and 17 minutes for 2,048 tokens. Pure; owned by the
-pipeline.
+A size not seen yet gets no more than `step_deadline_s + token_deadline_s * tokens`, which is also the deadline before
+anything was measured: wide enough for the slowest host, and 17 minutes for 2,048 tokens. Pure; owned by the pipeline.
 """
 
 import math
@@ -21,11 +20,11 @@ POSITIONS_PER_TOKEN: Final = 4096
 parameters (0.6e9: 1.2 GFlop a token, 0.23 MFlop a position). In smaller ones all steps are far below the least
 deadline."""
 FADING: Final = 0.99
-"""A slowest step is forgotten by half in 69 that were faster."""
+"""The slowest step's time fades to half in 69 faster steps."""
 
 
 class StepTimes:
-    """Takes in what steps took, and says what the next may take. Sizes are powers of two, so it holds few numbers."""
+    """Learns from the times of steps how long the next may take. Sizes are powers of two, so it holds few numbers."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._page_size = config.page_size
@@ -34,7 +33,7 @@ class StepTimes:
         self._slowest_s: dict[int, float] = {}
 
     def took(self, num_rows: int, num_tokens: int, num_pages: int, elapsed_s: float) -> None:
-        """A step of this size has ended after `elapsed_s`, as its worker says."""
+        """A step of this size has ended after `elapsed_s`, by its worker's account."""
         # It is a number off the wire: one NaN or infinity would make every later deadline of that size one too.
         if not (math.isfinite(elapsed_s) and elapsed_s > 0):
             return
@@ -43,16 +42,16 @@ class StepTimes:
         self._slowest_s[size] = max(elapsed_s, FADING * self._slowest_s.get(size, 0.0))
 
     def timeout_s(self, num_rows: int, num_tokens: int, num_pages: int) -> float:
-        """When a step of this size hangs, in seconds from when it is its turn."""
+        """How many seconds a step of this size may take, from its turn on, before it counts as hung."""
         most_s = self._step_deadline_s + self._token_deadline_s * num_tokens
         work = self._work(num_rows, num_tokens, num_pages)
         size = work.bit_length()
-        # Measured is believed even above `most_s`: a host where such a step took so long must be let finish it.
+        # A measurement counts even above `most_s`: a host where such a step took so long must be allowed to finish it.
         if size in self._slowest_s:
             return max(self._step_deadline_s, DEADLINE_FACTOR * self._slowest_s[size])
         smaller = max((one for one in self._slowest_s if one < size), default=0)
         if smaller:
-            # The least work of that size is what took so long, for all that is known.
+            # For all that is known, it was the least work of that size that took so long.
             expected_s = self._slowest_s[smaller] * work / (1 << smaller - 1)
         elif self._slowest_s:
             # Only larger steps were seen, and less work takes no longer than they did.
@@ -62,6 +61,6 @@ class StepTimes:
         return min(most_s, max(self._step_deadline_s, DEADLINE_FACTOR * expected_s))
 
     def _work(self, num_rows: int, num_tokens: int, num_pages: int) -> int:
-        """Rows are taken for alike: exact for one prompt alone and for decoding, which are the extremes."""
+        """Assumes that rows are alike: exact for one prompt alone and for decoding, which are the extremes."""
         attended = num_tokens * num_pages * self._page_size // max(1, num_rows * POSITIONS_PER_TOKEN)
         return max(1, num_tokens + attended)

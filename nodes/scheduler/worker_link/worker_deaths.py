@@ -1,12 +1,12 @@
-"""What the worker's death does to those it was computing for.
+"""What a worker's death does to the sequences it was computing.
 
     first death     the steps are sent again as they were: a crash costs a step
-    second death    in the same step: one of its sequences may be what kills. The steps are taken back, and each of
+    second death    in the same step: one of its sequences may be the cause. The steps are taken back, and each of
                     their sequences goes through one step alone before it runs with others again
-    third death     alone: it is poisoned and fails for good, and the mesh lives on
+    third death     alone: the sequence is poisoned and fails for good, and the mesh lives on
 
-A worker that was fenced counts as dead: what makes it answer nonsense is found out like what kills it.
-A sequence is cleared by a step that is acknowledged. After too long without any worker everybody is sent elsewhere.
+A fenced worker counts as dead: a sequence that makes it answer nonsense is found like one that kills it.
+An acknowledged step clears a sequence. After too long without any worker everything is sent elsewhere.
 Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
 """
 
@@ -40,17 +40,17 @@ class WorkerDeaths:
         self.num_poisoned = 0
 
     def next_suspect(self) -> Sequence | None:
-        """Who goes through the next step alone."""
+        """The sequence that goes through the next step alone."""
         while self._suspects:
             row_id, first = next(iter(self._suspects.items()))
-            # Cleared by an acknowledged step, or gone from the batch (ended, preempted): not suspected any more.
+            # One cleared by an acknowledged step, or gone from the batch (ended, preempted), is no longer a suspect.
             if first.num_deaths and first.stage in (Stage.PREFILL, Stage.DECODE):
                 return first
             del self._suspects[row_id]
         return None
 
     def take_back(self, steps: list[Step], now: float) -> None:
-        """These steps are not sent again: their sequences stand where they stood before, and are suspects."""
+        """Steps that are not sent again: their sequences return to where they stood before, and become suspects."""
         for step in steps:
             for sequence in step.sequences:
                 # By step, not by sequence: one that was in both steps in flight was counted twice.
@@ -58,9 +58,9 @@ class WorkerDeaths:
         sequences = list({sequence.row_id: sequence for step in steps for sequence in step.sequences}.values())
         for sequence in sequences:
             if sequence.stage >= Stage.PREEMPTED:
-                # All steps that were not answered are taken back, so none of its is in flight any more.
+                # All unanswered steps are taken back, so none of this sequence's is in flight any more.
                 self._results.settle(sequence)
-            # Alone, else its neighbour could be what kills: a request is failed for good only on evidence against
+            # Only if alone, since a neighbour could be the cause: a request fails for good only on evidence against
             # itself.
             elif len(sequences) == 1 and sequence.num_deaths > MAX_DEATHS:
                 self._poisoned(sequence, now)
@@ -69,7 +69,7 @@ class WorkerDeaths:
                 self._suspects[sequence.row_id] = sequence
 
     def away_for_good(self, now: float) -> None:
-        """No worker for too long: whoever waits for it is told, and can go elsewhere."""
+        """No worker for too long: everything that waits for it fails, and can go elsewhere."""
         message = f"worker {self._config.worker} has been away for {self._config.worker_lost_timeout_s:g} s"
         self._endings.abort_all(self._orders, "worker_lost", message, now, keep_handoffs=True)
 

@@ -1,9 +1,9 @@
-"""A worker that an operator has drained: it comes back when he says so, not when it is started again by itself.
+"""A worker that an operator has drained: it comes back on the operator's order, not by an automatic restart.
 
-So nobody waits for it as for one that died. What is new is refused (`draining`: submit elsewhere), prefills that others
-have ordered are theirs to make again at once, and attempts that run here are given back: at once where its supervisor
-says that it stays away, and after `drained_wait_s`, within which a worker that is only renewed is there again, where
-nobody says so. Pure; owned by the core.
+So the scheduler does not wait for it as for one that died. New work is refused (`draining`: submit elsewhere), prefills
+ordered by other schedulers fail at once, so that those prefill themselves, and attempts that run here fail back to
+their gateways: at once if the worker's supervisor says that it stays down, else after `drained_wait_s`, by when a
+worker that is only being restarted is back. Pure; owned by the core.
 """
 
 from typing import Final
@@ -33,16 +33,16 @@ class WorkerDrain:
 
     @property
     def is_drained(self) -> bool:
-        """Nothing can be computed here until somebody starts the worker again."""
+        """Nothing can be computed here until an operator starts the worker again."""
         return bool(self._drained)
 
     def on_members(self, event: MembersChanged, now: float) -> None:
-        """Who is ready, who was last seen draining, and who stays away."""
+        """Take in which members are ready, were last seen draining, or stay down."""
         was_drained, stayed_away = self.is_drained, self._stays_away
         self._stays_away = False
         for worker in self._config.ranks:
             peer = event.ready.get(worker)
-            # A later incarnation may be known before the supervisor's word that it has come.
+            # A later incarnation may be known before its supervisor announces that it was started.
             if worker in event.drained and (peer is None or peer.epoch <= event.drained[worker]):
                 self._drained.add(worker)
                 self._stays_away = True
@@ -50,21 +50,21 @@ class WorkerDrain:
                 self._drained.add(worker)
             elif peer is not None:
                 self._drained.discard(worker)
-        # Said by a supervisor: nothing is won by waiting out `drained_wait_s`.
+        # A supervisor says that it stays down: waiting out `drained_wait_s` gains nothing.
         if self._stays_away and not stayed_away:
             self._deadlines.clear((DRAINED, ""))
             self.on_due(now)
         elif self.is_drained and not was_drained:
             self._deadlines.set((DRAINED, ""), now + self._config.drained_wait_s)
-            # At once even if the worker is only renewed: whoever ordered has the prompt and other schedulers, and waits
-            # here.
+            # At once even if the worker is only being restarted: the scheduler that ordered is waiting for this, and
+            # has the prompt to compute it itself.
             for grant_id in self._orders.running():
                 self._endings.fail_order(self._orders, grant_id, DRAINING, self._message(), now)
         elif was_drained and not self.is_drained:
             self._deadlines.clear((DRAINED, ""))
 
     def on_due(self, now: float) -> None:
-        """It stays away."""
+        """The worker stays down, or was not back in time."""
         self._endings.abort_all(self._orders, DRAINING, self._message(), now)
 
     def _message(self) -> str:
