@@ -36,7 +36,7 @@ LAST_SEQUENCE: Final = 2**31 - 1
 
 
 class Open(HotPart, frozen=True):
-    """`sequence`, of `num_prompt_tokens` prompt tokens and sampled by `sampling`, takes `slot`, whatever had it before.
+    """`sequence` (`num_prompt_tokens` of prompt, drawn by `sampling`) takes `slot`; its previous owner is forgotten.
 
     It has no pages yet. `sequence` is the scheduler's number for it; `request_id` is for the worker's log. If its
     sampling looks back (`repetition_penalty`), `token_ids` are its tokens from position 0 on, at least up to its first

@@ -8,9 +8,9 @@ import msgspec
 class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A membership lasts `lease_s` seconds without renewal.
 
-    `port`: the registry's control channel on a mesh of several hosts, the data channel being on the next port; 0: any
-    free ports. `spec` is what all hosts of the mesh have in common; `settings` is what a host without a topology file
-    is given.
+    `port`: where the registry's control channel listens on a mesh of several hosts, with the data channel on the next
+    port; 0: any free ports. `spec` is what all hosts of the mesh have in common; `settings` is what a host without a
+    topology file is given.
     """
 
     lease_s: float = 5.0

@@ -6,7 +6,7 @@ has a number, one more than the last, so that members can tell whether they have
 A registry that has just started knows nobody, while the members go on working. For one lease time it believes the
 views that members bring along when they join again (`known_members`): each actor named there gets a lease as if it had
 joined, and loses it unless it joins itself. So when the registry restarts, no member sees the others leave.
-Two kinds of named actors are believed at any time: one whose lease ran out, if named by an actor of its own host (a
+Two kinds of named actors are accepted at any time: one whose lease ran out, if named by an actor of its own host (a
 host that was cut off has lost no actors, and links within it live on); and a later incarnation of a current member (an
 actor that knows the later one refuses all earlier ones).
 

@@ -21,7 +21,7 @@ class LaterEpoch:
         self._voices: set[str] = set()
 
     def is_believed(self, epoch: int, by: str, own_host: str, joined: Iterable[str], now: float) -> bool:
-        """Whether this incarnation is over, as actor `by` knows a later `epoch`; `joined` are its members' ids."""
+        """Whether this incarnation is over, given that `by` knows a later `epoch`; `joined` are its members' ids."""
         if epoch > MAX_HEARD_EPOCH:
             return False
         host = host_of(by)
