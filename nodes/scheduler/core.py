@@ -78,8 +78,7 @@ MAX_LONE_PREEMPTIONS = 16
 class SchedulerCore:
     """The decisions of one scheduler incarnation. Parts are public for `metrics.py` and tests; only this class acts.
 
-    `recovered` are sequences that the previous incarnation was running: `cache` holds their pages for a lease, or until
-    they are claimed.
+    `recovered` sequences were running in the previous incarnation: `cache` holds them for a lease, or until claimed.
     """
 
     def __init__(
