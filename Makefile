@@ -1,17 +1,17 @@
 # Two commands matter: `make up` serves the bundled model, `make test` runs what CI runs.
-# venv + pip and not uv: the CPU build of torch may come from a local find-links folder, which uv does not see.
+# venv + pip instead of uv: the CPU build of torch may come from a local find-links folder, which uv does not see.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
-# By files, in their order: what a file shares among its tests, a mesh or a model, is then started once and not twice.
+# By file, in order: what the tests of a file share (a mesh or a model) is then started once and not twice.
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup up test test-all soak coverage lint format bench bench-peers clean
 
-# An editable installation does not look whether what it has compiled is still what the sources say.
+# An editable installation does not notice that compiled kernels are older than their sources, so make does.
 KERNELS := setup.py $(wildcard nodes/worker/ops/native/*.cpp nodes/worker/ops/native/*.h nodes/worker/ops/native/sources.py)
 
 $(STAMP): pyproject.toml constraints.txt $(KERNELS)
@@ -35,11 +35,12 @@ test: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(IN_TWO) -m "not soak and not gpu" $(ARGS)
 
-# Storms of kills, for ten minutes and for five; SOAK_SECONDS and SOAK_SEED set another length and other victims.
+# Storms of kills, of ten minutes and of five; SOAK_SECONDS and SOAK_SEED set another length and other victims.
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s $(ARGS)
 
-# Not in CI: what CI runs, in turn and under measurement, half an hour on two cores. Floors: tools/coverage_floor.py.
+# Not in CI: the tests that CI runs, one after the other under coverage, half an hour on two cores. Floors:
+# tools/coverage_floor.py.
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -m "not slow and not soak and not gpu and not containers" $(ARGS)
@@ -61,7 +62,7 @@ format: $(DEV_STAMP)
 bench: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# BENCH_PEERS is a folder with `compare`, which interleaves this server with others (see docs/benchmarks.md).
+# BENCH_PEERS is a folder with `compare`, which measures this server and others alternately (see docs/benchmarks.md).
 bench-peers: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks.peers "$(BENCH_PEERS)" $(ARGS)
 
