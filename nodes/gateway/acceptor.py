@@ -88,10 +88,10 @@ class Acceptor:
                 continue
             connection.setblocking(False)
             if self._num_connections() + len(self._opening) >= self._max_connections:
-                self._refuse(connection, f"it has {self._max_connections} connections, as many as it takes")
+                self._refuse(connection, f"it has {self._max_connections} connections, its maximum")
             # The kernel gives the lowest free descriptor, so its number says how many are left, counting all users.
             elif connection.fileno() >= self._max_files - RESERVED_FILES:
-                self._refuse(connection, f"it has as many as `ulimit -n` ({self._max_files}) lets it have")
+                self._refuse(connection, f"it has as many as `ulimit -n` ({self._max_files}) allows")
             else:
                 self._take(connection)
 
@@ -111,7 +111,7 @@ class Acceptor:
 
     def _refuse(self, connection: socket.socket, why: str) -> None:
         self._refused(why)
-        error = Unavailable(f"This gateway takes no more connections: {why}.", code="too_many_connections")
+        error = Unavailable(f"This gateway accepts no more connections: {why}.", code="too_many_connections")
         body = error.body("")
         head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         with contextlib.suppress(OSError):

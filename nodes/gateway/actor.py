@@ -44,7 +44,7 @@ class Gateway(Actor):
     @property
     def service(self) -> GatewayService:
         """Available once the actor has started."""
-        assert self._service is not None, "the gateway is used before it has started"
+        assert self._service is not None, "the gateway was used before it started"
         return self._service
 
     @property

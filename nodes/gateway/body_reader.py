@@ -19,7 +19,7 @@ _LONE_SURROGATE = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 _ESCAPED_PAIR_BYTES = 12
-_LEAST_TOKENS = " An answer has at least one token; leave it out for the default."
+_LEAST_TOKENS = " An answer has at least one token; leave the field out for the default."
 _HINTS: dict[str | None, str] = {"max_tokens": _LEAST_TOKENS, "max_completion_tokens": _LEAST_TOKENS}
 
 
@@ -43,7 +43,7 @@ class BodyReader:
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            raise BadRequest(f"The body is not UTF-8: byte {error.start}.", code="invalid_utf8") from None
+            raise BadRequest(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_utf8") from None
         try:
             fields = _FIELDS.decode(data)
             unknown = _check_fields(fields, self._known)
@@ -81,8 +81,8 @@ def _lone_surrogate(data: bytes, message: str) -> str:
     if found is None:
         return ""
     return (
-        f"The body holds the lone surrogate {found[0].decode()} at byte {begin + found.start()}: half of a pair, which"
-        " is no character by itself. Send the character as UTF-8, or both halves."
+        f"The body contains the lone surrogate {found[0].decode()} at byte {begin + found.start()}: half of a pair,"
+        " which is not a character by itself. Send the character as UTF-8, or both halves."
     )
 
 

@@ -185,7 +185,7 @@ class GatewayCore:
             return
         if news.num_tokens and len(state.output_ids) > state.opened.stop.max_tokens:
             # The scheduler or the detokenizer is broken.
-            failure = Failure("internal", "more tokens came than were asked for", retryable=False)
+            failure = Failure("internal", "more tokens arrived than were requested", retryable=False)
             self._end(state, None, failure, now)
             return
         if news.num_tokens and state.take_numerics(self._peers.numerics_of(state.scheduler)):
@@ -198,7 +198,7 @@ class GatewayCore:
             self._end(state, delta.finish_reason, None, now)
 
     def _on_opened(self, event: Opened, now: float) -> None:
-        assert event.request_id not in self._requests, "a request id is used once"
+        assert event.request_id not in self._requests, "request ids must be unique"
         state = self._requests[event.request_id] = RequestState(event)
         state.recover_by = now + self._config.recovery_timeout_s
         self._submit(state)
@@ -291,7 +291,7 @@ class GatewayCore:
             state.fail(is_lost=failure.code in ("peer_lost", "unknown_attempt"))
             state.recover_by = now + self._config.recovery_timeout_s
         if state.num_failures >= self._config.max_attempts:
-            message = f"gave up after {state.num_failures} attempts; the last one: {failure.message}"
+            message = f"gave up after {state.num_failures} attempts; the last error: {failure.message}"
             self._end(state, None, Failure(failure.code, message), now)
             return
         if now >= state.recover_by:
@@ -346,7 +346,7 @@ class GatewayCore:
             self._on_no_route(state, event.failure, now)
         elif event.route.decode in state.excluded:
             # A tokenizer names an excluded scheduler if there is no other; retrying at once would be a busy loop.
-            self._on_no_route(state, Failure("no_route", "no other scheduler takes requests"), now)
+            self._on_no_route(state, Failure("no_route", "no other scheduler is accepting requests"), now)
         else:
             state.route = event.route
             state.detokenizer = event.route.detokenizer
@@ -372,10 +372,10 @@ class GatewayCore:
         if kind == cancels.RETRY:
             self._cancels.retry(subject)
             return
-        assert kind == REQUEST, f"nobody is responsible for deadlines of kind {kind}"
+        assert kind == REQUEST, f"unknown kind of deadline: {kind}"
         state = self._requests[subject]
         if now >= state.arrived_at + self._config.request_timeout_s:
-            message = f"not finished within {self._config.request_timeout_s:g} s"
+            message = f"the request was not finished within {self._config.request_timeout_s:g} s"
             self._end(state, None, Failure("request_timeout", message, retryable=False), now)
             return
         if state.phase is Phase.WAITING and now >= state.retry_at:

@@ -30,8 +30,8 @@ class CrossOrigin(CORSMiddleware):
             return response
         why = bytes(response.body).decode()
         error = BadRequest(
-            f"{why}: pages of {request_headers['origin'][:200]!r} may not ask this here. "
-            "The server's cors_origins (`--cors-origin`) names those that may, by GET and POST.",
+            f"{why}: pages from {request_headers['origin'][:200]!r} may not send this request. "
+            "The server's cors_origins (`--cors-origin`) lists the origins that may, with GET and POST.",
             code="cors_refused",
         )
         names = names_of(dict(request_headers.raw))

@@ -219,11 +219,11 @@ class GatewayApp:
         await self._routed(scope, receive, send)
 
     async def _unknown_route(self, request: Request, _: Exception) -> Response:
-        return self._refuse(request, UnknownRoute(f"There is no '{request.url.path[:200]}' here."))
+        return self._refuse(request, UnknownRoute(f"This server has no path '{request.url.path[:200]}'."))
 
     async def _wrong_method(self, request: Request, error: Exception) -> Response:
         allowed = dict(getattr(error, "headers", None) or {})
-        message = f"'{request.url.path[:200]}' does not take {request.method}."
+        message = f"'{request.url.path[:200]}' does not accept {request.method}."
         return self._refuse(request, WrongMethod(message), allowed)
 
     def _refuse(self, request: Request, error: ApiError, headers: dict[str, str] | None = None) -> Response:

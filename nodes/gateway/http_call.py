@@ -78,7 +78,9 @@ class HttpCall:
         now = asyncio.get_running_loop().time
         arriving = self._arriving = budget.open(self._client, now())
         if arriving is None:
-            message = "Too many bodies of this client are arriving at once. Send fewer, or each without a pause."
+            message = (
+                "Too many request bodies from this client are arriving at once. Send fewer, or each without pauses."
+            )
             raise TooManyRequests(message, retry_after_s=config.retry_after_s)
         # Usually a single piece. Keeping many small ones as they are would take more memory than their contents.
         body, pieces = b"", bytearray()
@@ -92,7 +94,7 @@ class HttpCall:
                     if len(pieces) + len(body) > config.max_body_bytes:
                         raise _too_large(config)
                     if not arriving.take(len(body), now()):
-                        message = "Too much of large bodies is arriving at once."
+                        message = "Too much request body data is arriving at once."
                         raise Unavailable(message, retry_after_s=config.retry_after_s)
                     timer.reschedule(arriving.deadline)
         except TimeoutError:
@@ -172,7 +174,7 @@ class HttpCall:
 
     def write_now(self, data: bytes) -> None:
         """The same as `write`, if `can_write_now`."""
-        assert self._pieces is not None, "only where it can"
+        assert self._pieces is not None, "write_now needs can_write_now"
         self._pieces.write(data)
 
     @property
@@ -202,13 +204,13 @@ class HttpCall:
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"", b"identity"):
-        raise WrongMediaType("Compressed bodies are not taken.")
+        raise WrongMediaType("Compressed request bodies are not supported.")
     kind = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
     # Many scripts send none, which is accepted. curl's -d says that it is a form, which would have no meaning here.
     if kind not in (b"", b"application/json") and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         given = kind[:100].decode("latin-1")
         raise WrongMediaType(
-            f"The body's content type is '{given}', and what is read here is JSON. "
+            f"The body's content type is '{given}', but this server reads JSON only. "
             "Send the header 'Content-Type: application/json' (curl: -H 'Content-Type: application/json')."
         )
 
@@ -216,8 +218,8 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
 def _too_slow(config: GatewayConfig) -> TooSlow:
     least = round(config.min_body_bytes_per_s * config.body_pause_s)
     return TooSlow(
-        f"The body did not arrive in time: it may take {config.body_timeout_s:g} s, and each "
-        f"{config.body_pause_s:g} s have to bring {least} bytes of it. Send it without pauses."
+        f"The body did not arrive in time: it must be complete within {config.body_timeout_s:g} s, and "
+        f"{least} bytes of it must arrive every {config.body_pause_s:g} s. Send it without pauses."
     )
 
 

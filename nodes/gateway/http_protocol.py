@@ -32,7 +32,7 @@ MAX_PIPELINED = 64
 CHUNK_LINES_BYTES = 16
 """Allowed between two pieces of a chunked body: the size of the next one, and at most three line ends."""
 _TOO_LONG = f"The request's head is longer than {MAX_HEAD_BYTES} bytes."
-_TOO_MUCH_ELSE = f"There are more than {MAX_HEAD_BYTES} bytes in the request that are neither head nor body."
+_TOO_MUCH_ELSE = f"The request has more than {MAX_HEAD_BYTES} bytes that are neither head nor body."
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _VERSIONS = ("1.0", "1.1")
 _OF_UPGRADES = frozenset({b"upgrade", b"connection", b"http2-settings"})
@@ -118,7 +118,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             why = error.__context__
             known = isinstance(why, _NotTaken)
-            self.send_400_response(str(why) if known else "This is not HTTP/1.1 as this server reads it.")
+            self.send_400_response(
+                str(why) if known else "This is not an HTTP/1.1 request that this server can handle."
+            )
         if self._is_deaf or self.transport.is_closing():
             return
         in_head = self._reads_head and self._has_begun
@@ -155,7 +157,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if len(self.pipeline) >= MAX_PIPELINED:
             # uvicorn would take as many again after every answer that it gives.
-            raise _NotTaken("Too many requests in line on one connection.")
+            raise _NotTaken(f"More than {MAX_PIPELINED} requests are queued on this connection.")
         self._check_head()
         self._reads_head = False
         self._forget_timer()
@@ -251,15 +253,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Raises `_NotTaken` for what the parser lets pass and this server refuses."""
         version, encodings = self.parser.get_http_version(), self._all(b"transfer-encoding")
         if version not in _VERSIONS:
-            raise _NotTaken("A request says its version, HTTP/1.1 or HTTP/1.0, and what is spoken here are these two.")
+            raise _NotTaken("Unsupported HTTP version: this server speaks HTTP/1.1 and HTTP/1.0.")
         hosts = self._all(b"host")
         if len(hosts) > 1 or (not hosts and version == "1.1"):
-            raise _NotTaken("A request of HTTP/1.1 names its host in one Host header.")
+            raise _NotTaken("A request must have exactly one Host header; with HTTP/1.0 it may have none.")
         if not all(map(_HOST.fullmatch, hosts)):
-            raise _NotTaken("The Host header is a name or an address, with a port or without, and nothing else.")
+            raise _NotTaken("The Host header must be a host name or an address, optionally with a port.")
         if encodings and (version == "1.0" or [one.lower() for one in encodings] != [b"chunked"]):
             raise _NotTaken(
-                "A body of HTTP/1.1 has a Content-Length, or comes with 'Transfer-Encoding: chunked' alone."
+                "Unsupported Transfer-Encoding: send 'chunked' alone, in HTTP/1.1 only, or a Content-Length."
             )
 
     def _all(self, name: bytes) -> list[bytes]:
@@ -274,7 +276,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _head_without_upgrade(self) -> bytes:
         method, version = self.parser.get_method(), self.parser.get_http_version()
         if method == b"CONNECT":
-            raise httptools.HttpParserError("this is no proxy")
+            raise httptools.HttpParserError("this server is not a proxy")
         lines = [b"%s %s HTTP/%s" % (method, self.url, version.encode())]
         lines += [b"%s: %s" % pair for pair in self.headers if pair[0] not in _OF_UPGRADES]
         if not self.parser.should_keep_alive():
@@ -303,7 +305,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_line is None:
             self._in_line = self._budget.open(client_of(self.client[0] if self.client else ""), now)
         if self._in_line is None or not self._in_line.take(num_bytes, now):
-            raise _NotTaken("Too many bodies in line.")
+            raise _NotTaken("Too many request bodies are queued on this connection.")
 
     def _forget_line(self) -> None:
         if self._in_line is not None:

@@ -61,7 +61,7 @@ GAUGES = (
     _Alias("vllm:num_requests_running", "Requests in running batches.", RUNNING),
     _Alias(
         "vllm:num_requests_waiting",
-        "Requests that wait for a place or for their KV pages.",
+        "Requests that wait for a place in a batch or for KV pages.",
         WAITING,
     ),
 )
@@ -74,34 +74,34 @@ COUNTERS = (
     _Alias(
         "vllm:prefix_cache_hits", "Prompt tokens found in prefix caches.", ("mesh_scheduler_prefix_hit_tokens_total",)
     ),
-    _Alias("vllm:num_preemptions", "Running requests that had to give up their pages.", ("mesh_preemptions_total",)),
+    _Alias("vllm:num_preemptions", "Running requests that had to give up their KV pages.", ("mesh_preemptions_total",)),
     _Alias("vllm:prompt_tokens", "Prompt tokens of requests that ended.", ("mesh_prompt_tokens_total",)),
     _Alias("vllm:generation_tokens", "Output tokens of requests that ended.", ("mesh_generation_tokens_total",)),
 )
 HISTOGRAMS = (
     _Alias(
         "vllm:time_to_first_token_seconds",
-        "From a request's arrival to its first token.",
+        "Time from a request's arrival to its first token.",
         ("mesh_time_to_first_token_seconds",),
     ),
     _Alias(
         "vllm:request_queue_time_seconds",
-        "Of an attempt's first token: how long it waited for a place in a batch.",
+        "Time that an attempt waited for a place in a batch before its first token.",
         ("mesh_request_queue_seconds",),
     ),
     _Alias(
         "vllm:request_prefill_time_seconds",
-        "Of an attempt's first token: from a place in a batch to the token.",
+        "Time from an attempt's place in a batch to its first token.",
         ("mesh_request_prefill_seconds",),
     ),
     _Alias(
         "vllm:inter_token_latency_seconds",
-        "Between output tokens of a request.",
+        "Time between output tokens of a request.",
         ("mesh_inter_token_latency_seconds",),
     ),
     _Alias(
         "vllm:e2e_request_latency_seconds",
-        "From a request's arrival to its end.",
+        "Time from a request's arrival to its end.",
         ("mesh_e2e_request_latency_seconds",),
     ),
 )

@@ -44,7 +44,7 @@ class HttpObserver:
         self._num_refused += 1
         now = self._ctx.now()
         if self._told_at is None or now - self._told_at >= QUIET_S:
-            do = "raise `ulimit -n` or [roles.gateway] max_connections, or find who holds them (`ss -tnp`)"
+            do = "raise `ulimit -n` or [roles.gateway] max_connections, or find who holds the connections (`ss -tnp`)"
             self._ctx.log.warning("connections_refused", num=self._num_refused, why=why, do=do)
             self._told_at, self._num_refused = now, 0
 

@@ -83,7 +83,7 @@ OPERATIONS = (
         _TOKENIZER_ERRORS,
         example={"tokens": [1, 2, 3]},
     ),
-    Operation("/health/live", "get", "Whether the gateway turns", Readiness),
+    Operation("/health/live", "get", "Whether the gateway's event loop is running", Readiness),
     Operation("/health/ready", "get", "Whether a request can be served", Readiness, errors=(503,)),
     Operation("/health/generate", "get", "Whether a token is generated in time", Readiness, errors=(503,)),
     Operation("/health", "get", "The same as /health/ready", Readiness, errors=(503,)),

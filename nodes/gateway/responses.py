@@ -55,7 +55,7 @@ def whole_response(head: Head, generation: Generation) -> ChatCompletion | Compl
     """The response to a call whose samples have all finished; takes their text out of its output."""
     finished: list[tuple[int, str, str]] = []
     for number, text, end in sorted(generation.output.take(), key=lambda piece: piece.number):
-        assert end is not None, "a whole response is made of samples that have ended"
+        assert end is not None, "a whole response needs samples that have ended"
         finished.append((number, text, end.finish_reason or ""))
     usage = total_usage(generation)
     if head.object == "chat.completion":

@@ -25,7 +25,7 @@ class SchedulerView:
         note = numerics_note(members.all())
         # Every change of the mesh comes through here, and the note would be the same each time.
         if note and not self._has_told:
-            do = "see `mesh_numerics_changes_total` for requests that went on under others than they began with"
+            do = "see `mesh_numerics_changes_total` for the number of requests whose numerics changed midway"
             self._ctx.log.warning("unequal_numerics", note=note, do=do)
         self._has_told = bool(note)
         ready = members.by_role(SCHEDULER)

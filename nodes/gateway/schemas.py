@@ -26,7 +26,10 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
         fields["model"] = _or_null({"enum": list(config.served_names)})
         for field, values in NEUTRAL_VALUES.items():
             if field not in fields:
-                fields[field] = {"enum": [None, *values], "description": "Other values are refused: not supported."}
+                fields[field] = {
+                    "enum": [None, *values],
+                    "description": "Other values are not supported and are refused.",
+                }
     for name in BODIES[:2]:
         _narrow_generation(components[name], token_id, config, takes_priority=takes_priority)
     for name in ("ChatCompletionBody", "TokenizeBody"):
@@ -49,7 +52,10 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     fields["stop_token_ids"]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
     if not takes_priority:
-        fields["priority"] = {"enum": [None, 0], "description": "The schedulers' policy knows no priorities."}
+        fields["priority"] = {
+            "enum": [None, 0],
+            "description": "Not supported: the schedulers' policy ignores priorities.",
+        }
     # Stream options without `stream` are refused, not ignored.
     no_options = {"properties": {"stream_options": _NULL}}
     _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})

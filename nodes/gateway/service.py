@@ -142,7 +142,7 @@ class GatewayService:
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
         if self.num_calls >= self.config.max_inflight:
-            message = f"{self.num_calls} calls are in flight, as many as this gateway takes."
+            message = f"{self.num_calls} calls are in flight, the maximum for this gateway."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         self.num_calls += 1
 
@@ -167,7 +167,7 @@ class GatewayService:
         num_prompts = len(question.texts or question.token_ids or [None])
         num_routes = num_prompts if question.route else 0
         if not isinstance(answer, Prepared) or (len(answer.token_ids), len(answer.routes)) != (num_prompts, num_routes):
-            raise Internal("A tokenizer gave an answer that does not fit the question.")
+            raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer
 
     async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
@@ -175,7 +175,7 @@ class GatewayService:
         question = Detokenize(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         answer = await self._ask_tokenizer(question, "tokens")
         if not isinstance(answer, Detokenized):
-            raise Internal("A tokenizer gave an answer that does not fit the question.")
+            raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer.text
 
     async def _ask_tokenizer(self, question: Prepare | Detokenize, param: str) -> object:
@@ -201,7 +201,8 @@ class GatewayService:
         )
         # Counted in requests here; `enter_call` counts calls, which may have many samples each.
         if self._core.num_requests + len(requests) > self.config.max_inflight:
-            message = f"{self._core.num_requests} requests are in flight and {len(requests)} more are too many."
+            most, num = self.config.max_inflight, self._core.num_requests
+            message = f"{num} requests are in flight; {len(requests)} more would exceed the limit of {most}."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         output = CallOutput(len(requests), whole=not job.stream)
         for index, request in enumerate(requests):
@@ -395,4 +396,4 @@ def _failure_of(error: MeshError) -> Failure:
 
 
 def _unfitting(who: str) -> Failure:
-    return Failure("bad_answer", f"{who} gave an answer that does not fit the question")
+    return Failure("bad_answer", f"{who} gave an answer that does not match the request")

@@ -69,7 +69,7 @@ def _check_messages(messages: Sequence[ChatMessage]) -> None:
             for number, part in enumerate(message.content):
                 _check_part(part, f"{where}.{number}")
         elif message.content is None and (message.refusal, message.tool_calls, message.function_call) == (None,) * 3:
-            problem = f"'{where}' must be a string, or be left out beside a refusal or calls."
+            problem = f"'{where}' is required unless the message has a refusal, tool_calls or function_call."
             raise BadRequest(problem, param=where, code="invalid_value")
 
 
@@ -99,10 +99,10 @@ def prompts_of(
     flat = [item for item in prompt if isinstance(item, int)]
     lists = [item for item in prompt if isinstance(item, list)]
     if max(len(texts), len(flat), len(lists)) != len(prompt):
-        message = "'prompt' must be a string, strings, token ids, or lists of token ids."
+        message = "'prompt' must be a string, a list of strings, a list of token ids, or a list of lists of token ids."
         raise BadRequest(message, param="prompt", code="invalid_value")
     if "" in texts:
-        message = "'prompt' is empty. Give at least one character; a text from nothing begins with the model's BOS id."
+        message = "'prompt' is empty. Give at least one character, or the model's BOS token id to start from nothing."
         raise BadRequest(message, param="prompt", code="empty_prompt")
     if flat:
         lists = [flat]
@@ -123,7 +123,7 @@ def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
         for key, bias in body.logit_bias.items():
             # `int()` also takes underscores, signs, spaces and other scripts' digits; "07" and "7" would be one id.
             if not (key.isascii() and key.isdigit() and len(key) <= 10 and key == str(int(key))):
-                message = f"Keys of 'logit_bias' are token ids, not {key[:40]!r}."
+                message = f"Keys of 'logit_bias' must be token ids, not {key[:40]!r}."
                 raise BadRequest(message, param="logit_bias", code="invalid_value")
             logit_bias[int(key)] = bias
         if max(logit_bias) > MAX_TOKEN_ID:
@@ -148,7 +148,7 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
     max_tokens = body.max_completion_tokens or body.max_tokens or 0
     min_tokens = body.min_tokens or 0
     if max_tokens and min_tokens > max_tokens:
-        message = f"'min_tokens' is {min_tokens}, more than the {max_tokens} tokens asked for at most."
+        message = f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens are requested."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
     _check_token_ids(body.stop_token_ids or [], config, "stop_token_ids")
     stop = [body.stop] if body.stop and isinstance(body.stop, str) else list(body.stop or [])
@@ -174,7 +174,7 @@ def _kwargs(fields: dict[str, Raw], body: ChatCompletionBody | TokenizeBody) -> 
 def _check_prompt_ending(body: ChatCompletionBody | TokenizeBody) -> tuple[bool, bool]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
-        message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
+        message = "'continue_final_message' and 'add_generation_prompt' cannot be used together."
         raise BadRequest(message, param="continue_final_message", code="invalid_value")
     return not continues if body.add_generation_prompt is None else body.add_generation_prompt, continues
 
@@ -227,7 +227,7 @@ class Validator:
         body: TokenizeBody = decoded.body
         _check_model(body.model, self._config)
         if (body.prompt is None) == (body.messages is None):
-            raise BadRequest("Give one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
+            raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
         generation_prompt, continues = _check_prompt_ending(body)
         _check_messages(body.messages or ())
         prepare = Prepare(
@@ -263,7 +263,8 @@ class Validator:
         # Counted over all prompts: each sample is a request of its own, with pages and a row in steps.
         num_samples = n * len(prepare.texts or prepare.token_ids or [None])
         if num_samples > self._config.max_samples_per_call:
-            message = f"{num_samples} samples in one call are more than {self._config.max_samples_per_call}."
+            most = self._config.max_samples_per_call
+            message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
             raise BadRequest(message, param="n", code="invalid_value")
         return Job(
             kind=kind,

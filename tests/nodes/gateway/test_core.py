@@ -720,7 +720,7 @@ def test_stopping_ends_everything(running: GatewayCore) -> None:
 
 
 def test_ids_are_used_once(running: GatewayCore) -> None:
-    with pytest.raises(AssertionError, match="used once"):
+    with pytest.raises(AssertionError, match="must be unique"):
         running.handle(opened(), 0.0)
 
 

@@ -367,16 +367,16 @@ async def test_a_head_over_the_limit_is_refused_however_it_is_cut() -> None:
 @pytest.mark.parametrize(
     ("head", "why"),
     [
-        (b"GET / HTTP/1.1\r\n", "names its host"),
-        (GET + b"Host: y\r\n", "names its host"),
-        (b"GET / HTTP/1.0\r\nHost: x\r\nHost: x\r\n", "names its host"),
-        (b"GET / HTTP/1.1\r\nHost: x y\r\n", "a name or an address"),
-        (b"GET / HTTP/1.1\r\nHost: x/y\r\n", "a name or an address"),
-        (b"GET /x\r\n", "says its version"),
-        (b"GET /x HTTP/0.9\r\nHost: x\r\n", "says its version"),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n", "chunked' alone"),
-        (GET + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "not HTTP/1.1"),
-        (b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n", "chunked' alone"),
+        (b"GET / HTTP/1.1\r\n", "exactly one Host header"),
+        (GET + b"Host: y\r\n", "exactly one Host header"),
+        (b"GET / HTTP/1.0\r\nHost: x\r\nHost: x\r\n", "exactly one Host header"),
+        (b"GET / HTTP/1.1\r\nHost: x y\r\n", "a host name or an address"),
+        (b"GET / HTTP/1.1\r\nHost: x/y\r\n", "a host name or an address"),
+        (b"GET /x\r\n", "Unsupported HTTP version"),
+        (b"GET /x HTTP/0.9\r\nHost: x\r\n", "Unsupported HTTP version"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n", "'chunked' alone"),
+        (GET + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "not an HTTP/1.1 request"),
+        (b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n", "'chunked' alone"),
     ],
 )
 async def test_what_others_may_understand_otherwise_is_refused(one: Connection, head: bytes, why: str) -> None:

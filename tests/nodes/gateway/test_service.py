@@ -83,10 +83,10 @@ async def test_a_tokenizer_s_answer_that_does_not_fit(ring: Ring, answer: Any) -
     confused = Confused(ring.faults, ring.seen)
     confused.answer = answer
     await take_place(ring, "tok0", confused)
-    with pytest.raises(ApiError, match="does not fit"):
+    with pytest.raises(ApiError, match="does not match"):
         await ring.gateway.service.prepare(job().prepare, prompt_param="prompt")
     if not isinstance(answer, Detokenized):
-        with pytest.raises(ApiError, match="does not fit"):
+        with pytest.raises(ApiError, match="does not match"):
             await ring.gateway.service.detokenize([1], skip_special_tokens=False)
 
 
