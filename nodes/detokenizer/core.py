@@ -164,10 +164,10 @@ class DetokenizerCore:
 def _check_columns(batch: TokenBatch) -> None:
     num_streams = len(batch.streams)
     if len(batch.positions) != num_streams or len(batch.counts) != num_streams:
-        raise MalformedBatch("streams, positions and counts are of different lengths")
+        raise MalformedBatch("streams, positions and counts have different lengths")
     if sum(batch.counts) != len(batch.token_ids) or min(batch.counts, default=0) < 0:
         raise MalformedBatch(f"counts do not add up to the {len(batch.token_ids)} token ids")
     if batch.extras and len(batch.extras) != len(batch.token_ids):
-        raise MalformedBatch(f"{len(batch.extras)} values beside {len(batch.token_ids)} token ids")
+        raise MalformedBatch(f"{len(batch.extras)} extras for {len(batch.token_ids)} token ids")
     if min(batch.positions, default=0) < 0:
         raise MalformedBatch("a position is negative")

@@ -144,7 +144,7 @@ class TokenizerActor(Actor):
 
     def _on_prepare(self, call: Call, message: Prepare) -> None:
         if sum(field is not None for field in (message.chat, message.texts, message.token_ids)) != 1:
-            raise InvalidRequest("exactly one of chat, texts and token_ids is to be given")
+            raise InvalidRequest("exactly one of chat, texts and token_ids must be given")
         began = self.ctx.now()
         if message.token_ids is not None:
             self._reply_prepared(call, message, message.token_ids, "prompt", began)

@@ -110,7 +110,7 @@ class ChatTemplate:
                     self._shown_roles.add(role)
             elif self._shows(variables, role, "user"):
                 raise TemplateError(
-                    f"the model's chat template does not know the role {role!r}: it leaves such a message out",
+                    f"the model's chat template does not know the role {role!r}: it leaves out such messages",
                     "messages",
                 )
 
@@ -187,7 +187,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _cut_at_mark(text: str) -> str:
     end = text.rfind(_FINAL_TAG.strip())
     if end < 0:
-        raise TemplateError("continue_final_message: the template does not show the last message as it is", "messages")
+        raise TemplateError("continue_final_message: the template does not show the last message unchanged", "messages")
     # A template that trims contents has removed the mark's own space, and would have removed the message's.
     return text[:end] if text.startswith(_FINAL_TAG, end) else text[:end].rstrip()
 

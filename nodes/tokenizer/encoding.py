@@ -55,7 +55,7 @@ class TextEncoder:
         """Raise InvalidTokenId for an id without an embedding."""
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocab_size):
             bad = next(i for i in token_ids if not 0 <= i < self._vocab_size)
-            raise InvalidTokenId(f"{param} holds token id {bad}; ids go from 0 to {self._vocab_size - 1}.", param)
+            raise InvalidTokenId(f"{param} contains token id {bad}; valid ids are 0 to {self._vocab_size - 1}.", param)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids; ids that the tokenizer does not have give no text."""

@@ -28,7 +28,7 @@ class LongTexts:
     ) -> list[list[int]]:
         """Token ids of each text; empty if they are no longer wanted when it is their turn. Raises `Overloaded`."""
         if self.num >= self._most:
-            raise Overloaded(f"{self.num} long texts wait to be {self._name}d already; try again later")
+            raise Overloaded(f"{self.num} long texts are already queued to be {self._name}d; try again later")
         self.num += 1
         try:
             return await self.run(lambda: [encode(text) if is_wanted() else [] for text in texts])

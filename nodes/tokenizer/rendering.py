@@ -125,7 +125,7 @@ class ChildRenderer(Renderer):
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
             )  # fmt: skip
         except OSError as error:
-            raise Overloaded(f"no process can be started to render chat templates: {error}") from error
+            raise Overloaded(f"cannot start a process to render chat templates: {error}") from error
         self._problem = (await self._exchange(frame(self._setup), self._limits.start_timeout_s, 0)).message
 
     async def _exchange(self, request: bytes, timeout_s: float, max_chars: int) -> Rendered:
@@ -138,7 +138,7 @@ class ChildRenderer(Renderer):
         except TimeoutError:
             raise TemplateError(f"the chat template took longer than {timeout_s:g} s", "messages") from None
         except (OSError, EOFError, msgspec.MsgspecError):
-            raise TemplateError("the chat template ran out of memory or broke its process", "messages") from None
+            raise TemplateError("the chat template ran out of memory or crashed its process", "messages") from None
         finally:
             # Also if the caller was cancelled: the child's answer would be taken for that of the next request.
             if not answered:
@@ -148,12 +148,12 @@ class ChildRenderer(Renderer):
 
     async def _send_and_receive(self, request: bytes, max_bytes: int) -> Rendered:
         child = self._child
-        assert child is not None, "started before"
-        assert child.stdin is not None, "made with a pipe"
-        assert child.stdout is not None, "made with a pipe"
+        assert child is not None, "the child has not been started"
+        assert child.stdin is not None, "the child has no pipe for input"
+        assert child.stdout is not None, "the child has no pipe for output"
         child.stdin.write(request)
         await child.stdin.drain()
         num_bytes = int.from_bytes(await child.stdout.readexactly(HEAD_BYTES), "little")
         if num_bytes > max_bytes:
-            raise EOFError("a reply longer than any rendering can be")
+            raise EOFError("the reply is longer than any rendering can be")
         return msgspec.msgpack.decode(await child.stdout.readexactly(num_bytes), type=Rendered)

@@ -92,7 +92,7 @@ def test_what_goes_beside_a_token_stays_beside_it_whatever_comes_again(detokeniz
     assert beside("no", b"4", b"5", stream=2, position=4, opens=[again]) == [(4, [110, 111], [b"4", b"5"])]
     assert beside("now", b"", b"", b"6", stream=2, position=4) == [(6, [119], [b"6"])]
     assert beside("!?", b"7", b"8", stream=2, position=7) == [(7, [33], [b"7"])], "what follows the stop is not said"
-    with pytest.raises(MalformedBatch, match="1 values beside 2 token ids"):
+    with pytest.raises(MalformedBatch, match="1 extras for 2 token ids"):
         beside("de", b"x", position=5)
 
 
