@@ -38,7 +38,7 @@ def require_files(where: str, names: Collection[str]) -> None:
         others += found
     if SINGLE_FILE not in names and INDEX_FILE not in names:
         found = sorted(name for name in names if "/" not in name and name.endswith(_OTHER_WEIGHTS))
-        reason = ", some of which may run code when they are loaded" if found else ""
+        reason = "; some such files may run code when they are loaded" if found else ""
         problems.append(f"it has no {SINGLE_FILE} and no {INDEX_FILE}{_beside(found)}{reason}")
         others += found
     if not problems:
@@ -57,4 +57,4 @@ def _beside(found: list[str]) -> str:
     if not found:
         return ""
     shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-    return f", only {shown}, which {'is' if len(found) == 1 else 'are'} not read here"
+    return f" (found only {shown}, which {'is' if len(found) == 1 else 'are'} not supported)"

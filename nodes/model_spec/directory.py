@@ -118,9 +118,9 @@ def _template_text(value: Any, path: Path) -> str | None:
         templates = {entry["name"]: entry["template"] for entry in value}
         template = templates.get("default") or next(iter(templates.values()))
     except (TypeError, KeyError, AttributeError, StopIteration) as error:
-        raise ModelDamaged(f"{path}: chat_template is neither a text nor a list of named texts.") from error
+        raise ModelDamaged(f"{path}: chat_template is neither a string nor a list of named templates.") from error
     if not isinstance(template, str):
-        raise ModelDamaged(f"{path}: chat_template is neither a text nor a list of named texts.")
+        raise ModelDamaged(f"{path}: chat_template is neither a string nor a list of named templates.")
     return template
 
 
@@ -133,7 +133,9 @@ def _architecture(config: ConfigFields, directory: Path) -> str:
     if not names and model_type in ARCHITECTURES:
         return str(model_type)
     supported = ", ".join(name for one in ARCHITECTURES.values() for name in one.names)
-    raise ModelUnsupported(f"{directory} is of architecture {names or model_type!r}. Supported are {supported}.")
+    raise ModelUnsupported(
+        f"{directory} has the unsupported architecture {names or model_type!r}. Supported: {supported}."
+    )
 
 
 def _tokenizer_path(directory: Path) -> Path:

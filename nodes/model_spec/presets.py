@@ -161,12 +161,12 @@ def random_model(architecture: str, options: str) -> ModelSpec:
     """A model of `RANDOM_MODELS`; `options` may set `seed` and `dtype`. Raises ModelNotFound, ModelUnsupported."""
     spec = RANDOM_MODELS.get(architecture)
     if spec is None:
-        raise ModelNotFound(f"There is no random model {architecture!r}. Known are: {', '.join(RANDOM_MODELS)}.")
+        raise ModelNotFound(f"There is no random model {architecture!r}. Known models: {', '.join(RANDOM_MODELS)}.")
     given = _options(options, spec.name, ("seed", "dtype"))
     seed = int(_number(given.get("seed", "0"), spec.name, "seed"))
     dtype = given.get("dtype", spec.dtype)
     if dtype not in COMPUTE_DTYPES:
-        raise ModelUnsupported(f"{spec.name}: dtype {dtype!r} is not computed here; use {' or '.join(COMPUTE_DTYPES)}.")
+        raise ModelUnsupported(f"{spec.name}: dtype {dtype!r} is not supported; use {' or '.join(COMPUTE_DTYPES)}.")
     spec = msgspec.structs.replace(spec, seed=seed, dtype=dtype)
     return msgspec.structs.replace(spec, fingerprint=f"random-{spec.shape_digest().hex()}")
 
@@ -174,7 +174,7 @@ def random_model(architecture: str, options: str) -> ModelSpec:
 def _options(text: str, model: str, known: tuple[str, ...]) -> dict[str, str]:
     given = dict(parse_qsl(text, keep_blank_values=True))
     if unknown := sorted(set(given) - set(known)):
-        raise ModelUnsupported(f"{model} has no option {unknown[0]!r}. Known are: {', '.join(known)}.")
+        raise ModelUnsupported(f"{model} has no option {unknown[0]!r}. Known options: {', '.join(known)}.")
     return given
 
 

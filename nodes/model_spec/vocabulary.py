@@ -27,7 +27,7 @@ def load_tokenizer(spec: ModelSpec) -> Tokenizer:
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     if vocab_size > spec.vocab_size:
         raise ModelDamaged(
-            f"{spec.tokenizer_path} has {vocab_size} tokens and the model embeds {spec.vocab_size}."
-            " Tokenizer and weights are of different models: download both again."
+            f"{spec.tokenizer_path} has {vocab_size} tokens, but the model has embeddings for {spec.vocab_size}."
+            " Tokenizer and weights belong to different models: download both again."
         )
     return tokenizer

@@ -73,9 +73,9 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         entries = msgspec.convert(header, dict[str, TensorEntry])
         end = 8 + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
         if end != size:
-            raise ValueError(f"its header speaks of {end} bytes and it has {size}")
+            raise ValueError(f"its header describes {end} bytes, but it has {size}")
     except (OSError, ValueError, struct.error, AttributeError, TypeError, RecursionError) as error:
-        raise ModelDamaged(f"{file} is not a whole safetensors file: {error}. Download it again.") from error
+        raise ModelDamaged(f"{file} is not a complete safetensors file: {error}. Download it again.") from error
     return entries
 
 
@@ -97,20 +97,20 @@ def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) 
         entry, file = found[name]
         if entry.shape != shape:
             raise ModelDamaged(
-                f"{file}: {name!r} has shape {list(entry.shape)}, config.json asks for {list(shape)}."
-                " Weights and config.json are of different models: download both again."
+                f"{file}: {name!r} has shape {list(entry.shape)}, but config.json asks for {list(shape)}."
+                " Weights and config.json belong to different models: download both again."
             )
         if entry.dtype not in ("F32", "BF16", "F16"):
             raise ModelUnsupported(
-                f"{file}: {name!r} is stored as {entry.dtype}. Quantised weights are not computed here; give a"
+                f"{file}: {name!r} is stored as {entry.dtype}. Quantised weights are not supported; give a"
                 " float32, bfloat16 or float16 model."
             )
     extra = [name for name in found if name not in expected and not name.endswith(_MEANINGLESS)]
     if extra:
         named = ", ".join(map(repr, extra[:3])) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
         raise ModelDamaged(
-            f"{spec.path} has tensors that its config.json does not ask for: {named}. Left out, they would be missed:"
-            " correct config.json, or serve another model."
+            f"{spec.path} has tensors that its config.json does not ask for: {named}. Ignoring them would change"
+            " the output: correct config.json, or serve another model."
         )
 
 

@@ -52,7 +52,7 @@ class ConfigFields:
         if num_heads % num_kv_heads:
             raise self.damaged("num_attention_heads", f"is not a multiple of num_key_value_heads ({num_kv_heads})")
         if head_dim % 2:
-            raise self.damaged("head_dim", "is odd, and the rotary embedding turns pairs")
+            raise self.damaged("head_dim", "is odd, but the rotary embedding rotates pairs")
         return {
             "num_layers": self.integer("num_hidden_layers"),
             "hidden_size": hidden,
@@ -76,7 +76,7 @@ class ConfigFields:
         kinds = self.layer_types(num_layers)
         if slides is None:
             if kinds is not None and SLIDING in kinds:
-                raise self.unsupported("layer_types", f"names {SLIDING}, and no sliding window is in use")
+                raise self.unsupported("layer_types", f"names {SLIDING}, but no sliding window is in use")
             return {}
         window = self.integer("sliding_window", 4096)
         if kinds is None:
@@ -95,10 +95,10 @@ class ConfigFields:
         if kinds is None:
             return None
         if not isinstance(kinds, list) or any(kind not in (FULL, SLIDING) for kind in cast("list[Any]", kinds)):
-            raise self.unsupported("layer_types", f"names others than {FULL} and {SLIDING}")
+            raise self.unsupported("layer_types", f"has entries other than {FULL} and {SLIDING}")
         named = cast("list[str]", kinds)
         if len(named) != num_layers:
-            raise self.damaged("layer_types", f"names {len(named)} layers of {num_layers}")
+            raise self.damaged("layer_types", f"has {len(named)} entries for {num_layers} layers")
         return named
 
     def dtype(self, stored: set[str]) -> str:
@@ -112,7 +112,9 @@ class ConfigFields:
             return _STORED_DTYPES[kinds.pop()] if len(kinds) == 1 else "float32"
         dtype = str(named).removeprefix("torch.")
         if dtype not in _DTYPES:
-            raise ModelUnsupported(f"{self._path}: dtype {named!r} is not computed here; known: {', '.join(_DTYPES)}.")
+            raise ModelUnsupported(
+                f"{self._path}: dtype {named!r} is not supported; supported are {', '.join(_DTYPES)}."
+            )
         return dtype
 
     def number_between(self, key: str, least: float, most: float, default: float) -> float:
@@ -154,7 +156,7 @@ class ConfigFields:
         name = rope.get("rope_type", rope.get("type", "default"))
         read = {"linear": self._linear, "llama3": self._llama3, "yarn": self._yarn, "longrope": self._longrope}
         if name not in ("default", *read):
-            raise self.unsupported("rope_type", f"is {name!r}; known are default, {', '.join(read)}")
+            raise self.unsupported("rope_type", f"is {name!r}; supported are default, {', '.join(read)}")
         return RopeParameters(theta=theta) if name == "default" else read[name](rope, theta)
 
     def _linear(self, rope: dict[str, Any], theta: float) -> RopeParameters:
@@ -230,14 +232,16 @@ class ConfigFields:
         """Raise ModelUnsupported unless a field has one of these values; None: it may be missing."""
         if self.value(key) not in known:
             wanted = ", ".join(repr(one) for one in known if one is not None)
-            raise self.unsupported(key, f"is {self.value(key)!r}; known {'is' if len(known) < 3 else 'are'} {wanted}")
+            raise self.unsupported(
+                key, f"is {self.value(key)!r}; supported {'is' if len(known) < 3 else 'are'} {wanted}"
+            )
 
     def _refuse_unsupported(self) -> None:
         if self.value("quantization_config"):
             raise self.unsupported("quantization_config", "is set; give a model that is not quantised")
         for key, neutral in _NEUTRAL.items():
             if self.value(key) not in (None, neutral):
-                raise self.unsupported(key, f"is {self.value(key)!r}, which nothing here computes")
+                raise self.unsupported(key, f"is {self.value(key)!r}, which is not supported")
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A whole number of at least `least`; `default` where there is none (or null). Raises ModelDamaged."""

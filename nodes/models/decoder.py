@@ -54,7 +54,7 @@ class Decoder:
         pairs = shape["head_dim"] // 2
         # Found here, by the CLI, rather than as a shape that torch cannot multiply when a worker loads.
         if any(len(divisors) not in (0, pairs) for divisors in (rope.divisors, rope.short_divisors)):
-            raise config.damaged("rope_parameters", f"have factors of another number than the {pairs} pairs of a head")
+            raise config.damaged("rope_parameters", f"must have one factor for each of the {pairs} pairs of a head")
         return {**shape, "rope": rope, "qkv_bias": bias, "o_bias": bias}
 
     @classmethod

@@ -18,7 +18,7 @@ class Mistral(Decoder):
         num_layers = config.integer("num_hidden_layers")
         # transformers ignores layer_types here: where they say another thing nobody knows what was meant.
         if config.layer_types(num_layers) not in (None, [SLIDING if slides else FULL] * num_layers):
-            raise config.unsupported("layer_types", "and sliding_window say different things")
+            raise config.unsupported("layer_types", "and sliding_window contradict each other")
         return config.windows((lambda _: True) if slides else None)
 
 

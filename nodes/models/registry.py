@@ -27,7 +27,7 @@ def decoder(spec: ModelSpec) -> Decoder:
     found = ARCHITECTURES.get(spec.architecture)
     if found is None:
         raise ModelUnsupported(
-            f"No code here computes {spec.architecture!r}; known are {', '.join(ARCHITECTURES)}. Serve another model."
+            f"{spec.architecture!r} models are not supported; {', '.join(ARCHITECTURES)} are. Serve another model."
         )
     return found(spec)
 

@@ -142,7 +142,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         own = "float32" if self.dtype == "float16" else self.dtype
         chosen = own if dtype == "auto" or self.source == "echo" else dtype
         if chosen not in COMPUTE_DTYPES:
-            raise ValueError(f"dtype {dtype!r} cannot be computed in; use auto, {' or '.join(COMPUTE_DTYPES)}")
+            raise ValueError(f"cannot compute in dtype {dtype!r}; use auto, {' or '.join(COMPUTE_DTYPES)}")
         return chosen
 
     def kv_layout(self, dtype: str = "auto", page_size: int = 16, tp_rank: int = 0, tp_size: int = 1) -> KVLayout:

@@ -88,7 +88,7 @@ def shard_of(shape: Shape, rank: int = 0, size: int = 1) -> Shard:
         problem = problem or f"there is no rank {rank} in a group of {size}"
         fitting = ", ".join(map(str, fitting_tp_sizes(shape)))
         raise TensorParallelUnfit(
-            f"{shape.name} cannot be cut for {size} ranks: {problem}. Use a tensor-parallel size of {fitting}."
+            f"{shape.name} cannot be split into {size} ranks: {problem}. Use a tensor-parallel size of {fitting}."
         )
     vocab = -(-shape.vocab_size // size)
     return Shard(
@@ -111,14 +111,14 @@ def _problem(shape: Shape, size: int) -> str:
     if not 1 <= size <= MAX_TP_SIZE:
         return f"a group has 1 to {MAX_TP_SIZE} ranks"
     if size > 1 and shape.qk_norm == "all":
-        return "its norms of queries and keys go over all heads"
+        return "its query and key norms go over all heads"
     for count, what in ((shape.num_heads, "attention heads"), (shape.intermediate_size, "feed-forward columns")):
         if count % size:
-            return f"its {count} {what} cannot be dealt out evenly"
+            return f"its {count} {what} cannot be divided evenly"
     try:
         held_heads(0, size, shape.num_kv_heads)
     except TransferError:
-        return f"its {shape.num_kv_heads} KV heads can be neither dealt out nor repeated evenly"
+        return f"its {shape.num_kv_heads} KV heads can be neither divided nor repeated evenly"
     return ""
 
 

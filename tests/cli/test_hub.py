@@ -174,8 +174,8 @@ def test_what_is_cached_in_part_is_completed(tmp_path, hub, client):
 @pytest.mark.parametrize(
     ("without", "extra", "words"),
     [
-        (["tokenizer.json"], ["tokenizer.model"], "tokenizer.json is missing, only tokenizer.model"),
-        (["model.safetensors.index.json"], [], "no model.safetensors.index.json, only pytorch_model.bin"),
+        (["tokenizer.json"], ["tokenizer.model"], "tokenizer.json is missing (found only tokenizer.model"),
+        (["model.safetensors.index.json"], [], "no model.safetensors.index.json (found only pytorch_model.bin"),
         (["config.json"], [], "config.json is missing"),
     ],
 )

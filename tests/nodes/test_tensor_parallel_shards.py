@@ -77,7 +77,7 @@ def test_parts_of_checkpoints() -> None:
 def test_what_fits_real_models() -> None:
     assert fitting_tp_sizes(resolve_model("random:qwen3-8b")) == [1, 2, 4, 8, 16, 32]
     assert fitting_tp_sizes(resolve_model("random:qwen2.5-0.5b")) == [1, 2]
-    with pytest.raises(TensorParallelUnfit, match="14 attention heads cannot be dealt out evenly"):
+    with pytest.raises(TensorParallelUnfit, match="14 attention heads cannot be divided evenly"):
         resolve_model("random:qwen2.5-0.5b").kv_layout(tp_rank=0, tp_size=4)
     with pytest.raises(TensorParallelUnfit, match="there is no rank 2 in a group of 2"):
         resolve_model("random:qwen3-8b").kv_layout(tp_rank=2, tp_size=2)

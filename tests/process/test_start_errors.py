@@ -29,8 +29,8 @@ DAMAGES = {
     "config.json should hold a JSON object": lambda model: (model / "config.json").write_text("[]"),
     "read as JSON: maximum recursion": lambda model: (model / "config.json").write_text("[" * 200_000),
     "hidden_size should be": lambda model: (model / "config.json").write_text('{"architectures":["LlamaForCausalLM"]}'),
-    "model.safetensors is not a whole safetensors file": lambda model: cut(model / "model.safetensors", 100_000),
-    "is not a whole safetensors file": lambda model: cut(model / "model.safetensors", 5),
+    "model.safetensors is not a complete safetensors file": lambda model: cut(model / "model.safetensors", 100_000),
+    "is not a complete safetensors file": lambda model: cut(model / "model.safetensors", 5),
     "has no model.safetensors": lambda model: (model / "model.safetensors").unlink(),
     "model.safetensors.index.json is not a safetensors index": lambda model: (
         model / "model.safetensors.index.json"
