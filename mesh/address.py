@@ -1,4 +1,4 @@
-"""Names of actors and where they listen."""
+"""Addresses of actors and the endpoints where they listen."""
 
 import re
 from typing import Final, NamedTuple
@@ -6,18 +6,19 @@ from typing import Final, NamedTuple
 from mesh.wire.message import HotPart
 
 HOST_NAME: Final = r"^(?![0-9]+$)[a-z0-9][a-z0-9-]{0,11}$"
-"""What a host may be called in a mesh of several: no number, which behind an actor's name is its rank."""
+"""Valid host names in a mesh of several hosts. Not a number: after an actor's name, that would be its rank."""
 _HOST_OF_ID: Final = re.compile(r"\.((?![0-9]+(?:\.|$))[a-z0-9][a-z0-9-]{0,11})(?:\.[0-9]+)?$")
 
 MAX_EPOCH: Final = 1 << 44
-"""No epoch is so high: as many bits has a name of a pool's making; the clock's milliseconds, which some take, 41."""
+"""Every epoch is below this: a pool's incarnation has 44 bits for one. The clock's milliseconds, which serve some
+actors as epochs, take 41."""
 MAX_HEARD_EPOCH: Final = 1 << 43
-"""What others may say that somebody's epoch is. The other half is for going above it: by somebody's word nobody gets
-where no later incarnation can be."""
+"""The highest epoch believed of an actor on the word of another. The half above it leaves room to go higher: no such
+word can put an actor where no later incarnation is possible."""
 
 
 class Address(NamedTuple):
-    """One incarnation of an actor. Epochs of one actor id are ordered and issued by its supervisor."""
+    """One incarnation of an actor. The epochs of one actor id are ordered, and issued by its supervisor."""
 
     actor_id: str
     epoch: int
@@ -35,9 +36,9 @@ class Address(NamedTuple):
 
 
 def host_of(actor_id: str) -> str:
-    """The host in an actor's id (`kv-agent-0.d`, or `worker-decode-0.d.1` of rank 1).
+    """The host named in an actor's id (`kv-agent-0.d`, or `worker-decode-0.d.1` for rank 1).
 
-    "" on a mesh of one host, and for the registry on any.
+    "" on a mesh of one host, and for the registry on any mesh.
     """
     found = _HOST_OF_ID.search(actor_id)
     return found[1] if found is not None else ""
@@ -46,7 +47,7 @@ def host_of(actor_id: str) -> str:
 class Endpoint(HotPart, frozen=True):
     """Where an actor's two ROUTER sockets listen: `ipc://…`, `tcp://…`, or a name inside a simulation.
 
-    `local_control` and `local_data`: what who is on the same host dials instead; "" where the others are that already.
+    `local_control` and `local_data`: what actors on the same host dial instead; "" if `control` and `data` are local.
     """
 
     control: str
@@ -56,5 +57,5 @@ class Endpoint(HotPart, frozen=True):
 
     @property
     def on_its_host(self) -> "Endpoint":
-        """What who is on the same host dials: it lives on when the network does not."""
+        """What actors on the same host dial: such a link survives a network failure."""
         return Endpoint(self.local_control, self.local_data) if self.local_control else self

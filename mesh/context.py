@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Context:
     """What an actor acts through; set as `Actor.ctx` before `start()`. Used on the event loop's thread only.
 
-    What is done elsewhere is bound here as it is, and described there:
+    Methods implemented elsewhere are bound here unchanged, and documented there:
 
         tell, tell_all                   `mesh/calls/tells.py`             send and forget
         ask                              `mesh/calls/asking.py`            send and wait for the reply
@@ -26,9 +26,9 @@ class Context:
         stream                           `mesh/calls/streaming.py`         send and iterate over the items of the answer
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
         later, spawn                     `mesh/runtime/task_supervisor.py` timers and tasks whose exceptions are caught
-        announce, describe, stats        `mesh/system.py`                  what others are told of this actor
-        bury                             `mesh/system.py`                  who is dead, as its supervisor knows
-        credentials                      `mesh/membership/proof.py`        who is proved, and whose word counts
+        announce, describe, stats        `mesh/system.py`                  what others are told about this actor
+        bury                             `mesh/system.py`                  for supervisors: an incarnation is dead
+        credentials                      `mesh/membership/proof.py`        which members are proved and believed
     """
 
     def __init__(self, system: "ActorSystem", log: structlog.stdlib.BoundLogger) -> None:
@@ -40,7 +40,7 @@ class Context:
         self.metrics: Metrics = system.metrics
         """This actor's counters, gauges and histograms."""
         self.log = log
-        """Bound to this actor and epoch."""
+        """A logger bound to this actor and epoch."""
         self.now = asyncio.get_running_loop().time
         """The loop's clock, seconds."""
         self.tell = system.tells.tell
@@ -66,25 +66,25 @@ class Context:
 
     @property
     def join_trouble(self) -> str:
-        """Why the registry does not take this actor in, as of the last join; empty for a member."""
+        """Why the registry did not admit this actor at its last join; empty for a member."""
         return self._system.registration.trouble
 
     def suspect(self, actor_id: str) -> None:
-        """What had to come from this peer did not: have it asked whether it is there. If not, it is lost."""
+        """An expected message from this peer is overdue: ping it. If it does not answer, it is lost."""
         self._system.links.suspect(actor_id)
 
     def end(self, reason: str) -> None:
-        """End this actor's process without a drain: what it stands on is gone. Its supervisor starts it anew."""
+        """End this actor's process without a drain: what it depends on is gone. Its supervisor starts it again."""
         if self._system.end(reason):
             self.log.warning("ending", why=reason)
 
     def capabilities(self, actor_id: str) -> dict[str, Any]:
-        """What a linked peer said of itself in `hello` or `welcome`; empty if there is no link yet."""
+        """The capabilities that a linked peer stated in `hello` or `welcome`; empty if there is no link yet."""
         peer = self._system.links.get(actor_id)
         return {} if peer is None else peer.capabilities
 
     def traceparent(self) -> str:
-        """The W3C trace context of what is being handled; starts a new trace where there is none."""
+        """The W3C trace context of the message being handled; starts a new trace if there is none."""
         trace = current_trace.get()
         if not trace:
             trace = new_traceparent(self._system.options.random)
@@ -92,5 +92,5 @@ class Context:
         return trace
 
     def continue_trace(self, traceparent: str) -> None:
-        """Take over a trace context that came from outside the mesh for the rest of this handler or task."""
+        """Adopt a trace context from outside the mesh for the rest of this handler or task."""
         current_trace.set(traceparent)

@@ -1,78 +1,78 @@
-"""What can go wrong between actors.
+"""Errors between actors.
 
     MeshError
     ├── BadSetting            bad_setting            an environment variable has a value that cannot be used
     ├── BindError             cannot_bind            an address could not be listened on
-    ├── FrameRefused          bad_header, …          bytes from a peer that are not a frame of this protocol
+    ├── FrameRefused          bad_header, …          a frame from a peer that is malformed or not acceptable here
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
-    ├── WrongMesh             wrong_mesh             the registry that was found is another mesh's
-    │   └── WrongSpec         wrong_spec             the mesh serves something else than this host would
+    ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
+    │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
     └── CallError                                    everything that `ask` and `stream` raise
-        ├── DeadlineExceeded  deadline_exceeded  r   the time given has passed
+        ├── DeadlineExceeded  deadline_exceeded  r   the given time has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
-        ├── Unreachable       unreachable        r   not a member, or the way to it is full
+        ├── Unreachable       unreachable        r   not a member, not to be dialed now, or outbox full
         ├── MailboxFull       mailbox_full       r   too many calls in flight here
-        ├── TooLarge          too_large              the message is over the mesh's limits
+        ├── TooLarge          too_large              the message exceeds the mesh's limits
         ├── Cancelled         cancelled              the other side no longer wants it
         └── RemoteError       (the peer's code)      the peer answered with an error
 
-`r`: retryable, the same call may succeed if made again, here or at another actor. Codes are what crosses the wire and
-what metrics are labelled with; they never change meaning.
+`r`: retryable, the same call may succeed if made again, here or at another actor. Codes cross the wire and label
+metrics; they never change meaning.
 """
 
 from typing import Final
 
 SUPERSEDED: Final = "superseded"
-"""A hello of an incarnation of which the receiver knows a later one."""
+"""A hello from an incarnation when the receiver knows a later one."""
 
 STALE_EPOCH: Final = "stale_epoch"
-"""The same, answered by a registry to a join."""
+"""The same, as a registry's answer to a join."""
 
 WRONG_EPOCH: Final = "wrong_epoch"
-"""A frame for another incarnation than the receiver, whose epoch is `known_epoch`."""
+"""A frame meant for another incarnation than the receiver, whose own epoch is `known_epoch`."""
 
 WRONG_MESH: Final = "wrong_mesh"
-"""A join for another mesh than the registry's."""
+"""A join meant for another mesh than the registry's."""
 
 WRONG_SPEC: Final = "wrong_spec"
-"""A join of a host whose model, layout or the like are not the mesh's."""
+"""A join from a host whose model, layout or the like differs from the mesh's."""
 
 BAD_PROOF: Final = "bad_proof"
-"""A member shows a proof that is not its own, see `mesh/membership/proof.py`."""
+"""A member shows a proof that is not its own; see `mesh/membership/proof.py`."""
 
 NO_PROOF: Final = "no_proof"
-"""A member shows no proof where one is needed: for its id, its role, or what it wants done."""
+"""A member shows no proof where one is needed: for its id, its role, or what it requests."""
 
 TOO_MANY_PEERS: Final = "too_many_peers"
 """A hello to an actor that has `SystemOptions.max_peers` links already."""
 
 NO_HANDSHAKE: Final = "no_handshake"
-"""A connection that ended before ZeroMQ's handshake: a probe of the port, or who dialed and was stopped."""
+"""A connection that ended before ZeroMQ's handshake: a port probe, or a dialing process that was stopped."""
 
 UNKNOWN_KEY: Final = "unknown_key"
-"""A connection from another host is encrypted by a key that is not allowed, or not any more."""
+"""A connection from another host is encrypted with a key that is not, or no longer, allowed."""
 
 WRONG_KEY: Final = "wrong_key"
-"""A member of another host than that whose key its connection is encrypted by."""
+"""A member's host is not the one whose key encrypts its connection."""
 
 WRONG_ROLE: Final = "wrong_role"
-"""A member of a role that its host is not granted, see `mesh/membership/keys.py`."""
+"""A member has a role that its host is not granted; see `mesh/membership/keys.py`."""
 
 NOT_PERMITTED: Final = "not_permitted"
-"""A message from another host that its sender's role is not for, see `mesh/membership/permissions.py`."""
+"""A message from another host that its sender's role may not send; see `mesh/membership/permissions.py`."""
 
 PROOF_CODES: Final = (BAD_PROOF, NO_PROOF, WRONG_KEY, WRONG_ROLE)
-"""Somebody is not who it says, and a greeting is answered so."""
+"""The sender is not who it claims to be; a refused greeting is answered with one of these."""
 
 NOT_SERVED: Final = "not_served"
-"""An ask of a kind that the receiver does not answer; another of its role may."""
+"""An ask of a kind that the receiver does not answer; another actor of its role may."""
 
 
 class TypedError(Exception):
-    """Base of every error that crosses the wire or ends a start: `message` says what is wrong, why, and what to do.
+    """Base of every error that crosses the wire or aborts a start: `message` says what is wrong, why, and what to do.
 
-    A kind says its code with its class, `class PoolBusy(PoolError, code="pool_busy")`; `retryable` is its base's unless
-    it says otherwise. `param` names the offending field, or the option, where there is one.
+    A subclass declares its code as in `class PoolBusy(PoolError, code="pool_busy")`, and inherits `retryable` unless it
+    declares that too. `param` names the offending field or option, if there is one.
     """
 
     code: str = "failed"
@@ -83,7 +83,7 @@ class TypedError(Exception):
         cls, *, code: str | None = None, retryable: bool | None = None, param: str | None = None
     ) -> None:
         super().__init_subclass__()
-        # Only what is said: what is not stays the base's.
+        # Only what is declared; the rest is inherited.
         for name, value in (("code", code), ("retryable", retryable), ("param", param)):
             if value is not None:
                 setattr(cls, name, value)
@@ -111,7 +111,7 @@ class BindError(MeshError, code="cannot_bind"):
 
 
 class FrameRefused(MeshError):
-    """Bytes that are not a frame of this protocol, or not meant for this incarnation.
+    """A frame that is malformed, not meant for this incarnation, or otherwise not acceptable.
 
     Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, superseded, wrong_version, unknown_verb,
     wrong_sender, no_hello, unknown_call, bad_proof, no_proof, unknown_key, wrong_key, wrong_role, no_handshake.
@@ -124,7 +124,7 @@ class FrameRefused(MeshError):
 
 
 class Superseded(MeshError, code=SUPERSEDED):
-    """This incarnation is over: those it needs know a later one, of `known_epoch`; the next one goes above that."""
+    """This incarnation is over: peers it needs know a later one, `known_epoch`, which its successor must exceed."""
 
     def __init__(self, message: str, known_epoch: int) -> None:
         super().__init__(message)
@@ -132,11 +132,11 @@ class Superseded(MeshError, code=SUPERSEDED):
 
 
 class WrongMesh(MeshError, code=WRONG_MESH):
-    """The registry that was found is another mesh's, and takes no members for this one."""
+    """The registry that was found belongs to another mesh, and admits no members for this one."""
 
 
 class WrongSpec(WrongMesh, code=WRONG_SPEC):
-    """The mesh serves something else than this host would: another model, layout, or the like; says what differs."""
+    """This host's model, layout or the like differs from the mesh's; the message says what differs."""
 
 
 class CallError(MeshError, code="call_failed"):
@@ -144,14 +144,14 @@ class CallError(MeshError, code="call_failed"):
 
 
 class DeadlineExceeded(CallError, code="deadline_exceeded", retryable=True):
-    """The time given has passed; the peer may or may not have done what was asked."""
+    """The given time has passed; the peer may or may not have done what was asked."""
 
 
 class PeerLost(CallError, code="peer_lost", retryable=True):
     """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked.
 
-    `was_heard` False: not a word came from that incarnation over this connection; most likely nobody was there.
-    `reason` is how it was lost, where that is known.
+    `was_heard` False: nothing was ever received from that incarnation over this link; most likely it was not there.
+    `reason` is how it was lost, if known.
     """
 
     was_heard = True
@@ -159,15 +159,15 @@ class PeerLost(CallError, code="peer_lost", retryable=True):
 
 
 class Unreachable(CallError, code="unreachable", retryable=True):
-    """Nothing was sent: the peer is not a member, or the way to it is full."""
+    """Nothing was sent: the peer is not a member, cannot be dialed now, or its outbox is full."""
 
 
 class MailboxFull(CallError, code="mailbox_full", retryable=True):
-    """Nothing was sent: this actor has as many calls in flight as it may."""
+    """Nothing was sent: this actor already has as many calls in flight as it may."""
 
 
 class TooLarge(CallError, code="too_large"):
-    """Nothing was sent: the message is over the mesh's limits."""
+    """Nothing was sent: the message exceeds the mesh's limits."""
 
 
 class Cancelled(CallError, code="cancelled"):
@@ -175,7 +175,7 @@ class Cancelled(CallError, code="cancelled"):
 
 
 class RemoteError(CallError):
-    """The peer answered with an error; `code`, `retryable`, `param` and `known_epoch` (0: none) are the peer's."""
+    """The peer answered with an error; `code`, `retryable`, `param` and `known_epoch` (0: none) come from the peer."""
 
     def __init__(
         self, code: str, message: str, retryable: bool = False, param: str | None = None, known_epoch: int = 0

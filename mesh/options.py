@@ -1,4 +1,4 @@
-"""Settings of one actor's system; every bound of `mesh/` that a deployment may want to move."""
+"""Settings of one actor's system: every limit of `mesh/` that a deployment may want to change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,20 +12,21 @@ from mesh.runtime.process_usage import ProcessUsage
 from mesh.wire.header import Limits
 
 MAX_PEERS: Final = 4096
-"""As many as a transport has sockets and a process descriptors for: 8 each, of which `mesh/run.py` asks for 65,536."""
+"""As many peers as a transport has sockets and a process has descriptors for: a peer takes 8 descriptors, and
+`mesh/run.py` raises their limit to 65,536."""
 
 
 @dataclass(frozen=True)
 class SystemOptions:
     """What an `ActorSystem` is made with, beside actor, address, transport and bootstrap.
 
-    `mesh` is the name of the one to join, where that is to be checked, and `spec` what this host takes it to be.
-    `supervisor` is where heartbeats go beside the registry. `usage` says what the process uses, where the actor has one
-    of its own. `random` draws trace ids and jitter; give a seeded one
-    where runs have to repeat. `capabilities` is what `hello` and `welcome` tell of this actor (numerics and so on).
-    `secret` is the supervisor's, by which this actor proves who it is and checks others; without one it checks nobody,
-    and shows the `proof` that it was given, if any. `vet_host` raises
-    `FrameRefused` for a member of another host that its key does not allow, where links between hosts have keys.
+    `mesh` is the name of the mesh to join, if that is to be checked, and `spec` what this host takes it to be.
+    `supervisor` is where heartbeats go besides the registry. `usage` reports the process's resource usage, if the actor
+    has a process of its own. `random` draws trace ids and jitter; pass a seeded one if runs have to repeat.
+    `capabilities` is what `hello` and `welcome` say about this actor (numerics and so on). `secret` is the
+    supervisor's, with which this actor proves its identity and checks others; without it, it checks no proofs, and
+    shows the `proof` that it was given, if any. `vet_host` raises `FrameRefused` for a member of another host that
+    its key does not allow, where links between hosts have keys.
     """
 
     mesh: str = ""

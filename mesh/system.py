@@ -1,10 +1,10 @@
 """One actor's half of the mesh: wires links, calls, heartbeats, membership and topics to the actor, and answers
-what is asked of every actor (statistics, description, drain, shutdown).
+the asks that every actor gets (statistics, description, drain, shutdown).
 
 Uses the loop's clock, tasks and futures and a `Transport`, nothing else: no ZeroMQ, no threads, no wall clock, so it
 runs unchanged on virtual time. Made by `mesh/run.py` for a process, by tests and simulations directly.
 
-    new --start()--> starting --ready_after_start, or the actor's word--> ready --drain()--> draining --stop()--> gone
+    new --start()--> starting --ready_after_start or announce()--> ready --drain()--> draining --stop()--> gone
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class ActorSystem:
         self._drained: asyncio.Task[None] | None = None
         self._stopped = False
         self.over: MeshError | None = None
-        """Why this incarnation is over, where the registry will not take it in: it knows a later one, say."""
+        """Why this incarnation is over, if the registry will never admit it: it knows a later one, for example."""
 
         self.tasks = TaskSupervisor(self._log, self.metrics)
         self._figures = OwnFigures(actor, self.metrics, self.tasks, self.options.usage)
@@ -116,10 +116,10 @@ class ActorSystem:
         actor.ctx = Context(self, self._log)
 
     def _add_parts(self, actor: Actor) -> None:
-        """What speaks over the links: each part takes its verbs."""
+        """Create the parts that speak over the links; each registers handlers for its verbs."""
         links, tasks, options = self.links, self.tasks, self.options
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
-        # Without keys a role is what somebody calls itself.
+        # Without keys a role is merely what an actor calls itself.
         permissions = Permissions(actor.codec.senders, options.host) if options.vet_host is not None else None
         self.tells = Tells(links, bodies, actor, tasks, permissions)
         self.asking = Asking(links, bodies, options.max_pending_calls, tasks)
@@ -152,12 +152,12 @@ class ActorSystem:
         }
 
     async def start(self) -> None:
-        """Bind, begin to join, start the actor. Raises what the actor's `start` raises, and is then stopped."""
+        """Bind, begin to join, start the actor. If the actor's `start` raises, stop and re-raise."""
         endpoint = await self._transport.start(self.address, self.links)
         self._member = msgspec.structs.replace(self._member, endpoint=endpoint)
         try:
-            # Before the actor's own start, which may load weights for minutes: heartbeats say how far it is, and that
-            # gives it time.
+            # Before the actor's own start, which may load weights for minutes: heartbeats report its progress, and
+            # progress extends the time that the supervisor allows it.
             self.heartbeats.start()
             if self.actor.joins:
                 self.registration.start()
@@ -169,22 +169,22 @@ class ActorSystem:
             self.announce(READY)
 
     async def joined(self) -> None:
-        """Wait until the registry has taken this actor in."""
+        """Wait until the registry has admitted this actor."""
         await self.registration.joined()
 
     async def drain(self) -> None:
-        """Take no new work and wait until the actor is empty. Idempotent."""
+        """Take no new work and wait until the actor has none left. Idempotent."""
         if self._drained is None:
             self.announce(DRAINING)
             body = SYSTEM_CODEC.encode(Draining())
             for peer in self.links.peers():
                 self.links.send(peer, Channel.CONTROL, Verb.DRAINING, body, (), SYSTEM)
             self._drained = self._loop.create_task(self.actor.drain(), name="drain")
-        # Several may ask for it, and one that gives up waiting must not end the drain for the others.
+        # Several callers may wait for it, and one that gives up must not cancel the drain for the others.
         await asyncio.shield(self._drained)
 
     async def stop(self) -> None:
-        """Leave, say bye, give everything back. Idempotent; does not wait for work, see `drain`."""
+        """Leave the mesh, say bye, release everything. Idempotent; does not wait for work, see `drain`."""
         if self._stopped:
             return
         self._stopped = True
@@ -197,10 +197,10 @@ class ActorSystem:
         except Exception as error:  # noqa: BLE001
             self.tasks.failed("stop", error)
         await self.tasks.close()
-        # After the actor's own end, which may still answer some; who is left is told that nobody will.
+        # After the actor's own `stop`, which may still answer some calls; the remaining askers get an error.
         self.serving.close()
         if self.actor.joins:
-            # Before asks are closed: the leave is one of them.
+            # Before `asking` is closed: the leave is an ask.
             await self.registration.leave(_LEAVE_S)
         self.asking.close()
         self.links.close()
@@ -208,14 +208,14 @@ class ActorSystem:
         self.end("stopped")
 
     def end(self, reason: str) -> bool:
-        """Have whoever runs this actor end it. False: that was asked before."""
+        """Request that the process running this actor end it. False: this was requested before."""
         if self._shutdown.done():
             return False
         self._shutdown.set_result(reason)
         return True
 
     async def shutdown_asked(self) -> str:
-        """Wait until a peer or the actor itself asks that it end (or it has); the reason given."""
+        """Wait until a peer or the actor itself requests its end (or it has stopped); returns the reason."""
         return await asyncio.shield(self._shutdown)
 
     # For the parts of the system
@@ -225,18 +225,18 @@ class ActorSystem:
         return self._member
 
     def introduce(self, to: Address, *, is_proved: bool) -> Member:
-        """This actor as a member, with its proof for who has shown one, or is dialed where one that has listens."""
+        """This actor as a member, with its proof if the peer is proved, a hub, or a member known to have a proof."""
         is_shown = is_proved or self.credentials.are_shown_to(to)
         return self._member if is_shown else without_proof(self._member)
 
     def vet(self, member: Member) -> bool:
-        """Whether who introduces itself has proved who it is; raises `FrameRefused` where it had to."""
+        """Whether the member that introduces itself is proved; raises `FrameRefused` if it must be and is not."""
         return self.credentials.vet(member)
 
     def announce(self, state: str | None = None, **attributes: Any) -> None:
-        """Tell registry and supervisor about a new state or new attributes (merged into the old).
+        """Tell registry and supervisor about a new state or new attributes (merged into the existing ones).
 
-        A draining actor does not become ready again.
+        A draining actor never becomes ready again.
         """
         member = self._member
         if state is None or member.state == DRAINING:
@@ -244,15 +244,15 @@ class ActorSystem:
         self._member = msgspec.structs.replace(member, state=state, attributes={**member.attributes, **attributes})
         self.registration.announce()
         if state != member.state:
-            # The supervisor waits for this word, and would hear it half a second later.
+            # The supervisor waits for the state, and would otherwise hear it up to half a second later.
             self.heartbeats.send_now()
 
     def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
-        """Where an actor is: the registry by the bootstrap, the supervisor by the options, the others by the view.
+        """Where an actor is: the registry from the bootstrap, the supervisor from the options, others from the view.
 
-        Who is on the same host is dialed there, and not by way of the network.
+        Actors on the same host are dialed by their local endpoints, not over the network.
         """
-        # Local endpoints are in no options and no file but those of their own host.
+        # The options and files that name these two hold local endpoints only on the host these belong to.
         for known in (self.options.supervisor, self._bootstrap.lookup()):
             if known is not None and known[0].actor_id == actor_id:
                 return known[0], known[1].on_its_host
@@ -263,13 +263,13 @@ class ActorSystem:
         return member.address, member.endpoint.on_its_host if is_near else member.endpoint
 
     def linked(self, peer: Address) -> None:
-        """A connection with an incarnation is up: what waits for its return asks now."""
+        """A connection with an incarnation is up: subscriptions that wait for its return are requested now."""
         self.publishing.linked(peer.actor_id)
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
-        """An incarnation is gone or cut off: everybody who waits for it is told, then the actor."""
+        """An incarnation is gone or cut off: fail whatever waits for it, then tell the actor."""
         self._log.debug("peer lost", peer=str(peer.address), reason=reason)
-        # Those that wait first, the actor last: what it does about the loss then finds the books in order.
+        # The actor last: whatever it does about the loss then finds all state up to date.
         self.asking.lose(peer, reason)
         self.serving.lose(peer, reason)
         self.publishing.lose(peer)
@@ -277,26 +277,26 @@ class ActorSystem:
         self.tasks.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
     def found(self, address: Address) -> None:
-        """A later incarnation of a peer listens where that was dialed: if it is the registry, it is joined at once."""
+        """A later incarnation answers where a peer was dialed: if it is the registry's, join it at once."""
         if self._bootstrap.learn(address):
             self.registration.hurry()
 
     def superseded(self, by: Address, reason: str, known_epoch: int, *, is_proved: bool) -> None:
-        """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over.
+        """A peer knows a later incarnation of this actor. If the registry says so, this one is over.
 
-        Of the registry itself whoever may have been its member is: else one that lost files and clock is dialed by the
-        epoch that was before for ever, and nobody dials it as what it is.
+        A registry believes any peer that may have been its member: otherwise a registry that has lost both its files
+        and the right time would be dialed by its earlier epoch for ever, and by nobody under its present one.
         """
-        # Whoever starts the next one goes above it: without that word an actor whose host lost its files, or has its
-        # clock a day behind, would be refused until the lease of the one before has run out, and then reuse what that
-        # one was called.
+        # The next incarnation is started above `known_epoch`. Without it an actor whose host has lost its files, or
+        # whose clock is a day behind, would be refused until the lease of its predecessor had run out, and would then
+        # reuse epochs that the predecessor has had.
         self._is_over(by, Superseded(reason, known_epoch), is_proved=is_proved)
 
     def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
-        """The view has changed: links with who has left end, topics of who has come are asked for.
+        """The view has changed: end links with members that left, subscribe to topics of members that joined.
 
-        Nothing happens where the change is empty. The registry's word may overtake the last messages of who leaves in
-        good order, so its bye is waited for.
+        An empty change does nothing. Members in `leaving` left in an orderly way; the registry's notice may overtake
+        their last messages, so their bye is awaited for a while.
         """
         if not change:
             return
@@ -310,7 +310,7 @@ class ActorSystem:
             self.publishing.appeared(member.actor_id)
 
     def bury(self, dead: Address, reason: str) -> None:
-        """An incarnation is dead: it is no member and has no links any more, before the registry says so."""
+        """An incarnation is dead: drop its membership and its links at once, before the registry says so."""
         self.links.lose(dead, reason)
         self.members_changed(self.registration.view.forget(dead))
 
@@ -333,7 +333,7 @@ class ActorSystem:
             self.over = why
             self._log.warning(why.code, by=str(by), why=why.message, known_epoch=known_epoch)
 
-    # What is told or asked of every actor
+    # Tells and asks that every actor handles
 
     def _on_peer_down(self, sender: Address, message: PeerDown) -> bool:
         peer = self.links.get(sender.actor_id)
@@ -358,7 +358,7 @@ class ActorSystem:
         self.end(call.message.reason)
 
     def _if_proved(self, answer: Callable[[Call], object]) -> Callable[[Call], object]:
-        """Who may end this actor: anybody could otherwise that may write into the run directory."""
+        """Reserve `answer` for proved peers, or any process that may write to the run directory could end this one."""
 
         def checked(call: Call) -> None:
             if self.credentials.obey(is_proved=call.peer.is_proved):
@@ -374,13 +374,13 @@ class ActorSystem:
         try:
             await self.drain()
         except Exception:
-            # Now: nobody drains it a second time, and the asker would wait until its deadline. Logged by the tasks.
+            # Fail now: the drain is not repeated, and the asker would wait until its deadline. `tasks` logs the error.
             call.fail("internal", f"{self.actor.role} failed to drain")
             raise
         call.reply(Drained())
 
     def stats(self) -> StatsReply:
-        """All figures of this actor, as others are told them."""
+        """All metrics of this actor, as reported to others."""
         gauges = {
             "mesh_calls_pending": float(len(self.asking)),
             "mesh_mailbox_calls": float(len(self.serving)),

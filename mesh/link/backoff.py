@@ -1,6 +1,6 @@
 """Pauses between dials of an incarnation that could not be reached. Pure; owned by `mesh/link/handshake.py`.
 
-Whoever tells a member that is dead, and not yet known to be, would dial it again for every message.
+Without them every message to a member that is dead, but not yet known to be, would dial it again.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ _MAX_REMEMBERED: Final = 1024
 
 
 class ReconnectBackoff:
-    """How long to leave an incarnation alone: `min_s` after the first failure, twice as long after each, to `max_s`."""
+    """How long not to dial an incarnation: `min_s` after the first failure, doubling with each, at most `max_s`."""
 
     def __init__(self, min_s: float, max_s: float) -> None:
         self._min_s = min_s
@@ -25,8 +25,8 @@ class ReconnectBackoff:
         return max(0.0, until - now)
 
     def failed(self, address: Address, now: float) -> None:
-        """A dial did not lead to a welcome. The oldest failures are forgotten when there are many."""
-        # Popped and put in again, so that the first in the dictionary is the one that failed longest ago.
+        """A dial got no welcome. When there are many failures, the oldest are forgotten."""
+        # Popped and reinserted, so that the first key in the dictionary is the one that failed longest ago.
         _, pause_s = self._failures.pop(address, (0.0, 0.0))
         pause_s = min(pause_s * 2, self._max_s) if pause_s else self._min_s
         self._failures[address] = now + pause_s, pause_s
@@ -34,5 +34,5 @@ class ReconnectBackoff:
             self._failures.popitem(last=False)
 
     def succeeded(self, address: Address) -> None:
-        """It was reached."""
+        """The incarnation was reached: its failures are forgotten."""
         self._failures.pop(address, None)

@@ -1,37 +1,40 @@
-"""All links of one actor: frames, connection events and time in; frames, messages, events and a deadline out. Pure.
+"""The state machine of one actor's links. Pure.
 
-A connection is dialed by this actor or accepted from a peer; a peer has at most one of each, and messages to it take
-one of them, its route, while that lives. A connection has two channels (control, data), and each of them a phase:
+Frames, connection events and time go in; frames to send, messages to deliver, events and the next deadline come out.
+A connection is either dialed by this actor or accepted from a peer. A peer has at most one of each; all messages to it
+take the same one, its route, until the peer is lost. A connection has two channels (control, data), each in a phase:
 
-    phase      channel of a dialed connection                    channel of an accepted connection
-    HELD                                                      no hello yet: messages wait, 1,000 at most
-    GREETING   hello sent: messages follow it at once
-    OPEN       welcome came                                   hello came: welcome sent, then what waited
-    CLOSED     bye came, nothing follows                      the same
+    phase      on a dialed connection                 on an accepted connection
+    HELD       -                                      no hello yet: up to 1,000 outgoing messages wait
+    GREETING   hello sent: messages follow at once    -
+    OPEN       welcome received                       hello received: welcome sent, then the messages that waited
+    CLOSED     bye received: nothing more comes       bye received: nothing more comes
 
-    what happens                 without a link with that incarnation      with one
-    a message is to be sent      dial, hello on both channels                 it goes on the route
-    hello                        accept; if an older epoch is linked it    of a later connection than known: lost,
-                                 is lost, if a newer: `superseded`; with   and accepted anew
-                                 a wrong proof, or none: refused
-    welcome on both channels        refused                                   the dial is done; of two connections: lost
-    bye on both channels            nothing                                   lost
-    error with number 0          refused                                   lost
-    any other frame              refused, `no_hello`                       delivered; dropped if its number is not above
-                                                                           the last of its channel
-    suspected                    nothing                                   ping on both channels; one stays silent: lost
-    a later epoch answers there                                            dialed: it is found, and the older lost
-    connection down              nothing                                   lost; so without a welcome in time, and when
-                                                                           a peer that is watched falls silent
+    event                      no link with that incarnation        linked
+    message to send            dial, hello on both channels         sent on the route
+    hello                      accept. Older epoch linked: that     opens its channel; from a later connection than the
+                               one is lost. Newer epoch known:      known one: lost, then accepted anew
+                               refused, `superseded`. Proof wrong
+                               or missing: refused
+    welcome on both channels   refused                              dial complete; from two different connections: lost
+    bye on both channels       ignored                              lost
+    error, sequence 0          refused                              lost
+    any other frame            refused, `no_hello`                  delivered; dropped if its sequence number is not
+                                                                    above the last one on its channel
+    peer suspected             ignored                              ping on both channels; either stays silent: lost
+    later epoch answers dial   -                                    the later epoch is found, the dialed one lost
+    connection down            ignored                              lost
+    no welcome in time         -                                    lost
+    watched peer falls silent  -                                    lost
 
-Who is lost is forgotten whole, with both connections; the next message dials again, after a pause if the dial before
-led to no welcome. Invariants under any order of these (`tests/mesh/link/test_core.py`):
-1. Each connection is one of its peer's two; the route is one of them, and does not change before the peer is lost.
-2. Numbers sent on a channel of a connection grow by one.
-3. What is delivered of a connection on a channel was sent in that order, by one incarnation, each message once.
-4. A peer is lost once, and nothing of it is delivered afterwards.
-5. A dialed connection that is not up has a deadline, and so has each ping.
-6. Who is found is a later incarnation of the peer that was dialed, and that is lost.
+A lost peer is forgotten entirely, with both connections. The next message to it dials again, after a pause if the last
+dial got no welcome. Invariants, whatever the order of events (`tests/mesh/link/test_core.py`):
+1. A peer has at most two connections, each recorded under it alone. Its route is one of them, fixed until it is lost.
+2. Sequence numbers sent on one channel of a connection increase by exactly one.
+3. Messages delivered from one channel of a connection come from one incarnation, in the order sent, each once.
+4. A peer is lost at most once, and nothing from it is delivered afterwards.
+5. Every dialed connection that is not up has a deadline, and so does every unanswered ping.
+6. `Found` names a later incarnation of the peer that was dialed, and the dialed one is lost.
 
 Driven by `mesh/link/links.py`.
 """
@@ -66,12 +69,12 @@ _OTHERS: Final = frozenset(("wrong_sender", *PROOF_CODES))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
 _MAX_WAITING: Final = 1000
 _HELD: Final = Phase.HELD
-# msgspec encodes a member of an enumeration slowly.
+# msgspec is slow at encoding enum members.
 _NUMBERS: Final = {verb: int(verb) for verb in Verb}
 
 
 class LinkCore:
-    """The links of one incarnation. Whoever calls a method then carries out `outputs`, oldest first."""
+    """The links of one incarnation. After each call the caller carries out `outputs`, oldest first."""
 
     def __init__(self, address: Address, options: SystemOptions, metrics: Metrics, directory: Directory) -> None:
         self.outputs: deque[Output] = deque()
@@ -95,7 +98,7 @@ class LinkCore:
     # From the actor
 
     def dial(self, actor_id: str, now: float, trace: str) -> Peer:
-        """Begin a link with an actor that is not in `peers`; raises `Unreachable`."""
+        """Start a link with an actor that is not in `peers`; raises `Unreachable`."""
         if actor_id == self._actor_id:
             return self._connect(Link(self.address, dialed=True)).peer
         located = self._locate(actor_id)
@@ -112,7 +115,7 @@ class LinkCore:
         return connection.peer
 
     def lose(self, address: Address, reason: str, keep: Link | None = None) -> None:
-        """Forget an incarnation and tell of it; nothing happens if it is not linked. `keep` is not closed."""
+        """Forget an incarnation and emit `Lost`; a no-op if it is not linked. The link `keep` is not closed."""
         peer = self.peers.get(address.actor_id)
         if peer is None or peer.address != address:
             return
@@ -125,34 +128,34 @@ class LinkCore:
         self.outputs.append(Lost(peer, reason))
 
     def close(self) -> None:
-        """Say bye to everybody and forget them; nobody is lost."""
+        """Say bye to every peer and forget it, without emitting `Lost`."""
         body = SYSTEM_CODEC.encode(Bye())
         for peer in list(self.peers.values()):
-            # A link of an actor with itself has nobody at its other end who would have to hear it.
+            # An actor's link with itself has no other end to say bye to.
             if peer.route is not None and peer.address != self.address:
                 for channel in Channel:
                     self.say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
             self._forget(peer)
 
     def next_id(self) -> int:
-        """A message id that this incarnation has not used."""
+        """A message id that this incarnation has not used yet."""
         self._message_ids += 1
         return self._message_ids
 
     def write(
         self, connection: Connection, channel: Channel, verb: Verb, body: bytes, buffers: Frames, meta: Meta, trace: str
     ) -> Frames | None:
-        """The frame of a message, to go after `outputs`; empty if it has to wait, None if there is no room."""
+        """The frame of a message, to send after `outputs`; empty if it has to wait, None if there is no room."""
         state = connection.channels[channel]
         if state.phase is _HELD:
-            # Refused, not waited for: whoever sends finds out now, and who never greets holds no more than this.
+            # Refuse rather than wait: the sender learns at once, and a peer that never says hello ties up no more.
             if len(state.waiting) >= _MAX_WAITING:
                 return None
-            # It gets its number when it goes: after the welcome's.
+            # Its sequence number is assigned when it is sent, after the welcome's.
             state.waiting.append((verb, body, buffers, meta, trace))
             return ()
         message_id, correlation_id, timeout_us, flags, position = meta
-        # Counted here, at the last moment: frames that wait take no number before those that overtake them.
+        # Assigned at the last moment, so that a waiting frame takes no number before the frames that overtake it.
         state.sent = sequence = state.sent + 1
         header = encode_header(
             Header(
@@ -160,21 +163,21 @@ class LinkCore:
                 self._actor_id, self._epoch, connection.link.peer.epoch, timeout_us, flags, position, trace,
             )
         )  # fmt: skip
-        # Most messages have no buffers, and a tuple of two is made faster than one that is unpacked into.
+        # Most messages have no buffers, and building a plain pair is faster than unpacking into a tuple.
         return (header, body, *buffers) if buffers else (header, body)
 
     def take_back(self, connection: Connection, channel: Channel) -> None:
-        """The frame that `write` has just returned was not taken: its number is free again."""
+        """The transport did not take the frame that `write` just returned: its sequence number is free again."""
         connection.channels[channel].sent -= 1
 
     # From the network
 
     def receive(self, link: Link, channel: Channel, parts: Frames) -> tuple[Peer, Header] | None:
-        """A frame came; who sent it and its header if it is to be delivered, and then there are no new `outputs`."""
+        """Handle a frame. Returns its sender and header if it is to be delivered, and then adds no `outputs`."""
         header: Header | None = None
         try:
             header = open_envelope(parts)
-            # Compared here as well, since most frames are of two small parts and need no more.
+            # Checked inline first: most frames have two small parts and need no call.
             if len(parts) > 2 or len(parts[0]) > self._max_header_bytes or len(parts[1]) > self._max_body_bytes:
                 check_sizes(parts, self._options.limits)
             if header.receiver_epoch != self._epoch:
@@ -186,7 +189,7 @@ class LinkCore:
             connection = self._connections.get(link)
             if connection is None:
                 if header.verb == Verb.BYE:
-                    # It is lost already, by the registry's word for example; but the transport has just met it anew.
+                    # The peer is lost already (the registry may have said so), but the transport has recorded it anew.
                     self.outputs.append(Close(link))
                     return None
                 connection = self._accept(link, header, parts)
@@ -210,7 +213,7 @@ class LinkCore:
         return peer, header
 
     def refuse(self, link: Link, channel: Channel, header: Header | None, refusal: FrameRefused) -> None:
-        """A frame is none, or not for here; `header` is None where it could not be read."""
+        """Refuse a frame that is malformed or not meant for this actor; `header` is None if it could not be read."""
         self._metrics.count("mesh_frames_refused_total", code=refusal.code)
         if self._log_once.is_new(link.peer, refusal, self._now):
             self.outputs.append(Refused(link.peer, refusal))
@@ -231,7 +234,7 @@ class LinkCore:
             self.outputs.append(Close(link))
 
     def not_taken(self, output: Send) -> None:
-        """An outbox is full. Who takes nothing is slow, and not silent: its transport says when it is gone."""
+        """An outbox is full. A peer that takes nothing is slow, not silent; the transport reports it if it is gone."""
         self._metrics.count("mesh_outbox_full_total")
         connection = self._connections.get(output.link)
         if connection is not None:
@@ -248,12 +251,13 @@ class LinkCore:
 
     def beat(self, now: float) -> None:
         """Called every heartbeat."""
-        # What comes without a time, a refusal say, begins a pause before the next dial now, and not when it was dialed.
+        # Events that carry no time (a refusal, say) then start their pause before the next dial from about now, not
+        # from when the peer was dialed.
         self._now = now
         self.liveness.beat(now)
 
     def due(self, now: float) -> None:
-        """What has not come in time."""
+        """Act on every deadline that has passed."""
         self._now = now
         while (key := self._deadlines.pop_due(now)) is not None:
             kind, actor_id = key
@@ -263,17 +267,17 @@ class LinkCore:
             else:
                 self.liveness.due(peer, Channel[kind])
 
-    # Parts of these
+    # Internals
 
     def _accept(self, link: Link, header: Header, parts: Frames) -> Connection:
-        """A connection that a peer has made begins; only a hello begins one.
+        """Accept a connection that a peer has dialed; its first frame must be a hello.
 
-        A peer dials only when it has no record of this actor, or has lost it. So a link with it from before, accepted
-        from it or dialed and welcomed by it under a lower connection number, is one that the peer has forgotten.
+        A peer dials only if it has no record of this actor or has lost it. So an existing link, accepted from the peer
+        or dialed and welcomed by it under a lower connection number, is one that the peer has forgotten.
         """
         if header.verb != Verb.HELLO or link.dialed:
             raise FrameRefused("no_hello", "a message without hello before it")
-        # Before anybody is lost: whoever takes another's name must not end that one.
+        # Checked before any peer is lost: an impostor must not end the link of the actor whose name it claims.
         self._handshake.vet_hello(link.peer, parts)
         address, number = link.peer, connection_of(header.sequence)
         peer = self.peers.get(address.actor_id)
@@ -291,14 +295,14 @@ class LinkCore:
         elif link in self._connections or any(0 < connection.remote < number for connection in connections):
             self.lose(address, "it has begun again", keep=link)
         elif any(not connection.link.dialed for connection in connections):
-            # The hello of a connection that its peer has given up, and that was overtaken by the one after it.
+            # A late hello, overtaken by that of a newer connection: its peer has given this connection up.
             raise FrameRefused("no_hello", "a later connection of this incarnation is known")
         if address.actor_id not in self.peers and len(self.peers) >= self._options.max_peers:
             raise FrameRefused(TOO_MANY_PEERS, f"{self._options.max_peers} peers are linked already")
         return self._connect(link, number)
 
     def _from_another(self, link: Link, header: Header, parts: Frames) -> None:
-        """A frame of somebody else than its link is with: only a successor's word is news, the rest is refused."""
+        """A frame whose sender is not the link's peer: refused, unless it announces a successor of that peer."""
         successor = later_incarnation(link.peer, header, parts) if link.dialed else None
         if successor is None:
             raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
@@ -308,7 +312,7 @@ class LinkCore:
             self._fail(connection, f"epoch {successor.epoch} listens there")
 
     def _note_successor(self, link: Link, header: Header, parts: Frames) -> None:
-        """A frame is for another incarnation of this actor: if a later one, who dials it knows of that."""
+        """A frame is meant for another incarnation of this actor: a peer that dials a later one knows of that one."""
         if header.verb == Verb.HELLO and header.receiver_epoch > self._epoch and not link.dialed:
             is_proved = self._handshake.vet_hello(link.peer, parts)
             reason = f"{link.peer} dials epoch {header.receiver_epoch} of this actor"
@@ -333,7 +337,7 @@ class LinkCore:
     def _out_of_order(
         self, connection: Connection, channel: Channel, header: Header, parts: Frames
     ) -> Connection | None:
-        """The connection of a frame that is not the next of its channel; None if the frame goes no further."""
+        """The connection of a frame that is not the next one on its channel; None if the frame goes no further."""
         sequence, last = header.sequence, connection.channels[channel].received
         remote, number = connection.remote, connection_of(sequence)
         if sequence == UNNUMBERED and header.verb == Verb.ERROR:
@@ -346,7 +350,7 @@ class LinkCore:
                 self.outputs.append(Refused(connection.link.peer, told))
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None
-        # Sent twice by the network, or late: of a connection that another has followed.
+        # A duplicate made by the network, or a late frame of a connection that has been replaced.
         if sequence <= last or number < remote:
             self._metrics.count("mesh_frames_repeated_total")
             return None
@@ -356,7 +360,7 @@ class LinkCore:
         elif not connection.link.dialed:
             connection = self._accept(connection.link, header, parts)
         elif remote:
-            # It has answered a hello of before, or has forgotten this connection and taken it for another.
+            # The peer has answered an earlier hello, or has forgotten this connection and taken it for a new one.
             self.lose(connection.link.peer, "it has begun again")
             return None
         connection.remote = number
@@ -367,24 +371,24 @@ class LinkCore:
         if header.verb != Verb.BYE:
             self._handshake.greeted(connection, channel, header, parts)
             return
-        # Bulk may still be on its way when the control channel says bye; the peer is gone when both have said it.
+        # Bulk may still be in flight when the control channel says bye: the peer is gone once both channels have.
         connection.channels[channel].phase = Phase.CLOSED
         if all(state.phase is Phase.CLOSED for state in connection.channels):
             self.lose(connection.link.peer, "it said bye")
         self._handshake.end_if_up(connection)
 
     def _fail(self, connection: Connection, reason: str) -> None:
-        """A connection has ended, or never was one; if that, the core was told the time when it was dialed."""
+        """A connection has ended or never came up; in the latter case `_now` is no older than its dial."""
         self._handshake.failed(connection, self._now)
         self.lose(connection.link.peer, reason)
 
     def say(self, connection: Connection, channel: Channel, *message: *Message) -> None:
-        """Have a message of the link's own go out after what is wanted already."""
+        """Queue a message of the link itself behind the outputs that are already pending."""
         parts = self.write(connection, channel, *message)
         if parts:
             self.outputs.append(Send(connection.link, channel, parts))
 
     def _unnumbered_error(self, receiver: Address, trace: str) -> bytes:
-        """The header of an error that belongs to no connection."""
+        """The header of an error that belongs to no connection: its sequence number is 0."""
         ids, epochs = (self.next_id(), UNNUMBERED, 0), (self._actor_id, self._epoch, receiver.epoch)
         return encode_header(Header(PROTOCOL_VERSION, _NUMBERS[Verb.ERROR], *ids, *epochs, 0, SYSTEM_FLAG, 0, trace))

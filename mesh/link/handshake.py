@@ -1,10 +1,10 @@
-"""Who may be linked: hello and welcome of dialed and accepted connections, and pauses between dials in vain. Pure.
+"""Who may be linked: hello and welcome on dialed and accepted connections, and pauses after failed dials. Pure.
 
-    dialed      hello on both channels --welcome on both--> up, the backoff begins anew
+    dialed      hello on both channels --welcome on both--> up, the backoff is reset
                    `--no welcome in time, connection down, refused--> failed, a pause before the next dial
-    accepted    hello on a channel: welcome on it, then what waited there
+    accepted    hello on a channel: welcome on it, then the messages that waited there
 
-Owned by `mesh/link/core.py`, which says what has come and what is over; it makes and ends the connections.
+Owned by `mesh/link/core.py`, which makes and ends the connections and reports what arrives and what has ended.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -30,7 +30,7 @@ WELCOME: Final = "welcome"
 
 
 class Handshake:
-    """Of all links of one incarnation: deadlines of the dials under way, and pauses after those that failed."""
+    """The handshakes of one incarnation: deadlines of dials in progress, and pauses after failed ones."""
 
     def __init__(self, core: "LinkCore", options: SystemOptions, directory: Directory, deadlines: Deadlines) -> None:
         self._core = core
@@ -40,7 +40,7 @@ class Handshake:
         self._backoff = ReconnectBackoff(options.retry_min_s, options.retry_max_s)
 
     def check_pause(self, address: Address, now: float) -> None:
-        """Raise `Unreachable` while an incarnation is not dialed, as it was in vain a moment ago."""
+        """Raise `Unreachable` during the pause that follows a failed dial of this incarnation."""
         pause_s = self._backoff.remaining_s(address, now)
         if pause_s:
             raise Unreachable(f"{address} could not be reached; it is tried again in {pause_s:.2f} s")
@@ -49,7 +49,7 @@ class Handshake:
         """Say hello on both channels of a dialed connection."""
         peer = connection.link.peer
         self._deadlines.set((WELCOME, peer.actor_id), now + self._options.hello_timeout_s)
-        # Whoever listens there has proved nothing yet.
+        # The listener has proved nothing yet.
         me, capabilities = self._introduce(peer, is_proved=False), self._options.capabilities
         hello = Hello(
             min_version=MIN_PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=me, capabilities=capabilities
@@ -59,14 +59,14 @@ class Handshake:
             self._core.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
 
     def vet_hello(self, peer: Address, parts: Frames) -> bool:
-        """Whether the peer of a hello has proved who it is; nothing changes.
+        """Whether the sender of a hello has proved its identity; changes no state.
 
-        Raises `FrameRefused` unless it is a hello of this peer that may be accepted.
+        Raises `FrameRefused` unless this is a hello from `peer` that may be accepted.
         """
         return self._vet(check_greeting(parts, Hello, peer).member)
 
     def greeted(self, connection: Connection, channel: Channel, header: Header, parts: Frames) -> None:
-        """A hello or welcome came: its channel is open; raises `FrameRefused`."""
+        """A hello or welcome arrived: open its channel; raises `FrameRefused`."""
         link, peer, state = connection.link, connection.peer, connection.channels[channel]
         is_hello = header.verb == Verb.HELLO
         greeting = check_greeting(parts, Hello if is_hello else Welcome, link.peer)
@@ -87,12 +87,12 @@ class Handshake:
         self.end_if_up(connection)
 
     def end_if_up(self, connection: Connection) -> None:
-        """A channel has changed its phase: with the second the dial is done."""
+        """A channel has changed its phase: once both are greeted, the dial is complete."""
         link = connection.link
         if link.dialed and connection.is_up and self._deadlines.clear((WELCOME, link.peer.actor_id)):
             self._backoff.succeeded(link.peer)
 
     def failed(self, connection: Connection, now: float) -> None:
-        """A connection has ended: a pause begins if it was dialed and never up."""
+        """A connection has ended: if it was dialed and never came up, a pause begins."""
         if connection.link.dialed and not connection.is_up:
             self._backoff.failed(connection.link.peer, now)

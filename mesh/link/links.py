@@ -1,11 +1,11 @@
-"""The links of one actor, driven: gives `LinkCore` frames, connection events and time, and carries out what it wants.
+"""Drives the links of one actor: feeds `LinkCore` frames, connection events and time, and carries out its outputs.
 
     transport --frames, down--> Links --> LinkCore --outputs--> Links --send, dial, close--> transport
                                   |  a message for the actor --> its verb's handler
                                   `- a peer is lost, superseded --> owner
 
-Owned by `ActorSystem`. What the owner or a handler does meanwhile comes back here; outputs are in one queue, and the
-first frame that is sent after them takes them along, so that a channel's frames go in the order of their numbers.
+Owned by `ActorSystem`. The owner and the handlers may call back into this class. All outputs share one queue, which is
+emptied before any later frame is sent, so that the frames of a channel leave in the order of their numbers.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ class Owner(Directory, Protocol):
     """What links need to know of the system above them."""
 
     def linked(self, peer: Address) -> None:
-        """A connection with an incarnation is up, whichever end has dialed."""
+        """A connection with an incarnation is up, whichever end dialed it."""
         ...
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
-        """An incarnation is gone or cut off; its links are forgotten already."""
+        """An incarnation is gone or cut off; its links have already been forgotten."""
         ...
 
     def found(self, address: Address) -> None:
-        """A later incarnation of a peer listens where that was dialed; the link with that is lost in a moment."""
+        """A later incarnation answers at the endpoint of the peer that was dialed, whose link is about to be lost."""
         ...
 
     def superseded(self, by: Address, reason: str, known_epoch: int, *, is_proved: bool) -> None:
@@ -51,7 +51,7 @@ class Owner(Directory, Protocol):
 
 
 class Links:
-    """All links of one actor. Implements `mesh.transport.base.Listener`; `handlers` are called by verb."""
+    """All links of one actor. Implements `mesh.transport.base.Listener`; `handlers` maps verbs to their handlers."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Links:
         return self._peers.get(actor_id)
 
     def peers(self) -> list[Peer]:
-        """All peers that there is a link with, itself not among them."""
+        """All linked peers, not counting this actor itself."""
         return [peer for peer in self._peers.values() if peer.address != self.address]
 
     def reach(self, actor_id: str) -> Peer:
-        """The peer with this actor id, dialed if need be; raises `Unreachable`."""
+        """The peer with this actor id, dialed if necessary; raises `Unreachable`."""
         peer = self._peers.get(actor_id)
         if peer is None:
             peer = self._core.dial(actor_id, self._time(), current_trace.get())
@@ -94,8 +94,8 @@ class Links:
     def send(
         self, peer: Peer, channel: Channel, verb: Verb, body: bytes, buffers: Frames = (), meta: Meta = PLAIN
     ) -> bool:
-        """Send on the peer's route; False, counted, if that is full, and False if the peer is lost."""
-        # Before this frame: what the core wants sent on this connection, a hello for one, has the lower number.
+        """Send on the peer's route. False if the route is full (this is counted) or the peer is lost."""
+        # First, because frames that the core has queued on this connection (a hello, say) have lower numbers.
         if self._outputs:
             self._carry_out()
         route = peer.route
@@ -105,7 +105,7 @@ class Links:
         if parts:
             if self._put(route.link, channel, parts):
                 return True
-            # A number given to a frame that did not go would be counted as a frame missing at the other end.
+            # The other end would count the number of a frame that was never sent as a missing frame.
             self._core.take_back(route, channel)
         elif parts is not None:
             return True
@@ -113,22 +113,22 @@ class Links:
         return False
 
     def lose(self, address: Address, reason: str) -> None:
-        """Forget an incarnation and tell whoever waits for it; nothing happens if it is not linked."""
+        """Forget an incarnation and fail everything that waits for it; a no-op if it is not linked."""
         self._core.lose(address, reason)
         self._carry_out()
 
     def suspect(self, actor_id: str) -> None:
-        """Somebody waits for a peer in vain: it is lost if it leaves a ping unanswered and says nothing else either."""
+        """An expected message from a peer is overdue: ping it. It is lost unless it answers or sends anything else."""
         self._core.liveness.suspect(actor_id, self._time())
         self._carry_out()
 
     def beat(self) -> None:
-        """Called every heartbeat: who is watched and silent is lost."""
+        """Called every heartbeat: watched peers that have fallen silent are lost."""
         self._core.beat(self._time())
         self._carry_out()
 
     def close(self) -> None:
-        """Say goodbye to everybody and forget them, silently."""
+        """Say bye to every peer and forget it; the owner is told nothing."""
         self._core.close()
         self._carry_out()
         self._timer.cancel()
@@ -136,7 +136,7 @@ class Links:
     # Listener
 
     def on_frames(self, link: Link, channel: Channel, parts: Frames) -> None:
-        """A message came: to the handler of its verb with it, if it is for the actor."""
+        """A message arrived: if it is to be delivered, pass it to the handler of its verb."""
         delivered = self._receive(link, channel, parts)
         if delivered is None:
             self._carry_out()
@@ -146,7 +146,7 @@ class Links:
             handler = self.handlers.get(header.verb)
             if handler is None:
                 raise FrameRefused("unknown_verb", f"verb {header.verb}")
-            # Setting a context variable copies; most frames of a burst have the trace of the one before.
+            # Setting a context variable copies, and most frames of a burst have the same trace as the one before.
             if header.trace != current_trace.get():
                 current_trace.set(header.trace)
             handler(peer, channel, header, parts)
@@ -155,17 +155,17 @@ class Links:
             self._carry_out()
 
     def on_refused(self, link: Link, refusal: FrameRefused) -> None:
-        """A connection or a message is refused by the transport: counted, and logged once."""
+        """The transport has refused a connection or a message: count it, and log it once."""
         self._core.refuse(link, Channel.CONTROL, None, refusal)
         self._carry_out()
 
     def on_link_down(self, link: Link, reason: str) -> None:
-        """A connection is gone, and with it the incarnation as far as this actor can tell."""
+        """A connection is gone, and with it, as far as this actor can tell, the incarnation."""
         self._core.down(link, reason, self._time())
         self._carry_out()
 
     def on_some_link_down(self) -> None:
-        """A connection from another host is gone: who has made one is asked whether it is still there."""
+        """A connection from another host is gone, but not known whose: ping the peers that have dialed from one."""
         self._core.liveness.suspect_far(self._time())
         self._carry_out()
 
@@ -193,16 +193,15 @@ class Links:
                 case Superseded(by, reason, known_epoch, is_proved):
                     self._owner.superseded(by, reason, known_epoch, is_proved=is_proved)
                 case Refused(peer, refusal):
-                    # The health check of a container does so, and nobody could mend it.
+                    # NO_HANDSHAKE is what a container's health check looks like: nothing anybody could fix.
                     say = self._log.info if refusal.code == NO_HANDSHAKE else self._log.warning
                     say("frame refused", peer=str(peer), code=refusal.code, why=refusal.message)
         self._timer.arm()
 
     def _put(self, link: Link, channel: Channel, parts: Frames) -> bool:
-        """Messages to itself take the way of all others, but through the loop instead of a transport."""
+        """Send one frame. Messages to this actor itself go through the event loop instead of the transport."""
         if link.peer is self.address:
-            # Through the loop, not at once: a handler would run inside the one that sends, and find half of what it
-            # does.
+            # Not at once: the handler would run inside the one that sends, and see its work half done.
             self._loop.call_soon(self.on_frames, link, channel, parts)
             return True
         return self._transport.send(link, channel, parts)

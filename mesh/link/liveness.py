@@ -1,9 +1,9 @@
-"""Which linked peers are silent: those that are watched send heartbeats, the others are pinged when suspected. Pure.
+"""Detects silent peers: watched peers send heartbeats, all others are pinged when suspected. Pure.
 
-    not suspected --suspect--> pinged on both channels --answered, or something else came--> not suspected
+    not suspected --suspect--> pinged on both channels --answered, or something else arrived--> not suspected
                                   `--a channel stays silent until its deadline--> lost
 
-Owned by `mesh/link/core.py`, which says when a deadline is due and what has come.
+Owned by `mesh/link/core.py`, which reports due deadlines and arriving answers.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -19,12 +19,12 @@ from mesh.wire.header import SYSTEM_FLAG, Verb
 if TYPE_CHECKING:
     from mesh.link.core import LinkCore
 
-# In hello timeouts: bulk may be before a ping on the data channel.
+# In hello timeouts. On the data channel a ping may have to wait behind bulk.
 _PATIENCE: Final = {Channel.CONTROL: 1.0, Channel.DATA: 3.0}
 
 
 class Liveness:
-    """Of all peers of one incarnation; deadlines are kept in `deadlines` as (name of the channel, actor id)."""
+    """Liveness of all peers of one incarnation; keys in `deadlines` are (channel name, actor id)."""
 
     def __init__(self, core: "LinkCore", options: SystemOptions, metrics: Metrics, deadlines: Deadlines) -> None:
         self._options = options
@@ -34,13 +34,13 @@ class Liveness:
         self._last_beat = float("inf")
 
     def suspect(self, actor_id: str, now: float) -> None:
-        """A peer has not answered: it is pinged unless it is already; nothing happens without a link.
+        """A peer has not answered: ping it, unless a ping is pending; a no-op without a link.
 
-        Ordinary actors send each other no heartbeats, and a connection may die without a word (a host gone, a cut
-        cable). This costs nothing while nobody waits in vain.
+        Ordinary actors send each other no heartbeats, and a connection may die silently (a host gone, a cut cable).
+        This way nothing is spent on liveness as long as every answer comes in time.
         """
         peer = self._core.peers.get(actor_id)
-        # Messages to itself cross no connection that could be silent.
+        # An actor's messages to itself cross no connection that could fall silent.
         if peer is None or peer.route is None or peer.pings or actor_id == self._core.address.actor_id:
             return
         body = SYSTEM_CODEC.encode(Ping())
@@ -52,9 +52,9 @@ class Liveness:
             self._core.say(peer.route, channel, Verb.ASK, body, (), meta, "")
 
     def suspect_far(self, now: float) -> None:
-        """Suspect all peers of other hosts that are reached by connections of theirs.
+        """Suspect all peers on other hosts whose route is a connection that they have dialed.
 
-        Without it an ask on such a connection would fail at its deadline only.
+        Otherwise an ask on such a connection would fail only at its deadline.
         """
         for peer in list(self._core.peers.values()):
             is_far = peer.member is not None and peer.member.host != self._options.host
@@ -62,8 +62,8 @@ class Liveness:
                 self.suspect(peer.address.actor_id, now)
 
     def beat(self, now: float) -> None:
-        """Called every heartbeat: who is watched and has said nothing between as many as are allowed is lost."""
-        # Who was stopped or starved sees everybody as silent when it wakes: after a late beat the count begins anew.
+        """Called every heartbeat: a watched peer that sent nothing for `allowed_misses` beats in a row is lost."""
+        # A process that was stopped or starved finds every peer silent when it wakes: a late beat restarts the count.
         overslept = now - self._last_beat > 2 * self._options.heartbeat_s
         self._last_beat = now
         for peer in [peer for peer in self._core.peers.values() if peer.is_watched]:
@@ -74,13 +74,13 @@ class Liveness:
                 self._core.lose(peer.address, "its heartbeats stopped")
 
     def due(self, peer: Peer, channel: Channel) -> None:
-        """The time of a ping is over. Whatever has come on its channel meanwhile says as much as its answer."""
+        """A ping's deadline has passed. Any message received on its channel since counts as an answer."""
         _, heard = peer.pings.pop(channel)
         if heard == peer.heard(channel):
             self._metrics.count("mesh_silent_peers_total")
             self._core.lose(peer.address, "it does not answer")
 
     def end_ping(self, peer: Peer, channel: Channel) -> None:
-        """A ping is answered, or was never taken by the transport."""
+        """A ping was answered, or the transport never took it."""
         peer.pings.pop(channel, None)
         self._deadlines.clear((channel.name, peer.address.actor_id))

@@ -1,4 +1,4 @@
-"""What `LinkCore` wants done. Carried out by `mesh/link/links.py`."""
+"""The outputs of `LinkCore`, carried out by `mesh/link/links.py`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,14 +12,14 @@ Frames = Sequence[Buffer]
 
 
 class Dial(NamedTuple):
-    """Make a connection; its link is `Link(address, dialed=True)`."""
+    """Dial a connection; its link is `Link(address, dialed=True)`."""
 
     address: Address
     endpoint: Endpoint
 
 
 class Send(NamedTuple):
-    """Send a frame; `LinkCore.not_taken` is to be told if the transport does not take it."""
+    """Send a frame; if the transport does not take it, call `LinkCore.not_taken`."""
 
     link: Link
     channel: Channel
@@ -27,32 +27,32 @@ class Send(NamedTuple):
 
 
 class Close(NamedTuple):
-    """End a connection without a word."""
+    """Close a connection without sending anything."""
 
     link: Link
 
 
 class Linked(NamedTuple):
-    """A connection with an incarnation is up: both its channels are greeted."""
+    """A connection with an incarnation is up: both its channels have been greeted."""
 
     peer: Address
 
 
 class Lost(NamedTuple):
-    """An incarnation is gone or cut off, and forgotten already."""
+    """An incarnation is gone or cut off; its links have already been forgotten."""
 
     peer: Peer
     reason: str
 
 
 class Found(NamedTuple):
-    """A later incarnation of a peer listens where that was dialed."""
+    """A later incarnation (`address`) answers at the endpoint of the peer that was dialed."""
 
     address: Address
 
 
 class Superseded(NamedTuple):
-    """A peer knows a later incarnation of this actor. `is_proved`: it has just shown who it is, and dials that one."""
+    """A peer knows a later incarnation of this actor. `is_proved`: it dials that one, and has just proved itself."""
 
     by: Address
     reason: str
@@ -61,7 +61,7 @@ class Superseded(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A frame was refused, the first of its kind from this actor."""
+    """A frame was refused, the first with this code from this actor."""
 
     peer: Address
     refusal: FrameRefused

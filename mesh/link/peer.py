@@ -1,8 +1,8 @@
-"""What is remembered of a peer, and of the one or two connections with it. Owned by `mesh/link/core.py`.
+"""The state kept for a peer and for the one or two connections with it. Owned by `mesh/link/core.py`.
 
-A sequence number makes repeats and gaps visible where a transport promises neither. Its upper half counts the sender's
-connections, its lower half the messages on one channel of one of them: numbers of one sender only grow, so a late
-message of an older connection is a repeat, and a connection that begins again shows.
+Sequence numbers reveal repeats and gaps, since a transport rules out neither. The upper half counts the sender's
+connections, the lower half the messages on one channel of one of them. One sender's numbers only grow, so a late
+message from an older connection counts as a repeat, and a connection that has started over is noticed.
 """
 
 import enum
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from mesh.membership.view import Member
 
 UNNUMBERED: Final = 0
-"""Of an error about a connection that its sender has no record of."""
+"""Sequence number of an error about a connection that its sender has no record of."""
 _SHIFT: Final = 32
 
 
 class Meta(NamedTuple):
-    """The fields of a header that callers choose."""
+    """The header fields that callers choose."""
 
     message_id: int = 0
     correlation_id: int = 0
@@ -37,12 +37,12 @@ SYSTEM: Final = Meta(flags=SYSTEM_FLAG)
 
 
 def answer_to(header: Header) -> Meta:
-    """Of the answer to a message about the link itself."""
+    """Header fields of the answer to a message about the link itself."""
     return Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
 
 
 class Phase(enum.Enum):
-    """How far a channel of a connection is; the table is in `mesh/link/core.py`."""
+    """The phase of one channel of a connection; see the table in `mesh/link/core.py`."""
 
     HELD = enum.auto()
     GREETING = enum.auto()
@@ -51,11 +51,11 @@ class Phase(enum.Enum):
 
 
 Message = tuple[Verb, bytes, Sequence[Buffer], Meta, str]
-"""Verb, body, buffers, rest of the header and trace of a message; it gets its number when it goes."""
+"""Verb, body, buffers, rest of the header and trace of a message; it gets its sequence number when it is sent."""
 
 
 class ChannelState:
-    """One channel of a connection: its phase, the last numbers sent and received, and what waits while it is held."""
+    """One channel of a connection: its phase, the last numbers sent and received, and messages that wait while held."""
 
     __slots__ = ("phase", "received", "sent", "waiting")
 
@@ -67,19 +67,19 @@ class ChannelState:
 
 
 def connection_of(sequence: int) -> int:
-    """The number of the connection that a message was sent on, as its sender counts."""
+    """The number, in its sender's count, of the connection that a message was sent on."""
     return sequence >> _SHIFT
 
 
 class Connection:
-    """One connection: this actor's `number`, and number `remote` of the peer, 0 until that has said something."""
+    """One connection: number `number` in this actor's count, `remote` in the peer's (0 until the peer sends on it)."""
 
     __slots__ = ("channels", "link", "peer", "remote")
 
     def __init__(self, link: Link, peer: "Peer", number: int, remote: int) -> None:
         self.link = link
         self.peer = peer
-        # Who dials says hello first; the other end must not send before it knows who it is that has dialed.
+        # The dialing end says hello first; the accepting end must not send before it knows who has dialed.
         phase = Phase.GREETING if link.dialed else Phase.HELD
         self.remote = remote
         self.channels = ChannelState(phase, number, remote), ChannelState(phase, number, remote)
@@ -93,9 +93,9 @@ class Connection:
 class Peer:
     """One incarnation that this actor has a link with. `route` is where messages to it go; None once it is lost.
 
-    `member` is what it said of itself when the link was made, `is_proved` whether it is of this host's supervisor.
-    `is_watched`: life signs are expected until it is lost.
-    `pings` are those that are not answered: by channel the message id, and what `heard` said before.
+    `member` is how it introduced itself when the link was made, `is_proved` whether it proved that it belongs to this
+    host's supervisor. `is_watched`: heartbeats are expected from it until it is lost.
+    `pings` holds the unanswered pings: by channel the message id, and the value of `heard` when it was sent.
     """
 
     __slots__ = (
@@ -117,9 +117,9 @@ class Peer:
 
     @property
     def was_heard(self) -> bool:
-        """Whether anything ever came from it."""
+        """Whether anything was ever received from it."""
         return any(map(self.heard, Channel))
 
     def heard(self, channel: Channel) -> int:
-        """A number that grows with every message that comes on a channel; 0 before the first."""
+        """A number that grows with every message received on a channel; 0 before the first."""
         return sum(connection.channels[channel].received for connection in self.connections)

@@ -1,10 +1,10 @@
-"""Which greetings are refused, who is told that a frame was refused, and which refusals are logged. Pure.
+"""Which greetings are refused, which senders are told that a frame was refused, and which refusals are logged. Pure.
 
     linked      error with the frame's message id, so that a call fails at once
-    not linked  error with sequence 0, which ends the sender's link: to members, to incarnations that are over, to who
-                says hello to another incarnation than this, has not proved who it is or finds no room, and to who
-                renews a lease, who would wait for an answer here and take this actor for gone
-    never       to errors and answers, or two peers could keep each other busy; nor to who claims another's name
+    not linked  error with sequence 0, which ends the sender's link. Sent to members; in answer to a hello from an
+                incarnation that is over, to another incarnation than this one, without proof, or for which there is no
+                room; and in answer to a lease renewal, whose sender would otherwise wait and take this actor for gone
+    never       in answer to errors and answers, or two peers could keep each other busy; nor to an impostor
 
 Owned by `mesh/link/core.py`.
 """
@@ -19,7 +19,7 @@ from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Ver
 
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
 TOLD: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
-"""Why a hello is refused that its sender has to be told of, and to log, as it cannot find out."""
+"""Reasons for refusing a hello that its sender must be told and should log, as it could not find out otherwise."""
 _MAX_REMEMBERED: Final = 1024
 _MAX_ACTORS: Final = 64
 _NEXT_S: Final = 60.0
@@ -29,9 +29,9 @@ Remembered = TypeVar("Remembered", Address, str)
 
 
 def check_greeting(parts: Frames, kind: type[Greeting], peer: Address) -> Greeting:
-    """The hello or welcome of a peer in a message.
+    """The peer's hello or welcome in a message.
 
-    Raises `FrameRefused` if there is none, it is another actor's, or no version is in common.
+    Raises `FrameRefused` if there is none, it names another actor, or the two sides have no version in common.
     """
     body = SYSTEM_CODEC.decode(parts[1])
     if not isinstance(body, kind):
@@ -45,7 +45,7 @@ def check_greeting(parts: Frames, kind: type[Greeting], peer: Address) -> Greeti
 
 
 def later_incarnation(dialed: Address, header: Header, parts: Frames) -> Address | None:
-    """Who says, where `dialed` was dialed, that it is its successor; None if a frame does not say so."""
+    """The successor of `dialed` that this frame, received on the connection to `dialed`, announces; None if none."""
     if header.verb != Verb.ERROR or header.sender != dialed.actor_id or header.sender_epoch <= dialed.epoch:
         return None
     body = SYSTEM_CODEC.decode(parts[1])
@@ -54,27 +54,27 @@ def later_incarnation(dialed: Address, header: Header, parts: Frames) -> Address
 
 
 def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_member: bool) -> bool:
-    """Whether the sender of a frame is told that it was refused."""
-    # An answer would go to the actor whose name was claimed, which has sent nothing.
+    """Whether to tell the sender of a frame that it was refused."""
+    # The answer would go to the actor whose name was claimed, which has sent nothing.
     if header.verb in _UNANSWERED or refusal.code == "wrong_sender":
         return False
-    # Who greets in vain is told why: by its epoch, which is over, or by this one's, by what it has not proved, or as
-    # there is no room for it, which it would wait 2 s to find out, and then call silence.
+    # The sender of a refused hello is told why: its epoch is over, it meant another epoch of this actor, it has not
+    # proved its identity, or there is no room. It would otherwise wait 2 s for a welcome and take this for silence.
     is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in TOLD)
     return is_linked or is_member or is_told or header.verb == Verb.HEARTBEAT
 
 
 def error_body(refusal: FrameRefused) -> bytes:
-    """What the sender of the frame is told."""
+    """The body of the error sent to the sender of the frame."""
     error = ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
     return SYSTEM_CODEC.encode(error)
 
 
 class LogOnce:
-    """Which refusals are worth a warning: of each code each actor once, and none that only came late.
+    """Which refusals deserve a warning: one per code and actor, and none for frames that merely came late.
 
-    A stranger that invents actor ids must not fill the log, nor keep what befalls others out of it: of each code 64
-    actors are logged at once, then another one a minute. Bounded.
+    A stranger that invents actor ids must neither fill the log nor keep others' refusals out of it: per code, the first
+    64 actors are logged at once, then one more a minute. Bounded.
     """
 
     def __init__(self) -> None:
@@ -83,15 +83,16 @@ class LogOnce:
         self._ended: dict[Address, None] = {}
 
     def link_ended(self, peer: Address) -> None:
-        """What this incarnation sent before it knew, or before it died, may still come and has no hello before it."""
+        """A link has ended: frames that the peer sent before it knew, or before it died, may arrive without a hello."""
         self._ended[peer] = None
         _keep(self._ended, _MAX_REMEMBERED)
 
     def is_new(self, peer: Address, refusal: FrameRefused, now: float) -> bool:
-        """Whether to log a refusal; it is not new a second time."""
-        # Codes are those of this program, so they are few; actors are whatever somebody says.
+        """Whether to log this refusal; the same one is not new again."""
+        # Codes are this program's own, so they are few; actor ids are whatever a sender claims.
         actors = self._logged.setdefault(refusal.code, {})
-        # Common where a link ends under load, and how a successor at fixed ports is found; nobody could mend either.
+        # The first is common when a link ends under load, the second is how a successor at fixed ports is found.
+        # Neither is anything to fix.
         is_late = (refusal.code == "no_hello" and peer in self._ended) or (
             refusal.code == WRONG_EPOCH and refusal.known_epoch > 0
         )

@@ -1,7 +1,7 @@
-"""Heartbeats in a star: an actor to its supervisor and the registry, and back; nobody else. Owned by `ActorSystem`.
+"""Heartbeats in a star, only between an actor and its hubs: its supervisor and the registry. Owned by `ActorSystem`.
 
-Every interval an actor sends one to each of its hubs; a hub answers each with one of its own. Both sides expect the
-next: a peer that has sent a heartbeat once is watched until it is lost or says bye.
+Every interval an actor sends a heartbeat to each of its hubs; a hub answers each with one of its own. Both sides expect
+the next: a peer is watched from its first heartbeat on, a hub from the first one sent to it, until it is lost.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ _MAX_PROGRESS_CHARS: Final = 200
 
 
 class Heartbeats:
-    """Sends, answers and misses heartbeats. `hubs` names the actors to send to, registry last, `state` this actor's.
+    """Sends and answers heartbeats. `hubs` returns the actors to send to, registry last, `state` this actor's state.
 
-    `ticked` is called before each beat, `answered` with what a hub has answered.
+    `ticked` is called before each beat, `answered` with each hub's answer.
     """
 
     def __init__(
@@ -55,36 +55,36 @@ class Heartbeats:
         links.handlers[Verb.HEARTBEAT] = self._on_heartbeat
 
     def start(self) -> None:
-        """Send the first, and go on until `close`."""
+        """Send the first heartbeat, and go on until `close`."""
         self._tick()
 
     def send_now(self) -> None:
-        """Send one to every hub out of turn: the state has changed."""
+        """Send one to every hub now: called at each beat, and out of turn when the state has changed."""
         body = SYSTEM_CODEC.encode(Renew(state=self._state(), progress=self._progress()))
         for actor_id in self._hubs():
             try:
                 peer = self._links.reach(actor_id)
-            # An unreachable hub is tried at the next beat, and the others must not wait for it.
+            # An unreachable hub is tried again at the next beat; the others must not wait for it.
             except CallError:
                 continue
             if self._links.send(peer, Channel.CONTROL, Verb.HEARTBEAT, body, (), SYSTEM):
                 peer.is_watched = True
 
     def close(self) -> None:
-        """Send none any more."""
+        """Stop sending heartbeats."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _tick(self) -> None:
         try:
-            # Apart: figures that cannot be had are no reason to fall silent.
+            # Guarded separately: a failure to collect metrics is no reason to fall silent.
             self._tasks.call("tick", self._ticked)
             self._links.beat()
             self.send_now()
         finally:
-            # Whatever befell this one: who beats no more is killed for it.
-            # From now on, not from when it was due: after a stall of the loop one beat is enough.
+            # Whatever happened in this beat: an actor that stops sending heartbeats is killed for it.
+            # Scheduled from now, not from when this beat was due: after a stall of the loop one beat is enough.
             self._timer = self._loop.call_later(self._interval_s, self._tick)
 
     def _progress(self) -> str:

@@ -1,11 +1,11 @@
-"""Keys of hosts: what a host has, and which hosts' keys a mesh takes. Pure.
+"""Keys of hosts: a host's own key pair, and the list of hosts whose keys a mesh accepts. Pure.
 
-    HostKey     a host's own pair; its secret half never leaves it
-    AllowList   the hosts of a mesh by their public keys, and which roles each may have; every change counts `version`
-                up, and of two lists the later is the one that counts
+    HostKey     a host's own key pair; the secret half never leaves the host
+    AllowList   the hosts of a mesh by their public keys, and which roles each may have; every change increments
+                `version`, and of two lists the later is in force
 
-Between hosts a key is who somebody is: over tcp an actor is believed to be of a host because its connection is
-encrypted by that host's key (`mesh/transport/zeromq_binding.py`). Written down in `mesh/runtime/key_files.py`.
+Between hosts, a key is the identity: over tcp an actor is believed to be on a host because its connection is encrypted
+with that host's key (`mesh/transport/zeromq_binding.py`). Stored by `mesh/runtime/key_files.py`.
 """
 
 import re
@@ -20,10 +20,10 @@ from mesh.membership.proof import REGISTRY
 from mesh.membership.view import Member
 
 ALL_ROLES: Final = "*"
-"""Among the roles of a host: any but `registry`, as a host has of which no roles are said."""
+"""Among the roles of a host: any role but `registry`, like a host without a list of roles."""
 
 CLIENT: Final = "meshctl"
-"""The role of who asks and is no member, as each host does before it joins: all that are on the list may."""
+"""The role of clients that are not members, such as a host before it joins; every host on the list may have it."""
 
 MAX_HOSTS: Final = 4096
 
@@ -40,28 +40,28 @@ class BadKey(MeshError, code="bad_key"):
 
 
 class HostKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pair of one host: CURVE keys as Z85, 40 characters each."""
+    """The key pair of one host: CURVE keys as Z85, 40 characters each."""
 
     host: HostName
     public_key: str
     secret_key: str
 
     def __repr__(self) -> str:
-        # Of what is logged or raised some day.
+        # Keeps the secret key out of logs and error messages.
         return f"HostKey(host={self.host!r}, public_key={self.public_key!r})"
 
     @classmethod
     def new(cls, host: str) -> "HostKey":
-        """A pair that nobody else has. Raises BadKey where the name cannot be a host's."""
+        """A newly generated pair. Raises BadKey if the name cannot be a host's."""
         _check_host(host)
         public_key, secret_key = zmq.curve_keypair()
         while public_key.startswith(b"-"):
-            # It is typed in commands, which would take it for an option: one of 85.
+            # The key is typed in commands, which would take a leading dash for an option; 1 key in 85 has one.
             public_key, secret_key = zmq.curve_keypair()
         return cls(host, public_key.decode(), secret_key.decode())
 
     def check(self) -> None:
-        """Raise BadKey unless the halves belong together."""
+        """Raise BadKey unless the two halves belong together."""
         for key in (self.public_key, self.secret_key):
             check_public_key(key)
         if zmq.curve_public(self.secret_key.encode()).decode() != self.public_key:
@@ -69,14 +69,14 @@ class HostKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AllowedHost(msgspec.Struct, frozen=True):
-    """One host that may be in the mesh. `roles` None: any but `registry`, which one host is granted by name."""
+    """One host that may be in the mesh. `roles` None: any but `registry`, which exactly one host is granted by name."""
 
     host: HostName
     public_key: str
     roles: tuple[str, ...] | None = None
 
     def may_have(self, role: str) -> bool:
-        """Whether its actors may have a role."""
+        """Whether actors of this host may have a role."""
         if role == CLIENT:
             return True
         if self.roles is None or (ALL_ROLES in self.roles and role != REGISTRY):
@@ -85,31 +85,31 @@ class AllowedHost(msgspec.Struct, frozen=True):
 
 
 class AllowList(msgspec.Struct, frozen=True):
-    """The hosts of a mesh. Nothing changes in place: each change is a list of the next version."""
+    """The hosts of a mesh. Immutable: each change makes a list with the next version."""
 
     version: int
     hosts: tuple[AllowedHost, ...]
 
     def find(self, public_key: str) -> AllowedHost | None:
-        """Whose key it is."""
+        """The host with this key."""
         return next((one for one in self.hosts if one.public_key == public_key), None)
 
     def of(self, host: str) -> AllowedHost | None:
-        """The host of a name."""
+        """The host with this name."""
         return next((one for one in self.hosts if one.host == host), None)
 
     def registry(self) -> AllowedHost:
-        """The host granted `registry`; one that was checked has one. Raises BadKey."""
+        """The host granted `registry`; a checked list has exactly one. Raises BadKey."""
         for one in self.hosts:
             if one.may_have(REGISTRY):
                 return one
         raise BadKey("no host is granted the registry")
 
     def vet(self, member: Member) -> None:
-        """Raise `FrameRefused` for a member of another host than its id says, or of a role that host is not granted."""
+        """Raise `FrameRefused` if a member is on another host than its id says, or its host is not granted its role."""
         named = host_of(member.actor_id)
         if not named and member.actor_id != REGISTRY:
-            return  # Over tcp nobody gets this far by such an id, and on its own host an actor needs no grant.
+            return  # Over tcp no actor gets this far with such an id, and on its own host an actor needs no grant.
         host = self.of(named) if named else self.registry()
         if host is None or member.host not in ("", host.host):
             raise FrameRefused(
@@ -123,7 +123,7 @@ class AllowList(msgspec.Struct, frozen=True):
             )
 
     def with_host(self, host: str, public_key: str, roles: tuple[str, ...] | None = None) -> "AllowList":
-        """The next list, with a host, or with another key or other roles of one. Raises BadKey."""
+        """The next list, with a host added, or with a new key or new roles for one. Raises BadKey."""
         added = AllowedHost(host, public_key, roles)
         others = [one for one in self.hosts if one.host != host]
         if (holder := next((one for one in others if one.public_key == public_key), None)) is not None:
@@ -133,12 +133,12 @@ class AllowList(msgspec.Struct, frozen=True):
         return changed
 
     def without(self, host: str) -> "AllowList":
-        """The next list, without a host; the same list where it has none of that name."""
+        """The next list, without a host; the same list if it has no host with that name."""
         left = tuple(one for one in self.hosts if one.host != host)
         return AllowList(self.version + 1, left) if len(left) < len(self.hosts) else self
 
     def check(self) -> None:
-        """Raise BadKey where it cannot be a list: of something that came from a file or from another host."""
+        """Raise BadKey if this is not a valid list; for lists read from a file or sent by another host."""
         if self.version < 0 or len(self.hosts) > MAX_HOSTS:
             raise BadKey(f"version {self.version} with {len(self.hosts)} hosts: at most {MAX_HOSTS} can be on a list")
         for one in self.hosts:
@@ -156,7 +156,7 @@ class AllowList(msgspec.Struct, frozen=True):
 
 
 def check_public_key(key: str) -> None:
-    """Raise BadKey unless it can be a CURVE key in Z85."""
+    """Raise BadKey unless `key` can be a CURVE key in Z85."""
     if not _Z85.fullmatch(key):
         raise BadKey(
             f"{key!r} is no public key: it has {_KEY_CHARS} characters of Z85, as `meshctl keys ls` shows it on "

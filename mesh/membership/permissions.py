@@ -1,6 +1,6 @@
-"""Whose messages an actor takes from other hosts: roles are granted by keys, and a role is what somebody may say. Pure.
+"""Which messages an actor accepts from other hosts: keys grant roles, and roles say what a sender may send. Pure.
 
-Of the own host nobody is asked for a role here: who is who there, `proof.py` says. Made by `ActorSystem`.
+Senders on the actor's own host are not checked here; `proof.py` establishes their identity. Made by `ActorSystem`.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,18 +11,18 @@ from mesh.membership.view import Member
 
 
 class Permissions:
-    """`senders`: roles that may send a kind of message; a kind that is not named may come from any. `host`: the own."""
+    """`senders`: roles that may send each kind of message; any role may send other kinds. `host`: this actor's own."""
 
     def __init__(self, senders: Mapping[type, Collection[str]], host: str) -> None:
         self._senders = senders
         self._host = host
 
     def check(self, kind: type, sender: Address, member: Member | None) -> None:
-        """Raise `FrameRefused` for a message that is not for who sent it; `member` is what it introduced itself as."""
+        """Raise `FrameRefused` if `sender` may not send this kind; `member` is how it introduced itself."""
         roles = self._senders.get(kind)
         if roles is None or (member is not None and member.role in roles):
             return
-        # Nobody has an id without a host by way of the network, but the registry.
+        # Over the network only the registry has an id that names no host.
         if host_of(sender.actor_id) in ("", self._host):
             return
         role = member.role if member is not None else ""

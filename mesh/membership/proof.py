@@ -1,11 +1,11 @@
-"""Who is who on a host: a proof that an actor is of the host's supervisor, which drew the secret at its start. Pure.
+"""Identity on one host: proofs that an actor belongs to the host's supervisor, which draws a secret at its start. Pure.
 
     supervisor --secret, in memory only--> actors that it starts: each proves itself, and checks all others
-               --proof of one incarnation--> an actor that somebody starts by hand, for a name that is not supervised
+               --proof of one incarnation--> an actor started by hand, under a name that is not supervised
 
-A proof names mesh, actor id, epoch and role, so whoever sees one can show it again for the same incarnation only; it is
-shown to members that gave one themselves. It keeps out strays and mistakes. A hostile process of the same user can read
-the memory of the others, and nothing here stops it.
+A proof names mesh, actor id, epoch and role, so a process that sees one can reuse it for the same incarnation only; it
+is shown to members that gave one themselves. Proofs keep out strays and mistakes. A hostile process of the same user
+can read the memory of the others; nothing here stops it.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from mesh.membership.view import SUPERVISOR, Member
 
 _SECRET_BYTES: Final = 32
 _PROOF_BYTES: Final = 16
-"""Nobody finds one of 128 bits by trying, and every list of members carries one each."""
+"""128 bits cannot be guessed, and every member list carries one proof per member."""
 _PERSON: Final = b"kvmesh member"
 REGISTRY: Final = "registry"
 NEVER_GIVEN: Final = (REGISTRY, SUPERVISOR)
-"""Roles whose word everybody takes: there is one of each, and its supervisor starts it."""
+"""Roles that every actor believes: there is one of each, started by the supervisor, and no proof is given to others."""
 
 
 def prove(secret: bytes, mesh: str, actor_id: str, epoch: int, role: str) -> bytes:
-    """Keyed BLAKE2b, 16 bytes, of four texts in UTF-8, each behind its length as u32 little-endian."""
+    """Keyed BLAKE2b, 16 bytes, of four texts in UTF-8, each preceded by its length as u32 little-endian."""
     texts = [text.encode() for text in (mesh, actor_id, str(epoch), role)]
     named = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     return hashlib.blake2b(named, digest_size=_PROOF_BYTES, key=secret, person=_PERSON).digest()
@@ -39,8 +39,8 @@ def prove(secret: bytes, mesh: str, actor_id: str, epoch: int, role: str) -> byt
 class HostSecret(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor hands to the actors that it starts. Never in argv, environment, files or logs.
 
-    `supervised` are the ids that it starts itself, `roles` those that nobody has without a proof. `host` is empty on a
-    mesh of one; whom other hosts started is not proved by this.
+    `supervised` are the ids that it starts itself, `roles` those that need a proof. `host` is empty on a mesh of one
+    host. It proves nothing about actors started on other hosts.
     """
 
     mesh: str
@@ -50,17 +50,17 @@ class HostSecret(msgspec.Struct, frozen=True, kw_only=True):
     roles: list[str]
 
     def __repr__(self) -> str:
-        # Of what is logged or raised some day.
+        # Keeps the key out of logs and error messages.
         return f"HostSecret(mesh={self.mesh!r})"
 
     @classmethod
     def draw(cls, mesh: str, host: str, supervised: Iterable[str], roles: Iterable[str]) -> "HostSecret":
-        """A new one. Those of `roles`, supervisors and registries need a proof."""
+        """A new secret. Actors with one of `roles`, supervisors and registries need a proof."""
         needed = sorted({*NEVER_GIVEN, *roles})
         return cls(mesh=mesh, host=host, key=os.urandom(_SECRET_BYTES), supervised=sorted(supervised), roles=needed)
 
     def is_local(self, actor_id: str) -> bool:
-        """Whether an actor is of this host, by its id; the registry's says nothing of its host."""
+        """Whether an actor is on this host, judging by its id; the registry's id does not name its host."""
         return not self.host or host_of(actor_id) == self.host or actor_id in self.supervised
 
     def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
@@ -72,10 +72,10 @@ class HostSecret(msgspec.Struct, frozen=True, kw_only=True):
         return hmac.compare_digest(self.prove(member.actor_id, member.epoch, member.role), member.proof)
 
     def check(self, member: Member, known: Member | None) -> bool:
-        """Whether it has proved who it is; `known` is who is known by that id, proved if it shows a proof.
+        """Whether a member is proved; `known` is the known member with its id, itself proved if it has a proof.
 
-        Raises `FrameRefused` (`bad_proof`, `no_proof`) for who shows a wrong one, or needs one and shows none. Of other
-        hosts nobody has proved anything, and nobody is refused.
+        Raises `FrameRefused`: `bad_proof` if it shows a wrong proof, `no_proof` if it needs one and shows none. Members
+        of other hosts are never proved and never refused.
         """
         if not self.is_local(member.actor_id):
             return False
@@ -101,20 +101,20 @@ class HostSecret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_proof(member: Member) -> Member:
-    """The same for who is not to see the proof."""
+    """The member as shown to those that must not see its proof."""
     return msgspec.structs.replace(member, proof=b"") if member.proof else member
 
 
 class Credentials:
-    """What one incarnation shows of itself and whom it believes; `find` looks a member up in its view, by actor id.
+    """What one incarnation shows of itself, and whom it believes.
 
     Args:
-        secret: of its host; None where it was not given one, and then it checks nobody.
-        proof: its own where it has no secret, empty without a supervisor.
-        find: looks a member up by actor id, as the registry says.
-        hubs: the registry's and the supervisor's ids. Who dials them was told by the run directory where they are.
-        vet_host: raises `FrameRefused` for a member that its host's key does not allow; None without keys. That an
-            actor is of the host in its id is the transport's to see to.
+        secret: of its host; None if it was not given one, and then it checks no proofs.
+        proof: its own proof if it has no secret, empty without a supervisor.
+        find: looks a member up by actor id in this actor's view of the mesh.
+        hubs: the registry's and the supervisor's ids. Their addresses come from the run directory.
+        vet_host: raises `FrameRefused` for a member that its host's key does not allow; None without keys. The
+            transport checks that an actor is on the host named in its id.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class Credentials:
         return self._proof if self.secret is None else self.secret.prove(actor_id, epoch, role)
 
     def check(self, member: Member, known: Member | None) -> bool:
-        """As `HostSecret.check`; without a secret nobody is refused, and who is known by that proof has proved it.
+        """As `HostSecret.check`; without a secret no proof is refused, and one that equals the known member's is valid.
 
-        Raises what `vet_host` does too.
+        Also raises what `vet_host` raises.
         """
         if self._vet_host is not None:
             self._vet_host(member)
@@ -147,13 +147,13 @@ class Credentials:
         return bool(member.proof) and known is not None and known.proof == member.proof
 
     def vet(self, member: Member) -> bool:
-        """The same of who introduces itself."""
+        """`check` for a member that introduces itself."""
         return self.check(member, self._find(member.actor_id))
 
     def may_vouch(self, actor_id: str) -> bool:
-        """Whether counts what a member says of actors that are not of its host.
+        """Whether to believe what a member says about actors of other hosts.
 
-        With keys only of hosts that may have a supervisor: who may stop the whole mesh gains nothing by lying.
+        With keys, only if its host may have a supervisor: a host that may stop the whole mesh gains nothing by lying.
         """
         host = host_of(actor_id)
         if self._vet_host is None or (self.secret is not None and self.secret.is_local(actor_id)):
@@ -165,14 +165,14 @@ class Credentials:
         return True
 
     def are_shown_to(self, peer: Address) -> bool:
-        """Whether to show the proof to who is dialed."""
+        """Whether to show the proof to a peer that is being dialed."""
         known = self._find(peer.actor_id)
         return peer.actor_id in self._hubs() or (known is not None and known.address == peer and bool(known.proof))
 
     def obey(self, *, is_proved: bool) -> bool:
-        """Whether to end because a peer says so."""
+        """Whether to shut down or drain because a peer asks for it."""
         return is_proved or self.secret is None
 
     def believe(self, peer: Address, *, is_proved: bool) -> bool:
-        """Whether a peer may say of others that they are gone; what is of other hosts says it of its own actors."""
+        """Whether to believe a peer that others are gone; peers on other hosts report only their own hosts' actors."""
         return is_proved or self.secret is None or not self.secret.is_local(peer.actor_id)

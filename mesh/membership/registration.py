@@ -40,13 +40,13 @@ class Registration:
     """The membership of one actor.
 
     Args:
-        asking: how the registry is asked.
-        bootstrap: where the registry is.
+        asking: for asks to the registry.
+        bootstrap: finds the registry.
         options: pauses and timeouts, and the supervisor.
-        describe: what to join as.
-        changed: told of each change of the view that is not empty, and who of those that left did so in good order.
-        over: told of the registry that will never take this incarnation in, and why.
-        tasks: keeps the task that joins.
+        describe: returns the member to join as.
+        changed: called with each non-empty change of the view, and the members that left in an orderly way.
+        over: called with the registry that will never admit this incarnation, and the reason.
+        tasks: runs the task that keeps this actor joined.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Registration:
         self.view = Membership()
         self.registry: Address | None = None
         self.trouble = ""
-        """Why the last join failed; empty as long as none has, and once one has not."""
+        """Why the last join failed; empty if it succeeded or none has failed yet."""
         self._asking = asking
         self._bootstrap = bootstrap
         self._options = options
@@ -80,26 +80,26 @@ class Registration:
         self._has_lapsed = False
 
     def start(self) -> None:
-        """Join as soon as there is a registry."""
+        """Join, as soon as there is a registry."""
         self._wanted.set()
         self._task = self._tasks.spawn(self._keep_joined(), "registration")
 
     def announce(self) -> None:
-        """What `describe` says has changed, or the registry has lost something: join again."""
+        """What `describe` returns has changed, or the registry has lost something: join again."""
         self._wanted.set()
 
     def hurry(self) -> None:
-        """Which registry is the living one has become known: the join that fails for that is made again at once."""
+        """The registry's present incarnation has become known: a join that fails because of it is retried at once."""
         self._is_hurried = True
 
     async def joined(self) -> None:
-        """Wait until the registry has taken this actor in for the first time."""
-        # Several may wait, and one that gives up must not cancel it for the others.
+        """Wait until the registry has admitted this actor for the first time."""
+        # Several callers may wait, and one that gives up must not cancel it for the others.
         await asyncio.shield(self._first)
 
     async def leave(self, timeout_s: float) -> None:
-        """End the membership; gives up silently, the lease ends by itself."""
-        # First: joining again while the leave is on its way would undo it.
+        """End the membership. A failure is ignored: the lease expires by itself."""
+        # First, since joining again while the leave is on its way would undo it.
         if self._task is not None:
             self._task.cancel()
         if self.registry is None:
@@ -121,7 +121,7 @@ class Registration:
             self._wanted.set()
 
     def heartbeat(self, peer: Address, beat: Heartbeat) -> None:
-        """The registry answered: does it know this actor, and does this actor know its last change?"""
+        """The registry answered a heartbeat: join again if it does not know this actor or has another version."""
         if peer == self.registry and (
             not beat.known or (beat.registry_epoch, beat.version) != (self.view.registry_epoch, self.view.version)
         ):
@@ -129,20 +129,20 @@ class Registration:
             self._wanted.set()
 
     def members_changed(self, sender: Address, body: MembersChanged) -> bool:
-        """The registry tells of a change; False if `sender` is not the registry."""
+        """The registry announces a change; False if `sender` is not the registry."""
         if sender == self.registry:
             self._apply(body)
             return True
-        # Not even to be kept: who is neither the registry nor asked to be has no word in it.
+        # Not even kept if it comes from neither the registry nor the one that this actor is joining.
         if sender != self._joining:
             return False
-        # It follows the answer to the join, which may be here but not taken yet.
+        # It follows the answer to the join, which may have arrived but not been processed yet.
         if len(self._early) < _MAX_EARLY:
             self._early.append(body)
         return True
 
     def may_say_dead(self, sender: Address, down: PeerDown) -> bool:
-        """Whether it is the sender's to know: anybody may say so, and a wrong word would cut a living actor off."""
+        """Whether the sender is entitled to report this death: a false report would cut off a living actor."""
         host, view, supervisor = host_of(sender.actor_id), self.view, self._options.supervisor
         if sender == self.registry:
             return True
@@ -150,11 +150,11 @@ class Registration:
             if not host:
                 return True
         else:
-            # Other hosts have theirs, and who was started by hand has none of its own.
+            # A supervisor of another host; or of this one, if this actor was started by hand and has none of its own.
             member = view.get(sender.actor_id)
             if member is None or member.address != sender or member.role != SUPERVISOR:
                 return False
-            # What it was told it says on its own host: one that lies harms nobody else.
+            # A supervisor passes on reports of others on its own host only, so one that lies harms no other host.
             if down.said_by and host != self._describe().host:
                 return False
         return is_of_host(down.actor_id, view.get(down.actor_id), host_of(down.said_by or sender.actor_id))
@@ -173,9 +173,9 @@ class Registration:
         pause_s = self._options.retry_min_s
         while True:
             await self._wanted.wait()
-            # Before joining, so that what is to be announced meanwhile makes it join once more.
+            # Before joining, so that an `announce` during the join leads to another one.
             self._wanted.clear()
-            # Who was found before this join is the one that it asks: only what is found meanwhile makes it fail.
+            # A registry found earlier is the one that this join asks; only one found meanwhile calls for a quick retry.
             self._is_hurried = False
             if await self._join():
                 pause_s = self._options.retry_min_s
@@ -183,7 +183,7 @@ class Registration:
             self._wanted.set()
             if self._is_hurried:
                 continue
-            # Jitter keeps a whole mesh from knocking at a returning registry in step.
+            # Jitter keeps the members of a mesh from all joining a returning registry at the same moment.
             await asyncio.sleep(pause_s * self._options.random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, self._options.retry_max_s)
 
@@ -207,14 +207,14 @@ class Registration:
             answer = await self._asking.ask(address.actor_id, join, timeout_s=self._options.join_timeout_s)
         except CallError as error:
             if not (self.trouble and isinstance(error, Unreachable)):
-                # That one says no more than that it has failed before, and when it is tried again.
+                # An `Unreachable` says no more than that an earlier attempt failed and when the next one is due.
                 self.trouble = (isinstance(error, PeerLost) and error.reason) or error.message
             end = _end_of(error)
             if end is not None:
                 self._over(address, end)
             return False
         finally:
-            # It may have died with its answer here and not taken yet: nobody would say so of it again.
+            # It may have been lost after its answer arrived but before it was processed; this is not reported again.
             is_lost = self._joining != address
             self._joining, early, self._early = None, self._early, []
         joined = answer.message
@@ -223,13 +223,13 @@ class Registration:
         self.registry = answer.sender
         self.trouble = ""
         self._has_lapsed = False
-        # A change may have overtaken the answer; to go back behind it would bring the dead to life.
+        # A change may have overtaken the answer; going back behind it would bring dead members back to life.
         is_old = joined.registry_epoch == view.registry_epoch and joined.version < view.version
         if joined.members is not None and not is_old:
             change = view.reset(joined.registry_epoch, joined.version, joined.members)
             if change:
                 self._changed(change, ())
-        # After the snapshot, which they may follow; those that it has already are empty changes.
+        # After the snapshot, as they may follow it; changes that it already includes are empty.
         for body in early:
             self._apply(body)
         if not self._first.done():
@@ -239,19 +239,19 @@ class Registration:
         return True
 
     def _known_members(self, registry: Address, host: str) -> list[Member]:
-        """Whom the registry may not know and is told of."""
+        """The members to name to the registry, since it may not know them."""
         if self.view.registry_epoch != registry.epoch:
-            # It has just started; from what each remembers it has the mesh again before all have joined.
+            # It has just started: from the members' views it recovers the whole mesh before all have joined.
             return self.view.all()
         if not self._has_lapsed or not host:
             return []
-        # What was cut off from it is a whole host, of which it took everybody for gone; its snapshot would say so, and
-        # cut links that have never failed.
+        # A whole host was cut off, and the registry took all its actors for gone; its snapshot would say so, and end
+        # links that never failed.
         return [member for member in self.view.all() if host_of(member.actor_id) == host]
 
 
 def _end_of(error: CallError) -> MeshError | None:
-    """Why a join that failed will never be granted, if so."""
+    """Why a failed join will never be granted; None if it may be."""
     if not isinstance(error, RemoteError):
         return None
     if error.code == STALE_EPOCH:

@@ -1,8 +1,9 @@
-"""Who is in the mesh, as one actor knows it: a cached view of the registry's members.
+"""The mesh's members as one actor knows them: a cached view of the registry's list.
 
-The view is changed only by what the registry says (a snapshot when joining, numbered changes after it) and is kept as
-it is while the registry is away, so actors go on working. An incarnation never comes back: of two members with one
-actor id the higher epoch stands. Owned by `registration.py`, read by every actor through `Context.members`.
+The registry's word changes the view (a snapshot when joining, numbered changes after it), and so do, ahead of it, a
+supervisor's report of a death and a member's own `draining`. The view stays as it is while the registry is away, so
+actors go on working. An incarnation never comes back: of two members with one actor id, the higher epoch wins. Owned by
+`registration.py`, read by every actor through `Context.members`.
 """
 
 from collections.abc import Iterable
@@ -17,17 +18,17 @@ STARTING = "starting"
 READY = "ready"
 DRAINING = "draining"
 RELEASED = "released"
-"""Alive, without the memory that it works in, and takes no work."""
+"""Alive, but its working memory is released: it takes no work."""
 
 SUPERVISOR = "supervisor"
-"""The one role that the mesh knows: its word that a process is dead is believed."""
+"""A role that `mesh/` itself knows: it is believed when it says that a process is dead."""
 
 
 class Member(Part, frozen=True):
-    """One actor in the mesh. `state` is one of those above; `attributes` are the role's own business.
+    """One actor in the mesh. `state`: `starting`, `ready`, `draining` or `released`. `attributes` are up to the role.
 
-    `proof` is of who was started by its host's supervisor or with its leave (`mesh/membership/proof.py`), and empty for
-    who is not to see it.
+    `proof` shows that it was started by its host's supervisor or with its permission (`mesh/membership/proof.py`). It
+    is empty in what is sent to receivers that must not see it.
     """
 
     actor_id: str
@@ -42,19 +43,19 @@ class Member(Part, frozen=True):
 
     @property
     def address(self) -> Address:
-        """The incarnation this is about."""
+        """The address of this incarnation."""
         return Address(self.actor_id, self.epoch)
 
 
 class Directory(Protocol):
-    """Who is who, as far as this actor knows; asked, and told nothing."""
+    """What this actor knows about identities and addresses; read-only."""
 
     def introduce(self, to: Address, *, is_proved: bool) -> Member:
-        """This actor, for `hello` and `welcome`, with its proof where that may be shown."""
+        """This actor, for `hello` and `welcome`, with its proof if `to` may see it."""
         ...
 
     def vet(self, member: Member) -> bool:
-        """Whether who introduces itself has proved who it is; raises `FrameRefused` where it had to."""
+        """Whether the member that introduces itself is proved; raises `FrameRefused` if it must be and is not."""
         ...
 
     def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
@@ -63,24 +64,24 @@ class Directory(Protocol):
 
 
 def is_of_host(actor_id: str, known: Member | None, host: str) -> bool:
-    """Whether an actor is of a host: by its id, or as it has joined where that says nothing, as the registry's does.
+    """Whether an actor is on a host: by its id or, if that names none (the registry's, say), as it has joined.
 
-    A supervisor of that host may say of it that it is dead. `known` is the member of that id, `host` "" on a mesh of
+    The supervisor of that host may report the actor dead. `known` is the member with that id, `host` is "" on a mesh of
     one host.
     """
     return host_of(actor_id) == host or (known is not None and not host_of(actor_id) and known.host == host)
 
 
 class Bootstrap(Protocol):
-    """Where the registry is: a file in the run directory, something static, or the simulation's word."""
+    """Finds the registry: from a file in the run directory, a static address, or the simulation."""
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
-        """The registry's incarnation and where it listens; None while nobody knows. Cheap, called on every retry."""
+        """The registry's incarnation and where it listens; None while unknown. Cheap, called on every retry."""
         ...
 
 
 class StaticBootstrap(NamedTuple):
-    """A registry that is known beforehand."""
+    """A registry that is known in advance."""
 
     address: Address
     endpoint: Endpoint
@@ -91,10 +92,10 @@ class StaticBootstrap(NamedTuple):
 
 
 class LearningBootstrap:
-    """Another bootstrap, and what the registry has said of itself since.
+    """Another bootstrap, updated with what the registry has since said about itself.
 
-    A registry of fixed ports that starts again has a new epoch, of which no file on other hosts tells: who dials it by
-    the one before, or by 0 because none is known, is told so.
+    A registry on fixed ports has a new epoch after a restart, and no file on other hosts says so: it tells the actors
+    that dial it under its previous epoch, or under 0 because they know none.
     """
 
     def __init__(self, told: Bootstrap) -> None:
@@ -102,14 +103,14 @@ class LearningBootstrap:
         self._learned: tuple[Address, Endpoint] | None = None
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
-        """What is told, or what was learned of the same endpoint if that is later."""
+        """What the other bootstrap says, or what was learned about the same endpoint if that is later."""
         told, learned = self._told.lookup(), self._learned
         if told is None or learned is None or learned[1] != told[1] or learned[0] < told[0]:
             return told
         return learned
 
     def learn(self, address: Address) -> bool:
-        """Take in that this incarnation listens where another was dialed; False if that is no later registry."""
+        """Record that this incarnation answers where another was dialed; False if it is not a later registry."""
         known = self.lookup()
         if known is None or known[0].actor_id != address.actor_id or known[0].epoch >= address.epoch:
             return False
@@ -129,7 +130,7 @@ class MemberChange(NamedTuple):
 
 
 class Membership:
-    """The cached view; iteration order is that of actor ids, the same everywhere."""
+    """The cached view; iteration is in order of actor ids, the same everywhere."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
@@ -141,7 +142,7 @@ class Membership:
         return self._members.get(actor_id)
 
     def by_role(self, role: str, *, ready: bool = True) -> list[Member]:
-        """Members of a role sorted by actor id; with `ready` only those that take work."""
+        """Members with a role, sorted by actor id; with `ready` only those that take work."""
         return [m for m in self.all() if m.role == role and (not ready or m.state == READY)]
 
     def all(self) -> list[Member]:
@@ -149,7 +150,7 @@ class Membership:
         return [self._members[actor_id] for actor_id in sorted(self._members)]
 
     def reset(self, registry_epoch: int, version: int, members: Iterable[Member]) -> MemberChange:
-        """Take the registry's snapshot: whoever is not in it has left."""
+        """Adopt the registry's snapshot: members that are not in it have left."""
         new = {member.actor_id: member for member in members}
         gone = [member.address for member in self.all() if member.actor_id not in new]
         change = self._update([new[actor_id] for actor_id in sorted(new)], gone)
@@ -159,11 +160,11 @@ class Membership:
     def apply(
         self, registry_epoch: int, version: int, upserted: Iterable[Member], left: Iterable[Address], follows: int = 0
     ) -> MemberChange | None:
-        """Take the next numbered change; None if it does not follow what is known, so a snapshot is needed.
+        """Apply the next numbered change; None if it does not follow the known version, so that a snapshot is needed.
 
-        A change that is already known is an empty change. With `follows` it is all changes after that one.
+        A change that is already known results in an empty one. With `follows`, this is all changes after that version.
         """
-        # A change of another registry, or a gap: whoever was in what is missing would stay for ever.
+        # Another registry's change, or a gap: a member whose departure was missed would stay for ever.
         if registry_epoch != self.registry_epoch or (follows or version - 1) > self.version:
             return None
         if version <= self.version:
@@ -172,11 +173,11 @@ class Membership:
         return self._update(upserted, left)
 
     def forget(self, address: Address) -> MemberChange:
-        """Take the supervisor's word that an incarnation is dead, before the registry says so."""
+        """Remove an incarnation that its supervisor reports dead, before the registry says so."""
         return self._update((), (address,))
 
     def mark_draining(self, address: Address) -> MemberChange:
-        """Take a member's own word that it takes no new work, before the registry says so."""
+        """Mark a member that says it takes no new work, before the registry says so."""
         member = self._members.get(address.actor_id)
         if member is None or member.epoch != address.epoch or member.state == DRAINING:
             return MemberChange([], [], [])
@@ -186,13 +187,13 @@ class Membership:
         change = MemberChange([], [], [])
         for address in gone:
             member = self._members.get(address.actor_id)
-            # An older incarnation's departure says nothing of the one that is here.
+            # An older incarnation's departure says nothing about the present one.
             if member is not None and member.epoch <= address.epoch:
                 del self._members[address.actor_id]
                 change.left.append(member)
         newest: dict[str, Member] = {}
         for member in upserted:
-            # One update may have two incarnations of an actor; what is told of must be what the view is afterwards.
+            # One update may contain two incarnations of an actor; the reported change must match the resulting view.
             if member.actor_id not in newest or newest[member.actor_id].epoch <= member.epoch:
                 newest[member.actor_id] = member
         for member in newest.values():

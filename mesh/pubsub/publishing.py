@@ -1,10 +1,10 @@
-"""Topics of one actor: what it publishes, and what it follows at others.
+"""Topics of one actor: those that it publishes, and those of other actors that it follows.
 
     subscriber ──subscribe(epoch, next)──> publisher ──Subscribed(next, reset), then publications from next on──>
 
-Everything goes on the data channel, so a confirmation and what follows it stay in order. A subscriber that sees a gap,
-or nothing for a while, subscribes again from where it is; that also repairs a lost request and finds out a publisher
-that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/topics.py`.
+Everything goes on the data channel, so a confirmation and the publications after it stay in order. A subscriber that
+sees a gap, or nothing for a while, subscribes again from its current position; that also repairs a lost request and
+reveals a publisher that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/topics.py`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Publishing:
-    """Both sides of topics. Publishers that have not confirmed a subscription are suspected."""
+    """Both sides of topics. A publisher that does not confirm a subscription is suspected."""
 
     def __init__(
         self, links: Links, tells: Tells, actor: "Actor", tasks: TaskSupervisor, options: SystemOptions
@@ -56,14 +56,14 @@ class Publishing:
     def publish(self, topic: str, message: AnyMessage) -> int:
         """Send to all subscribers and keep for replay; returns the sequence number, from 1.
 
-        Raises ValueError for one topic more than `max_topics`.
+        Raises ValueError for a new topic beyond `max_topics`.
         """
         log = self._logs.get(topic)
         if log is None:
             if len(self._logs) >= self._options.max_topics:
                 raise ValueError(f"{self._options.max_topics} topics are kept already, no room for {topic!r}")
             log = self._logs[topic] = self._empty_log()
-        # Once, for all subscribers and for the replay.
+        # Encoded once, for all subscribers and for replay.
         payload = self._codec.encode(message)
         sequence = log.append(payload)
         subscribers = self._subscribers.get(topic)
@@ -78,13 +78,13 @@ class Publishing:
         return True
 
     def lose(self, peer: Peer) -> None:
-        """A peer is gone: it is sent nothing more, and what it published waits for its return."""
+        """A peer is gone: send it nothing more; subscriptions to its topics wait for its return."""
         for topic in list(self._subscribers):
             self._drop(topic, peer.address)
         for (actor_id, _), followed in self._followed.items():
             if actor_id == peer.address.actor_id:
                 followed.waiting = True
-                # So that the next link with it asks, or the next round of renewals, which comes 2 s later at most.
+                # So that the next link with it subscribes again, or the next renewal round, at most 2 s later.
                 followed.last_heard = NEVER
 
     def _on_subscribe(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
@@ -92,8 +92,8 @@ class Publishing:
         if not isinstance(body, Subscribe) or channel != Channel.DATA:
             raise FrameRefused("bad_body", "the body of a subscribe on the data channel is expected")
         log = self._logs.get(body.topic)
-        # Topics that others name take no room of those published here, and are gone with who named them: an actor
-        # that cannot publish ends.
+        # Topics that only subscribers have named do not count against those published here, and vanish with their
+        # subscribers: otherwise they could keep this actor from publishing, which ends an actor.
         is_more = log is None and body.topic not in self._subscribers
         if is_more and len(self._subscribers) >= self._options.max_topics:
             raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics are followed here already")
@@ -125,7 +125,7 @@ class Publishing:
     # Subscriber
 
     def subscribe(self, actor_id: str, topic: str) -> None:
-        """Follow a topic, now or as soon as the peer is a member, over all its restarts."""
+        """Follow a topic, now or as soon as the peer is a member, across all its restarts."""
         if (actor_id, topic) not in self._followed:
             self._followed[actor_id, topic] = Subscription()
             self._request(actor_id, topic)
@@ -133,25 +133,25 @@ class Publishing:
                 self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
 
     def unsubscribe(self, actor_id: str, topic: str) -> None:
-        """Follow it no longer."""
+        """Stop following a topic."""
         if self._followed.pop((actor_id, topic), None) is not None:
             self._tells.tell(actor_id, Unsubscribe(topic=topic))
 
     def appeared(self, actor_id: str) -> None:
-        """An actor is a member (again): ask it for what is followed there."""
+        """An actor is a member (again): subscribe to its topics that are followed."""
         for followed_id, topic in list(self._followed):
             if followed_id == actor_id:
                 self._request(actor_id, topic)
 
     def linked(self, actor_id: str) -> None:
-        """A link with an actor is up (again): ask it for what it has not been asked since it was lost."""
+        """A link with an actor is up (again): request the subscriptions not requested since it was lost."""
         for (followed_id, topic), followed in list(self._followed.items()):
-            # A subscription that dialed this link has been asked for already: its request followed the hello.
+            # A subscription that dialed this link has been requested already: its request followed the hello.
             if followed_id == actor_id and followed.last_heard == NEVER:
                 self._request(actor_id, topic)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following all topics."""
         self._followed.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -161,8 +161,7 @@ class Publishing:
         self._timer = None
         quiet_since = self._loop.time() - self._options.renew_subscription_s
         for (actor_id, topic), followed in list(self._followed.items()):
-            # A quiet topic and a publisher that has forgotten its subscriber look alike, so it is asked once in a
-            # while.
+            # A quiet topic looks like a publisher that has forgotten its subscriber, so subscribe again now and then.
             if followed.last_heard <= quiet_since:
                 if followed.waiting:
                     self._links.suspect(actor_id)
@@ -175,7 +174,7 @@ class Publishing:
         try:
             peer = self._links.reach(actor_id)
         except CallError:
-            return  # asked again when it appears, or by the timer
+            return  # requested again when it appears, or by the timer
         followed.last_heard = self._loop.time()
         epoch, next_sequence = followed.request(peer.address.epoch)
         body = Subscribe(topic=topic, publisher_epoch=epoch, next_sequence=next_sequence)

@@ -1,8 +1,8 @@
 """Topics: numbered publications with a bounded replay ring, and the subscriber's side of the numbering. Pure.
 
-    publisher:   append -> 1, 2, 3, …; keeps the last ones, bounded in number and bytes, for who comes back with a gap
-    subscriber:  next is expected; a repeat is dropped; a gap makes it subscribe again from where it was;
-                 what the ring no longer holds, and a new publisher epoch, is a reset: it starts from nothing
+    publisher:   append -> 1, 2, 3, …; keeps the last ones, bounded in number and bytes, for subscribers with a gap
+    subscriber:  expects the next number; drops a repeat; on a gap it subscribes again from its current position;
+                 a gap beyond what the ring holds, or a new publisher epoch, is a reset: it starts from nothing
 
 Owned by `mesh/pubsub/publishing.py`.
 """
@@ -16,11 +16,11 @@ from typing import Final, Generic, NamedTuple, TypeVar
 Payload = TypeVar("Payload", bound=Sized)
 
 NEVER: Final = float("-inf")
-"""Last heard: not since the publisher was lost, nor has it been asked since."""
+"""Value of `last_heard`: since the publisher was lost, nothing was received from it or requested."""
 
 
 class Replay(NamedTuple, Generic[Payload]):
-    """What a subscriber is given: publications `first`, `first + 1`, …; `reset` if it asked for an earlier one."""
+    """What a subscriber is sent: publications `first`, `first + 1`, …; `reset` if that is not what it asked for."""
 
     first: int
     reset: bool
@@ -28,7 +28,7 @@ class Replay(NamedTuple, Generic[Payload]):
 
 
 class TopicLog(Generic[Payload]):
-    """The publisher's side of one topic: keeps `capacity` publications at most, and `max_bytes` of them."""
+    """The publisher's side of one topic: keeps at most `capacity` publications of at most `max_bytes` together."""
 
     def __init__(self, capacity: int, max_bytes: int) -> None:
         self._ring: deque[Payload] = deque()
@@ -38,7 +38,7 @@ class TopicLog(Generic[Payload]):
         self.last = 0
 
     def append(self, payload: Payload) -> int:
-        """Keep a publication and number it. One larger than all that may be kept leaves nothing in the ring."""
+        """Keep a publication and number it. One larger than `max_bytes` leaves the ring empty."""
         self._ring.append(payload)
         self.num_bytes += len(payload)
         while len(self._ring) > self._capacity or self.num_bytes > self._max_bytes:
@@ -47,7 +47,7 @@ class TopicLog(Generic[Payload]):
         return self.last
 
     def replay(self, next_sequence: int) -> Replay[Payload]:
-        """Everything from `next_sequence` on; if it is gone from the ring or not there yet: from now on, as a reset."""
+        """Everything from `next_sequence` on; if that has left the ring or lies ahead: a reset, starting from now."""
         missing = self.last + 1 - next_sequence
         if next_sequence < 1 or missing < 0 or missing > len(self._ring):
             return Replay(self.last + 1, True, [])
@@ -55,7 +55,7 @@ class TopicLog(Generic[Payload]):
 
 
 class Arrival(enum.Enum):
-    """What the number of a publication says about it: only the next is handed on, a gap is subscribed over again."""
+    """What a publication's number says about it: only `NEXT` is delivered; on `GAP` the subscriber subscribes again."""
 
     NEXT = enum.auto()
     REPEAT = enum.auto()
@@ -63,10 +63,10 @@ class Arrival(enum.Enum):
 
 
 class Subscription:
-    """The subscriber's side of one topic of one actor, over all incarnations of it.
+    """The subscriber's side of one topic of one actor, across all its incarnations.
 
     `next_sequence` is 0 until the publisher has said where the subscription starts. `last_heard` is when the publisher
-    said something, or was asked, seconds.
+    last sent something or was last sent a request, in seconds.
     """
 
     def __init__(self) -> None:
@@ -76,15 +76,15 @@ class Subscription:
         self.last_heard = NEVER
 
     def request(self, epoch: int) -> tuple[int, int]:
-        """What to ask an incarnation of the publisher for: (publisher epoch, next sequence); waits from now on.
+        """What to request of an incarnation of the publisher: (publisher epoch, next sequence); waits from now on.
 
-        Of a new incarnation it is everything from the first publication on, as far as its ring still holds that.
+        From a new incarnation this is everything since its first publication, if its ring still holds that.
         """
         self.waiting = True
         return (epoch, self.next_sequence if epoch == self.epoch and self.next_sequence else 1)
 
     def confirmed(self, epoch: int, next_sequence: int, reset: bool) -> bool:
-        """The publisher says what it sends next; whether the subscriber has to start from nothing."""
+        """The publisher has said what it sends next. Returns whether the subscriber has to start from nothing."""
         starts_anew = reset or epoch != self.epoch or self.next_sequence == 0
         if starts_anew:
             self.epoch, self.next_sequence = epoch, next_sequence
@@ -92,7 +92,7 @@ class Subscription:
         return starts_anew
 
     def arrived(self, epoch: int, sequence: int) -> Arrival:
-        """A publication came; only `NEXT` is to be handed on."""
+        """A publication arrived; only `NEXT` is to be delivered."""
         if self.waiting or epoch != self.epoch or sequence < self.next_sequence:
             return Arrival.REPEAT
         if sequence > self.next_sequence:

@@ -1,29 +1,29 @@
-"""Decides when actors are started, suspected, killed, restarted, given up, drained: the pure core of a supervisor.
+"""The pure core of a supervisor: decides when actors are started, suspected, killed, restarted, given up and drained.
 
     state       the process                          leaves it by
     ---------   ----------------------------------   -------------------------------------------------------------
     waiting     none, never was                      Begin: spawning; stopping: stopped
-    spawning    asked for, not known yet             Spawned: starting; SpawnFailed: backoff, given_up
-    starting    lives, not ready yet                 Beat(ready): ready; start deadline: dying; Exited: backoff, …
+    spawning    requested, not confirmed yet         Spawned: starting; SpawnFailed: backoff, given_up
+    starting    alive, not ready yet                 Beat(ready): ready; start deadline: dying; Exited: backoff, …
     ready       serves                               silence: suspected; Exited: backoff, given_up
     suspected   silent for `missed` heartbeats       Beat: ready; silence goes on: dying; Exited: backoff, given_up
     dying       killed, not yet reaped               Exited: backoff, given_up
     backoff     none, waits for its next start       time: spawning
     given_up    none; the restart budget is spent    time: spawning; Restart: spawning; stopping: stopped
     draining    asked to finish and exit             drain deadline: dying; Exited: stopped, drained, spawning
-    drained     none, by wish                        Restart: spawning; stopping: stopped
-    stopped     none, none to come                   nothing
+    drained     none, on request                     Restart: spawning; stopping: stopped
+    stopped     none, and none will follow           nothing
 
-An actor whose budget is spent is given up for a while, and then tried once more: what killed it may be over, and nobody
-may be there to say so. What a death costs, and how long an actor waits after it, is `restarts.py`. Of actors to restart
-one at a time is drained, and started again; the next one follows when it is ready. That costs no budget, and forgives
-what was spent of it.
+An actor whose budget is spent is given up for a while and then tried once more: whatever killed it may be over, with no
+operator there to say so. `restarts.py` decides what a death costs and how long the actor waits after it. Actors to be
+restarted are drained and started again one at a time; the next one follows when the last is ready. Such a restart
+costs no budget and restores what was spent of it.
 
-Invariants, checked by tests/mesh/supervision/test_machine.py: a new incarnation is spawned only after the one before
-was reaped (or never came to be), with a higher epoch; no more restarts than the budget; none while stopping; actors
-drain in the order of their tiers. An `Exited` is the only proof of a death: heartbeats raise suspicion, and suspicion
-only ever leads to a kill. Called by `cli/supervisor/actor.py`, which performs the commands; it persists an epoch
-before it starts the process, so that no epoch is issued twice, over restarts of the supervisor too.
+Invariants, checked by tests/mesh/supervision/test_machine.py: a new incarnation is spawned only after the previous one
+was reaped (or never came to be), and with a higher epoch; restarts never exceed the budget; nothing is restarted while
+stopping; actors drain in the order of their tiers. An `Exited` is the only proof of a death: missing heartbeats raise
+suspicion, and suspicion only ever leads to a kill. Called by `cli/supervisor/actor.py`, which performs the commands. It
+persists an epoch before it starts the process, so that no epoch is issued twice, even across supervisor restarts.
 """
 
 from collections import defaultdict
@@ -75,13 +75,13 @@ _ALIVE = (SPAWNING, STARTING, READY, SUSPECTED, DYING, DRAINING)
 
 @dataclass
 class Watch:
-    """What the supervisor knows of one actor; read it, do not write it."""
+    """What the supervisor knows about one actor; read-only outside this module."""
 
     spec: Supervised
     restarts: Restarts
     state: str = WAITING
     epoch: int = 0
-    # A later one than its own that the mesh knew, as its last incarnation was told.
+    # A later epoch than its own that the mesh knew, as its last incarnation was told; 0: none.
     known_epoch: int = 0
     deadline: float | None = None
     last_beat: float = 0.0
@@ -92,21 +92,21 @@ class Watch:
     killed_for: str = ""
     num_starts: int = 0
     num_restarts: int = 0
-    # Of its last suspicion, kill or end, and when that was.
+    # The reason for its last suspicion, kill or end, and the time of that.
     reason: str = ""
     reason_at: float = 0.0
-    # What a drain is for, where the mesh goes on.
+    # What follows the drain, unless the whole mesh is stopping.
     comes_back: bool = False
     stays_away: bool = False
 
     @property
     def next_start_at(self) -> float | None:
-        """When it is started again, if it waits for that."""
+        """When it will be started again, if it is waiting to be."""
         return self.deadline if self.state in (BACKOFF, GIVEN_UP) else None
 
 
 class Supervisor:
-    """Keeps a set of actors alive. What it issues is above `epochs`, by actor id; times are one monotonic clock's."""
+    """Keeps a set of actors alive. It issues epochs above `epochs`, by actor id; times are of one monotonic clock."""
 
     def __init__(self, actors: Iterable[Supervised], policy: Policy, epochs: Mapping[str, int]) -> None:
         self.policy = policy
@@ -128,7 +128,7 @@ class Supervisor:
         self._commands: list[Command] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event in; the commands are to be performed in order."""
+        """Process one event; the caller performs the returned commands in order."""
         self._commands = []
         self._now = now
         match event:
@@ -144,7 +144,7 @@ class Supervisor:
                 self._restart(event)
             case Spawned() | SpawnFailed() | Beat() | Exited():
                 watch = self.watches.get(event.actor_id)
-                # Word of another incarnation than the present one changes nothing.
+                # An event about any but the present incarnation changes nothing.
                 if watch is not None and watch.epoch == event.epoch and watch.state in _ALIVE:
                     self._on_actor(event, watch, now)
             case _:
@@ -154,15 +154,15 @@ class Supervisor:
 
     @property
     def drained(self) -> dict[str, int]:
-        """Actors that stay away by wish, or end because they are to, and their last epochs."""
+        """The last epochs of actors that are drained on request, or are ending in order to be."""
         meant = (watch for watch in self.watches.values() if watch.stays_away or watch.state == DRAINED)
         return {watch.spec.actor_id: watch.epoch for watch in meant}
 
     def deadline(self) -> float | None:
-        """When `Tick` is due at the latest; None if nothing depends on time."""
+        """The latest time at which `Tick` is due; None if nothing depends on time."""
         watches = self.watches.values()
         deadlines = [watch.deadline for watch in watches if watch.deadline is not None]
-        # Suspicion does not wait for the next of the ticks that show whether this process slept.
+        # Suspicion does not wait for the next regular tick; those only show whether this process has slept.
         deadlines += [self._silent_at(watch) for watch in watches if watch.state == READY]
         if self._last_tick is not None and any(watch.state in (READY, SUSPECTED) for watch in watches):
             deadlines.append(self._last_tick + self.policy.heartbeat_s)
@@ -180,7 +180,7 @@ class Supervisor:
             case Beat():
                 self._beat(watch, event, now)
             case Exited():
-                # An actor that we killed died of what we killed it for.
+                # If we killed an actor, the cause of its death is the one we killed it for.
                 ours = watch.state == DYING
                 watch.known_epoch = event.known_epoch
                 cause = watch.killed_for if ours else event.cause
@@ -193,8 +193,8 @@ class Supervisor:
                 assert_never(event)
 
     def _spawn(self, watch: Watch) -> None:
-        # Above what this supervisor has issued, and above what the mesh refused the last one for: one step is enough
-        # where counting on from a lost file, or from a clock a day behind, would take 86,400 refused starts.
+        # Above any epoch this supervisor has issued, and above the one that made the mesh refuse the last incarnation:
+        # one step, where counting up after a lost file, or from a clock a day behind, would take 86,400 refused starts.
         watch.epoch = max(watch.epoch, watch.known_epoch) + 1
         watch.num_starts += 1
         watch.progress = ""
@@ -207,7 +207,7 @@ class Supervisor:
         if watch.state != SPAWNING:
             return
         if self.stopping or watch.stays_away:
-            # Asked for before that: it holds nothing that a drain could save.
+            # Its spawn was requested earlier; it holds nothing yet that a drain could save.
             self._kill(watch, NOT_WANTED, "stopped while starting")
             return
         watch.born_at = now
@@ -219,7 +219,7 @@ class Supervisor:
         if beat.progress != watch.progress:
             watch.progress = beat.progress
             if watch.state == STARTING and beat.progress:
-                # Weights of a hundred gigabytes take what they take: a start is late when it stands still.
+                # Loading a hundred gigabytes of weights takes its time: a start is overdue only when progress stops.
                 watch.deadline = now + watch.spec.start_timeout_s
         if watch.state == SUSPECTED or (watch.state == STARTING and beat.ready):
             watch.deadline = None
@@ -234,7 +234,7 @@ class Supervisor:
             self._commands.append(MeshReady())
 
     def _ended(self, watch: Watch, reason: str, now: float, *, fatal: bool, foreign: bool) -> None:
-        """No process of this incarnation is left: stop, wait, or give up."""
+        """This incarnation has no process any more: stop, wait, or give up."""
         watch.deadline = None
         watch.reason, watch.reason_at, watch.ended_at = reason, now, now
         if self.stopping:
@@ -245,7 +245,7 @@ class Supervisor:
             self._drained(watch, comes_back=watch.comes_back)
             return
         account, since = watch.restarts, watch.ready_since
-        # Who was killed for silence has served until then.
+        # An actor killed for silence served until its last heartbeat.
         until = watch.last_beat if watch.killed_for == SILENT else now
         start_s, ready_s = (0.0, None) if since is None else (since - watch.born_at, until - since)
         account.ended(now, foreign=foreign, start_s=start_s, ready_s=ready_s)
@@ -265,7 +265,7 @@ class Supervisor:
         return any(other.state == READY for other in kind if other is not watch)
 
     def _start_now(self, gone: Watch) -> None:
-        """Somebody is ready no more: whoever waits and was stood in for by that one may be the last of its kind."""
+        """`gone` is no longer ready: actors waiting to start that it stood in for may now be the last of their kind."""
         for watch in self._kinds[gone.spec.kind or gone.spec.actor_id]:
             if watch is not gone and watch.next_start_at is not None and not self._is_stood_in_for(watch):
                 soonest = watch.ended_at + watch.restarts.wait_s(is_last=True)
@@ -286,7 +286,7 @@ class Supervisor:
                 self._rolling[actor_id] = wish.stay_away
 
     def _drained(self, watch: Watch, *, comes_back: bool) -> None:
-        """There is no process, as was wished; that is no failure."""
+        """There is no process any more, as requested; that is not a failure."""
         watch.restarts.forgive()
         watch.comes_back = watch.stays_away = False
         if comes_back:
@@ -295,7 +295,7 @@ class Supervisor:
             self._enter(watch, DRAINED)
 
     def _roll(self, now: float) -> None:
-        """Restart the next one, once the last one is there again, or away. One that cannot start ends the round."""
+        """Restart the next actor once the last one is ready or drained. One that cannot start ends the round."""
         while self._restarting is None or self._restarting.state in (READY, GIVEN_UP, DRAINED, STOPPED):
             if self._restarting is not None and self._restarting.state in (GIVEN_UP, STOPPED):
                 self._rolling.clear()
@@ -314,7 +314,7 @@ class Supervisor:
                 watch.deadline = None
                 self._drained(watch, comes_back=watch.comes_back)
             elif not stays_away:
-                # It is about to be new as it is.
+                # It is about to be a new incarnation anyway.
                 watch.comes_back = False
 
     def _tick(self, now: float) -> None:
@@ -323,7 +323,7 @@ class Supervisor:
         self._last_tick = now
         for watch in self.watches.values():
             if overslept:
-                # We heard nobody because we did not listen.
+                # We heard nothing because we were not running.
                 watch.last_beat = now
                 if watch.state == SUSPECTED:
                     watch.deadline = now + policy.kill_after_s
@@ -366,7 +366,7 @@ class Supervisor:
         self._next_tier(now)
 
     def _next_tier(self, now: float) -> None:
-        """Drain the lowest tier that still lives; the others wait for it."""
+        """Drain the lowest tier that is still alive; the others wait for it."""
         alive = [watch for watch in self.watches.values() if watch.state != STOPPED]
         if not alive:
             if not self.stopped:

@@ -1,4 +1,4 @@
-"""What a supervisor hears and what it has done, and the states of its actors; `core.py` decides."""
+"""Events, commands and actor states of a supervisor; `core.py` makes the decisions."""
 
 from dataclasses import dataclass
 
@@ -14,19 +14,19 @@ DRAINING = "draining"
 DRAINED = "drained"
 STOPPED = "stopped"
 
-# What a supervisor kills for.
+# Causes for which a supervisor kills.
 SILENT = "no_heartbeat"
 START_OVERDUE = "not_ready_in_time"
 DRAIN_OVERDUE = "not_drained_in_time"
 NOT_WANTED = "not_wanted"
 
 IN_ORDER = "exit_0"
-"""How a process ends that ends by itself."""
+"""The cause of death of a process that exits normally."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Times in seconds. What `budget` and backoffs are spent on: `restarts.py`.
+    """Times in seconds. `restarts.py` says how `budget` and the backoffs are used.
 
     `kill_after_s` is added to the `missed` heartbeats that make an actor suspect.
     """
@@ -45,9 +45,9 @@ class Policy:
 
 @dataclass(frozen=True)
 class Supervised:
-    """One actor to keep alive. Lower tiers drain first; the whole tier is gone before the next one is asked.
+    """One actor to keep alive. Lower tiers drain first; a tier is gone entirely before the next one is drained.
 
-    Actors of one `kind` stand in for each other; nobody does where it is empty.
+    Actors of one `kind` stand in for each other; if it is empty, no actor stands in for this one.
     """
 
     actor_id: str
@@ -74,7 +74,7 @@ class Spawned:
 
 @dataclass(frozen=True)
 class SpawnFailed:
-    """No process came to be. `foreign`: because somebody else killed what it was to be forked from."""
+    """No process came to be. `foreign`: because the process to fork it from was killed by somebody else."""
 
     actor_id: str
     epoch: int
@@ -84,7 +84,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life; `ready` is what the actor says of itself, `progress` how far it is with what takes long."""
+    """A sign of life; `ready` is the actor's own statement, `progress` describes a long operation."""
 
     actor_id: str
     epoch: int
@@ -94,10 +94,10 @@ class Beat:
 
 @dataclass(frozen=True)
 class Exited:
-    """The process was reaped. `fatal`: it says that starting it again as it is cannot help.
+    """The process was reaped. `fatal`: it reported that starting it again unchanged cannot help.
 
-    `cause` is its end in a word that is one of few, for counters. `foreign`: it was killed, not for want of memory;
-    believed where this supervisor has not killed it. `known_epoch`: a later one of it that the mesh knows, or 0.
+    `cause` is one of a few words, for counters. `foreign`: it was killed, and not for lack of memory; ignored if this
+    supervisor killed it. `known_epoch`: a later epoch of this actor that the mesh knows, or 0.
     """
 
     actor_id: str
@@ -116,7 +116,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Stop:
-    """Drain everything, tier by tier; with `force` (and on any later Stop with it) kill instead."""
+    """Drain everything, tier by tier; with `force`, in this Stop or a later one, kill instead."""
 
     reason: str
     force: bool = False
@@ -124,9 +124,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Restart:
-    """Have these finish and exit, one after the other, and start again; with `stay_away` only at a later `Restart`.
+    """Drain these actors one after the other and start each again; with `stay_away`, only at a later `Restart`.
 
-    Those that have no process are started at once, all of them: others may wait for them.
+    All those without a process are started at once, since others may be waiting for them.
     """
 
     actor_ids: tuple[str, ...]
@@ -164,7 +164,7 @@ class Terminate:
 
 @dataclass(frozen=True)
 class Report:
-    """An actor changed its state; for people, logs and `ps`. `wait_s`: until its next start, where that is known."""
+    """An actor changed its state; for people, logs and `ps`. `wait_s`: seconds until its next start, if known."""
 
     actor_id: str
     epoch: int
@@ -175,7 +175,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Died:
-    """Tell the mesh that an incarnation is dead for certain. `cause`: what we killed it for, or that of `Exited`."""
+    """Tell the mesh that an incarnation is certainly dead. `cause`: why we killed it, or the cause in `Exited`."""
 
     actor_id: str
     epoch: int
@@ -190,7 +190,7 @@ class MeshReady:
 
 @dataclass(frozen=True)
 class MeshStopped:
-    """No process is left. `failure` is why the mesh never got ready, empty if it was told to stop."""
+    """No process is left. `failure` is why the mesh never became ready, empty if it was told to stop."""
 
     failure: str
 

@@ -1,19 +1,19 @@
-"""What an actor's ends cost it, and how long it then waits for its next start. Pure.
+"""What each death costs an actor, and how long it then waits for its next start. Pure.
 
     how it ended                                    costs                       waits
     ---------------------------------------------   -------------------------   -----------------------------------
-    foreign: somebody else killed it                nothing                     not at all
-    by itself, after it had served well             nothing, forgives pauses    not at all
-    by itself, before that                          one of its budget           0, then `backoff_s`, doubled each time
-    the same, with nothing left of the budget       it is given up              `budget_window_s`
+    foreign: killed by somebody else                nothing                     not at all
+    by itself, after it had served well             nothing, resets backoff     not at all
+    by itself, before that                          one unit of its budget      0, then `backoff_s`, doubled each time
+    the same, with its budget spent                 it is given up              `budget_window_s`
 
-Served well has who was ready for twice as long as its start took: it is there most of the time, so a pause would only
-take from that. Less than silence takes to be noticed does not count, or an actor that crashes as soon as it is forked
-would have served well each time and be forked for ever.
+An actor has served well if it was ready for twice as long as its start took: it is up most of the time, and a pause
+would only reduce that. A time shorter than silence takes to be noticed does not count, or an actor that crashes as soon
+as it is forked would have served well each time and be forked for ever.
 
-Where nobody stands in for it, an actor that was ready does not wait, one whose start fails waits `lone_backoff_s` at
-most (at once it would fail again at once, and have spent its budget in a moment), and one that is given up is tried
-again after `max_backoff_s`: nothing is spared by a mesh that does not serve.
+If no other actor stands in for it, an actor that was ready does not wait, and one whose start fails waits at most
+`lone_backoff_s` (restarted at once it would fail at once, and soon have spent its budget). One that is given up is
+tried again after `max_backoff_s`, since a mesh that does not serve saves nothing by waiting.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ _WELL_IN_STARTS = 2.0
 
 
 class Restarts:
-    """The account of one actor. `failures`: ends of its own doing since it last served well."""
+    """The restart account of one actor. `failures`: deaths of its own doing since it last served well."""
 
     def __init__(self, policy: Policy) -> None:
         self.failures = 0
@@ -35,13 +35,13 @@ class Restarts:
         self._was_ready = False
 
     def forgive(self) -> None:
-        """Its end was wished for, or it shall be tried again whatever it did."""
+        """Clear the account: its end was requested, or an operator wants it started again regardless."""
         self.failures = 0
         self.is_spent = False
         self._charged.clear()
 
     def ended(self, now: float, *, foreign: bool, start_s: float, ready_s: float | None) -> None:
-        """An incarnation ended that took `start_s` to be ready, and was that for `ready_s`; None: it never was."""
+        """An incarnation ended that took `start_s` to become ready and was ready for `ready_s`; None: never ready."""
         policy = self._policy
         silence_s = policy.missed * policy.heartbeat_s
         is_well = ready_s is not None and ready_s >= max(_WELL_IN_STARTS * start_s, silence_s)
@@ -60,12 +60,12 @@ class Restarts:
             self._charged.append(now)
 
     def wait_s(self, *, is_last: bool) -> float:
-        """From the last end to the next start; `is_last`: nobody else of its kind is ready."""
+        """Seconds from the last end to the next start; `is_last`: no other actor of its kind is ready."""
         policy = self._policy
         if self.is_spent:
             return min(policy.max_backoff_s, policy.budget_window_s) if is_last else policy.budget_window_s
         if self._is_free or self.failures <= 1 or (is_last and self._was_ready):
             return 0.0
-        # Past 32 doublings it is the longest pause anyway, and floats end somewhere.
+        # After 32 doublings the pause is at its maximum anyway; the bound keeps the float from overflowing.
         pause_s = min(policy.backoff_s * 2 ** min(self.failures - 2, 32), policy.max_backoff_s)
         return min(pause_s, policy.lone_backoff_s) if is_last else pause_s

@@ -1,9 +1,9 @@
-"""Bytes to headers and bodies, and bodies to bytes: `open_envelope`, `Codec` for one protocol, `BodyCodec` for the two
-that each actor speaks.
+"""Decodes headers, encodes and decodes bodies: `open_envelope`, `Codec` for one protocol, `BodyCodec` for the two that
+each actor speaks.
 
-A protocol is a union of control messages, which are MessagePack maps, and one of hot messages, which are arrays, so the
-first byte of a body says which decoder reads it. Encoders and decoders are made once and used on the event loop's
-thread only.
+A protocol is a union of control messages, which are MessagePack maps, and a union of hot messages, which are arrays, so
+the first byte of a body selects the decoder. Encoders and decoders are made once and used on the event loop's thread
+only.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,35 +29,35 @@ class Codec:
     Args:
         control: a `Message` class or union of them.
         hot: a `HotMessage` class or union of them; None if the protocol has none.
-        senders: which roles may send a message from other hosts; any of one that is not named, as answers are not.
+        senders: which roles may send a message from other hosts; any may send one not named here, such as an answer.
     """
 
     def __init__(self, control: Any, hot: Any = None, senders: Mapping[type, Collection[str]] | None = None) -> None:
         self.senders = senders or {}
         self.types: frozenset[type] = frozenset(get_args(control) or (control,))
-        """Of its control messages."""
+        """The classes of its control messages."""
         self._control: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(control)
-        # Without hot messages an array is refused like any other body of a wrong shape.
+        # Without hot messages an array is refused like any other body of the wrong shape.
         self._hot: msgspec.msgpack.Decoder[Any] = self._control if hot is None else msgspec.msgpack.Decoder(hot)
 
     def encode(self, message: AnyMessage) -> bytes:
-        """The body of `message`. Never fails for a message whose fields hold what their types say."""
+        """The body of `message`. Never fails for a message whose fields match their types."""
         return _ENCODER.encode(message)
 
     def decode(self, body: Buffer) -> Any:
-        """The message in `body`; raises `FrameRefused("bad_body")` if there is none of this protocol."""
+        """The message in `body`; raises `FrameRefused("bad_body")` if it is not one of this protocol."""
         try:
             first = body[0]
-            # MessagePack's arrays: of up to 15 fields, with 16 bits of length, with 32.
+            # MessagePack's arrays: up to 15 elements, 16-bit length, 32-bit length.
             is_array = 0x90 <= first <= 0x9F or first == 0xDC or first == 0xDD
             return (self._hot if is_array else self._control).decode(body)
         except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError) as error:
-            # The text quotes a tag that is unknown, however long: a stranger must not fill logs and answers with it.
+            # The error text quotes an unknown tag in full: a stranger must not fill logs and answers with it.
             raise FrameRefused("bad_body", str(error)[:_SHOWN_BYTES] or "an empty body") from error
 
 
 class BodyCodec:
-    """One actor's bodies: its own protocol, or the mesh's. By the class of what is sent, by the flag of what comes."""
+    """One actor's bodies, of its own protocol or the mesh's: by class when sending, by header flag when receiving."""
 
     def __init__(self, own: Codec, system: Codec, limits: Limits) -> None:
         self._own = own
@@ -87,9 +87,9 @@ class BodyCodec:
 
 
 def open_envelope(parts: Sequence[Buffer]) -> Header:
-    """The header of a message; raises `FrameRefused`. It is not checked against limits, nor are the other parts.
+    """The header of a message; raises `FrameRefused`. Neither it nor the other parts are checked against limits here.
 
-    Who has sent too much is told so in answer to that very message, so its header is read first.
+    The sender of an oversized message is told so in answer to that very message, so the header is read first.
     """
     if len(parts) < 2:
         raise FrameRefused("bad_header", f"{len(parts)} parts where header and body are expected")
@@ -97,14 +97,14 @@ def open_envelope(parts: Sequence[Buffer]) -> Header:
         header = _HEADERS.decode(parts[0])
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise FrameRefused("bad_header", str(error)) from error
-    # A hello's body says which versions its sender speaks; whether one is common is for the handshake to find.
+    # A hello's body says which versions its sender speaks; the handshake checks whether any is in common.
     if header.version != PROTOCOL_VERSION and header.verb != Verb.HELLO:
         raise FrameRefused("wrong_version", f"protocol version {header.version}")
     return header
 
 
 def check_sizes(parts: Sequence[Buffer], limits: Limits) -> None:
-    """Raise `FrameRefused` if a message `[header, body, buffer*]` is too large, or has too many parts."""
+    """Raise `FrameRefused` if a message `[header, body, buffer*]` is too large or has too many parts."""
     if len(parts) > limits.max_parts:
         raise FrameRefused("too_many_parts", f"{len(parts)} parts, at most {limits.max_parts} are taken")
     if len(parts[0]) > limits.max_header_bytes:

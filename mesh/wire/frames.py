@@ -1,7 +1,7 @@
-"""Bodies of the mesh's own frames, the third of the three owners of what is on the wire.
+"""Bodies of the mesh's own frames, one of the three places that define what is on the wire (`mesh/wire/message.py`).
 
-The header's `system` flag tells these from the bodies of the actors' own protocols. They are spoken by the ActorSystem
-of every actor and by the registry; an actor sees only the asks that its class names in `system_asks`.
+The header's `system` flag distinguishes these from the bodies of the actors' own protocols. They are spoken by the
+ActorSystem of every actor and by the registry; an actor sees only the asks that its class lists in `system_asks`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from mesh.wire.message import Message, Part
 
 
 class Hello(Message, frozen=True):
-    """First frame of every dialed link, on both channels: who dials and which protocol versions it speaks."""
+    """First frame on both channels of every dialed link: who is dialing and which protocol versions it speaks."""
 
     min_version: int
     max_version: int
@@ -24,7 +24,7 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answer to `Hello` on the same channel: the version that both will use."""
+    """Answer to `Hello` on the same channel: the version that both sides will use."""
 
     version: int
     member: Member
@@ -41,10 +41,10 @@ class Heartbeat(Message, frozen=True):
 
 
 class Renew(Message, frozen=True):
-    """The heartbeat that an actor sends to the registry; renews its lease. Answered by `Heartbeat`.
+    """The heartbeat that an actor sends to its hubs; at the registry it renews the lease. Answered by `Heartbeat`.
 
-    `progress` says how far it is with what takes long, in words for people (`loading 12/28 layers, 3.1 of 7.6 GB`); who
-    starts and says something new is not stuck.
+    `progress` describes a long operation in words for people (`loading 12/28 layers, 3.1 of 7.6 GB`); a starting actor
+    whose `progress` changes is not considered stuck.
     """
 
     state: str = ""
@@ -54,9 +54,10 @@ class Renew(Message, frozen=True):
 class ErrorBody(Message, frozen=True):
     """Why an ask or a stream failed, or why a frame was refused.
 
-    `known_epoch`: with `superseded` and `stale_epoch`, the epoch that the next incarnation of the sender has to be
-    above: that of a later one known here, or its own where a registry that has just begun says so. With `wrong_epoch`
-    the epoch of this actor, where the frame was for another. 0 with all others.
+    `known_epoch`: with `superseded` and `stale_epoch`, the epoch that the next incarnation of the refused actor must
+    exceed: that of a later incarnation known here or, from a registry that has just started, the registry's own if
+    that is higher. With `wrong_epoch`, the epoch of the incarnation that received a frame meant for another one. 0 with
+    all other codes.
     """
 
     code: str
@@ -67,7 +68,7 @@ class ErrorBody(Message, frozen=True):
 
 
 class Credit(Message, frozen=True):
-    """The receiver of a stream allows its sender `limit` items in all, counted from the stream's start."""
+    """The receiver of a stream allows its sender `limit` items in total, counted from the start of the stream."""
 
     limit: int
 
@@ -83,19 +84,20 @@ class End(Message, frozen=True):
 
 
 class Bye(Message, frozen=True):
-    """The sender closes its side in good order; nothing more comes from this incarnation."""
+    """The sender closes its side in an orderly way; nothing more comes from this incarnation."""
 
     reason: str = ""
 
 
 class Join(Message, frozen=True):
-    """Ask the registry to take a member in, or to update what it says. Idempotent. Answer: `Joined`.
+    """Ask the registry to admit a member, or to update its entry. Idempotent. Answer: `Joined`.
 
-    `known_epoch` and `known_version` are of the asker's view, so that the registry sends a snapshot only if needed.
-    `known_members` is the asker's whole view, given to a new registry epoch: whoever is named there keeps a lease, so
-    that a restarted registry does not seem to say that everybody has left. `mesh` is the name of the mesh that the
-    member is meant for: a registry of another refuses it with `wrong_mesh`. Empty: it goes wherever it was sent. `spec`
-    is what its host takes the mesh to be; what differs from the registry's is refused with `wrong_spec`.
+    `known_epoch` and `known_version` are those of the asker's view, so that the registry sends a snapshot only if
+    needed. `known_members` is the asker's whole view when the registry epoch is new to it, and the members of its own
+    host after its lease has lapsed: they keep a lease, so that a restarted registry does not appear to say that
+    everybody has left. `mesh` is the name of the mesh that the member is meant for: the registry of another mesh
+    refuses it with `wrong_mesh`. Empty: any mesh. `spec` is what the member's host takes the mesh to be; if it differs
+    from the registry's, the join is refused with `wrong_spec`.
     """
 
     member: Member
@@ -107,7 +109,7 @@ class Join(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """The member holds a lease of `lease_s` from now, renewed by `Renew`. `members` is the snapshot, None if known."""
+    """The member holds a lease of `lease_s` from now, renewed by `Renew`. `members`: a snapshot, None if not needed."""
 
     registry_epoch: int
     version: int
@@ -116,7 +118,7 @@ class Joined(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """Ask the registry to end a membership: by the member itself, or by the supervisor that saw it die. Idempotent."""
+    """Ask the registry to end a membership; sent by the member, or by the supervisor that saw it die. Idempotent."""
 
     actor_id: str
     epoch: int
@@ -128,7 +130,7 @@ class Left(Message, frozen=True):
 
 
 STOPPED = "stopped"
-"""Reason of whoever leaves by itself: it says bye to its peers after all it has sent, so they can wait for that."""
+"""Reason given by an actor that leaves by itself: its bye follows everything it has sent, so peers can wait for it."""
 
 
 class Departed(Part, frozen=True):
@@ -145,9 +147,9 @@ class Departed(Part, frozen=True):
 
 
 class MembersChanged(Message, frozen=True):
-    """The registry tells every member of change number `version`. Whoever misses one joins again for a snapshot.
+    """The registry tells every member of change number `version`. A member that misses one joins again for a snapshot.
 
-    It may tell several at once: all that came after version `follows`; 0: the one before `version`.
+    One message may carry several changes: all those after version `follows`; 0 stands for `version` - 1.
     """
 
     registry_epoch: int
@@ -158,12 +160,12 @@ class MembersChanged(Message, frozen=True):
 
 
 class PeerDown(Message, frozen=True):
-    """A supervisor tells that an incarnation is dead (reaped), so that whoever waits for it stops at once.
+    """A supervisor reports that an incarnation is dead (reaped), so that its peers stop waiting for it at once.
 
-    Believed of the registry, of the receiver's own supervisor, and of members with the role `supervisor` of actors of
-    their host; on a host whose supervisor has a secret only if they are proved. Other hosts' supervisors are told, and
-    tell their own actors in turn, with `said_by`, the supervisor that they have it from: of the supervisor of the
-    receiver's host that is believed of actors of the host of `said_by`.
+    Believed from the registry, from the receiver's own supervisor, and from members with the role `supervisor` about
+    actors of their own host; on a host whose supervisor has a secret, only if the sender is proved. Supervisors of
+    other hosts are told too, and tell their own actors with `said_by` set to the supervisor that reported the death: a
+    receiver believes its own host's supervisor about actors of the host of `said_by`.
     """
 
     actor_id: str
@@ -175,7 +177,7 @@ class PeerDown(Message, frozen=True):
 class Subscribe(Message, frozen=True):
     """Follow a topic from publication `next_sequence` (1: the first) of `publisher_epoch` on. Answer: `Subscribed`.
 
-    Renewed by subscribers when nothing came for a while; a publisher forgets a subscriber whose link is down.
+    Subscribers repeat it when nothing has come for a while; a publisher forgets a subscriber whose link is down.
     """
 
     topic: str
@@ -184,7 +186,7 @@ class Subscribe(Message, frozen=True):
 
 
 class Subscribed(Message, frozen=True):
-    """What follows starts at publication `next_sequence`; `reset` if that is not what was asked for."""
+    """The publications that follow start at `next_sequence`; `reset` if that is not what was asked for."""
 
     topic: str
     next_sequence: int
@@ -192,13 +194,13 @@ class Subscribed(Message, frozen=True):
 
 
 class Unsubscribe(Message, frozen=True):
-    """Follow a topic no longer. Told, not asked."""
+    """Stop following a topic. Told, not asked."""
 
     topic: str
 
 
 class Publication(Message, frozen=True):
-    """Publication number `sequence` (from 1, per topic and publisher epoch); `payload` is the actor's own message."""
+    """Publication number `sequence` (from 1, per topic and publisher epoch); `payload` is the publisher's message."""
 
     topic: str
     sequence: int
@@ -206,7 +208,7 @@ class Publication(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Ask whether anybody is there. Answer: `Pong`."""
+    """Ask whether a peer is still there. Answer: `Pong`."""
 
 
 class Pong(Message, frozen=True):
@@ -214,7 +216,10 @@ class Pong(Message, frozen=True):
 
 
 class Histogram(Part, frozen=True):
-    """`counts[i]` observations were at most `bounds[i]`, the last count is of those above all; `total` is their sum."""
+    """`counts[i]` observations were at most `bounds[i]` and above the bound before; the last count is above all bounds.
+
+    `total` is the sum of all observations.
+    """
 
     bounds: list[float]
     counts: list[int]
@@ -234,7 +239,7 @@ class StatsReply(Message, frozen=True):
 
 
 class DescribeRequest(Message, frozen=True):
-    """Ask an actor what it is. Answer: `Describe`."""
+    """Ask an actor to describe itself. Answer: `Describe`."""
 
 
 class Describe(Message, frozen=True):
@@ -252,7 +257,7 @@ class Describe(Message, frozen=True):
 
 
 class Draining(Message, frozen=True):
-    """Body of the verb `draining`, told to all peers: the sender takes no new work."""
+    """Body of the verb `draining`, sent to all peers: the sender takes no new work."""
 
 
 class ListMembers(Message, frozen=True):
@@ -260,10 +265,10 @@ class ListMembers(Message, frozen=True):
 
 
 class Members(Message, frozen=True):
-    """Answer to `ListMembers`. `mesh` is the name of the registry's mesh, `release` of the software that it runs.
+    """Answer to `ListMembers`. `mesh` is the name of the registry's mesh, `release` the software release it runs.
 
-    `spec` is what all hosts of the mesh have in common, empty on a mesh of one; `settings` is what a host that has no
-    topology file takes over.
+    `spec` is what all hosts of the mesh have in common, empty on a mesh of one host; `settings` are those that a host
+    without a topology file adopts.
     """
 
     registry_epoch: int
@@ -276,15 +281,15 @@ class Members(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Ask an actor to take no new work and finish what it has. Answer: `Drained` when that is done."""
+    """Ask an actor to take no new work and finish what it has. Answer: `Drained`, once that is done."""
 
 
 class Drained(Message, frozen=True):
-    """Answer to `Drain`: the actor is empty and still there."""
+    """Answer to `Drain`: the actor has no work left, and is still running."""
 
 
 class Shutdown(Message, frozen=True):
-    """Ask an actor to end. Answer: `ShuttingDown`, then `bye` to all its peers."""
+    """Ask an actor to shut down. Answer: `ShuttingDown`, then `bye` to all its peers."""
 
     reason: str = ""
 

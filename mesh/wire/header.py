@@ -1,4 +1,4 @@
-"""The header of every message `[header, body, buffer*]`: one MessagePack array whose fields never move, only more come.
+"""The header of every message `[header, body, buffer*]`: a MessagePack array; fields never move, new ones are appended.
 
 Written by `mesh/link/core.py`, read by `mesh/wire/codec.py`.
 """
@@ -13,7 +13,7 @@ MIN_PROTOCOL_VERSION: Final = 3
 
 
 class Verb(enum.IntEnum):
-    """What a message is for; the number is what crosses the wire."""
+    """The purpose of a message; its number is what crosses the wire."""
 
     HELLO = 1
     WELCOME = 2
@@ -34,18 +34,18 @@ class Verb(enum.IntEnum):
 
 
 SYSTEM_FLAG: Final = 1
-"""In `Header.flags`: the body is one of `mesh/wire/frames.py`, not of the actor's own protocol."""
+"""In `Header.flags`: the body is one of `mesh/wire/frames.py`, not one of the actor's own protocol."""
 
 
-# One is made for every frame that comes or goes and refers to nothing but numbers and text, so no cycle can begin at
-# it: `gc=False` has the collector not look at any.
+# One is made for every frame sent or received. It refers only to numbers and text, so it cannot be part of a cycle:
+# `gc=False` keeps the collector from tracking it.
 class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """First part of every message.
 
     `message_id` is unique per sender epoch; answers carry it as `correlation_id`. `sequence` grows by one per message
-    on a connection's channel and is higher on a later connection, see `mesh/link/peer.py`. `timeout_us` is what is
+    on a connection's channel and is higher on a later connection, see `mesh/link/peer.py`. `timeout_us` is the time
     left until the deadline, because hosts' clocks differ; 0 is none. `position` is the first credit limit in `stream`,
-    the index of the item in `item`, and their number in `end`. `trace` is a W3C traceparent or empty.
+    the item's index in `item`, and the number of items in `end`. `trace` is a W3C traceparent or empty.
     """
 
     version: int
@@ -63,7 +63,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Limits(NamedTuple):
-    """Largest message that is sent or taken. `max_message_bytes` counts all parts."""
+    """Limits on messages sent and received. `max_message_bytes` counts the body and all buffers."""
 
     max_parts: int = 64
     max_header_bytes: int = 4096
