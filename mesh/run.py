@@ -1,10 +1,10 @@
-"""Runs one actor as the process it is in: uvloop, ZeroMQ, signals, and the pipe that says whether the supervisor lives.
+"""Runs one actor as the current process: uvloop, ZeroMQ, signals, and the pipe that shows whether the supervisor lives.
 
-    SIGTERM or SIGINT   drain, then stop; before the start is done, and the second time, stop at once
-    Shutdown (asked)    stop at once; ask `Drain` before it where there is work
-    supervisor's pipe   at its end stop at once: an actor without supervisor is nobody's
+    SIGTERM or SIGINT   drain, then stop; stop at once if the start is not complete, and on the second signal
+    Shutdown (an ask)   stop at once; send `Drain` first if there is work to finish
+    supervisor's pipe   stop at once when it ends: an actor that has lost its supervisor belongs to nothing
 
-Called by `meshctl run ROLE`, by whatever the supervisor spawns or forks, and by custom actors' own programs.
+Called by `meshctl run ROLE`, by the processes that the supervisor spawns or forks, and by custom actors' own programs.
 """
 
 import asyncio
@@ -47,23 +47,23 @@ def run_actor(
     options: SystemOptions | None = None,
     drain_timeout_s: float = 30.0,
 ) -> int:
-    """Run until told to stop; the process's exit code, 0 unless it had to be forced.
+    """Run until told to stop; returns the process's exit code, 0 unless the stop was forced.
 
     Args:
         actor: not started yet.
         address: its id and the epoch its supervisor issued.
         run_directory: of its mesh; says where the registry is and holds the ipc sockets.
-        supervisor: where heartbeats go beside the registry.
-        supervisor_fd: reading end of a pipe whose writing end only the supervisor holds.
-        listen: as `host.json` of the run directory says, unless this says otherwise.
-        options: of its system; host and supervisor are filled in.
-        drain_timeout_s: how long a drain may take before the actor is stopped all the same.
+        supervisor: where heartbeats go besides the registry.
+        supervisor_fd: read end of a pipe whose write end only the supervisor holds.
+        listen: where to listen; by default as `host.json` in the run directory says.
+        options: for its system; `supervisor`, `mesh`, `spec`, `usage`, `vet_host` and an empty `host` are filled in.
+        drain_timeout_s: how long a drain may take before the actor is stopped regardless.
 
     Raises:
-        BadSetting: a variable of the log has a value that it cannot have.
-        BindError: an address is taken or may not be listened on. Whatever the actor's `start` raises goes through too.
-        Superseded: a later incarnation of the actor is known; what it holds has been given back.
-        WrongMesh: the registry that was found is another mesh's, or (WrongSpec) its mesh serves something else.
+        BadSetting: an environment variable for the log has an invalid value.
+        BindError: an address is taken or may not be listened on. What the actor's `start` raises is passed on too.
+        Superseded: a later incarnation of the actor is known; this one's resources have been released.
+        WrongMesh: the registry that was found belongs to another mesh, or (WrongSpec) to one with another spec.
     """
     log = LogSettings.of(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
@@ -84,7 +84,7 @@ def run_actor(
 def unsupervised(actor_id: str) -> Address:
     """The next incarnation of an actor that nobody supervises.
 
-    Its epoch is the clock's milliseconds, so that every start is later than the last without a file to count them in.
+    Its epoch is the clock in milliseconds, so that each start has a higher one without a file to count starts in.
     """
     return Address(actor_id, time.time_ns() // 1_000_000)
 
@@ -122,7 +122,7 @@ class _Process:
         finally:
             stop.cancel()
             life.cancel()
-            # Whatever hangs while stopping must not keep the process: its memory and sockets are waited for.
+            # Nothing that hangs while stopping may keep the process alive: others wait for its memory and sockets.
             watchdog = loop.call_later(_STOP_TIMEOUT_S, os._exit, 1)
             await asyncio.gather(life, stop, return_exceptions=True)
             await system.stop()
@@ -137,8 +137,8 @@ class _Process:
         return 1 if self._was_forced else 0
 
     async def _live(self, system: ActorSystem) -> None:
-        """From the start to the end of the drain, or to the wish of a peer that this actor end."""
-        # From the first moment on: who was replaced before it has started, or joined, never will.
+        """From the start to the end of the drain, or until a peer requests this actor's end."""
+        # Watched from the first moment: an actor that is replaced before it has started or joined never will.
         if not await _ended_first(system.start(), system.shutdown_asked()):
             return
         self._has_started = True
@@ -162,7 +162,7 @@ class _Process:
             self._was_forced = True
             self._asked_to_stop.set()
         elif not self._has_started:
-            # What it waits for may never come, and it has nothing to drain.
+            # What the start waits for may never come, and there is nothing to drain.
             self._asked_to_stop.set()
         self._log.info("signal", signal=number.name, then="stop" if self._asked_to_stop.is_set() else "drain")
         self._asked_to_drain.set()
@@ -181,7 +181,7 @@ class _Process:
 
 
 def _allow_many_files() -> None:
-    """A linked peer takes eight descriptors; the soft limit of a shell is often 1024."""
+    """Raise the descriptor limit: a linked peer takes eight, and a shell's soft limit is often 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -189,7 +189,7 @@ def _allow_many_files() -> None:
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait until one of them has ended, and end the others."""
+    """Wait until one of them has ended, and cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +199,7 @@ async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
 
 
 async def _ended_first(work: Coroutine[Any, Any, object], end: Coroutine[Any, Any, object]) -> bool:
-    """Whether `work` ended before `end` did, and raise what it raised; else it is cancelled, and has ended too."""
+    """Whether `work` ended before `end`; raises what `work` raised. Otherwise `work` is cancelled and awaited."""
     task, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
     try:
         await asyncio.wait((task, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The asking side of calls: each ends once, by its deadline at the latest. Owned by `ActorSystem`.
+"""The asking side of calls: each ends exactly once, at its deadline at the latest. Owned by `ActorSystem`.
 
 The bookkeeping is `mesh/calls/table.py`; streams are read by `mesh/calls/streaming.py`.
 """
@@ -41,14 +41,14 @@ class Answer(NamedTuple):
 
 
 class Asked(Protocol):
-    """One call in flight, as `Asking` sees it. Each ends by `failed`, or by what its last message says."""
+    """One call in flight, as `Asking` sees it. It ends with `failed`, `ended`, or an `arrived` that returns True."""
 
     def arrived(self, header: Header, answer: Answer) -> bool:
-        """A reply or an item came; whether the call is over."""
+        """A reply or an item arrived. Returns whether the call is over."""
         ...
 
     def ended(self, header: Header) -> None:
-        """A stream's `end` came."""
+        """A stream's `end` arrived."""
         ...
 
     def failed(self, error: MeshError) -> None:
@@ -84,7 +84,7 @@ class _AskedOnce:
 
 
 class _AskedThen:
-    """A call for one reply that no task waits for: its one outcome goes to `then`."""
+    """A call for one reply that no task waits for: its only outcome is passed to `then`."""
 
     __slots__ = ("_asking", "_then")
 
@@ -93,7 +93,7 @@ class _AskedThen:
         self._then = then
 
     def arrived(self, header: Header, answer: Answer) -> bool:
-        """The reply; handled before what comes behind it."""
+        """The reply; `then` is called before any later message is handled."""
         if header.verb == _REPLY:
             self._asking.deliver(self._then, answer)
         else:
@@ -105,7 +105,7 @@ class _AskedThen:
         self.failed(RemoteError("bad_answer", "the end of a stream came where one reply was asked for"))
 
     def failed(self, error: MeshError) -> None:
-        """In the next turn: who asks is not called back while it asks, nor ahead of its `on_peer_lost`."""
+        """Calls back in the loop's next turn: not within the asker's `ask_then`, nor ahead of its `on_peer_lost`."""
         self._asking.deliver_soon(self._then, error)
 
 
@@ -113,9 +113,9 @@ Then = Callable[[Answer | MeshError], None]
 
 
 class Asking:
-    """All calls this actor has made. Peers that have not answered in time are suspected.
+    """All calls this actor has made. Peers that do not answer in time are suspected.
 
-    What an actor gave to `ask_then` runs under `tasks`.
+    Callbacks passed to `ask_then` run under `tasks`.
     """
 
     def __init__(self, links: Links, bodies: BodyCodec, capacity: int, tasks: TaskSupervisor) -> None:
@@ -144,7 +144,7 @@ class Asking:
         buffers: Sequence[Buffer] = (),
         channel: Channel = Channel.CONTROL,
     ) -> Answer:
-        """Send and wait for the reply; raises a `CallError`, at the deadline at the latest.
+        """Send, and wait for the reply; raises a `CallError`, at the deadline at the latest.
 
         Cancelling the task sends `cancel` to the peer.
         """
@@ -161,7 +161,7 @@ class Asking:
     ) -> None:
         """Send; `then` is called once, with the answer or the `CallError` that `ask` would raise, but not after `stop`.
 
-        Costs no task. It is called under the actor's `TaskSupervisor`, and never before this returns.
+        Needs no task. `then` runs under the actor's `TaskSupervisor`, and never before this method returns.
         """
         asked = _AskedThen(self, then)
         try:
@@ -180,67 +180,66 @@ class Asking:
         channel: Channel,
         credit: int = 0,
     ) -> int:
-        """Send a call; its message id. Raises `CallError`, and then `asked` hears nothing.
+        """Send a call and return its message id. If this raises a `CallError`, `asked` is not called.
 
-        `credit` is the first limit of a stream: how many items may come.
+        `credit` is the first limit of a stream: how many items the peer may send.
         """
         if timeout_s <= 0:
             raise DeadlineExceeded(f"no time is left to ask {actor_id}")
-        # What is asked after the end is in no table that is closed again, and its timer would outlive the actor.
+        # A call made after `close` would never be settled, and its timer would outlive the actor.
         if self._is_closed:
             raise Cancelled("the asking actor stops")
         body, flags = self._bodies.encode(message, buffers)
         peer = self._links.reach(actor_id)
         message_id = self._links.next_id()
         deadline = self._loop.time() + timeout_s
-        # Before it is sent: on the way through the loop to itself the answer could come before there is anybody to take
-        # it.
+        # Registered before it is sent, so that no answer can come too early for it, not even from this actor itself.
         self._pending.open(message_id, peer.address, deadline, asked)
-        # Time that is left, at least a microsecond: 0 means that there is no deadline.
+        # The remaining time, at least a microsecond: 0 would mean that there is no deadline.
         meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags, credit)
-        # Where the peer was lost on the way, in the course of something that had to go before, `asked` has heard of it.
+        # If sending the frames queued before this one lost the peer, the call is settled and `asked` has been told.
         is_sent = self._links.send(peer, channel, verb, body, buffers, meta)
         if not is_sent and self._pending.settle(message_id) is not None:
             raise Unreachable(f"the way to {peer.address} is full")
-        # Compared here: nearly all are later than the one armed, and two of an ask's 68 calls went to find that out.
+        # Compared here because nearly all are later than the armed one: `arm` was two of the 68 calls in an ask.
         if deadline < self._timer.at:
             self._timer.arm()
         return message_id
 
     def deliver(self, then: Then, outcome: Answer | MeshError) -> None:
-        """Call back, unless the actor has stopped meanwhile."""
+        """Call back, unless the actor has stopped in the meantime."""
         if not self._is_closed:
             self._guard("then", then, outcome)
 
     def deliver_soon(self, then: Then, error: MeshError) -> None:
-        """Call back in the next turn."""
+        """Call back in the loop's next turn."""
         if not self._is_closed:
             self._loop.call_soon(self.deliver, then, error)
 
     def abandon(self, message_id: int, reason: str) -> None:
-        """The answer is no longer wanted; the peer is told unless it came already."""
+        """The answer is no longer wanted; tell the peer, unless it has already answered."""
         address = self._pending.peer_of(message_id)
         if address is not None:
             self._pending.settle(message_id)
             self._say(message_id, address, Verb.CANCEL, Cancel(reason=reason))
 
     def grant(self, message_id: int, limit: int) -> None:
-        """Tell the sender of a stream how many items are wanted in all."""
+        """Tell the sender of a stream how many items it may send in total."""
         address = self._pending.peer_of(message_id)
         if address is not None:
             self._say(message_id, address, Verb.CREDIT, Credit(limit=limit))
 
     def lose(self, peer: Peer, reason: str) -> None:
-        """A peer is gone: whoever waits for it is answered at once."""
+        """A peer is gone: calls to it fail at once."""
         for asked in self._pending.lose(peer.address):
             lost = PeerLost(f"{peer.address} is lost: {reason}")
             lost.reason = reason
-            # Whether it can have heard the call at all: only then may the call be what brought it down.
+            # Whether the peer can have received the call at all: only then may the call be what brought it down.
             lost.was_heard = peer.was_heard
             asked.failed(lost)
 
     def close(self) -> None:
-        """The actor stops: nobody waits any longer."""
+        """The actor stops: all calls in flight fail."""
         self._is_closed = True
         self._timer.cancel()
         for asked in self._pending.close():
@@ -285,7 +284,7 @@ class Asking:
         if asked is not None:
             asked.failed(RemoteError(body.code, body.message, body.retryable, body.param, body.known_epoch))
         else:
-            # Not by code, which is whatever the peer says: a series of each would leave no room for others.
+            # Not labelled by code, which the peer chooses: one series per code would leave no room for others.
             self._links.metrics.count("mesh_errors_told_total")
 
     def _expire(self, now: float) -> None:
@@ -296,9 +295,9 @@ class Asking:
         self._timer.arm()
 
     def _say(self, message_id: int, address: Address, verb: Verb, body: Cancel | Credit) -> None:
-        """Something about a call to who was asked, as long as that incarnation is linked; no other one knows of it."""
+        """Send `body`, about a call, to the incarnation that was asked, if still linked: no other knows the call."""
         peer = self._links.get(address.actor_id)
         if peer is not None and peer.address == address:
             meta = Meta(correlation_id=message_id, flags=SYSTEM_FLAG)
-            # On the control channel, whichever the call is on: bulk must not delay it.
+            # On the control channel, whichever channel the call is on: bulk must not delay it.
             self._links.send(peer, Channel.CONTROL, verb, SYSTEM_CODEC.encode(body), (), meta)

@@ -1,7 +1,7 @@
-"""Several items in one message, as many as it may carry.
+"""Batching: several items in one message, as many as it may carry.
 
-A message costs sender and receiver about 50 µs of CPU each, whatever is in it, so what gathers for one peer in a turn
-of the loop goes together. Pure.
+A message costs sender and receiver about 50 µs of CPU each, whatever it holds, so the items that gather for one peer in
+one turn of the loop are sent together. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +14,12 @@ MAX_BYTES: Final = 1 << 20
 
 
 def cut(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """`items` in their order, in lists of at most `MAX_ITEMS`, and of `MAX_BYTES` together by what `size` says.
+    """`items` in order, in lists of at most `MAX_ITEMS` items and, according to `size`, `MAX_BYTES` bytes.
 
-    An item that is larger by itself goes alone, so that the limit on bodies refuses it and nothing else.
+    An item larger than that goes alone, so that the limit on bodies can refuse it and nothing else.
     """
     batch: list[Item] = []
-    # Far below a body's 16 MiB: sizes are estimates, and a receiver does nothing else while it takes a batch in.
+    # Far below a body's 16 MiB: sizes are estimates, and a receiver does nothing else while it handles a batch.
     num_bytes = 0
     for item in items:
         more = size(item)

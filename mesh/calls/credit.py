@@ -1,7 +1,7 @@
-"""Credit of one stream: the receiver says how many items it takes in all, the sender never sends more.
+"""Credit of one stream: the receiver says how many items it accepts in total, and the sender never sends more.
 
-    receiver  --credit(limit)-->  sender        limits are absolute and only grow, so repeats and losses do no harm
-    receiver  <--item(position)-- sender        positions count from 0; a position that is not the next is a gap
+    receiver  --credit(limit)-->  sender        limits are absolute and only grow, so repeats and losses are harmless
+    receiver  <--item(position)-- sender        positions count from 0; one below the next is a repeat, above it a gap
 
 Pure; owned by `mesh/calls/asking.py` (receiver) and `mesh/calls/serving.py` (sender).
 """
@@ -20,25 +20,25 @@ class CreditGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether one more item may go."""
+        """Whether one more item may be sent."""
         return self.sent < self.limit
 
     def take(self) -> int:
-        """The position of the item that now goes. Only while the gate is open."""
+        """The position of the item about to be sent. Only while the gate is open."""
         assert self.sent < self.limit, "an item was sent without credit"
         position = self.sent
         self.sent += 1
         return position
 
     def grant(self, limit: int) -> bool:
-        """A new limit came; whether the gate was opened by it. An older limit changes nothing."""
+        """A limit arrived. Returns whether it opened the gate; an older limit changes nothing."""
         was_open = self.is_open
         self.limit = max(self.limit, limit)
         return not was_open and self.is_open
 
 
 class Arrival(enum.Enum):
-    """What the position of an item says about it."""
+    """What an item's position says about it."""
 
     NEXT = enum.auto()
     REPEAT = enum.auto()
@@ -47,9 +47,9 @@ class Arrival(enum.Enum):
 
 
 class CreditWindow:
-    """The receiver's side: at most `window` items are on the way or unread.
+    """The receiver's side: at most `window` items are in flight or unread.
 
-    A new limit is said when half the window has been read, so credit costs two messages per window.
+    A new limit is sent when half the window has been read, so credit costs two messages per window.
     Invariant: `consumed <= received <= limit == announced limit <= consumed + window`.
     """
 
@@ -64,7 +64,7 @@ class CreditWindow:
         self.consumed = 0
 
     def receive(self, position: int) -> Arrival:
-        """An item came; only `NEXT` is to be kept."""
+        """An item arrived; only `NEXT` is to be kept."""
         if position < self.received:
             return Arrival.REPEAT
         if position >= self.limit:
@@ -75,7 +75,7 @@ class CreditWindow:
         return Arrival.NEXT
 
     def consume(self) -> int | None:
-        """An item was read; the limit to say to the sender, None while that can wait."""
+        """An item was read. Returns the new limit to send, or None while that can wait."""
         assert self.consumed < self.received, "an item was read that had not come"
         self.consumed += 1
         if self.limit - self.consumed > self.window // 2:

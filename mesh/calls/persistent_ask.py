@@ -1,4 +1,4 @@
-"""Asking until somebody answers: of one actor that may not be there yet, or of any of a role, who are alike."""
+"""Asks repeated until answered: by one actor that may not be there yet, or by any actor of a role."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ ROLE_RETRY_S: Final = 0.2
 
 
 class PersistentAsk:
-    """Asks again after each failure that another try can cure, as soon as the members change or `retry_s` have passed.
+    """Repeats an ask after each retryable failure, as soon as the members change or `retry_s` seconds have passed.
 
-    The actor owns it, and calls `members_changed` from its `on_members`.
+    Owned by an actor, which calls `members_changed` from its `on_members`.
     """
 
     def __init__(self, retry_s: float = ROLE_RETRY_S) -> None:
@@ -26,7 +26,7 @@ class PersistentAsk:
         self._turn = 0
 
     def members_changed(self) -> None:
-        """Somebody came, left or changed state."""
+        """A member joined, left or changed state."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -40,16 +40,16 @@ class PersistentAsk:
         what: str,
         refused: Callable[[CallError], None] | None = None,
     ) -> Any:
-        """The reply's message; `what` says in the log what is waited for, once for each reason, if it takes seconds.
+        """The reply's message. If this takes seconds, `what` is logged as being waited for, once for each reason.
 
-        `refused` hears of every failure that another try may cure. Raises the CallErrors that none does.
+        `refused` is called with every retryable failure. Raises the CallErrors that are not retryable.
         """
         began = ctx.now()
         told: set[str] = set()
 
         def note(error: CallError) -> None:
             why = str(error)
-            # While a mesh starts everybody waits a moment for somebody, which is no news, nor is it again.
+            # While a mesh starts, every actor waits a moment for another: not worth a line, nor is a repeated reason.
             if ctx.now() - began >= _PATIENCE_S and why not in told and len(told) < _MAX_TOLD:
                 told.add(why)
                 ctx.log.info("waiting", what=what, peer=actor_id, why=why)
@@ -57,7 +57,7 @@ class PersistentAsk:
                 refused(error)
 
         while True:
-            # The usual reason to fail is that the view of the mesh is not here yet, or that the peer has just died too.
+            # Taken before asking: usually an ask fails because the view is not here yet or the peer has just died too.
             changed = self._changed
             try:
                 return (await ctx.ask(actor_id, message, timeout_s=timeout_s)).message
@@ -72,18 +72,18 @@ class PersistentAsk:
     ) -> Any:
         """The message of the first of a role's ready actors that answers; they are asked in turn.
 
-        One that does not serve the question (`not_served`: an older one, or somebody's own) is passed over as one that
-        fails is: that is an error only when all have said so.
+        One that does not serve the ask (`not_served`: an older release, or a custom actor) is skipped, like one that
+        fails: it is an error only if all of them say so.
 
         Args:
             ctx: what to ask through.
-            role: whose actors answer this.
-            message: the question.
-            timeout_s: what each of them is given.
-            patience_s: for how long to go round again, where nobody is ready or all failed; 0 is one round.
+            role: the role whose actors answer this.
+            message: the ask.
+            timeout_s: how long each of them may take.
+            patience_s: how long to keep trying while none is ready or all fail; 0: one round.
 
         Raises:
-            CallError: refused for good, or nobody answered; `no_ROLE` where nobody was there to ask.
+            CallError: a final refusal, or no actor answered; `no_ROLE` if none was ready.
         """
         give_up_at = ctx.now() + patience_s
         while True:
@@ -104,7 +104,7 @@ class PersistentAsk:
 
 
 async def _ask_one_of(actor_ids: Iterable[str], ctx: Context, message: AnyMessage, timeout_s: float) -> Any:
-    """The first answer; raises a refusal for good, or of what they failed by what says most."""
+    """The first answer. Raises a final refusal at once, or the most informative failure if all fail."""
     failure: CallError | None = None
     for actor_id in actor_ids:
         try:
@@ -112,7 +112,7 @@ async def _ask_one_of(actor_ids: Iterable[str], ctx: Context, message: AnyMessag
         except CallError as error:
             if not error.retryable and error.code != NOT_SERVED:
                 raise
-            # Of two failures the one that another try may cure says more.
+            # Of two failures, the retryable one is more informative.
             if failure is None or error.retryable:
                 failure = error
     assert failure is not None, "somebody was asked"

@@ -1,13 +1,13 @@
-"""What has to happen at a peer, and is asked again until its answer comes.
+"""Things that must happen at a peer, asked for repeatedly until the peer answers.
 
-An ask may be lost and its answer too, so what must happen there is asked again, with the same words, until an answer
-comes, the time for it is over, or nobody wants it any more. Whatever is asked so has to be idempotent.
+Asks and answers may be lost, so each is repeated unchanged until an answer comes, its time is over, or it is no longer
+wanted. Everything asked for in this way has to be idempotent.
 
     add --flush--> asked --failed--> waits --retry_s over, or the peer is back--> asked again
                      `--answered, stopped, lost, too late--> forgotten
 
-Items of one peer that gathered before a `flush` are handed over together, so one message may carry them all.
-Pure; the owner's `Deadlines` tell it with `(kind, peer)` when a pause is over.
+Items for one peer that gather before a `flush` are handed over together, so that one message may carry them all. Pure;
+the owner's `Deadlines` have a `(kind, peer)` key due when a pause is over.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -29,13 +29,14 @@ class _Pending(NamedTuple, Generic[Item]):
 
 
 class Retrier(Generic[Key, Item]):
-    """Pending items by key, which is unique over all peers.
+    """Pending items by key; keys are unique across all peers.
 
     Args:
-        deadlines: where pauses are put, as `(kind, peer)`; when one is due `retry(peer)` has to be called.
-        kind: of these keys.
-        send: asks a peer for items: fresh ones, or those whose pause is over. Called by `flush` and `retry` only.
-        max_pending: what is added beyond is not taken: a peer's own leases have to end it.
+        deadlines: holds the pauses, as `(kind, peer)`; when one is due, the owner must call `retry(peer)`.
+        kind: the kind of these deadlines.
+        send: asks a peer for items: fresh ones, or those whose pause is over. Called by `flush`, `retry` and
+            `retry_now` only.
+        max_pending: beyond this, items are not accepted; the peer's own leases have to end what was to be ended.
     """
 
     def __init__(
@@ -61,14 +62,14 @@ class Retrier(Generic[Key, Item]):
         return key in self._pending
 
     def get(self, key: Key) -> Item | None:
-        """What is pending under this key."""
+        """The item that is pending under this key."""
         pending = self._pending.get(key)
         return None if pending is None else pending.item
 
     def add(self, key: Key, peer: str, item: Item, *, retry_s: float, give_up_at: float = float("inf")) -> bool:
-        """Have it asked with the next `flush`, in the place of what had this key. False: there are too many.
+        """Ask for an item with the next `flush`, replacing any item with this key. False: there are too many.
 
-        It is asked again `retry_s` after each failure that leaves time for that before `give_up_at`.
+        It is asked for again `retry_s` after each failure, as long as that is before `give_up_at`.
         """
         if len(self._pending) >= self._max_pending and key not in self._pending:
             return False
@@ -78,18 +79,18 @@ class Retrier(Generic[Key, Item]):
         return True
 
     def flush(self) -> None:
-        """Ask for what is fresh, each peer once."""
+        """Ask for all fresh items, each peer once."""
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
             for peer, keys in fresh.items():
                 self._ask(peer, keys)
 
     def answered(self, key: Key) -> bool:
-        """An answer came; False if nobody waits for it any more."""
+        """An answer came; False if it is no longer waited for."""
         return self.stop(key) is not None
 
     def stop(self, key: Key) -> Item | None:
-        """Nobody wants the answer any more. Returns what was pending."""
+        """The answer is no longer wanted. Returns the item that was pending."""
         pending = self._pending.pop(key, None)
         if pending is None:
             return None
@@ -100,29 +101,29 @@ class Retrier(Generic[Key, Item]):
         return pending.item
 
     def failed(self, keys: Iterable[Key], now: float) -> list[Key]:
-        """No answer came for these; they are asked again after a pause. Returns those that are given up."""
+        """No answer came for these; they are asked for again after a pause. Returns those that are given up."""
         late: list[Key] = []
         for key in keys:
             pending = self._pending.get(key)
             if pending is None:
                 continue
-            # Given up now: at the end of the pause it would be too late in any case.
+            # Given up now, as it would be too late at the end of the pause anyway.
             if now + pending.retry_s >= pending.give_up_at:
                 self.stop(key)
                 late.append(key)
                 continue
             self._waiting.setdefault(pending.peer, {})[key] = None
-            # The first failure's pause counts for all of this peer, so that they are asked again in one message.
+            # The pause of the first failure holds for all items of this peer, so that one message can repeat them all.
             self._deadlines.set_default((self._kind, pending.peer), now + pending.retry_s)
         return late
 
     def keys_of(self, peer: str) -> list[Key]:
-        """What is pending at a peer and has been asked."""
+        """The keys that are pending at a peer and have been asked for."""
         fresh: Collection[Key] = self._fresh.get(peer, ())
         return [key for key, pending in self._pending.items() if pending.peer == peer and key not in fresh]
 
     def retry(self, peer: str) -> None:
-        """The pause after a failure is over."""
+        """The pause after a failure is over: ask again."""
         self._ask(peer, self._waiting.pop(peer, {}))
 
     def retry_now(self, peer: str) -> None:
@@ -131,7 +132,7 @@ class Retrier(Generic[Key, Item]):
             self.retry(peer)
 
     def lost(self, peer: str) -> None:
-        """The peer is gone, and what was wanted of it with it."""
+        """The peer is gone: drop all items that are pending there."""
         for key in [key for key, pending in self._pending.items() if pending.peer == peer]:
             self.stop(key)
 

@@ -1,4 +1,4 @@
-"""The answering side of calls: the `Call` that an actor is handed, and those that it has not answered yet.
+"""The answering side of calls: the `Call` that an actor is handed, and the calls that it has not answered yet.
 
 Owned by `ActorSystem`; the bookkeeping is `mesh/calls/table.py`.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mesh.actor import Actor
 
 NO_DEADLINE_S: Final = 600.0
-"""How long a call stays in the mailbox whose asker names no deadline (peers in other languages)."""
+"""How long a call without a deadline stays in the mailbox (peers in other languages may name none)."""
 
 _REPLY: Final = Verb.REPLY
 _STREAM: Final = Verb.STREAM
@@ -34,9 +34,9 @@ _STREAM: Final = Verb.STREAM
 class Call:
     """One ask or stream that an actor has to answer: exactly once, now or later.
 
-    A call that its handler forgets is answered by its deadline at the asker, and its place in the mailbox is freed.
-    `message` is decoded by the actor's codec, `buffers` are the raw parts that came with it, `deadline` is when the
-    asker stops waiting, on the scale of `Context.now()`, and `traceparent` its W3C trace context; empty if it has none.
+    If its handler forgets a call, the asker's deadline ends it, and its place in the mailbox is freed. `message` is
+    decoded by the actor's codec, `buffers` are the raw parts that came with it, `deadline` is when the asker stops
+    waiting, on the clock of `Context.now()`, and `traceparent` its W3C trace context; empty if it has none.
     """
 
     __slots__ = (
@@ -60,12 +60,12 @@ class Call:
 
     @property
     def sender(self) -> Address:
-        """Who asks."""
+        """The actor that asks."""
         return self.peer.address
 
     @property
     def done(self) -> bool:
-        """Answered, failed, cancelled, past its deadline, or the asker is gone."""
+        """Whether it is answered, failed, cancelled or past its deadline, or the asker is gone."""
         return not self._serving.is_open(self)
 
     def remaining_s(self) -> float:
@@ -73,7 +73,7 @@ class Call:
         return max(0.0, self.deadline - self._serving.now())
 
     def reply(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
-        """Answer an ask. On a call that is done: ignored and counted."""
+        """Answer an ask. On a call that is done this is ignored and counted."""
         if self._gate is not None:
             self.fail("bad_answer", "one reply where a stream was asked for")
         elif self._serving.settle(self):
@@ -90,12 +90,12 @@ class Call:
     async def item(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
         """Send the next item of a stream once there is credit.
 
-        Raises `Cancelled`, `DeadlineExceeded`, or `PeerLost` when nobody wants it any more.
+        Raises `Cancelled`, `DeadlineExceeded` or `PeerLost` when the asker no longer wants it.
         """
         gate = self._gate
         if gate is None:
             raise TypeError("this call asks for one reply: answer it with reply()")
-        # Again after each wake: what woke it may have been the end of the call.
+        # Checked again after each wake-up, which may have been caused by the end of the call.
         while not gate.is_open and not self.done:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -104,7 +104,7 @@ class Call:
                 self._waiter = None
         if self.done:
             raise self._failure or Cancelled("the stream has ended already")
-        # A stream with a hole is none, so the first item that finds no way ends it.
+        # A stream must have no gaps, so the first item that cannot be sent ends it.
         if not self._serving.answer(self, Verb.ITEM, message, buffers, gate.take()):
             self._serving.settle(self)
             raise PeerLost(f"the way to {self.sender} is gone or full")
@@ -117,8 +117,8 @@ class Call:
             self._serving.answer(self, Verb.END, End(), position=self._gate.sent)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Call back when the asker cancels, is lost, or the deadline passes before the answer; at once if it has."""
-        # Ended before anybody could say what is to happen then: a handler may register late.
+        """Call back when the asker cancels or is lost, or the deadline passes unanswered; at once if it already has."""
+        # A handler may register late, after the call has ended.
         if self._failure is not None:
             callback()
         else:
@@ -127,12 +127,12 @@ class Call:
     # For Serving
 
     def grant(self, limit: int) -> None:
-        """More items are wanted."""
+        """The asker wants more items."""
         if self._gate is not None and self._gate.grant(limit):
             self._wake()
 
     def dropped(self, failure: MeshError, *, tell: bool = False) -> None:
-        """Nobody wants the answer any more, or (`tell`) nobody will give it."""
+        """The asker no longer wants the answer, or (`tell`) this actor will not give one."""
         self._failure = failure
         if tell:
             body = ErrorBody(code="stopping", message=failure.message, retryable=True)
@@ -148,9 +148,9 @@ class Call:
 
 
 class Serving:
-    """All calls that this actor has taken. `of_system` answers asks for the mesh's own frames, by their class.
+    """All calls that this actor has accepted. `of_system` has the handlers for the mesh's own asks, by class.
 
-    Those that the actor names in `system_asks` it answers itself.
+    The actor itself answers those listed in its `system_asks`.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Serving:
         return self._mailbox.get(call.key) is call
 
     def settle(self, call: Call) -> bool:
-        """The call is answered now; False, counted, if it is done already."""
+        """Mark the call as answered; False, and counted, if it is done already."""
         if self.is_open(call):
             self._mailbox.settle(call.key)
             return True
@@ -194,10 +194,10 @@ class Serving:
     def answer(
         self, call: Call, verb: Verb, message: AnyMessage, buffers: Sequence[Buffer] = (), position: int = 0
     ) -> bool:
-        """Send one answer, whether the call still waits for it or not; False: the way to the asker is gone or full."""
+        """Send one answer, even if the call is settled already; False: the route to the asker is gone or full."""
         try:
             body, flags = self._bodies.encode(message, buffers)
-        # Answered as an error: an asker that hears nothing would wait until its deadline for what cannot be sent.
+        # Send an error instead, or the asker would wait until its deadline for an answer that cannot be sent.
         except TooLarge as error:
             verb, buffers, flags = Verb.ERROR, (), SYSTEM_FLAG
             body = SYSTEM_CODEC.encode(ErrorBody(code=error.code, message=error.message))
@@ -209,7 +209,7 @@ class Serving:
             call.dropped(PeerLost(f"{peer.address} is lost: {reason}"))
 
     def close(self) -> None:
-        """The actor stops: whoever still waits is told."""
+        """The actor stops: all remaining askers are told."""
         self._timer.cancel()
         for call in self._mailbox.close():
             call.dropped(Cancelled("the answering actor stops"), tell=True)
@@ -218,20 +218,20 @@ class Serving:
         now = self._loop.time()
         deadline = now + (header.timeout_us / 1e6 if header.timeout_us > 0 else NO_DEADLINE_S)
         call = Call(self, peer, channel, header, deadline)
-        # Before the mailbox: what cannot be decoded is refused, and must not take a place that nobody frees.
+        # Before the mailbox: a call that cannot be decoded is refused, and must not take a place that is never freed.
         call.message = self._bodies.decode(header, parts[1])
         if self._permissions is not None:
             self._permissions.check(type(cast("object", call.message)), peer.address, peer.member)
         call.buffers = parts[2:]
         admission = self._mailbox.admit(peer.address, header.message_id, deadline, call)
         if admission is Admission.TAKEN:
-            # As in `Asking.open`.
+            # Compared here as in `Asking.open`.
             if deadline < self._timer.at:
                 self._timer.arm()
             self._hand_over(call, header)
         elif admission is Admission.OVERLOADED:
             self._links.metrics.count("mesh_overloaded_total")
-            # Retryable, and said at once: the asker may try another actor while its deadline still has time.
+            # Retryable, and sent at once: the asker may have time left to try another actor.
             error = ErrorBody(code="overloaded", message=f"{self._mailbox.capacity} calls are waiting", retryable=True)
             self.answer(call, Verb.ERROR, error)
 

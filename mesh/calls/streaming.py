@@ -14,11 +14,11 @@ from mesh.wire.header import Header, Verb
 
 
 class Stream:
-    """Items of one streamed answer, at most `window` of them unread. The call is made when the first is asked for.
+    """Items of one streamed answer, at most `window` of them unread. The call is made when the first item is requested.
 
-    Iterating raises as `Asking.ask` does, `timeout_s` (seconds) after that at the latest. Items that came before an
-    error are delivered before it. Dropping the iterator cancels at the peer, which is why it is not itself what the
-    table of pending calls holds.
+    Iterating raises as `Asking.ask` does, at the latest `timeout_s` seconds after that request. Items that arrived
+    before an error are delivered before it. Dropping the iterator cancels the call at the peer; so that it can be
+    dropped, the table of pending calls does not hold the iterator itself.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Stream:
         return await arrivals.take()
 
     async def aclose(self) -> None:
-        """Take no more items; the peer is told. Idempotent."""
+        """Take no more items, and tell the peer. Idempotent."""
         self._arrivals.close()
 
     def __del__(self) -> None:
@@ -55,7 +55,7 @@ class Stream:
 
 
 class _Arrivals:
-    """What has come of a stream and is not read yet; implements `mesh.calls.asking.Asked`."""
+    """Items of a stream that have arrived but are not read yet; implements `mesh.calls.asking.Asked`."""
 
     __slots__ = ("_asking", "_error", "_items", "_waiter", "_window", "message_id", "over")
 
@@ -69,7 +69,7 @@ class _Arrivals:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> Answer:
-        """The next item, as `__anext__` has it."""
+        """The next item, as `__anext__` returns it."""
         while not self._items:
             if self._error is not None:
                 error, self._error = self._error, None
@@ -87,7 +87,7 @@ class _Arrivals:
         return self._items.popleft()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """The reader is gone: drop what has arrived, and cancel the call."""
         self._items.clear()
         self._error = None
         if not self.over:
@@ -96,7 +96,7 @@ class _Arrivals:
                 self._asking.abandon(self.message_id, "the stream is no longer read")
 
     def arrived(self, header: Header, answer: Answer) -> bool:
-        """An item, or a reply where a stream was asked for."""
+        """An item arrived, or a single reply where a stream was expected."""
         if header.verb != Verb.ITEM:
             self.failed(RemoteError("bad_answer", "one reply came where a stream was asked for"))
             return True
@@ -111,7 +111,7 @@ class _Arrivals:
         return False
 
     def ended(self, header: Header) -> None:
-        """The sender says that it has sent all items; their number tells whether all came."""
+        """The sender has sent all items; their number shows whether all have arrived."""
         if header.position != self._window.received:
             self.failed(PeerLost(f"the stream from {header.sender} broke: the last items were lost"))
             return

@@ -1,8 +1,8 @@
-"""Calls that are not answered yet, on either side: each is settled exactly once, by its deadline at the latest. Pure.
+"""Unanswered calls, on either side: each is settled exactly once, at its deadline at the latest. Pure.
 
-`PendingCalls` are those that an actor has made, `Mailbox` those that it has taken. A call beyond the mailbox's limits
-is answered `overloaded` at once, so a slow actor slows its askers instead of growing. Deadlines are on the loop's
-clock.
+`PendingCalls` holds the calls that an actor has made, `Mailbox` those that it has accepted. A call beyond the mailbox's
+limits is answered `overloaded` at once, so a slow actor slows its askers instead of growing. Deadlines are on the
+loop's clock.
 """
 
 import enum
@@ -24,12 +24,12 @@ _REMEMBERED: Final = 256
 class CallTable(Generic[Key, Value]):
     """A bounded set of calls by key, with their peers and deadlines.
 
-    The heap holds stale entries of settled calls until they come up or outnumber the live ones, so settling is O(1).
+    Entries of settled calls stay in the heap until they surface or outnumber the live ones, so settling is O(1).
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        # Peer, deadline, value: a plain tuple, since one is made for every call.
+        # Peer, deadline, value; a plain tuple, because one is made for every call.
         self._entries: dict[Key, tuple[Address, float, Value]] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._opened = 0
@@ -39,11 +39,11 @@ class CallTable(Generic[Key, Value]):
 
     @property
     def is_full(self) -> bool:
-        """Whether one more call is too many."""
+        """Whether there is no room for another call."""
         return len(self._entries) >= self.capacity
 
     def add(self, key: Key, peer: Address, deadline: float, value: Value) -> None:
-        """Take a call in; only while there is room, and only a new key."""
+        """Add a call; there must be room, and the key must be new."""
         entries, heap = self._entries, self._heap
         assert key not in entries, "a call was taken twice"
         assert len(entries) < self.capacity, "a call was taken beyond the table's capacity"
@@ -54,47 +54,47 @@ class CallTable(Generic[Key, Value]):
             self._compact()
 
     def peer_of(self, key: Key) -> Address | None:
-        """With whom a call is; None if it is settled or was never there."""
+        """The peer of a call; None if it is settled or was never there."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
     def get(self, key: Key) -> Value | None:
-        """The value of a call that is not settled."""
+        """The value of an unsettled call, or None."""
         entry = self._entries.get(key)
         return None if entry is None else entry[2]
 
     def settle(self, key: Key) -> Value | None:
-        """Take a call out; None if that has happened already."""
+        """Remove a call; None if it is not there any more."""
         entry = self._entries.pop(key, None)
         return None if entry is None else entry[2]
 
     def lose(self, peer: Address) -> list[Value]:
-        """Take out all calls with a peer that is gone, oldest first."""
+        """Remove all calls with a peer that is gone, oldest first."""
         keys = [key for key, entry in self._entries.items() if entry[0] == peer]
         return [self._entries.pop(key)[2] for key in keys]
 
     def expire(self, now: float) -> list[tuple[Key, Address, Value]]:
-        """Take out all calls whose deadline has come, in order of deadlines: key, peer and value."""
+        """Remove all calls whose deadline has come, in order of deadlines; returns key, peer and value of each."""
         expired: list[tuple[Key, Address, Value]] = []
         heap = self._heap
         while heap and heap[0][0] <= now:
             deadline, _, key = heapq.heappop(heap)
             entry = self._entries.get(key)
-            # The deadline, too: a key that was settled and taken in again has an entry of before in the heap.
+            # Compare deadlines too: a key that was settled and added again still has its old entry in the heap.
             if entry is not None and entry[1] == deadline:
                 del self._entries[key]
                 expired.append((key, entry[0], entry[2]))
         return expired
 
     def close(self) -> list[Value]:
-        """Take everything out, oldest first."""
+        """Remove everything, oldest first."""
         values = [value for _, _, value in self._entries.values()]
         self._entries.clear()
         self._heap.clear()
         return values
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do next, or earlier; None if there is no call."""
+        """The time at which `expire` next has something to do, or an earlier one; None if there is no call."""
         if not self._entries:
             self._heap.clear()
             return None
@@ -112,32 +112,32 @@ class PendingCalls(CallTable[int, Value]):
     """The asker's side: calls by message id."""
 
     def open(self, message_id: int, peer: Address, deadline: float, value: Value) -> None:
-        """Take a call in; raises `MailboxFull`."""
+        """Add a call; raises `MailboxFull`."""
         if len(self._entries) >= self.capacity:
             raise MailboxFull(f"{self.capacity} calls are in flight already; wait for some of them to end")
         self.add(message_id, peer, deadline, value)
 
     def answered(self, message_id: int, sender: Address) -> Value | None:
-        """Take out the call that `sender` answers; None if there is none, or if it was asked of somebody else."""
+        """Remove the call that `sender` answers; None if there is none, or if another actor was asked."""
         entry = self._entries.get(message_id)
-        # Message ids are small numbers, so another peer could guess one, and answer for the one that was asked.
+        # Message ids are small numbers, so another peer could guess one and answer in place of the one asked.
         if entry is None or entry[0] != sender:
             return None
         del self._entries[message_id]
         return entry[2]
 
     def waiting(self, message_id: int, sender: Address) -> Value | None:
-        """The call that `sender` answers, left in; None as in `answered`."""
+        """The call that `sender` answers, without removing it; None as in `answered`."""
         entry = self._entries.get(message_id)
         return entry[2] if entry is not None and entry[0] == sender else None
 
 
 MailKey = tuple[Address, int]
-"""Who asks, and the message id of the ask."""
+"""The asker's address, and the message id of the call."""
 
 
 class Admission(enum.Enum):
-    """What becomes of a call that came."""
+    """What becomes of an arriving call."""
 
     TAKEN = enum.auto()
     REPEATED = enum.auto()
@@ -155,15 +155,15 @@ class Mailbox(CallTable[MailKey, Value]):
         self._cancelled: OrderedDict[MailKey, None] = OrderedDict()
 
     def admit(self, sender: Address, message_id: int, deadline: float, value: Value) -> Admission:
-        """Take a call in if there is room and it is new."""
+        """Add a call if there is room and it is new."""
         key = (sender, message_id)
         if key in self._entries:
             return Admission.REPEATED
-        # The empty dictionary is looked at first: nearly no call was cancelled before it came.
+        # Test for an empty dictionary first: hardly any call is cancelled before it arrives.
         if self._cancelled and self._cancelled.pop(key, self) is None:
             return Admission.CANCELLED
         count = self._counts.get(sender, 0)
-        # Half for one sender at the most: a peer that floods must not shut all others out.
+        # At most half for one sender: a flooding peer must not shut out all others.
         if self.is_full or count >= self.per_sender:
             return Admission.OVERLOADED
         self.add(key, sender, deadline, value)
@@ -171,9 +171,9 @@ class Mailbox(CallTable[MailKey, Value]):
         return Admission.TAKEN
 
     def cancel(self, key: MailKey) -> Value | None:
-        """Take out a call that is no longer wanted. One that is not there is remembered for a while.
+        """Remove a call that is no longer wanted. The key of one that is not there is remembered for a while.
 
-        `cancel` travels on the control channel and may come before a call that travels with bulk.
+        `cancel` travels on the control channel and may overtake its call, if that is on the data channel behind bulk.
         """
         value = self.settle(key)
         if value is None:
@@ -183,26 +183,26 @@ class Mailbox(CallTable[MailKey, Value]):
         return value
 
     def settle(self, key: MailKey) -> Value | None:
-        """Take a call out; None if that has happened already."""
+        """Remove a call; None if it is not there any more."""
         value = super().settle(key)
         if value is not None:
             self._release(key[0])
         return value
 
     def lose(self, peer: Address) -> list[Value]:
-        """Take out all calls of a sender that is gone."""
+        """Remove all calls of a sender that is gone."""
         self._counts.pop(peer, None)
         return super().lose(peer)
 
     def expire(self, now: float) -> list[tuple[MailKey, Address, Value]]:
-        """Take out all calls whose asker no longer waits."""
+        """Remove all calls whose deadline has come: their askers no longer wait."""
         expired = super().expire(now)
         for _, sender, _ in expired:
             self._release(sender)
         return expired
 
     def close(self) -> list[Value]:
-        """Take everything out."""
+        """Remove everything."""
         self._counts.clear()
         return super().close()
 

@@ -1,4 +1,4 @@
-"""Messages that want no answer: an actor's to others, and others' to it. Owned by `ActorSystem`."""
+"""Messages that need no answer, sent and received by one actor. Owned by `ActorSystem`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _TELL: Final = Verb.TELL
 
 SystemTell = Callable[[Address, Any], bool]
-"""Takes the sender and one of the mesh's own frames; False if it is not for this sender to tell."""
+"""Takes the sender and the body of one of the mesh's own frames; False if this sender may not send it."""
 
 
 class Tells:
-    """What one actor tells and is told. `of_system` takes the mesh's own frames, by their class."""
+    """The tells of one actor, in both directions. `of_system` has the handlers for the mesh's own frames, by class."""
 
     def __init__(
         self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor, permissions: Permissions | None
@@ -41,7 +41,7 @@ class Tells:
     def tell(
         self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, channel: Channel = Channel.DATA
     ) -> bool:
-        """Send and forget. False, counted: unknown peer, or the way to it is full. FIFO per receiver and channel."""
+        """Send and forget; FIFO per receiver and channel. False, and counted, if too large, unreachable or full."""
         try:
             body, flags = self._bodies.encode(message, buffers)
             peer = self._links.reach(actor_id)
@@ -51,7 +51,7 @@ class Tells:
         return self._links.send(peer, channel, _TELL, body, buffers, SYSTEM if flags else PLAIN)
 
     def tell_all(self, actor_ids: Iterable[str], message: AnyMessage, *, channel: Channel = Channel.DATA) -> None:
-        """As `tell` to each of them, encoded once."""
+        """`tell` each of them; the message is encoded once."""
         count = self._links.metrics.count
         try:
             body, flags = self._bodies.encode(message)

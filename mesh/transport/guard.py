@@ -1,9 +1,9 @@
-"""Which frames from other hosts are taken, by the key that their connection was made with.
+"""Which frames from other hosts are accepted, by the key with which their connection was made.
 
-    User-Id of a connection --> Guard: is its key still allowed, and is the sender of that host
+    User-Id of a connection --> Guard: is its key still allowed, and is the sender on that host
 
-A User-Id is `HOST PUBLIC_KEY` of a connection over tcp, and `local` of one over ipc, which no key is needed for. The
-list of keys may change while connections live, so each frame is looked at: what a revoked key still sends is refused.
+A connection's User-Id is `HOST PUBLIC_KEY` over tcp, and `local` over ipc, which needs no key. The list of keys may
+change while connections live, so every frame is checked: those sent with a revoked key are refused.
 
 Owned by `mesh/transport/zeromq_zap.py`, which makes the connections' User-Ids; the list is `mesh/runtime/key_files.py`.
 """
@@ -21,7 +21,7 @@ _MAX_VETTED: Final = 8192
 
 
 class Guard:
-    """One transport's. `keys` are its host's, which others of this actor look at as well."""
+    """The guard of one transport. `keys` are the host's, shared with other parts of the actor."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -31,9 +31,9 @@ class Guard:
         self._read_list()
 
     def is_changed(self) -> bool:
-        """Look at the file, and go by the list as it is now; whether it is another than the last time."""
+        """Check the file, and adopt the list as it is now. Returns whether it has changed since the last call."""
         self._keys.poll()
-        # Not what `poll` returns: who restores a damaged file, or takes a list, has looked in between.
+        # The result of `poll` is not used: other users of `keys` (to restore a damaged file, say) may poll in between.
         if self._keys.allowed is self._list:
             return False
         self._list = self._keys.allowed
@@ -45,12 +45,12 @@ class Guard:
         self._vetted.clear()
 
     def user_of(self, public_key: str) -> bytes | None:
-        """The User-Id of a connection by this key, as Z85; None where it is not allowed."""
+        """The User-Id of a connection with this key (Z85); None if the key is not allowed."""
         found = self._keys.allowed.find(public_key)
         return None if found is None else _user_id(found)
 
     def vet(self, user: bytes, actor_id: str) -> None:
-        """Raise `FrameRefused` where a frame with this User-Id is by no actor of this id, or its key is not allowed."""
+        """Raise `FrameRefused` if the key of this User-Id is not allowed, or its host is not that of `actor_id`."""
         if (user, actor_id) in self._vetted:
             return
         host = self.host_of_user(user)
@@ -64,14 +64,14 @@ class Guard:
         self._vetted.add((user, actor_id))
 
     def host_of_user(self, user: bytes) -> str | None:
-        """Which host a User-Id is of; None where its key is not allowed, or not any more."""
+        """The host that a User-Id belongs to; None if its key is not, or no longer, allowed."""
         if user == LOCAL:
             return self._keys.own.host
         found = self._hosts.get(user)
         return None if found is None else found.host
 
     def server_key(self, actor_id: str) -> bytes:
-        """The public key that who is dialed has to have, as Z85. Raises `FrameRefused` where its host has none."""
+        """The public key (Z85) that a dialed actor must have. Raises `FrameRefused` if its host has none."""
         host = self._home(actor_id, is_local=False)
         found = self._keys.allowed.of(host)
         if found is None:
@@ -79,11 +79,14 @@ class Guard:
         return found.public_key.encode()
 
     def is_current(self, server_key: bytes) -> bool:
-        """Whether a host that was dialed is still on the list, with the same key."""
+        """Whether the key of a dialed host is still on the list."""
         return self._keys.allowed.find(server_key.decode()) is not None
 
     def _home(self, actor_id: str, *, is_local: bool) -> str:
-        """The host that an actor id belongs to; of ids that name none, this one if it came from here."""
+        """The host that an actor id belongs to; if the id names none, this host for a local connection, else "".
+
+        `registry` belongs to the host that is granted that role.
+        """
         if (named := host_of(actor_id)) or actor_id != REGISTRY:
             return named or (self._keys.own.host if is_local else "")
         return self._keys.allowed.registry().host

@@ -1,11 +1,12 @@
-"""Names of hosts in tcp addresses, looked up before ZeroMQ sees them.
+"""Looks up host names in tcp addresses before ZeroMQ sees them.
 
-ZeroMQ looks a name up in the one thread that serves all sockets, and everything of the process stands still meanwhile:
-of a container that is gone a name server may say so after 5 s or more, and every actor that dialed one was killed for
-its silence. A look-up is a thread of its own; who asks for a name that is being looked up waits for the same answer.
+ZeroMQ resolves a name in the one thread that serves all sockets, and the whole process stands still meanwhile: a name
+server may take 5 s or more to report that a container is gone, and every actor that dialed one was killed for its
+silence. Here each look-up has a thread of its own; further requests for a name being looked up wait for that answer.
 
-A mesh that runs outlives its name server: where that is silent or out of order, the address that a name had before is
-taken. A host seldom comes back under another, and then no welcome comes from the old one, and it is dialed again.
+A running mesh survives the failure of its name server: if that is silent or broken, the name's previous address is
+used. A host seldom comes back under another one; if it does, no welcome comes from the old address, and the host is
+dialed again.
 """
 
 import asyncio
@@ -19,13 +20,13 @@ _TCP: Final = "tcp://"
 
 _FIRST_PAUSE_S: Final = 0.25
 _MAX_PAUSE_S: Final = 2.0
-# Of one name, and every actor of every host may ask for it. Resolvers give up after 10 s or 20 s.
+# Look-ups of one name at a time; every actor on every host may make as many. Resolvers give up after 10 s or 20 s.
 _MAX_ASKING: Final = 8
 _MAX_KNOWN: Final = 4096
 
 
 def name_in(where: str) -> str:
-    """The name of a host that has to be looked up before `where` is dialed; "" where there is none."""
+    """The host name that must be looked up before `where` is dialed; "" if there is none."""
     if not where.startswith(_TCP):
         return ""
     host = where.removeprefix(_TCP).rpartition(":")[0].strip("[]")
@@ -37,16 +38,16 @@ def name_in(where: str) -> str:
 
 
 def with_address(where: str, address: str) -> str:
-    """`where` with an IP address in the place of its name."""
+    """`where` with its host name replaced by an IP address."""
     return f"{_TCP}{f'[{address}]' if ':' in address else address}:{where.rpartition(':')[2]}"
 
 
 class _Search:
-    """What is being asked about one name. `found` is of those who wait now; threads of earlier ones may still ask."""
+    """The look-ups of one name. `found` is what callers now wait for; threads of earlier look-ups may still run."""
 
     __slots__ = ("found", "num_asking", "num_begun", "timer")
     timer: asyncio.TimerHandle
-    """Of when to ask again; there is one from the first question on."""
+    """When to ask again; set from the first look-up on."""
 
     def __init__(self, found: "asyncio.Future[str]") -> None:
         self.found = found
@@ -55,7 +56,7 @@ class _Search:
 
 
 class Names:
-    """Look-ups on one loop, between it and `close`."""
+    """The look-ups of one event loop, until `close`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -63,10 +64,10 @@ class Names:
         self._known: dict[str, str] = {}
 
     def look_up(self, name: str) -> "asyncio.Future[str]":
-        """The name's IP address, of which one of IPv4 goes first; shared by all who ask meanwhile, so do not cancel it.
+        """The name's IP address, preferably IPv4. The future is shared with other callers: do not cancel it.
 
-        It is the one that the name had before if no name server answers within 0.25 s. Raises OSError where there is
-        none. There is no deadline: whoever needs it has one.
+        If no name server answers within 0.25 s, it is the address that the name had before. Raises OSError if there is
+        none. There is no deadline: the caller has its own.
         """
         search = self._searches.get(name)
         if search is None:
@@ -79,22 +80,22 @@ class Names:
         return search.found
 
     def close(self) -> None:
-        """Ask no more. Threads that still do end by themselves."""
+        """Stop asking. Threads that are still asking end by themselves."""
         for search in self._searches.values():
             search.timer.cancel()
         self._searches.clear()
 
     def _ask(self, name: str, search: _Search) -> None:
-        """Once now, and again soon: an answer may be ten seconds on its way although the name is back long since.
+        """Ask now, and again soon: one answer may take ten seconds although the name has long been back.
 
-        A container's name goes with it, and a question that falls into the moment until it is made again waits for
-        name servers that do not answer (5 s, twice). Streams stood still for 11.6 s for that.
+        A container's name vanishes with it, and a look-up made before it exists again waits for name servers that do
+        not answer (5 s, twice). Streams once stood still for 11.6 s because of that.
         """
         if search.num_asking < _MAX_ASKING:
             search.num_begun += 1
             search.num_asking += 1
-            # Not the loop's pool: a few names that are gone would take all of its threads, and it waits for them when
-            # it is closed.
+            # Not the loop's thread pool: a few vanished names would occupy all its threads, and closing it would wait
+            # for them.
             arguments = (name, search, search.num_begun)
             threading.Thread(target=self._wait, args=arguments, name=f"look up {name}", daemon=True).start()
         pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(search.num_asking - 1, 8))
@@ -105,8 +106,8 @@ class Names:
         if known is None:
             self._ask(name, search)
         else:
-            # Who still asks says later what is to be taken next time. A podman's name server that had lost all names
-            # but the newest host's held a recovery up for 22 s to 48 s, with the host's address long in use.
+            # Threads still asking will provide the address to use next time. A podman name server that had lost all
+            # names but the newest host's once delayed a recovery by 22 s to 48 s, although the address was in use.
             search.found.set_result(known)
 
     def _wait(self, name: str, search: _Search, number: int) -> None:
@@ -117,7 +118,7 @@ class Names:
         except (OSError, UnicodeError) as problem:
             error = OSError(f"{name} cannot be looked up: {problem}")
             error.errno = problem.errno if isinstance(problem, OSError) else None
-        # A loop that is closed wants no answer any more.
+        # A closed loop no longer needs the answer.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._answer, name, search, number, address, error)
 
@@ -132,12 +133,12 @@ class Names:
             if error is None:
                 search.found.set_result(address)
             elif error.errno == socket.EAI_AGAIN and name in self._known:
-                # Nobody says that there is none, only that nobody can be asked now.
+                # Not an answer that the name does not exist, only that no name server can be asked now.
                 search.found.set_result(self._known[name])
             elif number == search.num_begun:
-                # That there is none says only who was asked last: an earlier answer may be from before it came back.
+                # Only the latest look-up may say that there is none: an earlier one may predate the name's return.
                 search.found.set_exception(error)
-                # Who asked may have given up: that nobody looks is no fault.
+                # Retrieved here, as the callers may have given up: asyncio would log an exception never retrieved.
                 search.found.exception()
         if search.found.done():
             search.timer.cancel()

@@ -1,14 +1,14 @@
 """Actors as ZeroMQ peers: two ROUTERs bound, two DEALERs per dialed peer, one of each per channel.
 
     where the ROUTERs listen          `mesh/transport/zeromq_binding.py`
-    what a connection is known by     `mesh/transport/zeromq_links.py`
+    how connections are identified    `mesh/transport/zeromq_links.py`
     who may connect, with keys        `mesh/transport/zeromq_zap.py`
 
-What ZeroMQ would hide is made visible: a message it does not take (`ROUTER_MANDATORY`) waits in a bounded outbox, a
-connection is never re-made silently, and the monitor of each dialed socket says when it is gone: then the socket is
-closed, so that what waits in it never reaches whoever binds the address next.
+What ZeroMQ would hide is made visible: a message it does not accept (`ROUTER_MANDATORY`) waits in a bounded outbox, and
+a connection is never re-established silently. The monitor of each dialed socket reports when its connection is gone;
+then the socket is closed, so that messages waiting in it never reach another process that binds the address next.
 
-Used by `mesh/run.py`; `mesh/system.py` sees only the `Transport` protocol. One context per transport: sockets
+Used by `mesh/run.py` and `cli`; `mesh/system.py` sees only the `Transport` protocol. One context per transport: sockets
 that share one do not see each other's disconnects reliably.
 """
 
@@ -53,16 +53,17 @@ _GONE: Final = {
 _ENDS: Final = sum(int(event) for event in _GONE)
 _NO_HANDSHAKE: Final = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 _SOCKETS_OF_A_LINK: Final = 2 * 3
-"""Of each channel: itself, what its events are told to, and what ZeroMQ tells them by. As many are bound."""
+"""Per channel: the socket itself, the one that receives its monitor's events, and the one that ZeroMQ sends them by.
+The bound sockets take as many."""
 _RESERVED_SOCKETS: Final = 2 * _SOCKETS_OF_A_LINK
-"""A socket that is closed counts until ZeroMQ's thread has seen to it."""
+"""A closed socket counts until ZeroMQ's thread has dealt with it."""
 _SPARE_DESCRIPTORS: Final = 16
-"""Twice what a link takes. Looking for them takes 30 microseconds, a dial a millisecond."""
+"""Twice what a link takes. The check takes 30 microseconds, a dial a millisecond."""
 _NEVER_MS: Final = 86_400_000
 _MAX_ACCEPTED: Final = 8192
 _STOP_LINGER_MS: Final = 50
 _BACKLOG_RETRY_S: Final = 0.02
-# A ROUTER receives from all peers in turn, and the others may never stop.
+# Bounded because a ROUTER receives from all peers in turn, and the others may never stop sending.
 _MAX_REST: Final = 8192
 
 
@@ -102,7 +103,7 @@ class ZeroMQTransport:
             raise
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
-        """Connect both channels, at once unless a name has to be looked up; if that fails the link goes down soon."""
+        """Connect both channels, at once unless a name must be looked up; if this fails, the link soon goes down."""
         assert self._listener is not None, "a transport dials between start and stop"
         link = Link(peer, dialed=True)
         dialed = self._dialed[link] = Dialed(link, self._outboxes())
@@ -113,7 +114,7 @@ class ZeroMQTransport:
         return link
 
     def _looked_up(self, dialed: Dialed, endpoint: Endpoint, found: asyncio.Future[str]) -> None:
-        """A name has an address, or none."""
+        """A name look-up has ended, with an address or an error."""
         if self._dialed.get(dialed.link) is not dialed:
             return
         if (error := found.exception()) is not None:
@@ -138,7 +139,7 @@ class ZeroMQTransport:
                 _check_descriptors()
                 self._connect(dialed, channel, where, identity, partial(on_frames, dialed.link, channel))
             except (zmq.ZMQError, OSError) as error:
-                # No descriptor or socket is left, or the address is none: what is sent until then is lost with it.
+                # No descriptor or socket is left, or the address is invalid. What is sent before `_gone` is lost too.
                 self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {error}")
                 break
 
@@ -152,7 +153,7 @@ class ZeroMQTransport:
     ) -> None:
         socket = self._socket(zmq.DEALER)
         prepare_dial(socket, where, self._options.keys.own if self._options.keys else None, dialed.server_key)
-        # Never, which cannot be said: -1, like IMMEDIATE, would throw away what arrived before a disconnect.
+        # Stands for never: -1, like IMMEDIATE, would discard what had arrived before a disconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.ROUTING_ID, identity)
         try:
@@ -165,7 +166,7 @@ class ZeroMQTransport:
         socket.connect(where)
 
     def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        """Hand to ZeroMQ, or keep in the outbox."""
+        """Pass a message to ZeroMQ, or keep it in the outbox."""
         if link.dialed:
             dialed = self._dialed.get(link)
             if dialed is None:
@@ -186,7 +187,7 @@ class ZeroMQTransport:
         return True
 
     def close_link(self, link: Link) -> None:
-        """Forget a connection. A ROUTER cannot end one; what still comes on it is for the listener to refuse."""
+        """Forget a connection. A ROUTER cannot close one; the listener must refuse what still comes on it."""
         if link.dialed:
             dialed = self._dialed.pop(link, None)
             if dialed is not None:
@@ -199,7 +200,7 @@ class ZeroMQTransport:
                     backlog.pop(link, None)
 
     async def stop(self) -> None:
-        """Close all sockets; blocks for what was sent to leave, at most `_STOP_LINGER_MS`."""
+        """Close all sockets; blocks at most `_STOP_LINGER_MS` for sent messages to leave."""
         self._listener = None
         if self._retry is not None:
             self._retry.cancel()
@@ -215,14 +216,14 @@ class ZeroMQTransport:
         self._accepted.clear()
         self._context.term()
         if self._options.run_directory is not None:
-            # libzmq 4.3.5 leaves the files of ipc sockets behind. There are as many as were bound, control first.
+            # libzmq 4.3.5 leaves the files of ipc sockets behind: one for each bound channel, control first.
             for channel, _ in zip(Channel, self._routers, strict=False):
                 self._options.run_directory.socket(self._address, channel).unlink(missing_ok=True)
 
     # Incoming
 
     def _routed(self, channel: Channel, parts: list[Buffer]) -> None:
-        """A message came to a ROUTER; its first part is the sender's identity."""
+        """A message arrived at a ROUTER; its first part is the sender's identity."""
         identity = parts.pop(0)
         assert isinstance(identity, bytes), "a router's socket hands on identities as bytes"
         user = bytes(parts.pop(0)) if self._door is not None else b""
@@ -237,17 +238,17 @@ class ZeroMQTransport:
             self._listener.on_frames(link, channel, parts)
 
     def _on_router_event(self, channel: Channel, event: list[Buffer]) -> None:
-        """A connection that somebody has made is gone, or never was one."""
+        """An accepted connection is gone, or its handshake failed."""
         what = parse_monitor_message([bytes(part) for part in event])
         if self._listener is None:
             return
         if what["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
             self._listener.on_refused(FROM_NOBODY, FrameRefused(NO_HANDSHAKE, "it ended before the handshake"))
         elif what["event"] != zmq.Event.DISCONNECTED:
-            # Somebody who does not speak ZeroMQ; an empty message lets it be refused and counted.
+            # The other end does not speak ZeroMQ; an empty message has it refused and counted.
             self._listener.on_frames(FROM_NOBODY, channel, ())
         elif what["endpoint"].startswith(b"tcp:"):
-            # On a host whoever sees to its processes says which has ended.
+            # Only for tcp: within a host, the supervisor reports which process has ended.
             self._listener.on_some_link_down()
 
     def _on_end(self, dialed: Dialed, event: list[Buffer]) -> None:
@@ -255,7 +256,7 @@ class ZeroMQTransport:
         self._gone(dialed, _GONE.get(what, "gone"))
 
     def _gone(self, dialed: Dialed, reason: str) -> None:
-        """A dialed connection has ended; what had arrived before is still handed on."""
+        """A dialed connection has ended; what had arrived before is still passed on."""
         for socket in dialed.sockets:
             socket.receive_rest()
         if self._dialed.get(dialed.link) is not dialed:
@@ -278,7 +279,7 @@ class ZeroMQTransport:
             self._listener.on_refused(link, refusal)
 
     def _keys_changed(self) -> None:
-        """Connections by keys that are not allowed any more end, those that this actor has made too."""
+        """End connections, accepted and dialed, whose keys are no longer allowed."""
         assert self._door is not None, "there are keys"
         guard = self._door.guard
         for accepted in list(self._accepted.values()):
@@ -293,7 +294,7 @@ class ZeroMQTransport:
     # Outgoing
 
     def _flush_accepted(self, channel: Channel) -> None:
-        """A ROUTER may take more: try all links that have something waiting."""
+        """A ROUTER may accept more: try all links that have messages waiting."""
         for link in list(self._backlog[channel]):
             accepted = self._accepted[link]
             outbox = accepted.outboxes[channel]
@@ -310,10 +311,10 @@ class ZeroMQTransport:
             if not accepted.is_cut:
                 accepted.is_cut = True
                 self._loop.call_soon(self._accepted_gone, accepted)
-            return True  # taken, and lost with the link, which is reported
+            return True  # accepted, and lost with the link, whose end is reported
 
     def _accepted_gone(self, accepted: Accepted) -> None:
-        """An accepted connection takes no more; what had arrived on it is still handed on before its end is told."""
+        """An accepted connection takes no more; pass on what had arrived on it, then report its end."""
         for router in self._routers:
             router.receive_rest(_MAX_REST)
         if self._accepted.get(accepted.link) is accepted:
@@ -322,7 +323,7 @@ class ZeroMQTransport:
                 self._listener.on_link_down(accepted.link, "it closed its connection")
 
     def _retry_soon(self) -> None:
-        """A ROUTER does not always say which peer takes more again; while anything waits it is also tried by time."""
+        """A ROUTER does not always signal that a peer accepts more; while anything waits, also retry on a timer."""
         if self._retry is None:
             self._retry = self._loop.call_later(_BACKLOG_RETRY_S, self._retry_backlog)
 
@@ -338,7 +339,8 @@ class ZeroMQTransport:
     def _bind(self, address: Address, channel: Channel) -> Bound:
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # Else what comes by a routing id in use is neither read nor thrown away. Nobody else knows the nonce in one.
+        # Otherwise messages of a connection whose routing id is in use would be neither read nor discarded. A routing
+        # id contains a nonce that nobody else knows.
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
             bound = bind(socket, self._options, address, channel)
@@ -372,7 +374,7 @@ class ZeroMQTransport:
 
 
 def _check_descriptors() -> None:
-    """Raise OSError where a link might take the last ones: ZeroMQ aborts the process if it finds none half way."""
+    """Raise OSError if a link might use up the descriptors: ZeroMQ aborts the process if it runs out half way."""
     spare: list[int] = []
     try:
         for _ in range(_SPARE_DESCRIPTORS):

@@ -1,10 +1,10 @@
 """Where an actor listens: ipc in its run directory, tcp on an interface of its host, or both on the same ROUTERs.
 
-    a mesh of one host      ipc                  everybody dials it
-    a mesh of hosts         ipc and tcp          who shares the host dials ipc, so that a link within it outlives its
-                                                 network; the others dial tcp
+    a mesh of one host      ipc                  all actors dial it
+    a mesh of hosts         ipc and tcp          actors on the same host dial ipc, so that links within a host survive
+                                                 a network failure; the others dial tcp
 
-Used by `mesh/transport/zeromq.py`, which owns the sockets; the options are made by whoever runs an actor.
+Used by `mesh/transport/zeromq.py`, which owns the sockets; the program that runs an actor makes the options.
 """
 
 import ipaddress
@@ -30,7 +30,7 @@ _HEARTBEAT_MS: Final = 500
 _SILENCE_MS: Final = 1500
 """A host whose packets are lost is missed after three heartbeats, as an actor is; with 1000 and 3000 it took 5.8 s."""
 _PROBE_S: Final = 1
-"""What the kernel waits before it asks whether a silent connection is there, in whole seconds, and between asking."""
+"""How long the kernel waits before it probes a silent connection, and between probes; whole seconds."""
 _TCP: Final = "tcp://"
 
 
@@ -39,10 +39,10 @@ class ZeroMQOptions:
     """Where to listen, and how much may wait.
 
     At least one of `run_directory` (ipc) and `bind` (tcp: an IP address of this host, `0.0.0.0` and `::` for all) is
-    given. `address` is the IP address or name that other hosts dial, where it is not `bind`. `port` is that of the
-    control channel, the data channel has the next one; 0: any that are free, of `ports` where they are given (the first
-    and the last). `insecure` allows tcp beyond the loopback interface without keys; with `keys` everything over tcp is
-    encrypted, and nobody else is taken.
+    given. `address` is the IP address or name that other hosts dial, if that is not `bind`. `port` is the control
+    channel's; the data channel has the next one. 0: any free ports, within `ports` (first and last) if given.
+    `insecure` allows tcp beyond the loopback interface without keys; with `keys` everything over tcp is encrypted, and
+    connections without an allowed key are rejected.
     """
 
     run_directory: RunDirectory | None = None
@@ -61,7 +61,7 @@ class ZeroMQOptions:
 
     @classmethod
     def of_host(cls, run_directory: RunDirectory, port: int = 0) -> "ZeroMQOptions":
-        """As an actor of a run directory listens: beside ipc on tcp where `host.json` says so. Raises `BindError`."""
+        """How an actor of a run directory listens: on ipc, and on tcp if `host.json` says so. Raises `BindError`."""
         host = run_directory.host()
         if host is None:
             return cls(run_directory=run_directory)
@@ -73,22 +73,22 @@ class ZeroMQOptions:
 
     @property
     def vet_host(self) -> Callable[[Member], None] | None:
-        """For `SystemOptions.vet_host`: who may be a member, as far as keys say it."""
+        """For `SystemOptions.vet_host`: which members the keys allow; None without keys."""
         return None if self.keys is None else self.keys.vet
 
 
 class Bound(NamedTuple):
-    """Where one channel listens: on tcp as others dial it, and on ipc; "" where it does not."""
+    """Where one channel listens, on tcp (as others dial it) and on ipc; "" if it does not."""
 
     tcp: str
     ipc: str
 
 
 def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, channel: Channel) -> Bound:
-    """Bind one channel's socket wherever the options say. Raises `BindError`, and leaves no file then."""
+    """Bind one channel's socket wherever the options say. Raises `BindError`, leaving no file behind."""
     tcp = ipc = ""
     if options.keys is not None:
-        # Each connection is vetted, one by ipc too: a frame without a User-Id would cost an exception to look at.
+        # Every connection is vetted, ipc included: reading the User-Id of a frame that has none costs an exception.
         router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     if options.bind:
@@ -107,7 +107,7 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
         if options.address:
             tcp = f"{_TCP}{_in_url(options.address)}:{tcp.rpartition(':')[2]}"
     if options.run_directory is not None:
-        # Of a socket's options those count that it has when it binds.
+        # Each endpoint gets the options that the socket has at the time of the bind.
         if options.keys is not None:
             router.setsockopt(zmq.CURVE_SERVER, 0)
         ipc = _bind(router, _ipc(options.run_directory, address, channel))
@@ -115,14 +115,14 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
 
 
 def endpoint_of(control: Bound, data: Bound) -> Endpoint:
-    """What is told to others: tcp where there is one, and beside it what who shares the host dials instead."""
+    """The endpoint to publish: tcp if there is one, and with it the ipc endpoint for actors on the same host."""
     if control.tcp:
         return Endpoint(control.tcp, data.tcp, control.ipc, data.ipc)
     return Endpoint(control.ipc, data.ipc)
 
 
 def prepare_dial(dealer: "zmq.Socket[bytes]", where: str, keys: HostKey | None, server_key: bytes) -> None:
-    """Set what a socket needs that is about to dial `where`; with `keys` who listens there has to have `server_key`."""
+    """Set a socket's options before it dials `where`; with `keys`, the listener there must have `server_key`."""
     if is_far(where):
         if keys is not None:
             dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key)
@@ -134,26 +134,26 @@ def prepare_dial(dealer: "zmq.Socket[bytes]", where: str, keys: HostKey | None, 
 
 
 def is_far(where: str) -> bool:
-    """Whether the way to an endpoint may lead to another host."""
+    """Whether an endpoint may be on another host."""
     return where.startswith(_TCP)
 
 
 def _expect_packets(socket: "zmq.Socket[bytes]") -> None:
-    """End connections that are made from now on when their other end's kernel says nothing any more, in 2 s or so."""
+    """Have connections made from now on end about 2 s after the other end's kernel falls silent."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _PROBE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_S)
-    # What is sent and not acknowledged is not waited for longer either; of probes it replaces the count.
+    # Also bounds the wait for acknowledgement of sent data, and replaces the number of probes.
     socket.setsockopt(zmq.TCP_MAXRT, _SILENCE_MS)
 
 
 def _send_heartbeats(dealer: "zmq.Socket[bytes]") -> None:
-    """End it, here and at the other end, when the other end's or this process says nothing any more.
+    """Send heartbeats, which end the connection at both ends when either process falls silent.
 
-    Only who dials does: libzmq 4.3.5 aborts the process if the time for a heartbeat comes on a connection that has
-    ended with an error and of which it was not reading, because as much as it may keep is unread. A ROUTER has such
-    connections whenever its actor is held up, or when somebody takes another's routing id; so it sends none, and is
-    told by the heartbeats that it gets how long it may wait for another. And a DEALER keeps whatever comes.
+    Only the dialing side does: libzmq 4.3.5 aborts the process if a heartbeat comes due on a connection that has
+    ended with an error while libzmq was not reading from it because its receive queue was full. A ROUTER has such
+    connections whenever its actor is held up, or when somebody takes another's routing id. So it sends none; the
+    heartbeats it receives tell it how long to wait for the next. A DEALER's receive queue is unbounded.
     """
     dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
@@ -162,13 +162,13 @@ def _send_heartbeats(dealer: "zmq.Socket[bytes]") -> None:
 
 
 def _bind_tcp(router: "zmq.Socket[bytes]", options: ZeroMQOptions, channel: Channel) -> str:
-    """Where it listens now. Raises `BindError`."""
+    """Bind on tcp and return the endpoint. Raises `BindError`."""
     where = f"{_TCP}{_in_url(options.bind)}"
     if options.port or options.ports is None:
         return _bind(router, f"{where}:{options.port + channel if options.port else '*'}")
     first, last = options.ports
     for port in range(first, last + 1):
-        # Others of this host take them at the same time: nobody deals them out, and who finds one taken goes on.
+        # Other actors on this host bind ports of the same range: nothing assigns them, so skip those that are taken.
         try:
             router.bind(f"{where}:{port}")
         except zmq.ZMQError as error:

@@ -1,10 +1,11 @@
-"""Connections of `mesh/transport/zeromq.py`: what is known of each, and the ZeroMQ routing id that its messages carry.
+"""Connections of `mesh/transport/zeromq.py`: the state of each, and the ZeroMQ routing id that its messages carry.
 
-    routing id = ID#EPOCH#NONCE     of who dials; the nonce is drawn for each connection
+    routing id = ID#EPOCH#NONCE     of the dialing actor; the nonce is drawn for each connection
 
-So a peer that dials again is another connection to the ROUTER. Of two with the same routing id it takes the later one
-and reads the other no more (of one that it did not take it would keep what comes until the port closes): so a routing
-id without a nonce that nobody guesses is refused, or somebody else could get what is sent to who has it.
+So a peer that dials again is a new connection to the ROUTER. Of two connections with the same routing id, the ROUTER
+takes the later one and stops reading the other. (Without that, it would hold the later one's messages, unread, until
+the port closes.) Routing ids without a nonce that cannot be guessed are refused, or another process could take over a
+routing id and receive what is sent to its owner.
 """
 
 import os
@@ -15,16 +16,16 @@ from mesh.transport.base import Link
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
 
 NOBODY: Final = Address("", 0)
-"""The sender of what came without a name: it is refused, and counted, by whoever opens the envelope."""
+"""Stands for the sender of an anonymous message, which is refused and counted when its envelope is opened."""
 FROM_NOBODY: Final = Link(NOBODY, dialed=False)
 _NONCE_BYTES: Final = 8
 MAX_ADDRESS_BYTES: Final = 255 - 2 * _NONCE_BYTES - 1
-"""Of an address in a routing id, which ZeroMQ limits to 255."""
+"""Maximum length of an address in a routing id, which ZeroMQ limits to 255 bytes."""
 _MIN_NONCE_CHARS, _MAX_NONCE_CHARS = 2 * _NONCE_BYTES, 64
 
 
 class Dialed:
-    """A connection that this actor has made. `server_key` is who has to listen there, empty without encryption."""
+    """A connection that this actor has dialed. `server_key`: the key the listener must have, empty if not encrypted."""
 
     __slots__ = ("link", "outboxes", "server_key", "sockets")
 
@@ -41,7 +42,7 @@ class Dialed:
 
 
 class Accepted:
-    """A connection that a peer has made; the ROUTER of each channel knows it by its identity. `user`: its User-Id."""
+    """A connection that a peer has dialed; the ROUTER of each channel knows it by `identity`. `user`: its User-Id."""
 
     __slots__ = ("identity", "is_cut", "link", "outboxes", "user")
 
@@ -54,17 +55,17 @@ class Accepted:
 
 
 def new_identity(address: Address) -> bytes:
-    """The routing id of a connection that `address` is about to make."""
+    """A routing id for a connection that `address` is about to dial."""
     return f"{address}#{os.urandom(_NONCE_BYTES).hex()}".encode()
 
 
 def link_of(identity: bytes) -> Link:
-    """The accepted connection that a routing id names, `FROM_NOBODY` where it names none."""
+    """The accepted connection that a routing id names; `FROM_NOBODY` if it is not valid."""
     try:
         actor_id, epoch, nonce = identity.decode().split("#")
         link = Link(Address.parse(f"{actor_id}#{epoch}"), dialed=False, nonce=nonce)
     except ValueError:
         return FROM_NOBODY
-    # Another way to write the same epoch, say: two routing ids must not be one connection.
+    # Not, for example, the same epoch written differently: two routing ids must not map to one connection.
     is_plain = f"{link.peer}#{nonce}".encode() == identity
     return link if is_plain and _MIN_NONCE_CHARS <= len(nonce) <= _MAX_NONCE_CHARS else FROM_NOBODY

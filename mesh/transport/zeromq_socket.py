@@ -1,8 +1,8 @@
-"""One ZeroMQ socket on an asyncio or uvloop event loop: received in batches, sent without blocking.
+"""One ZeroMQ socket on an asyncio or uvloop event loop: receives in batches, sends without blocking.
 
-The socket's file descriptor says only that *something* may have happened since commands were last processed, and every
-send and receive processes commands (it is edge-triggered). So it is looked at again after each batch and, once per turn
-of the loop, after sends. `zmq.asyncio` makes a future per message instead, which halves the throughput.
+The socket's file descriptor is edge-triggered: it says only that *something* may have happened since commands were last
+processed, and every send and receive processes commands. So the socket's state is checked again after each batch and,
+once per turn of the loop, after sends. `zmq.asyncio` makes a future per message instead, which halves the throughput.
 
 Used by `mesh/transport/zeromq.py` only.
 """
@@ -18,9 +18,9 @@ import zmq
 from mesh.transport.base import Buffer
 
 ZERO_COPY_BYTES: Final = 16 << 10
-"""From this size on memory is lent to ZeroMQ; below, copying costs less than keeping track."""
+"""From this size on, memory is lent to ZeroMQ; below it, copying costs less than tracking."""
 BATCH: Final = 128
-"""Messages received before the loop gets to breathe."""
+"""Messages received before other callbacks of the loop get their turn."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -29,7 +29,7 @@ _POLLIN: Final = int(zmq.POLLIN)
 
 
 class Outbox:
-    """Messages that ZeroMQ does not take at the moment, in order; bounded by number and bytes."""
+    """Messages that ZeroMQ does not accept at the moment, in order; bounded by number and bytes."""
 
     __slots__ = ("_max_bytes", "_max_messages", "_messages", "_num_bytes")
 
@@ -52,7 +52,7 @@ class Outbox:
         return True
 
     def flush(self, send: Callable[[Sequence[Buffer]], bool]) -> bool:
-        """Send what is taken; whether that was anything."""
+        """Send messages as long as they are accepted. Returns whether any was."""
         sent = False
         messages = self._messages
         while messages and send(messages[0][0]):
@@ -62,10 +62,10 @@ class Outbox:
 
 
 class LoopSocket:
-    """A socket whose messages go to `on_message`; `on_turn` is called when it may take more again.
+    """A socket whose messages go to `on_message`; `on_turn` is called when it may accept more again.
 
-    `on_message` gets all parts: small ones as bytes, large ones as views of ZeroMQ's memory. With `tells_users` the
-    second one is the User-Id of the connection (`mesh/transport/zeromq_zap.py`), empty where nobody has vetted that.
+    `on_message` gets all parts: small ones as bytes, large ones as views of ZeroMQ's memory. With `tells_users`, the
+    second part is the User-Id of the connection (`mesh/transport/zeromq_zap.py`), empty if that was not vetted.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LoopSocket:
         self._is_open = True
         self._monitor: LoopSocket | None = None
         self._lent: deque[zmq.MessageTracker] = deque()
-        # Bound once: a socket looks attributes up slowly, and the outer send only adds arguments not used here.
+        # Bound once: attribute look-up on a socket is slow, and the outer `send` only adds arguments not used here.
         self._send_part: Callable[[Buffer, int], object] = super(zmq.Socket, socket).send
         self._receive_part: Callable[[int, bool], Any] = socket.recv
         self._has_identities = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
@@ -98,7 +98,7 @@ class LoopSocket:
         self.look_again()
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Send a whole message; False if it is not taken now. Raises `zmq.ZMQError` (EHOSTUNREACH: a ROUTER's peer)."""
+        """Send a whole message; False if it is not accepted now. Raises `zmq.ZMQError` (EHOSTUNREACH: no such peer)."""
         self._has_sent = True
         if not self._is_scheduled:
             self.look_again()
@@ -117,38 +117,38 @@ class LoopSocket:
         return True
 
     def watch(self, events: int, name: str, on_event: Callable[[list[Buffer]], None]) -> None:
-        """Hand on the socket's own events (`zmq.Event`) under a name unique in its context; before it connects."""
+        """Pass socket events (`zmq.Event`) to `on_event`; `name` is unique in the context. Call before connecting."""
         self._socket.monitor(f"inproc://{name}", events)
         try:
             pair = cast("zmq.Context[zmq.Socket[bytes]]", self._socket.context).socket(zmq.PAIR)
         except zmq.ZMQError:
             self._socket.monitor(None, 0)
             raise
-        # Without a limit: ZeroMQ's thread blocks, and all connections with it, while a monitor takes no more events.
+        # Without a limit: ZeroMQ's thread, and so all connections, would block while a monitor accepts no more events.
         pair.setsockopt(zmq.RCVHWM, 0)
         pair.connect(f"inproc://{name}")
         self._monitor = LoopSocket(self._loop, pair, on_event, _nothing)
 
     def look_again(self) -> None:
-        """Look at the socket's state in the next turn of the loop."""
+        """Check the socket's state in the next turn of the loop."""
         if not self._is_scheduled and self._is_open:
             self._is_scheduled = True
             self._loop.call_soon(self._turn)
 
     def receive_rest(self, most: float = math.inf) -> None:
-        """Receive what has arrived, all of it or about `most` messages: a connection is gone."""
+        """Receive everything that has arrived, or about `most` messages; called when a connection is gone."""
         while self._is_open and most > 0 and not self._receive(BATCH):
             most -= BATCH
-        # Messages taken here may have used up the event that would announce the next.
+        # Receiving these may have consumed the event that would announce the next message.
         self.look_again()
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close, with its monitor if it has one; what was sent has `linger_ms` to leave. Idempotent."""
+        """Close the socket and its monitor, if any; messages already sent have `linger_ms` to leave. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._fd)
             if self._monitor is not None:
-                # In this order: ZeroMQ's thread blocks for ever in telling an event to a monitor that is closed.
+                # In this order: ZeroMQ's thread would block for ever sending an event to a closed monitor.
                 self._socket.monitor(None, 0)
                 self._monitor.close()
             self._socket.close(linger_ms)
@@ -156,7 +156,7 @@ class LoopSocket:
 
     @property
     def num_lent(self) -> int:
-        """Messages whose memory ZeroMQ still reads from."""
+        """The number of parts whose memory ZeroMQ may still be reading."""
         lent = self._lent
         while lent and lent[0].done:
             lent.popleft()
@@ -173,9 +173,9 @@ class LoopSocket:
             _ = self.num_lent
 
     def _on_readable(self) -> None:
-        # The first message at once and the rest in the next turn: whoever it wakes goes on before the socket is asked
-        # for more, which for a lone message is the answer "nothing" and a twentieth of a round trip. A message that was
-        # answered meanwhile has woken nobody, and its turn is now.
+        # Receive the first message now and the rest in the next turn, so that the task it wakes runs before the socket
+        # is polled again; for a lone message that poll finds nothing and takes a twentieth of a round trip. If the
+        # message was answered at once, no task was woken, so go on now.
         was_scheduled, self._is_scheduled, self._has_sent = self._is_scheduled, True, False
         finished = self._receive(1)
         self._is_scheduled = was_scheduled
@@ -197,15 +197,15 @@ class LoopSocket:
             self._on_turn()
 
     def _receive(self, count: int) -> bool:
-        """Hand on up to `count` messages; whether there are no more."""
+        """Pass on up to `count` messages. Returns whether there are no more."""
         receive, on_message, has_identities = self._receive_part, self._on_message, self._has_identities
         try:
             for _ in range(count):
                 parts: list[Buffer] = []
                 try:
                     if has_identities:
-                        # More always follows an identity, so it can be had as bytes at once; of other parts only a
-                        # frame says whether more follows.
+                        # An identity is always followed by more parts, so it can be received as bytes; for other parts
+                        # only a frame tells whether more follow.
                         parts.append(receive(_NOBLOCK, True))
                     frame = receive(_NOBLOCK, False)
                 except zmq.Again:
@@ -220,7 +220,7 @@ class LoopSocket:
                 if not self._is_open:
                     return True
         except BaseException:
-            # A bug above must not leave messages lying that no event will announce again.
+            # A bug in a handler must not leave messages behind that no event will announce again.
             self._is_scheduled = False
             self.look_again()
             raise
@@ -235,7 +235,7 @@ def _user_of(frame: "zmq.Frame") -> bytes:
 
 
 def _nothing() -> None:
-    """A monitor sends nothing."""
+    """`on_turn` of a monitor, which never sends."""
 
 
 def _size(parts: Sequence[Buffer]) -> int:

@@ -1,7 +1,7 @@
-"""Who may connect from other hosts: ZeroMQ asks by its authentication protocol (ZAP), and each frame says whose it is.
+"""Who may connect from other hosts: ZeroMQ asks by its authentication protocol (ZAP), and tags each frame accordingly.
 
-    libzmq's thread --public key of who connects--> Door --host and key, or no--> libzmq's thread
-    a frame of that connection --its User-Id--> Guard: is it still allowed, and is the sender of that host
+    libzmq's thread --public key of a connection--> Door --host and key, or refusal--> libzmq's thread
+    a frame of that connection --its User-Id--> Guard: is it still allowed, and is its sender on that host
 
 Owned by `mesh/transport/zeromq.py` where a host has keys; the list is `mesh/runtime/key_files.py`.
 """
@@ -21,20 +21,20 @@ from mesh.transport.guard import LOCAL, Guard
 from mesh.transport.zeromq_socket import LoopSocket
 
 ZAP_DOMAIN: Final = b"kvmesh"
-"""Of sockets that have connections vetted; which of ours it is makes no difference."""
+"""The ZAP domain of all our sockets whose connections are vetted; they need not be distinguished."""
 _ENDPOINT: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _NUM_FIELDS: Final = 6
 POLL_S: Final = 0.5
-"""A heartbeat: so long a key that was revoked is taken on this host once its copy of the list has changed."""
+"""One heartbeat interval: how long a revoked key may still be accepted here after this host's list has changed."""
 
 
 class Door:
-    """Answers for one context's sockets.
+    """Answers ZAP requests for the sockets of one context.
 
     Args:
-        refused: is told of connections, as by `Listener.on_refused`.
-        changed: is called when the list of keys is another.
+        refused: called with each refused connection, as `Listener.on_refused` is.
+        changed: called when the list of keys has changed.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Door:
         self.guard = Guard(keys)
         socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
-        # libzmq finds it by this name, within the context; it has to be there before a socket is bound that asks.
+        # libzmq finds it by this name within the context; it must exist before any socket that needs it is bound.
         socket.bind(_ENDPOINT)
         self._socket = LoopSocket(loop, socket, self._on_request, _nothing)
         self._timer = loop.call_later(POLL_S, self._poll)
 
     def close(self) -> None:
-        """Answer nothing any more."""
+        """Stop answering."""
         self._timer.cancel()
         self._socket.close()
 
@@ -88,4 +88,4 @@ class Door:
 
 
 def _nothing() -> None:
-    """Answers are small, and taken at once."""
+    """`on_turn` has nothing to do: answers are small and accepted at once."""
