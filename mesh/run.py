@@ -2,7 +2,7 @@
 
     SIGTERM or SIGINT   drain, then stop; stop at once if the start is not complete, and on the second signal
     Shutdown (an ask)   stop at once; send `Drain` first if there is work to finish
-    supervisor's pipe   stop at once when it ends: an actor that has lost its supervisor belongs to nothing
+    supervisor's pipe   stop at once when it ends: an actor must not outlive its supervisor
 
 Called by `meshctl run ROLE`, by the processes that the supervisor spawns or forks, and by custom actors' own programs.
 """

@@ -208,7 +208,7 @@ class ActorSystem:
         self.end("stopped")
 
     def end(self, reason: str) -> bool:
-        """Request that the process running this actor end it. False: this was requested before."""
+        """Have the program that runs this actor end it. False: this was requested before."""
         if self._shutdown.done():
             return False
         self._shutdown.set_result(reason)

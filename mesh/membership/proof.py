@@ -22,11 +22,11 @@ from mesh.membership.view import SUPERVISOR, Member
 
 _SECRET_BYTES: Final = 32
 _PROOF_BYTES: Final = 16
-"""128 bits cannot be guessed, and every member list carries one proof per member."""
+"""128 bits: enough not to be guessed, and short, since a member list carries one proof per member."""
 _PERSON: Final = b"kvmesh member"
 REGISTRY: Final = "registry"
 NEVER_GIVEN: Final = (REGISTRY, SUPERVISOR)
-"""Roles that every actor believes: there is one of each, started by the supervisor, and no proof is given to others."""
+"""Roles that every actor believes. Each has one holder, started by its supervisor; no other actor gets their proof."""
 
 
 def prove(secret: bytes, mesh: str, actor_id: str, epoch: int, role: str) -> bytes:

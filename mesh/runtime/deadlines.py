@@ -1,4 +1,4 @@
-"""Everything that a core has to do at a time, in one place, so that its actor needs one timer (`timers.DeadlineTimer`).
+"""All the deadlines of a core in one place, so that its actor needs only one timer (`timers.DeadlineTimer`).
 
 Keys are `(kind, id)`; setting a key again moves it. Pure; owned by the core, which dispatches what is due by kind.
 """
@@ -20,7 +20,7 @@ class Deadlines:
         return len(self._at)
 
     def set(self, key: Key, at: float) -> None:
-        """Have `key` due at `at`, and not when it was due before."""
+        """Make `key` due at `at`, replacing any earlier setting."""
         self._at[key] = at
         self._count += 1
         heapq.heappush(self._heap, (at, self._count, key))
@@ -29,7 +29,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def set_default(self, key: Key, at: float) -> None:
-        """Have `key` due at `at` unless it is due at some time already."""
+        """Make `key` due at `at`, unless it is already set."""
         if key not in self._at:
             self.set(key, at)
 
@@ -38,7 +38,7 @@ class Deadlines:
         return self._at.pop(key, None) is not None
 
     def at(self, key: Key) -> float | None:
-        """When `key` is due; None: it is not set."""
+        """When `key` is due; None if it is not set."""
         return self._at.get(key)
 
     def next(self) -> float | None:
@@ -48,7 +48,7 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> Key | None:
-        """Take the earliest key that is due. One at a time: what it leads to may move or clear the others."""
+        """Remove and return the earliest due key. One at a time: handling it may move or clear the others."""
         at = self.next()
         if at is None or at > now:
             return None

@@ -1,14 +1,14 @@
-"""Drives a pure core: gives it one event at a time and performs what it wants done before it gets the next.
+"""Drives a pure core: feeds it one event at a time and performs its commands before it gets the next event.
 
     feed(event) --> handle(event, now) --> command, command, ... --> perform --+
          ^                                                                     |
          +------------------- an event that performing brings about -----------+   queued, never recursed into
 
-A core that raises has stopped half-way: what it changed stands, what it wanted done is lost. Nothing that it says after
-that can be believed, so the actor ends and its next incarnation begins from what others know. The log gets the core's
-last events, from which a test can run it again (`mesh/testing/replay.py`).
+A core that raises has stopped half-way: its changes remain, its commands are lost. Its state can no longer be trusted,
+so the actor ends, and its next incarnation starts from what others know. The core's last events are logged, so that a
+test can replay them (`mesh/testing/replay.py`).
 
-Not so where the end of the owner would cost more than a wrong state (`ends_owner` False): there one event is lost.
+Where ending the owner would cost more than a wrong state (`ends_owner` False), only the one event is lost.
 """
 
 from collections import deque
@@ -23,32 +23,32 @@ Command = TypeVar("Command")
 
 CORE_FAILED: Final = "core failed"
 CORE_EVENT: Final = "core event"
-"""Lines of the log: one of the first, then the last events, oldest first."""
+"""Log messages: one line with the first, then the core's last events, oldest first, as lines with the second."""
 
 
 class Driven(Protocol):
-    """Whose core it is: an actor, or a part of one."""
+    """The owner of a core: an actor, or a part of one."""
 
     @property
     def ctx(self) -> Context:
-        """The actor's own."""
+        """The actor's context."""
         ...
 
 
 class CoreDriver(Generic[Event, Command]):
-    """See the module. Made before the actor has its context, which is needed with the first event.
+    """See the module. It may be made before the actor has its context, which is needed only from the first event on.
 
     Args:
         owner: ends when the core raises.
-        ends_owner: False: it does not. The failure is logged and counted, and the next event handled; `feed` raises
-            nothing but refusals.
+        ends_owner: if False, the owner does not end: the failure is logged and counted, and the next event is handled;
+            `feed` raises nothing but refusals.
         name: of the core, for the log.
         handle: takes an event and the time (`Context.now()`), returns commands in order.
-        perform: carries one command out. What it raises is a failure too: the core believes the rest was done.
-        refusals: what `handle` raises when it has taken nothing of an event. They go to the feeder, and all goes on;
-            of an event that had to wait they are logged, since who fed it was told False long ago.
-        setup: what the core was made of, for whoever runs it again.
-        redact: makes what writes a field of an event; called once for each failure.
+        perform: performs one command. If it raises, that is a failure too: the core assumes that all were performed.
+        refusals: exceptions by which `handle` rejects an event without any effect. They are raised to the feeder, and
+            the core goes on; for an event that was queued they are logged, as its `feed` has already returned False.
+        setup: what the core was made of, for a replay.
+        redact: makes the function that redacts fields of events; called once for each failure.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class CoreDriver(Generic[Event, Command]):
         self.has_failed = False
 
     def feed(self, event: Event) -> bool:
-        """Handle an event and all that come of it. Raises what the core raises, once; after that nothing is handled.
+        """Handle an event and all that result from it. Raises what the core raises, once; then handles nothing more.
 
-        Returns False when called by `perform`: the event waits for its turn, and who fed the first is told True.
+        Returns False if the event was only queued, because this was called by `perform`, or dropped after a failure.
         """
         if self.has_failed and self._ends_owner:
             return False
@@ -92,7 +92,7 @@ class CoreDriver(Generic[Event, Command]):
             while self._events:
                 try:
                     self._take(self._events.popleft())
-                # Not to the feeder of the first: its own event was taken, and what waits behind must not stay there.
+                # Not raised to the feeder of the first event: that one was handled, and the rest of the queue must be.
                 except self._refusals as refusal:
                     self._owner.ctx.log.warning("event refused", core=self._name, error=str(refusal))
         finally:
@@ -108,7 +108,7 @@ class CoreDriver(Generic[Event, Command]):
                 has_begun = True
                 self._perform(command)
         except Exception as error:
-            # Of an event that commands were performed of something was taken: whatever is raised then is a failure.
+            # Once commands have been performed the event has had an effect: anything raised then is a failure.
             if isinstance(error, self._refusals) and not has_begun:
                 raise
             self._fail(error)
@@ -121,8 +121,8 @@ class CoreDriver(Generic[Event, Command]):
         what = f"{type(error).__name__}: {error}"
         ctx.metrics.count("mesh_core_failures_total", core=self._name)
         if not self._ends_owner:
-            # Nobody above it sees the error. Its last events are written once: they are up to 1 MiB, and whatever made
-            # it fail comes again with each heartbeat, several times a second.
+            # No caller sees the error. The last events are logged only once: they take up to 1 MiB, and the cause may
+            # recur with each heartbeat, several times a second.
             ctx.log.error("core goes on", core=self._name, exc_info=error)
             if not is_first:
                 return

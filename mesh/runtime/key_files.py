@@ -1,8 +1,8 @@
-"""Keys of a host as files, which `meshctl keys` writes and every actor of the host reads.
+"""The key files of a host, written by `meshctl keys` and read by every actor on the host.
 
 DIRECTORY                   0700
-DIRECTORY/host.json         0600, this host's pair
-DIRECTORY/allowed.json      0600, the hosts of the mesh: at the registry's host the list, elsewhere a copy of it
+DIRECTORY/host.json         0600, this host's key pair
+DIRECTORY/allowed.json      0600, the hosts of the mesh: the list itself on the registry's host, elsewhere a copy of it
 """
 
 import os
@@ -22,11 +22,11 @@ _Content = TypeVar("_Content", HostKey, AllowList)
 
 
 class KeyFileError(MeshError, code="bad_keys"):
-    """A key file or its directory cannot be read or written, or may be by others; says which and what to do."""
+    """A key file or its directory is not accessible, or is accessible to others; says which, and what to do."""
 
 
 class DamagedKeyFile(KeyFileError):
-    """What is in a key file is none of its kind."""
+    """The content of a key file is not valid."""
 
 
 class KeyDirectory:
@@ -38,19 +38,19 @@ class KeyDirectory:
         self.allowed_file = path / "allowed.json"
 
     def read_key(self) -> HostKey | None:
-        """This host's pair; None where there is no file. Raises KeyFileError."""
+        """This host's key pair; None if there is no file. Raises KeyFileError."""
         return self._read(self.key_file, HostKey)
 
     def write_key(self, key: HostKey) -> None:
-        """Replace the pair. Raises KeyFileError."""
+        """Replace the key pair. Raises KeyFileError."""
         self._write(self.key_file, key)
 
     def read_allowed(self) -> AllowList | None:
-        """The list of hosts; None where there is no file. Raises KeyFileError."""
+        """The list of hosts; None if there is no file. Raises KeyFileError."""
         return self._read(self.allowed_file, AllowList)
 
     def write_allowed(self, allowed: AllowList) -> None:
-        """Replace the list; readers see the old or the new. Raises KeyFileError."""
+        """Replace the list; readers see the old one or the new one. Raises KeyFileError."""
         self._write(self.allowed_file, allowed)
 
     def _read(self, file: Path, kind: type[_Content]) -> _Content | None:
@@ -71,7 +71,7 @@ class KeyDirectory:
             decoded = msgspec.json.decode(content, type=kind)
             decoded.check()
         except (*NOT_JSON, BadKey) as error:
-            # The code of a BadKey says nothing beside its text.
+            # Of a BadKey only the message: its code would add nothing.
             why = error.message if isinstance(error, BadKey) else error
             raise DamagedKeyFile(f"{file} is damaged ({why}): put the right file back") from error
         return decoded
@@ -97,10 +97,10 @@ class KeyDirectory:
 
 
 class KeyRing:
-    """The keys in force: this host's pair, and the list, read anew when its file has changed.
+    """The keys in force: this host's pair, and the list, which is read again when its file has changed.
 
     Args:
-        directory: has both files. Raises KeyFileError where one is missing or cannot be read.
+        directory: has both files. Raises KeyFileError if one is missing or cannot be read.
     """
 
     def __init__(self, directory: KeyDirectory) -> None:
@@ -112,7 +112,7 @@ class KeyRing:
         self.own: HostKey = own
         self.allowed: AllowList = allowed
         self.trouble = ""
-        """Why the file of the list cannot be read; the list read last counts meanwhile."""
+        """Why the list's file cannot be read; meanwhile the last list read stays in force."""
         self._seen = self._look()
         self._is_lost = False
 
@@ -121,11 +121,11 @@ class KeyRing:
         self.allowed.vet(member)
 
     def write(self, allowed: AllowList) -> None:
-        """Replace the list that all actors of this host read. Raises KeyFileError."""
+        """Replace the list that all actors on this host read. Raises KeyFileError."""
         self._directory.write_allowed(allowed)
 
     def poll(self) -> bool:
-        """Read the list anew if its file was replaced; whether it is another now. Cheap, called every heartbeat."""
+        """Read the list again if its file was replaced. Returns whether it changed. Cheap, called every heartbeat."""
         seen = self._look()
         if seen == self._seen:
             return False
@@ -136,10 +136,10 @@ class KeyRing:
             self.trouble = error.message
             self._is_lost = isinstance(error, DamagedKeyFile)
             if not self._is_lost:
-                # It could not be opened just now, for want of a descriptor, say: it is still to be read.
+                # It could not be opened at the moment, for lack of a descriptor, say: try again at the next poll.
                 self._seen = None
             return False
-        # Who removes the pair too wants this host to have no keys.
+        # If the key pair is gone too, an operator wants this host to have no keys.
         self._is_lost = allowed is None and self._directory.key_file.exists()
         self.trouble = "" if allowed is not None else f"{self._directory.allowed_file} is gone: put it back"
         if allowed is None or allowed == self.allowed:
@@ -148,9 +148,9 @@ class KeyRing:
         return True
 
     def restore(self) -> str:
-        """Write the list in force over a file that is damaged or gone; what was wrong, empty where nothing was done.
+        """Replace a damaged or missing file with the list in force. Returns what was wrong; empty if nothing was done.
 
-        Else no actor of this host could start again. For one process of the host, which calls it now and then.
+        Otherwise no actor on this host could start again. One process of the host calls this from time to time.
         """
         self.poll()
         if not self._is_lost:

@@ -1,4 +1,4 @@
-"""What one actor tells of itself when it is asked for statistics: its own, its process's, and how fast totals rise."""
+"""The statistics that one actor reports: its own, its process's, and how fast its totals rise."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -14,7 +14,7 @@ _CPU: Final = "mesh_cpu_seconds"
 
 
 class OwnFigures:
-    """Owned by `ActorSystem`. `usage` is None where the actor shares its process with others."""
+    """Owned by `ActorSystem`. `usage` is None if the actor shares its process with others."""
 
     def __init__(
         self, actor: Actor, metrics: Metrics, tasks: TaskSupervisor, usage: Callable[[], ProcessUsage] | None
@@ -26,11 +26,11 @@ class OwnFigures:
         self._rates = Rates()
 
     def sample(self, now: float) -> None:
-        """Remember where totals are; called regularly."""
+        """Record the current totals; called with every heartbeat."""
         self._rates.sample(now, self._totals(self._usage() if self._usage is not None else None))
 
     def reply(self, now: float, gauges: Mapping[str, float]) -> StatsReply:
-        """All of them, with those of the actor's system."""
+        """All statistics, including `gauges` of the actor's system."""
         usage = self._usage() if self._usage is not None else None
         figures = dict(gauges)
         rates = self._rates.per_second(now, self._totals(usage))

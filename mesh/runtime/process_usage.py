@@ -1,4 +1,4 @@
-"""What this process uses of its host, as the system counts it."""
+"""The resource usage of this process, as the system counts it."""
 
 import os
 import time
@@ -10,9 +10,9 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessUsage(NamedTuple):
-    """`cpu_s`: seconds of a core that all threads have used; `memory_bytes`: resident, shared pages included.
+    """`cpu_s`: CPU seconds used by all threads together; `memory_bytes`: resident memory, shared pages included.
 
-    `memory_bytes` is None where it cannot be read, as by a process that has no descriptor left.
+    `memory_bytes` is None if it cannot be read, for example because no file descriptor is left.
     """
 
     cpu_s: float
@@ -20,10 +20,10 @@ class ProcessUsage(NamedTuple):
 
 
 def process_usage() -> ProcessUsage:
-    """Of this process, now."""
+    """The usage of this process, now."""
     cpu_s = time.process_time()
     try:
-        # Not kept open: a fork would read its parent's.
+        # Not kept open: a forked child would read its parent's file.
         return ProcessUsage(cpu_s, int(_STATM.read_text().split()[1]) * _PAGE_BYTES)
     except OSError:
         return ProcessUsage(cpu_s, None)

@@ -1,6 +1,6 @@
-"""How fast totals of this actor rise: the mean of the last seconds. Pure.
+"""How fast an actor's totals rise: the mean rate over the last seconds. Pure.
 
-Sampled with every heartbeat, so whoever asks for a figure gets one at once, and all who ask get the same.
+Sampled with every heartbeat, so that rates are available at once, and are the same for everyone who asks.
 """
 
 from collections import deque
@@ -11,21 +11,21 @@ WINDOW_S: Final = 10.0
 
 
 class Rates:
-    """Of totals that only rise, by name. Holds as many samples as heartbeats are in the window."""
+    """Rates of totals that only rise, by name. Holds one sample for each heartbeat in the window."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._samples: deque[tuple[float, dict[str, float]]] = deque()
 
     def sample(self, now: float, totals: Mapping[str, float]) -> None:
-        """What the totals are at `now`, seconds."""
+        """Record the totals at `now`, in seconds."""
         self._samples.append((now, dict(totals)))
-        # The last one before the window is where it begins.
+        # The last sample before the window marks its beginning.
         while len(self._samples) > 1 and self._samples[1][0] <= now - self._window_s:
             self._samples.popleft()
 
     def per_second(self, now: float, totals: Mapping[str, float]) -> dict[str, float]:
-        """Of each total as it is at `now`; 0 where nothing is known yet."""
+        """The rate of each total, given its value at `now`; 0 if nothing is known yet."""
         if not self._samples or now <= self._samples[0][0]:
             return dict.fromkeys(totals, 0.0)
         at, before = self._samples[0]

@@ -1,12 +1,12 @@
-"""The last events of a core as data, so that a failure in the field can be run again in a test.
+"""The last events of a core as data, so that a failure in the field can be replayed in a test.
 
-`EventRecorder` keeps events as they are, which costs half a microsecond each; only a failure turns them into data
-(`Writer`). `Reader` makes events of that data again. Every value keeps its type by name, and only classes of modules
-that the reader names are made, so a log that somebody has written by hand can build nothing else.
+`EventRecorder` keeps events unchanged, which costs half a microsecond each; only after a failure does `Writer` turn
+them into data, and `Reader` turns that data back into events. Every value keeps its type by name. Only classes of
+modules that the reader names can be made, so a forged log can build nothing else.
 
     struct, named tuple    {"_": "nodes.gateway.events.Opened", field: value, …}
     bytes                  {"_": "bytes", "size": 12}          their content is never written
-    anything else          {"_": "object", "number": 3}        a call, say: the same one has the same number
+    anything else          {"_": "object", "number": 3}        for example a call: one object, one number
 """
 
 import enum
@@ -24,13 +24,13 @@ Event = TypeVar("Event")
 
 MAX_EVENTS: Final = 1000
 MAX_HELD_BYTES: Final = 4 << 20
-"""Of events that wait for a failure, by estimate: a busy gateway's thousand would be a hundred MB."""
+"""Estimated size of the events kept in case of a failure: a busy gateway's thousand would take a hundred MB."""
 MAX_WRITTEN_BYTES: Final = 1 << 20
-"""Of one failure in the log, which is rotated by size."""
+"""Size of one failure in the log, which is rotated by size."""
 
 LOOK_EVERY: Final = 32
-"""Events of a kind are most often alike, and looking into one takes 10 µs, several times a step; so does nobody pay for
-each. After a large one the next is looked at."""
+"""How many events of a kind share one size estimate. They are mostly alike, and estimating one takes 10 µs, several
+times a step. After a large one, the next one is estimated too."""
 _LARGE_BYTES: Final = 65_536
 _UNKNOWN: Final = (0, 0)
 
@@ -40,11 +40,11 @@ _STRUCT_BYTES: Final = 320
 _DEPTH: Final = 3
 
 Redact = Callable[[str, Any], Any]
-"""Field name and value to what is written in its place; called for each field before it becomes data."""
+"""Maps a field's name and value to the value written in its place; called for each field before it becomes data."""
 
 
 class Recorded(NamedTuple, Generic[Event]):
-    """An event and when it was handled, seconds of the actor's clock."""
+    """An event, and when it was handled, in seconds of the actor's clock."""
 
     at: float
     event: Event
@@ -56,13 +56,13 @@ def keep_all(_: str, value: Any) -> Any:
 
 
 class EventRecorder(Generic[Event]):
-    """A ring of the last events, bounded by their number and, roughly, by their size."""
+    """A ring of the last events, bounded in number and, roughly, in size."""
 
     def __init__(self, max_events: int = MAX_EVENTS, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._events: deque[tuple[int, float, Event]] = deque()
-        # Of each kind of event: how many to take for as large as the last one that was looked at, and its size.
+        # For each kind of event: how many more to count with the last estimated size, and that size.
         self._sizes: dict[type, tuple[int, int]] = {}
         self._num_bytes = 0
         self.num_seen = 0
@@ -71,7 +71,7 @@ class EventRecorder(Generic[Event]):
         return len(self._events)
 
     def add(self, at: float, event: Event) -> None:
-        """Take one event; the oldest go where it is too many or too much. The newest stays, whatever its size."""
+        """Add an event; drop the oldest if they are too many or too large. The newest stays, whatever its size."""
         kind = type(event)
         num_left, size = self._sizes.get(kind, _UNKNOWN)
         if num_left:
@@ -87,12 +87,12 @@ class EventRecorder(Generic[Event]):
             self._num_bytes -= events.popleft()[0]
 
     def events(self) -> list[Recorded[Event]]:
-        """Oldest first."""
+        """The recorded events, oldest first."""
         return [Recorded(at, event) for _, at, event in self._events]
 
 
 def _estimate(value: Any, depth: int) -> int:
-    """Bytes that an event holds in memory, roughly: what is large is a list, a buffer or a text."""
+    """Roughly the bytes that an event holds in memory; only lists, buffers and texts are ever large."""
     if isinstance(value, str | bytes | bytearray):
         return len(value)
     if isinstance(value, memoryview):
@@ -116,7 +116,7 @@ def _estimate(value: Any, depth: int) -> int:
 
 
 class Writer:
-    """Turns values into data that JSON can carry. One for each failure: it numbers what has no data of its own."""
+    """Turns values into data that JSON can carry. One per failure, as it numbers the objects that it cannot write."""
 
     def __init__(self, redact: Redact = keep_all) -> None:
         self._redact = redact
@@ -154,12 +154,12 @@ class Writer:
             pairs = cast("Mapping[Any, Any]", value).items()
             return {TAG: "dict", "of": [[self.write(key), self.write(one)] for key, one in pairs]}
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
-        # As long as it is kept no other object has its id.
+        # While it is kept, no other object can have its id.
         self._kept.append(value)
         return {TAG: "object", "number": number, "type": type(value).__name__}
 
     def write_newest(self, events: list[Recorded[Any]], max_bytes: int = MAX_WRITTEN_BYTES) -> list[dict[str, Any]]:
-        """As many of the newest events as fit into `max_bytes` of JSON, oldest first."""
+        """As many of the newest events as fit in `max_bytes` of JSON, oldest first."""
         written: list[dict[str, Any]] = []
         for one in reversed(events):
             data = {"at": one.at, "data": self.write(one.event)}
@@ -175,7 +175,7 @@ def _name(kind: type) -> str:
 
 
 class Opaque:
-    """What was an object without data: a call, say. One for each number."""
+    """Stands for an object that was not written, such as a call. One for each number."""
 
     def __init__(self, number: int, kind: str) -> None:
         self.number = number
@@ -186,7 +186,7 @@ class Opaque:
 
 
 class Reader:
-    """Makes values of data again. `modules`: those whose classes, and whose imported classes, may be made."""
+    """Turns data back into values. `modules`: those whose classes, own and imported, may be instantiated."""
 
     def __init__(self, modules: Iterable[ModuleType]) -> None:
         self._types = {
@@ -198,7 +198,7 @@ class Reader:
         self._opaque: dict[int, Opaque] = {}
 
     def read(self, data: Any) -> Any:
-        """The value of `data`; raises ValueError for a class that was not named. Bytes are zeros."""
+        """The value of `data`; raises ValueError for a class from none of the modules. Bytes are all zeros."""
         if isinstance(data, list):
             return [self.read(one) for one in cast("list[Any]", data)]
         if not isinstance(data, dict):

@@ -1,9 +1,9 @@
-"""The run directory of one mesh on one host: where its sockets are, who it is, which registry is the living one.
+"""The run directory of one mesh on one host: its sockets, its identity, and where the live registry is.
 
     <base>/kvmesh-<uid>/<mesh name>/        0700
         host.json                           where actors of this host listen on tcp; absent on a mesh of one host
         s/<actor id>.<epoch>.c|.d           ipc sockets, control and data channel
-        registry.json                       address and endpoint of the registry, which keeps it as it has to be
+        registry.json                       address and endpoint of the registry, which keeps it correct
 
 Used by `mesh/run.py`, the registry actor and `cli`.
 """
@@ -25,10 +25,10 @@ from mesh.membership.proof import REGISTRY, HostSecret
 from mesh.transport.base import Channel
 
 MAX_SOCKET_PATH_BYTES: Final = 100
-"""A little under what the kernel takes (108), so that every system does."""
+"""A little less than Linux accepts (108), so that every system does."""
 
 NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises of a damaged file: bytes that are no UTF-8 raise a ValueError."""
+"""What decoding a damaged file raises: bytes that are not UTF-8 raise a ValueError."""
 
 _MAX_FILE_BYTES: Final = 1 << 24
 
@@ -39,8 +39,8 @@ class HostRecord(msgspec.Struct, frozen=True):
     `bind` is an IP address of the host (`0.0.0.0` and `::`: all of them), `address` an IP address or a name.
     `insecure`: tcp beyond loopback is wanted although nothing on it is encrypted or authenticated. `keys` is the
     directory of the host's keys (`mesh/runtime/key_files.py`); "": tcp is plain. `spec` is what the host takes the mesh
-    to be (`mesh/membership/spec.py`), which its actors say when they join. `ports`, first and last, are those to listen
-    on where that matters, to a firewall say.
+    to be (`mesh/membership/spec.py`); its actors send it when they join. `ports`, first and last, is the range to
+    listen on if that matters, for example to a firewall.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=HOST_NAME)]
@@ -83,8 +83,8 @@ class RunDirectory:
         return self.path.name
 
     def create(self) -> None:
-        """Make the directories; raises `BindError` if somebody else owns or may write them."""
-        # One by one: the mode of a directory made for `parents` is not ours to say.
+        """Make the directories; raises `BindError` if another user owns or can access them."""
+        # One by one: `mkdir` does not apply our mode to the parents that it makes.
         for path in (self.path.parent, self.path, self.sockets):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = path.stat()
@@ -105,19 +105,19 @@ class RunDirectory:
         return path
 
     def remove_sockets(self, address: Address) -> None:
-        """Remove what an incarnation that is dead for certain has left; raises OSError."""
+        """Remove the sockets left behind by an incarnation that is certainly dead; raises OSError."""
         for channel in Channel:
             self._path(address, channel).unlink(missing_ok=True)
 
     def write_host(self, record: HostRecord | None) -> None:
-        """Say which host this is, None of a mesh of one, before any of its actors starts. Raises OSError."""
+        """Write `host.json` (None: a mesh of one host, remove it) before any actor starts. Raises OSError."""
         if record is None:
             self.host_file.unlink(missing_ok=True)
             return
         replace_file(self.host_file, msgspec.json.encode(record) + b"\n")
 
     def host(self) -> HostRecord | None:
-        """Which host of its mesh this is, None on a mesh of one; raises `BindError` where the file is damaged."""
+        """Which host of its mesh this is, None on a mesh of one host; raises `BindError` if the file is damaged."""
         try:
             return msgspec.json.decode(read_file(self.host_file), type=HostRecord)
         except FileNotFoundError:
@@ -128,17 +128,17 @@ class RunDirectory:
             ) from error
 
     def host_name(self) -> str:
-        """What this host is called: by its mesh where that has several, else by itself. Raises as `host` does."""
+        """This host's name: the one in its mesh if that has several hosts, else the system's. Raises as `host` does."""
         record = self.host()
         return record.name if record is not None else socket.gethostname()
 
     def write_registry(self, address: Address, endpoint: Endpoint, proof: bytes = b"") -> None:
-        """Say which registry is the living one, as `replace_file` does. Raises OSError."""
+        """Record which registry is live, using `replace_file`. Raises OSError."""
         content = _RegistryFile(*address, *msgspec.structs.astuple(endpoint), proof=proof.hex())
         replace_file(self.registry_file, msgspec.json.encode(content) + b"\n")
 
     def bootstrap(self, secret: HostSecret | None = None) -> "FileBootstrap":
-        """Where the registry is, as the file says at each moment; with the host's secret only of one that is proved."""
+        """Finds the registry by the file's current content; with the host's secret, only a registry that is proved."""
         return FileBootstrap(self.registry_file, secret)
 
     def _path(self, address: Address, channel: Channel) -> Path:
@@ -146,22 +146,22 @@ class RunDirectory:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a plain file of this user's. Raises OSError for any other: a pipe would not end, nor a device."""
-    # Checked on the descriptor, not on the path, which may be another file a moment later.
+    """The content of a regular file of this user. Raises OSError for any other: a pipe or a device might never end."""
+    # Checked on the descriptor, not on the path, which may refer to another file a moment later.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
             raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
-        # Bounded: a file of any size under this name must not take the process's memory.
+        # Bounded: a huge file under this name must not exhaust the process's memory.
         return file.read(_MAX_FILE_BYTES)
 
 
 def replace_file(path: Path, content: bytes) -> bool:
-    """Give a file another content. Atomic: readers see the old or the new.
+    """Replace a file's content. Atomic: readers see the old content or the new.
 
-    Where there is no room for a second file the old one is written over, and the answer is False: for a moment readers
-    may see neither. Raises OSError where the old one has not the room either; it is then as it was.
+    If there is no room for a second file, the old one is overwritten and the result is False: for a moment readers may
+    see neither. Raises OSError if the old one has no room either; it is then unchanged.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -177,7 +177,7 @@ def replace_file(path: Path, content: bytes) -> bool:
 
 
 def _write_over(path: Path, content: bytes) -> bool:
-    """Write into the blocks that a file has already, which a full disk does not refuse; False if they are too few."""
+    """Overwrite the blocks that a file already has, which works on a full disk; False if they are too few."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -187,7 +187,7 @@ def _write_over(path: Path, content: bytes) -> bool:
             return False
         os.pwrite(descriptor, content, 0)
         os.truncate(descriptor, len(content))
-        # Once more, now that it is whole: who has read it meanwhile looks again when this changes.
+        # Touched again now that it is complete, so that a reader that has seen it half written reads it again.
         os.utime(descriptor)
         return True
     finally:
@@ -218,7 +218,7 @@ class FileBootstrap:
         return self._target
 
     def _is_proved(self, address: Address, proof: str) -> bool:
-        # One that somebody else has started would take the whole mesh along; the mesh's own writes the file anew.
+        # A registry that somebody else has started would capture the whole mesh; the mesh's own will rewrite the file.
         if self._secret is None or not self._secret.is_local(address.actor_id):
             return True
         return hmac.compare_digest(self._secret.prove(*address, REGISTRY), bytes.fromhex(proof))

@@ -1,6 +1,6 @@
-"""Supervised tasks: the one place where whatever an actor's code raises is caught, counted and logged.
+"""Supervised tasks: the one place where exceptions raised by an actor's code are caught, counted and logged.
 
-An actor goes on after an exception in one handler; the message it was about is named in the log.
+An actor goes on after an exception in one handler; the log names the request that it was about, if known.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ HANDLER_ERRORS: Final = "mesh_handler_errors_total"
 
 
 class TaskSupervisor:
-    """Runs callbacks, timers and tasks of one actor, and ends none of them for what another raised."""
+    """Runs callbacks, timers and tasks of one actor; an exception in one never ends another."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, metrics: Metrics) -> None:
         self._log = log
@@ -27,7 +27,7 @@ class TaskSupervisor:
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def call(self, what: str, callback: Callable[..., None], *args: Any) -> bool:
-        """Run a callback; False if it raised. `what` names it in log and metrics."""
+        """Run a callback; False if it raised. `what` names it in the log and metrics."""
         try:
             callback(*args)
         except Exception as error:  # noqa: BLE001
@@ -36,26 +36,26 @@ class TaskSupervisor:
         return True
 
     def failed(self, what: str, error: BaseException, about: object = None) -> None:
-        """Count and log an exception that ends here; with the id of the request that the message `about` is about."""
+        """Count and log an exception that ends here, with the request id of the message `about`, if it has one."""
         self._metrics.count(HANDLER_ERRORS, handler=what)
         request_id = getattr(about, "request_id", None)
         fields = {"request_id": request_id} if request_id else {}
         self._log.error("handler failed", handler=what, exc_info=error, **fields)
 
     def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
-        """A timer whose callback runs supervised."""
+        """Start a timer whose callback runs supervised."""
         what = getattr(callback, "__name__", "timer")
         return self._loop.call_later(max(0.0, delay_s), self.call, what, callback, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
-        """A task that is cancelled by `close`; what it raises is logged unless somebody awaits it."""
+        """Start a task, which `close` cancels; an exception it raises is counted and logged."""
         task = self._loop.create_task(coroutine, name=name or coroutine.__name__)
         self._tasks[task] = None
         task.add_done_callback(self._task_done)
         return task
 
     async def close(self) -> None:
-        """Cancel all tasks but the current one, and wait until they have ended."""
+        """Cancel all tasks except the current one, and wait until they have ended."""
         current = asyncio.current_task()
         while tasks := [task for task in self._tasks if task is not current]:
             for task in tasks:

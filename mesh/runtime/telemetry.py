@@ -1,7 +1,7 @@
-"""Metrics of one actor and the set-up of its log.
+"""Metrics of one actor, and the set-up of its log.
 
-Each actor keeps its own numbers and answers `StatsRequest` with them; a gateway's `/metrics` gathers the mesh's.
-Used on the event loop's thread only, so plain dictionaries do.
+Each actor keeps its own numbers and answers `StatsRequest` with them; a gateway's `/metrics` gathers those of the mesh.
+Used on the event loop's thread only, so plain dictionaries suffice.
 """
 
 import bisect
@@ -25,7 +25,7 @@ SECONDS: Final = (
 )  # fmt: skip
 """Upper bounds of all histograms, seconds: from a round trip on one host to a long answer."""
 current_trace: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("traceparent", default="")
-"""W3C trace context of the message being handled; tasks and timers started meanwhile inherit it."""
+"""W3C trace context of the message being handled; inherited by tasks and timers started while handling it."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS: Final = ("json", "console")
 _MAX_SERIES: Final = 4096
@@ -38,7 +38,7 @@ def new_traceparent(random: Random) -> str:
 
 
 def series(name: str, labels: dict[str, str]) -> str:
-    """The Prometheus text of one series: `name{label="value",…}` with labels in order of their names."""
+    """The Prometheus text of one series: `name{label="value",…}`, with labels sorted by name."""
     if not labels:
         return name
     pairs = (f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
@@ -50,7 +50,7 @@ def _escaped(value: str) -> str:
 
 
 class Metrics:
-    """Counters, gauges and histograms by series. The number of series is bounded; what is beyond is only counted."""
+    """Counters, gauges and histograms by series. The number of series is bounded; those beyond it are only counted."""
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
@@ -80,12 +80,12 @@ class Metrics:
         histogram.add(value)
 
     def value(self, name: str, **labels: str) -> float:
-        """A counter's or gauge's value, 0 if there is none."""
+        """The value of a counter or gauge, 0 if there is none."""
         key = series(name, labels)
         return self._counters.get(key, self._gauges.get(key, 0.0))
 
     def snapshot(self, gauges: dict[str, float] | None = None) -> StatsReply:
-        """All series now, with `gauges` polled from the actor added."""
+        """All series as of now, plus `gauges`, which were polled from the actor."""
         return StatsReply(
             counters=dict(self._counters),
             gauges={**self._gauges, **(gauges or {})},
@@ -115,7 +115,7 @@ class _Observations:
 
 
 class _LogStream:
-    """Writes to a log that may vanish: a full disk or a reader that is gone must not stop an actor."""
+    """Writes to a log that may fail: a full disk or a vanished reader must not stop an actor."""
 
     def __init__(self, target: TextIO) -> None:
         self.target = target
@@ -132,7 +132,7 @@ class _LogStream:
 
 
 class LogSettings(NamedTuple):
-    """What the environment says about the log. `json` is None where it does not say."""
+    """The environment's settings for the log. `json` is None if unset."""
 
     level: str
     json: bool | None
@@ -155,7 +155,7 @@ def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...])
 def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:
     """Configure structlog for this process: one JSON object a line, or coloured lines for a console.
 
-    Called once by `mesh/run.py` and `cli`; libraries' own `logging` records of level warning and up join the stream.
+    Called once by `mesh/run.py` and `cli`; `logging` records of libraries, level warning and up, go to the same stream.
     """
     out = _LogStream(stream if stream is not None else sys.stderr)
     renderer: structlog.typing.Processor

@@ -1,4 +1,4 @@
-"""One timer for many deadlines: of links, of both sides of calls, of a core."""
+"""One timer for many deadlines: those of links, of both sides of calls, or of a core."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 _NEVER: Final = float("inf")
 
 SHORTEST_S: Final = 0.01
-"""Between two rings of a timer: less than the shortest pause before anything is tried again."""
+"""Minimum time between two firings of a timer: less than the shortest pause before anything is retried."""
 
 
 class DeadlineTimer:
-    """Calls `due(now)` at the earliest deadline, as long as `arm` follows whatever may have brought one forward.
+    """Calls `due(now)` at the earliest deadline, provided that `arm` is called whenever that may have become earlier.
 
     Args:
-        clock: its time and timers. Asked for when one is set; an actor has no context yet when it makes its timer.
-        next_deadline: the earliest one, None while there is none.
-        due: does what is to be done by now. Arms again for what is left.
-        rest_s: it does not ring again within this: hundreds of deadlines a second are worked through some at a time.
+        clock: returns the source of time and timers. Called only when needed, since an actor has no context yet when
+            it makes its timer.
+        next_deadline: the earliest deadline, None while there is none.
+        due: does what is due by now, and arms again for the rest.
+        rest_s: the timer does not fire again within this time, so that hundreds of deadlines a second are batched.
     """
 
     __slots__ = ("_clock", "_due", "_handle", "_next_deadline", "_not_before", "_rest_s", "at")
@@ -41,11 +42,11 @@ class DeadlineTimer:
         self._rest_s = rest_s
         self._not_before = -_NEVER
         self._handle: asyncio.TimerHandle | None = None
-        # Kept here: what uvloop returns for a delay of 0 does not know its time.
+        # Kept here because the handle that uvloop returns for a delay of 0 does not know its time.
         self.at = _NEVER
 
     def arm(self) -> None:
-        """Something was handled. One that rings too early costs less than moving it each time, so it is not put off."""
+        """Arm for the earliest deadline. An armed timer is never put off: firing early costs less than moving it."""
         deadline = self._next_deadline()
         if deadline is None:
             return
@@ -59,15 +60,15 @@ class DeadlineTimer:
         self._handle = clock.later(max(0.0, at - clock.now()), self._fire)
 
     def cancel(self) -> None:
-        """Nothing is waited for any longer."""
+        """Cancel the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle, self.at = None, _NEVER
 
     def _fire(self) -> None:
-        # A timer may fire a clock tick early; a deadline is never missed by taking the armed time for now.
+        # A timer may fire a clock tick early; using the armed time as now ensures that its deadline counts as due.
         now = max(self._clock().now(), self.at)
         self._not_before = now + self._rest_s
-        # Before what is due is done, since that may arm for what it brings about.
+        # Reset before `due` runs, since that may arm the timer for what it brings about.
         self._handle, self.at = None, _NEVER
         self._due(now)

@@ -1,4 +1,4 @@
-"""The state of a simulated network's ends and connections; `mesh/simulation/network.py` is what moves it."""
+"""The state of a simulated network's ends and connections; `mesh/simulation/network.py` drives it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +20,13 @@ class End:
         self.state = "new"
         self.hung = False
         self.links: dict[Link, Connection] = {}
-        # What waits while the actor hangs: what would happen to it, and what it would have sent.
+        # While the actor hangs: events withheld from it, and messages it would have sent.
         self.withheld: list[Happening] = []
         self.unsent: list[tuple[Pipe, Frames]] = []
         self.newest = 0
 
     def close(self, state: str) -> None:
-        """Neither hear nor send any more."""
+        """Neither receive nor send any more."""
         self.state = state
         self.listener = None
         self.withheld.clear()
@@ -34,7 +34,7 @@ class End:
 
 
 class Pipe:
-    """One direction of one channel of one connection. `num_queued` messages are under way or waiting.
+    """One direction of one channel of one connection. `num_queued` messages are in flight or waiting.
 
     `link` is the connection's name at the receiver.
     """
@@ -60,7 +60,7 @@ class Pipe:
 
 
 class Connection:
-    """What a dial made: two ends, four pipes."""
+    """The result of a dial: two ends, four pipes."""
 
     def __init__(self, dialer: End, acceptor: End | None, peer: Address, name: str) -> None:
         self.dialer = dialer
@@ -75,13 +75,13 @@ class Connection:
             self.pipes[False, channel] = Pipe(self, peer, dialer, dialer.address, channel, here)
 
     def sides(self) -> list[tuple[End, Link]]:
-        """Each living end with the name that the connection has there."""
+        """Each existing end, with the link by which it knows the connection."""
         ends = [(self.dialer, self.pipes[False, Channel.CONTROL].link)]
         if self.acceptor is not None:
             ends.append((self.acceptor, self.pipes[True, Channel.CONTROL].link))
         return ends
 
     def forget_receiver(self, unaware: End) -> None:
-        """The end facing `unaware` is gone without its knowing: what it sends from now on piles up."""
+        """The end facing `unaware` is gone without its knowledge: what `unaware` sends from now on piles up."""
         for channel in Channel:
             self.pipes[unaware is self.dialer, channel].receiver = None

@@ -1,4 +1,4 @@
-"""The faults of a simulated network: how often, how long, and the seeded dice that decide.
+"""The faults of a simulated network: how often, for how long, and the seeded dice that decide.
 
 Pure; used by `mesh/simulation/network.py`. Generators are seeded with strings (`random.Random` digests them with
 SHA-512), so nothing depends on PYTHONHASHSEED.
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Faults:
-    """Rates between 0 and 1 per message, if not said otherwise; spans of time are uniform between their bounds.
+    """Rates between 0 and 1 per message unless stated otherwise; durations are uniform between their bounds.
 
     drop        the message is lost
     duplicate   it arrives again, up to `duplicate_s` later
-    slow        it takes up to `slow_s` longer; its channel waits behind it, other connections overtake
-    reset       its connection breaks with all that is under way; both ends hear of it
-    silent_down per end of a connection that breaks: that end is not told, or only `silent_s` later, as by heartbeats
-                of the transport
-    partition   per pair of actors and window of `window_s`: the pair is cut for `partition_s`; by the dice in both
-                directions or one, messages lost or held until it ends
+    slow        it takes up to `slow_s` longer; its channel waits behind it, other connections overtake it
+    reset       its connection breaks, with everything in flight; both ends are told
+    silent_down per end of a connection that breaks: that end is not told, or only `silent_s` later, as if by transport
+                heartbeats
+    partition   per pair of actors and window of `window_s`: the pair is cut for `partition_s`; the dice decide whether
+                in both directions or one, and whether messages are lost or held until it ends
     """
 
     latency_s: tuple[float, float] = (50e-6, 200e-6)
@@ -39,7 +39,7 @@ class Faults:
 
 
 class Dice:
-    """A seeded source of one conversation's faults; makes its generator when first needed."""
+    """A seeded source of one conversation's faults; its generator is created when first needed."""
 
     __slots__ = ("_name", "_random")
 
@@ -71,7 +71,7 @@ class Cut(NamedTuple):
     one_way: bool = False
 
     def parts(self, sender: str, receiver: str) -> bool:
-        """Whether a message from `sender` to `receiver` runs into the cut."""
+        """Whether the cut stops a message from `sender` to `receiver`."""
         if sender in self.left and receiver in self.right:
             return True
         return not self.one_way and sender in self.right and receiver in self.left
@@ -85,7 +85,7 @@ class RandomCuts:
         self._drawn: dict[tuple[str, str], tuple[int, float, Cut | None]] = {}
 
     def find(self, faults: Faults, sender: str, receiver: str, now: float) -> Cut | None:
-        """The cut that a message sent now runs into, if any."""
+        """The cut that stops a message sent now, if any."""
         window = int(now / faults.window_s)
         pair = (sender, receiver) if sender < receiver else (receiver, sender)
         known = self._drawn.get(pair)
@@ -101,7 +101,7 @@ class RandomCuts:
         if not dice.happens(faults.partition):
             return 0.0, None
         begins = (window + dice.between(0.0, 1.0)) * faults.window_s
-        # A cut ends with its window at the latest, so that looking at one window is enough.
+        # A cut ends with its window at the latest, so that checking one window is enough.
         until = min(begins + dice.between(*faults.partition_s), (window + 1) * faults.window_s)
         left, right = pair if dice.happens(0.5) else (pair[1], pair[0])
         one_way = dice.happens(0.5)

@@ -1,16 +1,16 @@
 """An in-memory network on virtual time with seeded faults: whole meshes in one process, every run repeatable.
 
-Owns every endpoint, connection and message in flight of one simulation. Tests make one `SimulatedNetwork`, hand
-`network.transport(address)` to each `ActorSystem`, and cut, crash or hang actors through it.
+Owns every endpoint, connection and message in flight of one simulation. Tests make one `SimulatedNetwork`, pass
+`network.transport(address)` to each `ActorSystem`, and cut, crash or hang actors through the network.
 
-What holds, whatever the faults: messages of one connection and channel arrive in the order they were sent, less those
+Guarantees, whatever the faults: messages of one connection and channel arrive in the order they were sent, less those
 lost; a duplicate arrives after its original, possibly much later; messages of different connections overtake each
-other freely; nothing arrives on a link after its `on_link_down`. Random choices come from a generator of their own per
-connection, direction and channel, seeded by names and never by hash order, so that a change in one conversation leaves
-the faults of the others where they were.
+other freely; nothing arrives on a link after its `on_link_down`. Each connection, direction and channel has its own
+random generator, seeded by names and never by hash order, so that a change in one conversation leaves the faults of the
+others unchanged.
 
 A hung actor's callbacks are withheld and its messages wait, as if it were stopped; its own timers still run, since they
-are the loop's.
+belong to the loop.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from mesh.transport.base import Buffer, Channel, Link, Listener
 class SimulatedNetwork:
     """The network of one simulation. Not thread-safe; lives on one event loop, usually a `VirtualTimeLoop`.
 
-    `outbox_limit` bounds the messages under way per connection, direction and channel; `trace_limit` what
-    `trace` keeps; `counts` has one number per fault class; `trace.fingerprint` digests everything sent and when, equal
-    for equal runs; `describe` puts a message's frames into words for `report`.
+    `outbox_limit` bounds the messages in flight per connection, direction and channel; `trace_limit` bounds what
+    `trace` keeps; `counts` has one number per fault class; `trace.fingerprint` digests all messages and their times,
+    and is equal for equal runs; `describe` puts a message's frames into words for `report`.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class SimulatedNetwork:
         self._connections: dict[tuple[Address, Address], int] = {}
         self._armed_for: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Messages under way belong to nobody: they arrive whatever became of who sent them.
+        # Messages in flight belong to no process: they arrive whatever has become of their sender.
         self._context = contextvars.copy_context()
 
     def transport(self, address: Address, place: str = "") -> "SimulatedTransport":
-        """A transport for one incarnation of an actor. Raises ValueError for an address that has one.
+        """A transport for one incarnation of an actor. Raises ValueError for an address that already has one.
 
-        It listens at its address, where nobody follows it, or at `place`, as at fixed ports.
+        It listens at an endpoint of its own, or at `place`, which, like fixed ports, a later incarnation can reuse.
         """
         if address in self._ends:
             raise ValueError(f"{address} has its transport already; a restarted actor gets a new epoch")
@@ -83,15 +83,15 @@ class SimulatedNetwork:
     ) -> None:
         """Cut every actor id of `left` off from every one of `right`, from now on.
 
-        `hold`: messages arrive when the cut ends, as TCP would have it, instead of never. `one_way`: what `right` says
-        reaches `left`.
+        `hold`: messages arrive when the cut ends, as over TCP, instead of never. `one_way`: messages from `right` still
+        reach `left`.
         """
         if hold and duration_s == float("inf"):
             raise ValueError("messages can only be held for a cut of finite duration")
         self._cuts.append(Cut(frozenset(left), frozenset(right), self.now() + duration_s, hold, one_way))
 
     def sever(self, left: Iterable[str], right: Iterable[str]) -> None:
-        """Break all connections between these actor ids: both ends hear of it, as by heartbeats of the transport."""
+        """Break all connections between these actor ids: both ends are told, as if by transport heartbeats."""
         parted = Cut(frozenset(left), frozenset(right), float("inf"), hold=False, one_way=False)
         for end in list(self._ends.values()):
             for link, connection in list(end.links.items()):
@@ -103,18 +103,18 @@ class SimulatedNetwork:
         self._cuts.clear()
 
     def is_cut(self, sender: str, receiver: str) -> bool:
-        """Whether a message that one actor id sends another now runs into a cut."""
+        """Whether a cut would stop a message sent now from one actor id to another."""
         return self._find_cut(sender, receiver, self.now()) is not None
 
     def calm(self) -> None:
-        """No faults from now on; latencies stay."""
+        """No faults and no cuts from now on; latencies stay."""
         self.faults = Faults(latency_s=self.faults.latency_s, detection_s=self.faults.detection_s)
         self.heal()
 
     def crash(self, address: Address) -> None:
-        """The endpoint vanishes: it sends and hears nothing more; peers learn of it after `detection_s`.
+        """The endpoint vanishes: it sends and receives nothing more; peers learn of it after `detection_s`.
 
-        Whoever runs the actor still has to stop its system, which can harm nobody any more.
+        The caller still has to stop the actor's system, which can no longer affect any other actor.
         """
         end = self._ends[address]
         if end.state == "crashed":
@@ -126,18 +126,18 @@ class SimulatedNetwork:
         end.links.clear()
 
     def bury(self, address: Address) -> None:
-        """Forget an endpoint that has crashed: its address may come again."""
+        """Forget an endpoint that has crashed: its address may be used again."""
         del self._ends[address]
 
     def hang(self, address: Address) -> None:
-        """Stop an actor as SIGSTOP would: what it is sent, and what it sends, waits."""
+        """Stop an actor as SIGSTOP would: messages to and from it wait."""
         end = self._ends[address]
         if not end.hung:
             end.hung = True
             self._note("hang", str(address), "", "")
 
     def resume(self, address: Address) -> None:
-        """Let a hung actor go on; what waited is delivered in order."""
+        """Resume a hung actor; what waited is delivered in order."""
         end = self._ends[address]
         if not end.hung:
             return
@@ -159,23 +159,23 @@ class SimulatedNetwork:
         """The loop's clock; 0 before the first actor starts."""
         return self._loop.time() if self._loop is not None else 0.0
 
-    # What follows is for SimulatedTransport.
+    # The methods below are for SimulatedTransport.
 
     def listen(self, end: End, endpoint: Endpoint) -> None:
-        """Register a bound endpoint. Raises BindError where somebody listens there."""
+        """Register a bound endpoint. Raises BindError if it is bound already."""
         if endpoint.control in self._listening:
             raise BindError(f"{endpoint.control} is bound already: stop the actor that holds it first")
         self._loop = asyncio.get_running_loop()
         self._listening[endpoint.control] = end
 
     def close_end(self, end: End, state: str) -> None:
-        """Nobody can reach it any more; its links are the caller's to end."""
+        """Make an end unreachable; the caller must end its links."""
         end.close(state)
         for name in [name for name, other in self._listening.items() if other is end]:
             del self._listening[name]
 
     def connect(self, dialer: End, link: Link, endpoint: Endpoint) -> Connection:
-        """Connect to whatever listens at `endpoint`; if nothing does, the dialer hears of it after `detection_s`."""
+        """Connect to the actor that listens at `endpoint`; if there is none, the dialer is told after `detection_s`."""
         acceptor = self._listening.get(endpoint.control)
         pair = (dialer.address, link.peer)
         number = self._connections[pair] = self._connections.get(pair, 0) + 1
@@ -188,7 +188,7 @@ class SimulatedNetwork:
         return connection
 
     def transmit(self, pipe: Pipe, frames: Frames) -> None:
-        """Decide one message's fate and put it on its way."""
+        """Decide one message's fate and send it off."""
         faults, dice, now = self.faults, pipe.dice, self.now()
         number = next(self._numbers)
         self.counts["sent"] += 1
@@ -205,7 +205,7 @@ class SimulatedNetwork:
             fate = "held" if cut.hold else "cut"
             due = cut.until_s + dice.between(*faults.latency_s)
         arrives = pipe.receiver is not None and fate in ("sent", "held")
-        # As over TCP: what is sent later on a channel is not there earlier, and nothing before the connection is.
+        # As over TCP: messages on a channel never overtake each other, and none arrives before the connection exists.
         due = max(due, pipe.last_due, pipe.connection.accepted_at)
         self._trace(fate, pipe.sender_name, pipe.receiver_name, pipe.channel.name, due if arrives else None, frames)
         if fate != "sent":
@@ -213,7 +213,7 @@ class SimulatedNetwork:
         if fate == "reset":
             self._reset(pipe.connection, due)
         if not arrives:
-            # A peer that is silently gone never takes anything, so its outbox fills; otherwise the place is free.
+            # A peer that is silently gone takes nothing more, so its outbox fills up; otherwise the place is freed.
             pipe.num_queued -= pipe.receiver is not None
             return
         pipe.last_due = due
@@ -223,7 +223,7 @@ class SimulatedNetwork:
             self._push(due + dice.between(0.0, faults.duplicate_s), self._deliver, (pipe.receiver, pipe, frames, True))
 
     def close(self, link: Link, connection: Connection, *, flush: bool) -> None:
-        """One side closes: the other hears of it, after all that was sent if `flush`, else after what got through."""
+        """One side closes; the other is told: if `flush` after all sent messages, else after the longest latency."""
         at = self.now() + self.faults.latency_s[1]
         if flush:
             at = max([at, *(pipe.last_due for pipe in connection.pipes.values())])
@@ -301,13 +301,13 @@ class SimulatedNetwork:
             return
         due = self._events[0][0]
         if self._armed_for is None or due < self._armed_for:
-            # An older timer for a later time stays and finds nothing to do: cheaper than cancelling it.
+            # An older timer for a later time stays set and will find nothing to do: cheaper than cancelling it.
             assert self._loop is not None
             self._armed_for = due
             self._loop.call_at(due, self._pump, due, context=self._context)
 
     def _pump(self, due: float) -> None:
-        # A loop runs timers up to its clock's resolution early: the timer's own time counts then.
+        # A loop may run timers early by up to its clock's resolution: then the timer's own time counts as now.
         now = max(self.now(), due)
         if self._armed_for is not None and self._armed_for <= now:
             self._armed_for = None
@@ -351,7 +351,7 @@ class SimulatedTransport:
         return endpoint
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
-        """Connect; the link that is there already if it is."""
+        """Connect; if the link exists already, return it."""
         link = Link(peer, dialed=True)
         if link not in self._end.links and self._end.state == "listening":
             self._end.links[link] = self._network.connect(self._end, link, endpoint)
@@ -381,7 +381,7 @@ class SimulatedTransport:
             self._network.close(link, connection, flush=False)
 
     async def stop(self) -> None:
-        """Let go of the endpoint; what was sent arrives, then the peers hear that the links are down."""
+        """Release the endpoint; sent messages still arrive, then the peers are told that the links are down."""
         if self._end.state != "listening":
             return
         self._network.close_end(self._end, "stopped")

@@ -1,4 +1,4 @@
-"""What happened in a simulation: a ring of its last messages, a counter per fault class, one digest of it all."""
+"""The record of a simulation: a ring of its last messages, a counter per fault class, and one digest of everything."""
 
 import zlib
 from collections import deque
@@ -14,7 +14,7 @@ FAULT_CLASSES = (
 
 
 class TraceEntry(NamedTuple):
-    """One message as it was sent (`due_s` None: it never arrives), or one event of the network."""
+    """One message when sent (`due_s` None: it never arrives), or one event of the network."""
 
     at_s: float
     fate: str
@@ -37,7 +37,7 @@ class Trace:
     def add(self, entry: TraceEntry) -> None:
         """Record one message or event."""
         what = f"{entry.at_s!r} {entry.fate} {entry.sender} {entry.receiver} {entry.detail} {entry.due_s!r}"
-        # A checksum, since all messages go through it and nobody forges a run.
+        # A plain checksum: every message goes through it, and nobody forges a run.
         digest = zlib.crc32(what.encode(), self.fingerprint)
         for frame in entry.frames:
             digest = zlib.crc32(frame, digest)
@@ -45,7 +45,7 @@ class Trace:
         self.entries.append(entry._replace(frames=entry.frames[:2]))
 
     def report(self, last: int) -> str:
-        """The last entries and all counters that are not 0, one a line."""
+        """The last entries, one per line, and all counters that are not 0."""
         entries = list(self.entries)[-last:]
         lines = [
             f"{entry.at_s:12.6f} {entry.fate:<9} {entry.sender} > {entry.receiver} {entry.detail} "

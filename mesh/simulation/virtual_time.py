@@ -1,9 +1,9 @@
 """An asyncio event loop whose clock jumps to the next timer when nothing is runnable.
 
 Hours of heartbeats, leases and back-offs pass in milliseconds, and every run of the same program takes the same path:
-nothing sleeps, no thread and no socket exists, tasks are numbered and hash by their number, so that even a `set` of
-tasks is iterated in the same order each time. Used by the tests and by every seeded simulation of a mesh; the idea is
-trio's `MockClock(autojump_threshold=0)`.
+nothing sleeps, there are no threads and no sockets, and tasks are numbered and hash by their number, so that even a
+`set` of tasks is iterated in the same order each time. Used by the tests and by every seeded simulation of a mesh; the
+idea comes from trio's `MockClock(autojump_threshold=0)`.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from mesh.testing.processes import RUNNING_PROCESS, Killed, SimulatedProcess
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# Timers run early by up to this much. The real clock's, which asyncio takes, would tell machines apart.
+# Timers may run early by up to this much. asyncio's default, the real clock's resolution, differs between machines.
 _CLOCK_RESOLUTION_S = 1e-9
 
 
 class VirtualTimeError(Exception):
-    """Base of what ends a run on virtual time."""
+    """Base of the errors that end a run on virtual time."""
 
 
 class Deadlock(VirtualTimeError):
@@ -31,7 +31,7 @@ class Deadlock(VirtualTimeError):
 
 
 class TimeLimit(VirtualTimeError):
-    """The virtual clock passed its limit: the program goes on (heartbeats, say) without ever ending."""
+    """The virtual clock passed its limit: the program keeps running (heartbeats, say) without ever ending."""
 
 
 class Livelock(VirtualTimeError):
@@ -52,7 +52,7 @@ class UnhandledErrors(VirtualTimeError):
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task that hashes by its number: sets of tasks iterate alike in every run."""
+    """A task that hashes by its number, so that sets of tasks iterate in the same order in every run."""
 
     def __init__(self, coroutine: Any, *, number: int, **options: Any) -> None:
         # Before the base class's constructor, which puts the task into a set.
@@ -64,7 +64,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 class _Jump:
-    """Stands where `asyncio` expects a selector: instead of waiting, it moves the clock."""
+    """Takes the place of `asyncio`'s selector: instead of waiting, it advances the clock."""
 
     def __init__(self, loop: "VirtualTimeLoop") -> None:
         self._loop = loop
@@ -78,10 +78,10 @@ class _Jump:
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
-    """Event loop on virtual time. Raises a `VirtualTimeError` out of `run_until_complete` where a run cannot end well.
+    """Event loop on virtual time. `run_until_complete` raises a `VirtualTimeError` if the run cannot end well.
 
     `limit_s` bounds the virtual clock, `steps_per_instant` the loop iterations without progress of the clock.
-    `inline_executor`: run what is given to `run_in_executor` at once, on the loop; otherwise that raises `RealWorld`.
+    `inline_executor`: `run_in_executor` calls its function at once, on the loop; otherwise it raises `RealWorld`.
     """
 
     def __init__(
@@ -102,18 +102,18 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(_collect)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Virtual seconds since the loop was created."""
         return self._now
 
     def next_task_number(self) -> int:
-        """Number for a task; counts from 1 in each loop, so names in logs repeat from run to run."""
+        """The number of the next task; counts from 1 in each loop, so names in logs are the same in every run."""
         self._num_tasks += 1
         return self._num_tasks
 
     def jump(self, timeout: float | None) -> None:
-        """Called when the loop would wait: `timeout` seconds, or without end if None.
+        """Called when the loop would wait `timeout` seconds, or forever if None.
 
-        Raises Deadlock, Livelock or TimeLimit, which name the tasks that wait.
+        Raises Deadlock, Livelock or TimeLimit, which name the waiting tasks.
         """
         if timeout is None:
             raise Deadlock(f"nothing can happen any more at t={self._now:.6f} s; waiting: {self._waiting()}")
@@ -124,7 +124,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 raise Livelock(f"{self._steps_per_instant} loop iterations at t={self._now:.6f} s: {self._waiting()}")
             return
         self._steps_left = self._steps_per_instant
-        # The timer's own number, and not now + timeout, which rounding may leave a hair before it.
+        # The timer's own time, not now + timeout, which rounding may place slightly before it.
         timers = cast("list[asyncio.TimerHandle]", getattr(self, "_scheduled"))  # noqa: B009 - asyncio's own heap
         self._now = max(self._now, timers[0].when())
         if self._now > self._limit_s:
@@ -143,7 +143,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> "asyncio.Future[T]":
-        """Run `func` now, or raise `RealWorld`; see the class."""
+        """Run `func` now, or raise `RealWorld`, depending on `inline_executor`."""
         if not self._inline_executor:
             raise RealWorld("run_in_executor needs a thread; pass inline_executor=True to run the call on the loop")
         future: asyncio.Future[T] = self.create_future()
@@ -156,7 +156,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call soon, as the simulated process that asks for it if there is one."""
+        """Call soon, as the simulated process that requests it, if there is one."""
         process = _process_of(context)
         if process is None:
             return super().call_soon(callback, *args, context=context)
@@ -165,7 +165,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call at `when`, as the simulated process that asks for it if there is one."""
+        """Call at `when`, as the simulated process that requests it, if there is one."""
         process = _process_of(context)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
@@ -174,20 +174,20 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call soon, from this thread only. Raises RealWorld from another."""
+        """Call soon; raises RealWorld if called from another thread than the loop's."""
         if threading.get_ident() != self._thread:
             raise RealWorld("another thread called into a loop on virtual time")
         return self.call_soon(callback, *args, context=context)
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """No selector, no events; `asyncio` calls it once per iteration."""
+        """There are no selector events to process; `asyncio` calls this once per iteration."""
 
     def _write_to_self(self) -> None:
-        """Nothing ever sleeps, so nothing needs waking."""
+        """Nothing ever sleeps, so nothing needs to be woken."""
 
 
 def _process_of(context: Context | None) -> SimulatedProcess | None:
-    """Whose a callback is that is to run in `context`; None stands for the present one, as in asyncio."""
+    """The process that owns a callback run in `context`; None stands for the current context, as in asyncio."""
     return RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
 
 
@@ -211,7 +211,7 @@ def _collect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def run(main: Coroutine[Any, Any, T], *, limit_s: float = 86_400.0, inline_executor: bool = False) -> T:
-    """Run `main` to its end on a new `VirtualTimeLoop`, cancel what it left, and close.
+    """Run `main` to its end on a new `VirtualTimeLoop`, cancel remaining tasks, and close the loop.
 
     Raises `UnhandledErrors` if a callback or a forgotten task failed, and what `main` raises before that.
     """

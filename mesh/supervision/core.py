@@ -106,7 +106,7 @@ class Watch:
 
 
 class Supervisor:
-    """Keeps a set of actors alive. It issues epochs above `epochs`, by actor id; times are of one monotonic clock."""
+    """Keeps a set of actors alive. New epochs exceed those in `epochs`, by actor id; times are of a monotonic clock."""
 
     def __init__(self, actors: Iterable[Supervised], policy: Policy, epochs: Mapping[str, int]) -> None:
         self.policy = policy

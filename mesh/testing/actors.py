@@ -1,8 +1,8 @@
-"""Actors in one process, over a simulated network: how an actor is tested with those that it speaks to.
+"""Actors in one process over a simulated network, for testing an actor together with its peers.
 
     actors = Actors(SimulatedNetwork(seed=0))
     await actors.start("registry", RegistryActor())
-    a = await actors.start("a", MyActor())          # joined when this returns; a.actor.ctx.ask("b", ...)
+    a = await actors.start("a", MyActor())          # has joined when this returns; a.actor.ctx.ask("b", ...)
     await actors.kill("a")
     await actors.stop()
 
@@ -26,7 +26,7 @@ _JOIN_S = 5.0
 
 
 class Actors:
-    """What has been started and not crashed, by actor id. The registry is who is called so; all others find it here."""
+    """The actors started and not killed, by actor id. The one called `registry` is found here by all others."""
 
     def __init__(self, network: SimulatedNetwork, options: SystemOptions | None = None) -> None:
         self.network = network
@@ -35,16 +35,16 @@ class Actors:
         self._epochs: Counter[str] = Counter()
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
-        """Where the registry is, as a bootstrap says it."""
+        """Where the registry is; makes this a bootstrap."""
         registry = self.systems.get(_REGISTRY)
         return None if registry is None else (registry.address, registry.describe().endpoint)
 
     async def start(
         self, actor_id: str, actor: Actor, *, epoch: int = 0, waits: bool = True, **attributes: Any
     ) -> ActorSystem:
-        """Start an actor, as its next incarnation if no epoch is said, and announce attributes.
+        """Start an actor, as its next incarnation if no epoch is given, and announce attributes.
 
-        `waits`: until it has joined.
+        `waits`: return only when it has joined.
         """
         self._epochs[actor_id] = epoch or self._epochs[actor_id] + 1
         address = Address(actor_id, self._epochs[actor_id])
@@ -60,12 +60,12 @@ class Actors:
         return system
 
     async def kill(self, actor_id: str) -> None:
-        """Have one vanish as `kill -9` would."""
+        """Make an actor vanish, as `kill -9` would."""
         system = self.systems.pop(actor_id)
         self.network.crash(system.address)
         await system.stop()
 
     async def stop(self) -> None:
-        """Stop all of them, who came last first."""
+        """Stop all actors, the last started first."""
         for system in reversed(list(self.systems.values())):
             await system.stop()

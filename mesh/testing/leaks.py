@@ -1,6 +1,6 @@
 """Checks that a test leaves nothing behind: tasks, file descriptors, /dev/shm segments, child processes.
 
-A snapshot before, a comparison after; what was there before is not looked at. Linux only (reads /proc).
+Takes a snapshot before and compares after; what existed before is not reported. Linux only (reads /proc).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class LeakError(AssertionError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this process holds now. `shm_prefix` picks the segments that are its own to look after."""
+    """What this process holds now. `shm_prefix` selects the segments to check."""
 
     shm_prefix: str
     tasks: frozenset[asyncio.Task[object]] = frozenset()
@@ -32,11 +32,11 @@ class Snapshot:
 
     @classmethod
     def take(cls, shm_prefix: str = "kvmesh") -> "Snapshot":
-        """Look now; tasks are those of the running loop but the current one."""
+        """Take a snapshot now; its tasks are those of the running loop except the current one."""
         return cls(shm_prefix, _tasks(), _fds(), _segments(shm_prefix), _children())
 
     def leaks(self) -> list[str]:
-        """What is there now and was not there when this snapshot was taken."""
+        """What exists now but did not when this snapshot was taken."""
         gc.collect()
         now = Snapshot.take(self.shm_prefix)
         tasks = [f"task {task.get_name()}: {task.get_coro()}" for task in now.tasks - self.tasks]
@@ -48,9 +48,9 @@ class Snapshot:
 
 @contextmanager
 def assert_no_leaks(*, shm_prefix: str = "kvmesh", within_s: float = 0.0) -> Generator[Snapshot]:
-    """Raise `LeakError` if the body left something that is still there `within_s` after it.
+    """Raise `LeakError` if the body left something behind that still exists `within_s` seconds after it.
 
-    `within_s` is for what other processes have yet to give back; it is waited for by looking again, in real time.
+    `within_s` allows for what other processes have yet to release; the check is repeated in real time until then.
     """
     before = Snapshot.take(shm_prefix)
     yield before
@@ -95,7 +95,7 @@ def _children() -> dict[int, str]:
             stat = Path("/proc", entry, "stat").read_text()
         except OSError:
             continue
-        # The name stands in parentheses and may hold any character; state and parent follow the last one.
+        # The name is in parentheses and may contain any character; state and parent follow the last parenthesis.
         name, _, rest = stat.partition("(")[2].rpartition(")")
         state, parent = rest.split()[:2]
         if parent == own:

@@ -1,4 +1,4 @@
-"""A port for a server that a test or a benchmark starts."""
+"""A free port for a server that a test or a benchmark starts."""
 
 import random
 import socket
@@ -10,10 +10,10 @@ _MOST_TRIES: Final = 1000
 
 
 def free_port() -> int:
-    """A TCP port on which nothing listens, and which nobody is given who does not ask for just this one.
+    """A TCP port on which nothing listens, and which the system gives only to a process that asks for just this one.
 
-    Between here and the server's listening there may be seconds; whatever else runs on the host connects meanwhile.
-    Raises OSError where none was found free.
+    Seconds may pass before the server listens, while other processes on the host open connections. Raises OSError if no
+    free port was found.
     """
     draw = random.SystemRandom()
     for _ in range(_MOST_TRIES):

@@ -1,15 +1,15 @@
-"""Processes that share one virtual-time loop, and die or stop as the operating system would have it.
+"""Simulated processes that share one virtual-time loop, and die or stop like processes of an operating system.
 
 Everything that a process schedules (callbacks, timers, tasks, and what those schedule) belongs to it, because it runs
-in a context that names it. A killed process does nothing any more, wherever it stood: not a callback, not a `finally`.
-A stopped one does nothing until it goes on; then its timers are late. Its end of the network crashes and hangs with it.
+in a context that names the process. A killed process does nothing more, wherever it was: no callback, no `finally`. A
+stopped one does nothing until it is resumed; then its timers are late. Its end of the network crashes or hangs with it.
 
     process = SimulatedProcess(Address("worker-0", 1), network, on_death)
     task = process.spawn(system.start())
     process.arm(7)              # dies at the seventh point from now: at a message, or in the middle of a store
     process.kill()              # dies now
 
-Points are counted by whatever a death can come in the middle of: the tests' transports and page tables.
+Points are counted by the operations that a death can interrupt: in the tests' transports and page tables.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ RUNNING_PROCESS: "ContextVar[SimulatedProcess | None]" = ContextVar("running_pro
 
 
 class Killed(BaseException):
-    """Unwinds what a process was doing when it died; nothing of it may catch this."""
+    """Unwinds what a process was doing when it died; the process must never catch this."""
 
 
 class ProcessState(enum.Enum):
-    """`ended`: dead, and its remains may be cleaned away by the loop that closes."""
+    """`ended`: dead, and its remaining tasks may be cleaned up when the loop closes."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -54,7 +54,7 @@ class SimulatedProcess:
         self._on_death = on_death
         self._points_left: int | None = None
         self.num_stops = 0
-        # A dead process's tasks are kept until the end: collected, they would run their `finally`.
+        # A dead process's tasks are kept until the end: if garbage-collected, they would run their `finally`.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._late: list[tuple[Context, Callable[..., object], tuple[Any, ...]]] = []
         self._context = copy_context()
@@ -84,11 +84,11 @@ class SimulatedProcess:
         self._points_left = points
 
     def disarm(self) -> None:
-        """Live on."""
+        """Cancel `arm`: the process lives on."""
         self._points_left = None
 
     def is_last_point(self) -> bool:
-        """Count one point; True if the process is to die in the middle of it. Then `die` has to be called."""
+        """Count one point. True: the process is to die in the middle of it, and the caller must call `die`."""
         if self._points_left is None or self.state is not ProcessState.RUNNING:
             return False
         self._points_left -= 1
@@ -109,21 +109,21 @@ class SimulatedProcess:
             self._on_death(self)
 
     def stop(self) -> None:
-        """As SIGSTOP does."""
+        """Stop the process, as SIGSTOP does."""
         if self.state is ProcessState.RUNNING:
             self._network.hang(self.address)
             self.state = ProcessState.STOPPED
             self.num_stops += 1
 
     def go_on(self) -> None:
-        """As SIGCONT does: what has become due meanwhile happens now."""
+        """Resume the process, as SIGCONT does: whatever has become due meanwhile happens now."""
         if self.state is ProcessState.STOPPED:
             self._network.resume(self.address)
             self.state = ProcessState.RUNNING
             self._call_late()
 
     def bury(self) -> None:
-        """The run is over: cancel what is left of a dead process, which only now can notice."""
+        """The run is over: cancel the remaining tasks of a dead process, which only now run again."""
         self.state = ProcessState.ENDED
         for task in list(self.tasks):
             task.cancel()
@@ -136,6 +136,6 @@ class SimulatedProcess:
 
 
 def _is_of_task(callback: Callable[..., object]) -> bool:
-    """A task's step, or what `gather` does when one of its parts ends: dropped, the task could never end."""
+    """A task's step, or `gather`'s callback when one of its parts ends: without it the task could never end."""
     is_gather = getattr(callback, "__module__", "") == "asyncio.tasks"
     return is_gather or isinstance(getattr(callback, "__self__", None), asyncio.Task)

@@ -1,12 +1,12 @@
-"""Runs a core again on the events that a log has kept of its failure.
+"""Replays a core on the events that were logged when it failed.
 
     failure = read_failure(Path("scheduler-decode-0.log").read_text().splitlines())
     reader = Reader([nodes.scheduler.events, nodes.protocol, nodes.request])
     core = SchedulerCore(...)                    # made as failure.setup says
     replay(core.handle, failure, reader)         # raises what the core raised
 
-Where `num_left_out` is 0 the events are all that the core has ever had, and it fails as it did. Where it is more, the
-first events find a core that does not know what they are about; whatever began within the window is whole.
+If `num_left_out` is 0, these are all the events that the core ever had, and it fails as it did then. If it is more, the
+first events refer to things that this core does not know; whatever began within the window is complete.
 """
 
 import json
@@ -18,7 +18,7 @@ from mesh.runtime.recording import Reader
 
 
 class Failure(NamedTuple):
-    """The end of one core: what it was made of and its last events, as data."""
+    """The failure of one core: what it was made of, and its last events, as data."""
 
     actor: str
     core: str
@@ -29,9 +29,9 @@ class Failure(NamedTuple):
 
 
 def read_failure(lines: Iterable[str], core: str = "") -> Failure:
-    """The last failure (of the core of this name, if one is given) in the JSON lines of a log.
+    """The last failure in the JSON lines of a log (of the core with this name, if given).
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     found: Failure | None = None
     for line in lines:
@@ -51,7 +51,7 @@ def read_failure(lines: Iterable[str], core: str = "") -> Failure:
 
 
 def replay(handle: Callable[[Any, float], Any], failure: Failure, reader: Reader) -> None:
-    """Give a core the events at the times at which it had them; what it wants done is dropped."""
+    """Feed a core the events with their original times; its commands are dropped."""
     for at, data in failure.events:
         for _ in handle(reader.read(data), at):
             pass

@@ -40,7 +40,7 @@ class Listener(Protocol):
         ...
 
     def on_refused(self, link: Link, refusal: FrameRefused) -> None:
-        """The transport rejected a connection, or a message on `link`, because its sender is not allowed."""
+        """The transport refused a connection, or a message on `link`, and passes it no further."""
         ...
 
     def on_link_down(self, link: Link, reason: str) -> None:
