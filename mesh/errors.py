@@ -113,8 +113,9 @@ class BindError(MeshError, code="cannot_bind"):
 class FrameRefused(MeshError):
     """A frame that is malformed, not meant for this incarnation, or otherwise not acceptable.
 
-    Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, superseded, wrong_version, unknown_verb,
-    wrong_sender, no_hello, unknown_call, bad_proof, no_proof, unknown_key, wrong_key, wrong_role, no_handshake.
+    Codes: bad_header, bad_body, too_large, too_many_parts, too_many_topics, too_many_peers, wrong_epoch, stale_epoch,
+    superseded, wrong_version, unknown_verb, unexpected, wrong_sender, no_hello, no_handshake, bad_proof, no_proof,
+    unknown_key, wrong_key, wrong_role, not_permitted, wrong_mesh, wrong_spec.
     """
 
     def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:
