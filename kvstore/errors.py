@@ -1,26 +1,26 @@
-"""Errors of the KV store, one tree; `code` and `retryable` are what crosses the wire.
+"""Errors of the KV store, one tree; `code` and `retryable` cross the wire.
 
 KVError
     OwnershipError          a page is not in the state that a move needs
-    SequenceError           a sequence handle is used against its own rules
+    SequenceError           a sequence handle is misused
     PoolError
         PoolExhaustedMemory the segment does not fit the host's shared memory
             DeviceExhaustedMemory the pages do not fit the device's memory
         PoolMissing         no such segment
         PoolForeign         not a segment of ours
-        PoolDenied          something of another user's, or no plain file, has the segment's name
+        PoolDenied          another user's file, or something that is no plain file, has the segment's name
         PoolTorn            a segment of ours with a damaged or unfinished header
         PoolMismatch        a sound segment of another layout, size, group or incarnation
-        PoolReleased        its agent has taken the memory back since it said where the pool is
+        PoolReleased        the memory was released after the agent said where the pool is
         PoolBusy            another process owns the segment
         PoolClosed          used after `close`
-        PagesElsewhere      the pages are not in the memory that was asked for
+        PagesElsewhere      the pages are not in the requested memory
         DeviceError
             DeviceUnavailable   no such device, no CUDA, or no CuPy
             DeviceHandleInvalid another process's device memory cannot be opened
             DeviceFault         CUDA failed; nothing on the device can be trusted any more
-    TransferError           a transfer ended, or cannot begin; `code` says why
-        PairUnmade          it never began, because two agents could not meet
+    TransferError           a transfer failed, or cannot begin; `code` says why
+        PairUnmade          it never began, because two agents could not connect
 """
 
 from mesh.errors import TypedError
@@ -31,7 +31,7 @@ class KVError(TypedError, code="kv_error"):
 
 
 class OwnershipError(KVError, code="page_ownership"):
-    """A move needs page `page` in another state than it is in; nothing was changed."""
+    """Page `page` is not in the state that a move needs; nothing was changed."""
 
     def __init__(self, page: int, found: str, needed: str) -> None:
         super().__init__(f"page {page} is {found}, this move needs it {needed}; its holder's book is wrong")
@@ -49,7 +49,7 @@ class PoolError(KVError, code="pool"):
 
 
 class PoolExhaustedMemory(PoolError, code="pool_no_space"):
-    """The segment does not fit; says how many bytes it needs and how many there are."""
+    """The segment does not fit; the message says how many bytes it needs and how many are available."""
 
     def __init__(self, path: str, needed_bytes: int, available_bytes: int) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class PoolExhaustedMemory(PoolError, code="pool_no_space"):
 
 
 class DeviceExhaustedMemory(PoolExhaustedMemory, code="device_no_space"):
-    """The pages do not fit the device; says how many bytes were asked for, how many are free, and of how many."""
+    """The pages do not fit the device; the message says how many bytes they take, how many are free, and the total."""
 
     def __init__(self, device: str, needed_bytes: int, available_bytes: int, total_bytes: int) -> None:
         PoolError.__init__(
@@ -75,15 +75,15 @@ class DeviceExhaustedMemory(PoolExhaustedMemory, code="device_no_space"):
 
 
 class PoolMissing(PoolError, code="pool_missing", retryable=True):
-    """There is no segment at this path; its agent has not made it, or took it down."""
+    """There is no segment at this path: its agent has not made it, or has removed it."""
 
 
 class PoolForeign(PoolError, code="pool_foreign"):
-    """The file is not a KV pool, or one of a format that this version does not read."""
+    """The file is not a KV pool, or has a format that this version does not read."""
 
 
 class PoolDenied(PoolError, code="pool_denied"):
-    """What has the segment's name is another user's, or no plain file: it is neither used nor removed."""
+    """Another user's file, or something that is no plain file, has the segment's name: neither used nor removed."""
 
 
 class PoolTorn(PoolError, code="pool_torn"):
@@ -91,11 +91,11 @@ class PoolTorn(PoolError, code="pool_torn"):
 
 
 class PoolMismatch(PoolError, code="pool_mismatch"):
-    """A sound pool, but not the one that was asked for."""
+    """A sound pool, but not the requested one."""
 
 
 class PoolReleased(PoolMismatch, code="pool_released", retryable=True):
-    """Its memory was wanted back since its agent said where it is; asked again, that says so until it is resumed."""
+    """The pool was released after its agent said where it is; asked again, the agent says so until it is resumed."""
 
 
 class PoolBusy(PoolError, code="pool_busy"):
@@ -107,11 +107,11 @@ class PoolClosed(PoolError, code="pool_closed"):
 
 
 class PagesElsewhere(PoolError, code="pages_elsewhere"):
-    """The pages lie in another memory than the one asked for, or are not mapped by this process."""
+    """The pages are not in the requested memory, or not mapped by this process."""
 
 
 class DeviceError(PoolError, code="device"):
-    """A device's memory cannot be had or used."""
+    """A device's memory cannot be allocated or used."""
 
 
 class DeviceUnavailable(DeviceError, code="device_unavailable"):
@@ -119,11 +119,11 @@ class DeviceUnavailable(DeviceError, code="device_unavailable"):
 
 
 class DeviceHandleInvalid(DeviceError, code="device_handle", retryable=True):
-    """The handle of another process's device memory cannot be opened: its maker is gone, or it is out of reach."""
+    """The handle of another process's device memory cannot be opened: that process is gone, or out of reach."""
 
 
 class DeviceFault(DeviceError, code="device_fault"):
-    """A CUDA call failed for no reason that the caller could have known; the process should be replaced."""
+    """A CUDA call failed for a reason that the caller could not have known; the process should be replaced."""
 
 
 class TransferError(KVError):
@@ -135,11 +135,11 @@ class TransferError(KVError):
 
 
 class TransportUnusable(TransferError):
-    """A transport that the configuration names is not installed, cannot be made, or does not move such pages."""
+    """A configured transport is not installed, cannot be made, or does not move pages of this kind."""
 
     def __init__(self, message: str) -> None:
         super().__init__("transport_unusable", message)
 
 
 class PairUnmade(TransferError):
-    """Two agents did not come together over a transport; nothing was moved, and another transport may be tried."""
+    """Two agents could not connect over a transport; nothing was moved, and another transport may be tried."""

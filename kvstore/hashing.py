@@ -1,8 +1,9 @@
 """Chained content hashes: a page's hash names its tokens and everything before them.
 
-`hash(page) = blake2b(parent hash + the page's token ids as little-endian u32)`, 16 bytes; the first page's parent is a
-root made of what else decides the KV: extra key (cache salt), LoRA, weight version. Equal hashes therefore mean equal
-KV, in any pool of one layout. Called by the prefix cache, routing and everything that follows cache events.
+`hash(page) = blake2b(parent hash + the page's token ids as little-endian u32)`, 16 bytes. The first page's parent is a
+root hash of everything else that determines the KV: extra key (cache salt), LoRA, weight version. Equal hashes
+therefore mean equal KV, in any pool of one layout. Used by the prefix cache, routing and everything that follows cache
+events.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ _PAGE: Final = hashlib.blake2b(digest_size=HASH_BYTES, person=b"kvmesh-page")
 
 
 def root_hash(extra_key: str = "", *, lora: str = "", weight_version: str = "") -> bytes:
-    """Parent of a first page, 16 bytes. Fields are length-prefixed, so no two combinations run together."""
+    """Parent of a first page, 16 bytes. Fields are length-prefixed, so no two combinations encode alike."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=_PERSON_ROOT)
     for field in (extra_key, lora, weight_version):
         data = field.encode("utf-8", "surrogatepass")
@@ -50,8 +51,8 @@ def page_hash(parent: bytes, packed_tokens: bytes) -> bytes:
 
 
 def content_hash(content: bytes) -> bytes:
-    """Hash of a full page, 16 bytes: `content` is its parent's hash and its tokens, which lie so in a page table."""
-    # Half of what making one costs, which is to look at its keywords.
+    """Hash of a full page, 16 bytes: `content` is its parent's hash, then its tokens, as a page table stores them."""
+    # Copying costs half as much as making one, which has to parse its keywords.
     digest = _PAGE.copy()
     digest.update(content)
     return digest.digest()

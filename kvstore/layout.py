@@ -1,4 +1,4 @@
-"""How the KV cache of one model lies in memory: the shape both ends of a transfer must agree on.
+"""How the KV cache of one model is laid out in memory: the shape that both ends of a transfer must agree on.
 
 A pool is page-major, `[pages, layers, 2, page_size, kv_heads, head_dim]`: one page of all layers is one contiguous
 block of bytes, so a page moves as one copy, and a layer's view is a stride. Page 0 is reserved for padding.
@@ -19,7 +19,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Layout of the KV pool of one tensor-parallel rank; two groups exchange pages only if their `digest` is equal.
 
     `fingerprint` names the weights (a hash of the model's configuration and weight index), so pages of two models of
-    one shape never mix. `total_kv_heads` is the model's number of them where ranks share heads; 0: they do not.
+    one shape never mix. `total_kv_heads` is the model's number of KV heads if ranks share heads, 0 if they do not.
     """
 
     num_layers: int
@@ -55,7 +55,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that are equal exactly when pages of two groups hold the same, however ranks share the heads."""
+        """16 bytes, equal exactly if the pages of two groups hold the same data, however ranks share the heads."""
         whole = msgspec.structs.replace(self, num_kv_heads=self.model_kv_heads, tp_rank=0, tp_size=1, total_kv_heads=0)
         return hashlib.blake2b(msgspec.msgpack.encode(msgspec.structs.astuple(whole)[:-1]), digest_size=16).digest()
 

@@ -1,8 +1,8 @@
-"""What crosses the mesh about KV memory: pools, grants, page moves and cache events.
+"""Messages about KV memory: pools, grants, page transfers and cache events.
 
-Spoken by `nodes/kv_agent` (which owns pools and is the only writer of transferred pages), schedulers, and everything
-that follows cache events. Page numbers are indices into one pool incarnation; a page is identified across time by
-(pool incarnation, page, generation).
+Used by `nodes/kv_agent` (which owns pools and is the only writer of transferred pages), by schedulers, and by
+everything that follows cache events. Page numbers are indices into one pool incarnation; a page is identified across
+time by (pool incarnation, page, generation).
 """
 
 from kvstore.layout import KVLayout
@@ -12,8 +12,8 @@ from mesh.wire.message import Message, Part
 class MapPool(Message, frozen=True):
     """Ask a kv_agent for the pool of a worker group. Answer: `PoolHandle`.
 
-    Grants of the asker's earlier incarnations are revoked; the answer waits until none of them is written any more.
-    Each tensor-parallel rank has a pool of its own; the page table is that of rank 0's.
+    Grants held by the asker's earlier incarnations are revoked; the answer waits until nothing can still write their
+    pages. Each tensor-parallel rank has its own pool; the page table in use is that of rank 0's pool.
     """
 
     group: str
@@ -21,9 +21,9 @@ class MapPool(Message, frozen=True):
 
 
 class PoolHandle(Message, frozen=True):
-    """Where a pool lies. One file: header, page table, pages (see `kvstore/pool/page_pool.py` for the offsets).
+    """Where a pool is: one file of header, page table and pages (see `kvstore/pool/page_pool.py` for the offsets).
 
-    `device` is `cpu`, or `cuda:N` of a pool whose pages are not in the file but there (`kvstore/pool/cuda/pool.py`).
+    `device` is `cpu`, or `cuda:N` if the pages are on that device and not in the file (`kvstore/pool/cuda/pool.py`).
     """
 
     group: str
@@ -36,19 +36,19 @@ class PoolHandle(Message, frozen=True):
 
 
 class MakePages(Message, frozen=True):
-    """Ask of a worker to its agent: a page table for pages that it will make itself. Answer: `PoolHandle`.
+    """A worker asks its agent for a page table for pages that the worker will make. Answer: `PoolHandle`.
 
-    Each incarnation of a worker gets a table of its own, which is empty. Errors, all retryable: `memory_released`,
-    `superseded`; `unknown_group` where a group's pages are the agent's to make.
+    Each incarnation of a worker gets its own, empty table. Errors: `memory_released` and `superseded`, both retryable;
+    `unknown_group` if the agent itself makes the pages of this group.
     """
 
     group: str
 
 
 class OfferPages(Message, frozen=True):
-    """Ask of a worker to its agent: the pages of this incarnation are made, and others open them by `ipc_handle`.
+    """A worker has made the pages of this incarnation; others open them by `ipc_handle`. Answer: `PagesOffered`.
 
-    Answer `PagesOffered`; from then on the pool can be mapped. Idempotent. Error: `superseded`.
+    Asked of the worker's agent. From the answer on, the pool can be mapped. Idempotent. Errors as for `MakePages`.
     """
 
     group: str
@@ -57,7 +57,7 @@ class OfferPages(Message, frozen=True):
 
 
 class PagesOffered(Message, frozen=True):
-    """The handle is in the pool's header."""
+    """The handle is now in the pool's header."""
 
     group: str
     incarnation: int
@@ -66,8 +66,8 @@ class PagesOffered(Message, frozen=True):
 class OpenGrant(Part, frozen=True):
     """A decode scheduler lends pages of its own pool to one transfer.
 
-    `generations[i]` is what the page table says of `pages[i]` now; the agent checks it before and after each copy.
-    A grant is single use: a retry takes new pages and a new grant.
+    `generations[i]` is the current generation of `pages[i]` in the page table; the agent checks it before and after
+    each copy. A grant is single-use: a retry takes new pages and a new grant.
     """
 
     grant_id: str
@@ -81,17 +81,17 @@ class OpenGrant(Part, frozen=True):
 
 
 class OpenGrants(Message, frozen=True):
-    """Open these grants, each by itself. Ask of a decode scheduler to its own agent; answer `GrantsOpened`.
+    """A decode scheduler asks its own agent to open grants, each independent of the others. Answer: `GrantsOpened`.
 
-    One for all that a turn of the asker's loop brought. Idempotent: a grant that is open with the same pages is opened
-    again, which starts its lease anew.
+    One message carries all grants from one turn of the asker's loop. Idempotent: asking again for an open grant with
+    the same pages restarts its lease.
     """
 
     grants: list[OpenGrant]
 
 
 class GrantRefused(Part, frozen=True):
-    """Why one grant is not opened: `page_granted`, `too_many_grants`, `draining`, `grant_used`, and others."""
+    """Why one grant was not opened; `code`: `page_granted`, `too_many_grants`, `draining`, `grant_used` and others."""
 
     grant_id: str
     code: str
@@ -100,7 +100,7 @@ class GrantRefused(Part, frozen=True):
 
 
 class GrantsOpened(Message, frozen=True):
-    """The agent takes `PagesReady` for the `opened` from now on. What is named in neither list is to be asked again."""
+    """From now on the agent accepts `PagesReady` for `opened`. A grant in neither list has to be asked for again."""
 
     opened: list[str]
     refused: list[GrantRefused] = []
@@ -109,7 +109,7 @@ class GrantsOpened(Message, frozen=True):
 class PagesReady(Part, frozen=True):
     """A prefill scheduler announces finished pages to the destination's agent, which pulls them into the grant.
 
-    `first` is the index in the grant of `pages[0]`. `total` is the number of pages the whole transfer has, known from
+    `first` is the index of `pages[0]` in the grant. `total` is the number of pages in the whole transfer, known from
     the start. Repeats are harmless: an index already copied is acknowledged again.
     """
 
@@ -125,16 +125,16 @@ class PagesReady(Part, frozen=True):
 
 
 class AnnouncePages(Message, frozen=True):
-    """Tell an agent of pages that are finished, for each grant at most once: all that a turn of the loop brought."""
+    """Tell an agent which pages one turn of the sender's loop finished, with at most one entry for each grant."""
 
     announced: list[PagesReady]
 
 
 class PagesPulled(Part, frozen=True):
-    """The agent tells both schedulers how far the transfer is; `complete` is said exactly when all pages are in.
+    """The agent tells both schedulers how far a transfer is; `complete` is set exactly when all pages are in.
 
-    That end goes to the grant's holder, and to both in answer to a repeated `PagesReady`. The first `num_pages` pages
-    of the grant are in; they are not written again, however the transfer ends.
+    Completion is told to the grant's holder only, and to both in answer to a repeated `PagesReady`. The first
+    `num_pages` pages of the grant are in; they are not written again, however the transfer ends.
     """
 
     grant_id: str
@@ -145,7 +145,7 @@ class PagesPulled(Part, frozen=True):
 class TransferFailed(Part, frozen=True):
     """The transfer ended without all its pages; told to both sides.
 
-    A copy may still write; what says that none does is `GrantClosed`.
+    A copy may still be writing; only `GrantClosed` says that none is.
     """
 
     grant_id: str
@@ -154,31 +154,31 @@ class TransferFailed(Part, frozen=True):
 
 
 class TransferNews(Message, frozen=True):
-    """Tell a scheduler what a turn of the agent's loop brought for its transfers; `pulled` came before `failed`."""
+    """Tell a scheduler what one turn of the agent's loop did for its transfers; `pulled` came before `failed`."""
 
     pulled: list[PagesPulled] = []
     failed: list[TransferFailed] = []
 
 
 class CloseGrant(Message, frozen=True):
-    """Revoke a grant. Ask by its holder; answered by `GrantClosed` once nothing can still write its pages."""
+    """A grant's holder asks to revoke it. Answer: `GrantClosed`, once nothing can still write its pages."""
 
     grant_id: str
 
 
 class GrantClosed(Message, frozen=True):
-    """The grant is gone and its pages are the holder's alone. Said of unknown grants too: closing is idempotent."""
+    """The grant is gone and its pages are the holder's alone. Sent for unknown grants too: closing is idempotent."""
 
     grant_id: str
 
 
 class OfferPair(Message, frozen=True):
-    """Ask a source's agent to make a pair of two ranks, the asker's being 0. Answer: `PairAccepted`.
+    """Ask a source's agent to make a pair of two ranks, in which the asker is rank 0. Answer: `PairAccepted`.
 
-    `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0, or with `transport` `tcp` where rank 0
-    listens (`kvstore/transfer/paired/tcp/wire.py`). `timeout_s` is how long making it may take. Sent by an agent whose
-    transport is `nccl` or `tcp`, before it pulls pages of `group` from where its rank `rank` has them for the first
-    time.
+    `pair` is the asker's name for the pair. `unique_id` is what NCCL gave rank 0 or, if `transport` is `tcp`, where
+    rank 0 listens (`kvstore/transfer/paired/tcp/wire.py`). `timeout_s` is how long making the pair may take. An agent
+    whose transport is `nccl` or `tcp` sends this before its first pull from the memory that holds the pages of rank
+    `rank` of `group`.
     """
 
     pair: str
@@ -192,7 +192,7 @@ class OfferPair(Message, frozen=True):
 
 
 class PairAccepted(Message, frozen=True):
-    """The other end makes its half of the pair now. What fails from here on is seen by both."""
+    """The other end is now making its half of the pair. Both ends see any failure from here on."""
 
     pair: str
 
@@ -200,10 +200,10 @@ class PairAccepted(Message, frozen=True):
 class SendPages(Message, frozen=True):
     """Ask the other end of a pair to send bytes of a pool; the asker has begun to receive them. Answer: `PagesSent`.
 
-    `offsets[i]` and `sizes[i]` are bytes from page 0, one send each, in this order. `generations[j]` is what was
-    announced of `pages[j]`; the sender compares them before it sends and when it has sent. Orders of one pair are
-    carried out in the order of their coming. `rank` is the tensor-parallel rank whose pool is meant; generations are
-    those of rank 0, whose page table tells of all.
+    `offsets[i]` counts bytes from page 0 and `sizes[i]` bytes to send from there; each is one send, in this order.
+    `generations[j]` is what was announced for `pages[j]`; the sender compares before it sends and again when it has
+    sent. The orders of one pair are carried out in the order in which they arrive. `rank` is the tensor-parallel rank
+    whose pool is meant; generations are those of rank 0, whose page table describes the pages of all ranks.
     """
 
     pair: str
@@ -219,9 +219,9 @@ class SendPages(Message, frozen=True):
 
 
 class PagesSent(Message, frozen=True):
-    """How a `SendPages` ended; `code` empty: all was sent, and was before and afterwards what had been announced.
+    """How a `SendPages` ended; empty `code`: all was sent, and the generations were right before and afterwards.
 
-    `is_sent` False: nothing was, or not all, and the pair is of no use any more.
+    `is_sent` False: nothing was sent, or not all, and the pair cannot be used any more.
     """
 
     pair: str
@@ -232,7 +232,7 @@ class PagesSent(Message, frozen=True):
 
 
 class ClosePair(Message, frozen=True):
-    """Tell the other end that a pair is given up: it aborts its half."""
+    """Tell the other end that a pair is given up; it then aborts its half."""
 
     pair: str
 
@@ -261,9 +261,9 @@ class CacheCleared(Message, frozen=True):
 
 
 class CacheEvents(Message, frozen=True):
-    """One publication of topic `kv_events`: the events since the last, in order.
+    """One publication on topic `kv_events`: the events since the previous one, in order.
 
-    The publication's own sequence number tells a subscriber of a gap; it then asks for a replay.
+    A gap in the publications' own sequence numbers tells a subscriber that it missed some; it then asks for a replay.
     """
 
     events: list[PageStored | PageRemoved | CacheCleared]
