@@ -10,12 +10,12 @@
     GRANTED, IN_FLIGHT -> FREE      revoke
     any -> QUARANTINED -> FREE      quarantine, clear
 
-CACHED pages are the prefix tree's, RUNNING a sequence's own, GRANTED lent to a transfer that has not begun, IN_FLIGHT
-may be written by a transfer, QUARANTINED may still be written by someone who must not, or were found in two books.
-Page 0 is reserved for padding. Pure; used by the scheduler's prefix cache and by nobody else.
+CACHED pages belong to the prefix tree, RUNNING pages to a sequence. GRANTED pages are lent to a transfer that has not
+begun; IN_FLIGHT pages may be written by a transfer. QUARANTINED pages may still be written by somebody who must not, or
+the books disagreed about them. Page 0 is reserved for padding. Pure; used only by the scheduler's prefix cache.
 
 A move whose pages are not all in the state it needs raises `OwnershipError` and changes nothing. `check` compares the
-books and quarantines what does not agree; it never raises.
+books and quarantines pages about which they disagree; it never raises.
 """
 
 import enum
@@ -48,7 +48,7 @@ _MOVABLE: Final = frozenset(PageState) - {PageState.RESERVED}
 
 
 class Violation(NamedTuple):
-    """A page whose books disagreed; it has been quarantined."""
+    """A page about which the books disagreed; it has been quarantined."""
 
     page: int
     found: str
@@ -67,7 +67,7 @@ class PageAllocator:
         self._counts = dict.fromkeys(PageState, 0)
         self._counts[PageState.FREE] = num_pages - 1
         self._counts[PageState.RESERVED] = 1
-        # A stack, low pages on top: what was freed last is reused first, and runs of pages stay runs.
+        # A stack with low pages on top: the page freed last is reused first, and runs of pages stay runs.
         self._free = list(range(num_pages - 1, PADDING_PAGE, -1))
 
     @property
@@ -84,12 +84,12 @@ class PageAllocator:
         return self._counts[state]
 
     def allocate(self, num_pages: int) -> list[int] | None:
-        """FREE to RUNNING; all of them or None."""
+        """FREE to RUNNING; all `num_pages` or None."""
         if num_pages > len(self._free):
             return None
         if num_pages <= 0:
             return []
-        # From the end: popping pages off the front of a list would move all that are left, for each prompt.
+        # From the end: taking pages from the front of a list would move all the others, for each prompt.
         pages = self._free[: -num_pages - 1 : -1]
         del self._free[-num_pages:]
         self._set(pages, PageState.RUNNING)
@@ -132,11 +132,11 @@ class PageAllocator:
         self._move(pages, _QUARANTINED, PageState.FREE)
 
     def adopt(self, pages: Sequence[int], state: PageState) -> None:
-        """FREE to `state`: what a page table says that an earlier scheduler had them for."""
+        """FREE to `state`, in which an earlier scheduler left them according to its page table."""
         self._move(pages, _FREE, state)
 
     def check(self, claims: Mapping[int, PageState] | None = None) -> list[Violation]:
-        """Compare states, counts and free list, and `claims` (what holders believe of every page that is not free).
+        """Compare states, counts and free list, and `claims` (the holders' view of every page that is not free).
 
         Pages that disagree are quarantined and returned. Without claims only the allocator's own books are compared.
         """
@@ -148,7 +148,7 @@ class PageAllocator:
             times = listed.get(page, 0)
             if times != (state is PageState.FREE):
                 violations.append(Violation(page, f"{state.name} and {times} times in the free list", "once if free"))
-            # A quarantined page is nobody's whatever is claimed of it: that is what was done about it before.
+            # A quarantined page belongs to nobody, whatever is claimed: an earlier disagreement put it there.
             elif claims is not None and state is not PageState.RESERVED:
                 claimed = claims.get(page, PageState.FREE)
                 if claimed is not state and state is not PageState.QUARANTINED:
@@ -161,7 +161,7 @@ class PageAllocator:
         bad = set(pages) - {PADDING_PAGE}
         if not pages and sum(self._counts.values()) == self.num_pages:
             return
-        # Quarantined, not freed: whose page it is was just found not to be known, so somebody may still write it.
+        # Quarantined, not freed: its owner has just turned out to be unknown, so somebody may still write it.
         for page in bad:
             self._states[page] = PageState.QUARANTINED
         self._free = [page for page in dict.fromkeys(self._free) if self._states[page] is PageState.FREE]
@@ -175,18 +175,16 @@ class PageAllocator:
             if not 0 <= page < self.num_pages or states[page] not in needed:
                 found = states[page].name if 0 <= page < self.num_pages else "not in the pool"
                 raise OwnershipError(page, found, " or ".join(sorted(one.name for one in needed)))
-        # A page that is named twice would be in the free list twice, and given to two sequences.
+        # A page named twice would be in the free list twice, and go to two sequences.
         if len(set(pages)) != len(pages):
             twice = next(page for index, page in enumerate(pages) if page in pages[:index])
             raise OwnershipError(twice, "named twice", "named once")
-        # Only after a scheduler's death and for quarantines: linear in the pool, which the way of every step must not
-        # be.
+        # Linear in the pool, which the path of every step must not be: only for adoption and quarantines.
         if PageState.FREE in needed and (gone := {page for page in pages if states[page] is PageState.FREE}):
             self._free = [page for page in self._free if page not in gone]
         self._set(pages, state)
         if state is PageState.FREE:
-            # Reversed, so that pages come off the stack in the order in which they were: neighbours are copied in one
-            # run.
+            # Reversed, so that pages come off the stack in their old order: neighbours are copied in one run.
             self._free.extend(reversed(pages))
 
     def _set(self, pages: Sequence[int], state: PageState) -> None:

@@ -1,8 +1,8 @@
 """The books of one pool, kept together: allocator, radix tree, page table, event log.
 
 Every change of a page's owner goes through here, so that the allocator's state, the tree and the table in shared memory
-say the same. Called by `prefix_cache` and `block_table` only. A move that the allocator refuses quarantines the page
-and is reported in `violations`; serving goes on.
+agree. Called by `prefix_cache` and `block_table` only. If the allocator refuses a move, the page is quarantined and
+reported in `violations`; serving goes on.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ _MAX_VIOLATIONS: Final = 256
 class BlockPool:
     """Allocator, tree, table and event log of one pool, changed together.
 
-    Generations go on from what the table has, whoever wrote it: `found` is its scan, made here if it is not given.
+    Generations continue from those in the table, whoever wrote it. `found` is its scan, made here if it is not given.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class BlockPool:
         num_pages = allocator.num_pages
         found = found or (table.scan() if table is not None else None)
         self._generations = found.generations() if found is not None else [0] * num_pages
-        # A torn entry hides its generation; it was at most one allocation ahead of those that can be read, so the size
-        # of the pool is margin enough.
+        # A torn entry hides its generation, which is at most one allocation ahead of the readable ones: the size of the
+        # pool is margin enough.
         self._last_generation = max(self._generations) + num_pages
 
     def generation(self, page: int) -> int:
@@ -60,56 +60,55 @@ class BlockPool:
         return self._generations[page]
 
     def num_available(self) -> int:
-        """Pages that `take` could give: free ones and cached ones that nobody holds."""
+        """Pages that `take` could allocate: free ones, and cached ones that nobody holds."""
         return self.allocator.num_free + self.tree.num_evictable
 
     def take(
         self, num_pages: int, first_parent: bytes | None, is_first: bool, state: PageState = PageState.RUNNING
     ) -> list[int] | None:
-        """Allocate pages for a sequence, evicting cached ones where too few are free; all or None.
+        """Allocate pages for a sequence, evicting cached ones if too few are free; all or None.
 
-        `first_parent` is the hash before the first of them, where it is known. The table says `state` of them: RUNNING,
-        or what they are about to become, so that it is not written twice.
+        `first_parent` is the parent's hash of the first page, if it is known. The table gets them as `state`: RUNNING,
+        or what they are about to become, so that they are not written twice.
         """
-        # Before anything is evicted: a sequence that cannot be served must not empty the cache for others.
+        # Checked before anything is evicted: a sequence that cannot be served must not empty the cache for others.
         if num_pages > self.num_available():
             return None
         shortage = num_pages - self.allocator.num_free
         if shortage > 0:
-            # Not written: each of these pages is allocated again below, and until then its entry is still true.
+            # Not written to the table: each of these pages is allocated again below; until then its entry is true.
             self._forget(self.tree.evict(shortage))
         pages = self.allocator.allocate(num_pages)
         if pages is None:
             return None
         for index, page in enumerate(pages):
             self._last_generation += 1
-            # One counter for all pages, not one for each: a generation then says which allocation it was, in the whole
-            # pool.
+            # One counter for all pages, not one for each: a generation then identifies an allocation in the whole pool.
             self._generations[page] = self._last_generation
-            # Of the others the hash before them is only known when the page before is full.
+            # The parents' hashes of the others are known only when the page before is full.
             known = index == 0 and first_parent is not None
             self.write(page, state, parent=first_parent if known else None, is_first=index == 0 and is_first)
         return pages
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """A sequence's own pages become free."""
+        """Free a sequence's own pages."""
         self.write_states(self.move(self.allocator.release, pages), PageState.FREE)
 
     def drop(self, removed: Sequence[Removed]) -> None:
-        """Pages that left the tree become free."""
+        """Free pages that left the tree."""
         self.write_states(self._forget(removed), PageState.FREE)
 
     def publish(
         self, node: Node, key: bytes, pages: Sequence[int], hashes: Sequence[bytes], extra_key: str
     ) -> tuple[Node, list[int]]:
-        """Put full pages of a running sequence into the tree behind its lock `node`.
+        """Put full pages of a running sequence into the tree, below `node`, which the sequence has locked.
 
-        Returns the lock on their end, which replaces `node`, and the pages that the tree took; the others are
-        duplicates and stay the sequence's.
+        Returns the locked node at their end, which replaces `node`, and the pages that the tree took; the others are
+        duplicates and stay with the sequence.
         """
         parent = node.hashes[-1] if node.hashes else node.root
         inserted = self.tree.insert(node.root, key, pages, hashes, node)
-        # Locked before the old lock goes: between the two the pages could be evicted.
+        # Locked before the old lock is released: in between, the pages could be evicted.
         end = self.tree.lock(inserted.end)
         self.tree.unlock(node)
         taken = set(self.move(self.allocator.cache, inserted.added))
@@ -122,13 +121,13 @@ class BlockPool:
             state = PageState.CACHED if page in taken else PageState.RUNNING
             self.write(page, state, page_hash=page_hash, parent=parent, tokens=tokens, is_first=is_first)
             if page in taken:
-                # Only what the tree took: a duplicate was announced when the first copy of it came.
+                # Only pages that the tree took: a duplicate was announced when its first copy came.
                 self.log.stored(page_hash, parent, unpack_tokens(tokens), extra_key)
             parent = page_hash
         return end, inserted.added
 
     def clear_tree(self) -> None:
-        """Forget every cached prefix; what sequences hold becomes free when they let go."""
+        """Forget every cached prefix; pages that sequences hold become free when they are released."""
         self.drop(self.tree.clear())
         self.log.cleared()
 
@@ -156,7 +155,7 @@ class BlockPool:
             self.write(page, state)
 
     def move(self, move: Callable[[Sequence[int]], None], pages: Sequence[int]) -> list[int]:
-        """Apply an allocator's move to all pages; returns those that moved, reports and quarantines the others."""
+        """Apply a move of the allocator to all pages; returns those that moved, reports and quarantines the others."""
         try:
             move(pages)
         except OwnershipError:

@@ -1,10 +1,10 @@
-"""The pages of one running sequence: what it shares with others, what is its own, what is exported to a transfer.
+"""The pages of one running sequence: those it shares with others, its own, and those exported to a transfer.
 
     [ cached prefix, locked ][ own full pages (duplicates) ][ own, partly filled ][ own, reserved or exported ]
 
 A handle is made by `PrefixCache.start` and ended by one `release`, whatever happened in between; until then its pages
 cannot be evicted or given to anyone else. Only tokens whose KV is known to be written (`advance`, `commit`) are
-committed and shared. The scheduler keeps handles in its sequences; nothing else does.
+committed and shared. Only the scheduler's sequences keep handles.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +26,12 @@ class ExportedPages(NamedTuple):
 
 
 class BlockTable:
-    """Pages of one sequence, in order of position. Fields are for reading; call the rest.
+    """Pages of one sequence, in order of position. Callers only read fields; methods change them.
 
     `num_tokens` counts the tokens whose KV is written, `num_cached_tokens` those that were found in the cache at start.
     `page_hashes` are chained hashes of the full pages, `tail_tokens` the packed ids of the partly filled one; a
-    transfer has the last `num_exported_pages`. `extra_key` is what its pages are announced with; of a rebuilt sequence
-    whoever claims it knows that.
+    transfer has the last `num_exported_pages`. Its pages are announced with `extra_key`; in a rebuilt sequence it is
+    set when the sequence is claimed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BlockTable:
 
     @property
     def parent_hash(self) -> bytes:
-        """Hash before the first page that is not full."""
+        """Parent's hash of the first page that is not full."""
         return self.page_hashes[-1] if self.page_hashes else self._node.root
 
     def generations(self, first: int = 0, count: int | None = None) -> list[int]:
@@ -83,7 +83,7 @@ class BlockTable:
             return True
         if self.num_exported_pages:
             raise SequenceError("pages are exported to a transfer: commit or abort that before reserving more")
-        # With a partly filled page before them nobody knows yet what hash that one will have.
+        # After a partly filled page the parent's hash is not known yet.
         parent = self.parent_hash if len(self.pages) == len(self.page_hashes) else None
         taken = self._blocks.take(missing, parent, not self.pages, state)
         if taken is None:
@@ -93,7 +93,7 @@ class BlockTable:
         return True
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """The KV of these tokens, which follow the last ones, is written. Full pages enter the cache at once.
+        """Record that the KV of these tokens, the next ones, is written. Full pages enter the cache at once.
 
         Raises SequenceError if `reserve` has not covered them, ValueError for impossible ids; nothing changes then.
         """
@@ -112,11 +112,12 @@ class BlockTable:
         self._write_tail()
 
     def export(self, num_tokens: int = 0) -> ExportedPages | None:
-        """Export every page that is not full to a transfer, those that `num_tokens` tokens take besides among them.
+        """Reserve as `reserve(num_tokens)` does, then export every page that is not full to a transfer.
 
-        None if there are not enough; nothing changes then. Tokens of a partly filled page are given up. The pages are
-        GRANTED until `mark_in_flight`, and the sequence's again by `commit` or `abort`; the table says GRANTED all
-        that time, since whoever reads it can make nothing of the difference. Raises SequenceError if some are exported.
+        None if there are not enough pages; nothing changes then. Tokens of a partly filled page are given up. The pages
+        are GRANTED until `mark_in_flight`; `commit` makes them the sequence's own again, `abort` takes them out of it.
+        The table says GRANTED all that time, since the difference is of no use to its readers. Raises SequenceError if
+        some are exported already.
         """
         self._require_held()
         if self.num_exported_pages:
@@ -124,7 +125,7 @@ class BlockTable:
         first, written = len(self.page_hashes), len(self.pages)
         if not self._reserve(num_tokens, PageState.GRANTED):
             return None
-        # Those that were taken just now say so already; each entry is 128 bytes and a checksum.
+        # Entries of pages reserved just now say so already; writing one costs 128 bytes and a checksum.
         self._blocks.write_states(self.pages[first:written], PageState.GRANTED)
         pages = self._blocks.move(self._blocks.allocator.grant, self.pages[first:])
         self._own.difference_update(pages)
@@ -136,7 +137,7 @@ class BlockTable:
         return ExportedPages(first, list(pages), [self._blocks.generation(page) for page in pages])
 
     def mark_in_flight(self) -> None:
-        """From now on the transfer may write the exported pages. Again is harmless."""
+        """Record that the transfer may write the exported pages from now on. Idempotent."""
         if self.num_exported_pages and self._exported_state is PageState.GRANTED:
             self._blocks.move(self._blocks.allocator.start_transfer, self._exported_pages())
             self._exported_state = PageState.IN_FLIGHT
@@ -164,19 +165,19 @@ class BlockTable:
         if len(token_ids) % self._blocks.page_size:
             raise SequenceError(f"{len(token_ids)} tokens are not whole pages")
         received = self._exported_pages()[: len(token_ids) // self._blocks.page_size]
-        # Of the front: `pages` has those that stay exported at its end.
+        # From the front: those that stay exported are at the end of `pages`.
         self.num_exported_pages -= len(received)
         self._own.update(self._blocks.move(self._blocks.allocator.accept, received))
         self.advance(token_ids)
 
     def abort(self, *, quiesced: bool) -> list[int]:
-        """The transfer is over without its pages, which leave the sequence; a retry reserves new ones.
+        """The transfer ended without its pages, which leave the sequence; a retry reserves new ones.
 
-        Where something can still write them (`quiesced` False) they are quarantined and returned, for
+        If something can still write them (`quiesced` False), they are quarantined and returned, for
         `PrefixCache.clear_quarantined` once the agent has answered `GrantClosed`.
         """
         exported = self._exported_pages()
-        # Also where nothing can write them: another try gets another grant, and a grant's pages are never used twice.
+        # Even if nothing can write them: a retry gets another grant, and a grant's pages are never used twice.
         del self.pages[len(self.pages) - len(exported) :]
         self.num_exported_pages = 0
         if quiesced:
@@ -187,7 +188,7 @@ class BlockTable:
         return kept
 
     def release(self) -> list[int]:
-        """End the handle: locks go, own pages become free, full ones stay in the cache. Again is harmless.
+        """End the handle: locks are released, own pages freed, cached ones stay in the cache. Idempotent.
 
         Pages still exported are quarantined and returned, as by `abort(quiesced=False)`.
         """
@@ -195,7 +196,7 @@ class BlockTable:
             return []
         quarantined = self.abort(quiesced=False) if self.num_exported_pages else []
         self.is_released = True
-        # Own pages first: those in the tree stay held until the lock below goes.
+        # Own pages first: those in the tree stay held until the unlock below.
         self._blocks.give_back([page for page in self.pages if page in self._own])
         self._blocks.drop(self._blocks.tree.unlock(self._node))
         self._own.clear()
@@ -203,7 +204,7 @@ class BlockTable:
         return quarantined
 
     def claims(self) -> Iterator[tuple[int, PageState]]:
-        """Every page that this handle believes to hold, with the state it should be in."""
+        """Every page that this handle believes it holds, with the state it should be in."""
         node: Node | None = self._node
         while node is not None:
             yield from ((page, PageState.CACHED) for page in node.pages)
@@ -212,7 +213,7 @@ class BlockTable:
         yield from ((page, self._exported_state) for page in self._exported_pages())
 
     def adopt_tail(self, page: int, tokens: bytes) -> None:
-        """Continue a sequence that an earlier scheduler left: its partly filled page, found in the page table."""
+        """Continue an earlier scheduler's sequence: take over its partly filled page, found in the page table."""
         self.pages.append(page)
         self._own.add(page)
         self.tail_tokens = tokens
@@ -236,7 +237,7 @@ class BlockTable:
         """Share the last `num_full` full pages, unless the cache was cleared since this sequence began."""
         last = len(self.page_hashes)
         pages = self.pages[last - num_full : last]
-        # After `clear` (new weights) the tree may hold nothing that was computed with the old ones.
+        # After `clear` (new weights) the tree must not hold anything computed with the old ones.
         if not self._blocks.tree.is_current(self._node) or not self._own.issuperset(pages):
             self._write_private(key, num_full)
             return
@@ -258,7 +259,7 @@ class BlockTable:
             )
 
     def _write_tail(self) -> None:
-        """Also for an empty page: its parent's hash is what tells a later scheduler whose it was."""
+        """Write the entry of the first page not full, even if empty: its parent's hash says which sequence had it."""
         index = len(self.page_hashes)
         if index < len(self.pages) - self.num_exported_pages:
             self._blocks.write(

@@ -1,7 +1,7 @@
-"""What entered and left a prefix cache, in order, numbered: by it tokenizers route and a directory knows holders.
+"""A numbered log of what entered and left a prefix cache: tokenizers route by it, a directory learns who holds what.
 
-The prefix cache appends, the scheduler drains once a step and publishes on `kv_events/GROUP`. Memory is bounded: if
-nobody drains for too long, what was not drained is replaced by `CacheCleared` and the whole cache as it is then.
+The prefix cache appends; the scheduler drains once a step and publishes on `kv_events/GROUP`. Memory is bounded: if
+nobody drains for too long, undrained events are replaced by `CacheCleared` and the whole cache at the next drain.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ DEFAULT_LIMIT: Final = 65_536
 
 
 class EventLog:
-    """Undrained events of one cache. `snapshot` gives the events that build the cache from nothing."""
+    """Undrained events of one cache. `snapshot` returns the events that build the cache from scratch."""
 
     def __init__(self, snapshot: Callable[[], Iterable[PageStored]], group: str, limit: int = DEFAULT_LIMIT) -> None:
         self._snapshot = snapshot
@@ -47,7 +47,7 @@ class EventLog:
             self._append(PageRemoved(group=self._group, page_hashes=page_hashes))
 
     def cleared(self) -> None:
-        """The cache starts empty; what was not drained yet no longer matters."""
+        """The cache starts empty; events not drained yet no longer matter."""
         self._pending.clear()
         self._overflowed = False
         self._append(CacheCleared(group=self._group))
@@ -60,12 +60,12 @@ class EventLog:
         return [self._pending.popleft() for _ in range(number)]
 
     def drain_message(self, max_events: int = 1024) -> CacheEvents | None:
-        """The next publication of `kv_events/GROUP`, None if there is nothing to say."""
+        """The next publication on `kv_events/GROUP`, None if there is nothing to publish."""
         events = self.drain(max_events)
         return CacheEvents(events=events) if events else None
 
     def restate(self) -> None:
-        """Say everything again from the start, for followers that missed too much."""
+        """Queue the whole cache again from the start, for followers that missed too much."""
         self.cleared()
         stored = list(self._snapshot())
         self._pending.extend(stored)
@@ -74,7 +74,7 @@ class EventLog:
     def _append(self, event: CacheEvent) -> None:
         self.sequence += 1
         if len(self._pending) >= self._limit:
-            # Followers are told the whole cache instead, so nothing more is kept until then.
+            # Followers get the whole cache at the next drain, so no event is kept until then.
             self._overflowed = True
             self._pending.clear()
         if not self._overflowed:

@@ -1,7 +1,7 @@
 """Which cached pages go first when pages are needed.
 
-The radix tree offers runs of pages that nobody holds and that nothing hangs on; a policy orders them. A run's priority
-is taken when it becomes evictable and again after each use, so it must not depend on anything else.
+The radix tree offers runs of pages that nobody holds and that have no descendants; a policy orders them. A run's
+priority is computed when it becomes evictable and again after each use, so it must not depend on anything else.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 
 class EvictableRun(Protocol):
-    """What a policy may look at. Times are the tree's own ticks, one per use, not seconds."""
+    """The fields that a policy may use. Times are the tree's own ticks, one per use, not seconds."""
 
     created: int
     last_used: int
@@ -27,7 +27,7 @@ class EvictionPolicy(Protocol):
 
 
 class LeastRecentlyUsed(EvictionPolicy):
-    """The default: what was not used for longest goes first."""
+    """The default: the run not used for longest goes first."""
 
     @override
     def priority(self, run: EvictableRun) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ class LeastRecentlyUsed(EvictionPolicy):
 
 
 class LeastFrequentlyUsed(EvictionPolicy):
-    """What was used least goes first; among equals, what was not used for longest."""
+    """The run used least often goes first; among equals, the one not used for longest."""
 
     @override
     def priority(self, run: EvictableRun) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ class LeastFrequentlyUsed(EvictionPolicy):
 
 
 class FirstInFirstOut(EvictionPolicy):
-    """What came first goes first, however often it is used."""
+    """The oldest run goes first, however often it is used."""
 
     @override
     def priority(self, run: EvictableRun) -> tuple[int, ...]:
@@ -56,4 +56,4 @@ POLICIES: Final[Mapping[EvictionName, type[EvictionPolicy]]] = {
     "lfu": LeastFrequentlyUsed,
     "fifo": FirstInFirstOut,
 }
-"""By the names that settings have for them."""
+"""Policies by their names in settings."""

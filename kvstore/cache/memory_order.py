@@ -1,19 +1,19 @@
-"""In which order one process sees what another has stored to shared memory. Used by the page table."""
+"""The order in which one process sees another's stores to shared memory. Used by the page table."""
 
 import platform
 import threading
 from typing import Final
 
 STORES_ARE_ORDERED: Final = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
-"""What another process stores is seen in the order in which it stored it."""
+"""Whether another process's stores become visible in the order in which it made them."""
 _FENCE: Final = threading.Lock()
 
 
 def fence() -> None:
-    """Nothing that follows is read before what came before it was.
+    """A full barrier: no read after it is made before a read that precedes it.
 
-    A copy's reads must not be overtaken by those that say afterwards whose pages they were. A lock given back and taken
-    again is the one full barrier that the language has. Not yet run on a machine that needs it.
+    The reads that check afterwards whose pages were copied must not overtake the copy's own. Releasing a lock and
+    taking it again is the one full barrier that the language has. Not yet run on a machine that needs it.
     """
     for _ in range(2):
         with _FENCE:

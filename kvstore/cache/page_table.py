@@ -1,22 +1,22 @@
 """What every page of a pool holds, in the pool's own shared memory, so that it outlives the process that wrote it.
 
-One scheduler writes; agents, and the scheduler that comes after a crash, read. Each page has two slots, written in
-turn, slot `sequence & 1` next: it is marked, then the rest is written, then the sequence, then the mark is taken away.
-A slot counts if it has a sequence, no mark and the right CRC, so a writer that stops at any byte, whatever the order of
-stores inside one of the four steps, leaves the old entry or the new one. Without the mark a successor's write that
-stops could complete what its predecessor had begun. No locks: a reader copies both slots and believes the newest that
-counts.
+One scheduler writes; agents read, and so does the next scheduler after a crash. Each page has two slots, which are
+written in turn: the entry with sequence `n` goes to slot `n & 1`. A write takes four steps: it sets the mark, writes
+the rest, writes the sequence, and clears the mark. A slot counts if it has a sequence, no mark and the right CRC, so a
+writer that stops at any byte, whatever the order of stores inside one of the four steps, leaves the old entry or the
+new one. Without the mark, a successor's interrupted write could complete what its predecessor had begun. No locks: a
+reader copies both slots and takes the newest that counts.
 
-Memory damaged from outside is not taken for a writer that stopped: a slot that does not count has its mark, or else
-the page is known to be torn, although the other slot is whole. For if the newer entry is lost, the older one may tell
-of tokens that the page no longer holds.
+Memory damaged from outside is not mistaken for a writer that stopped: if a slot neither counts nor has its mark, the
+page is known to be torn, even if the other slot is whole: with the newer entry lost, the older one may name tokens
+that the page no longer holds.
 
 One slot, little-endian, `64 + 4 * page_size` bytes:
 
     offset  bytes  field
     0       6      sequence; 0 in a slot never written (all its bytes are 0)
-    6       2      mark while the slot is written (`_MARK`), else 0
-    8       4      CRC-32 of what follows, started from page number and sequence (`_crc_start`)
+    6       2      mark while the slot is being written (`_MARK`), else 0
+    8       4      CRC-32 of what follows, seeded with page number and sequence (`_crc_start`)
     12      1      state (`PageState`)
     13      1      flags: 1 first page of its chain, 2 private (never shared, whatever it holds)
     14      2      fill: tokens whose KV is written
@@ -69,15 +69,15 @@ _READ_ATTEMPTS: Final = 8
 _NUM_STATES: Final = len(PageState)
 _CRC_FACTOR: Final = 0x9E3779B1
 _SCANNED_AT_ONCE: Final = 2048
-"""Pages checked by one pass over columns: 512 KiB with pages of 16 tokens, beside which a call of numpy is nothing."""
+"""Pages checked in one pass over columns: 512 KiB with pages of 16 tokens, so that the cost of numpy calls vanishes."""
 
 MAX_GENERATION: Final = 2**63 - 1
 PLAUSIBLE_GENERATIONS: Final = 2**62
-"""No pool lives to see so many allocations: an entry that says more is none of ours, and is not counted on from."""
+"""No pool lives to see so many allocations: an entry with more is not ours, and generations do not continue from it."""
 
 
 class PageEntry(msgspec.Struct, frozen=True, gc=False):
-    """What the table says of one page. `tokens` are the filled token ids, packed (`hashing.pack_tokens`)."""
+    """The table's entry for one page. `tokens` are the filled token ids, packed (`hashing.pack_tokens`)."""
 
     state: PageState = PageState.FREE
     generation: int = 0
@@ -95,15 +95,16 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Torn(msgspec.Struct, frozen=True, gc=False):
-    """What the table says of the page cannot be believed."""
+    """The table's entry for the page cannot be trusted."""
 
     page: int
 
 
 class TableScan:
-    """What a table says of every page; iterating gives (page, what `PageTable.read` has of it).
+    """A table's entries for all pages; iterating gives (page, what `PageTable.read` returns for it).
 
-    `slots` has a page's newest slot as fields (`slot_dtype`), shape (pages,), zeros where `is_torn` (bool, same shape).
+    `slots` has each page's newest slot as fields (`slot_dtype`), shape (pages,), zeros where `is_torn` (bool, same
+    shape).
     """
 
     def __init__(self, slots: "Slots", is_torn: "npt.NDArray[np.bool_]") -> None:
@@ -111,11 +112,11 @@ class TableScan:
         self.is_torn = is_torn
 
     def entry(self, page: int) -> "PageEntry | Torn":
-        """What the table says of one page."""
+        """The table's entry for one page."""
         return Torn(page) if self.is_torn[page] else _entry(self.slots[page].tobytes())
 
     def generations(self) -> list[int]:
-        """Generation of every page; 0 where it cannot be believed."""
+        """Generation of every page; 0 where it cannot be trusted."""
         generation = self.slots["generation"]
         return (generation * (generation <= PLAUSIBLE_GENERATIONS)).tolist()
 
@@ -125,8 +126,8 @@ class TableScan:
 
 def slot_dtype(page_size: int) -> "np.dtype[np.void]":
     """Fields of one slot of a table of pages of `page_size` tokens; hashes and tokens as raw bytes."""
-    # Imported where it is wanted: the process that actors are forked from knows page tables too, and OpenBLAS starts
-    # threads when numpy is imported, with which it could not fork.
+    # Imported only where it is needed: the process that actors are forked from imports this module too, and importing
+    # numpy makes OpenBLAS start threads, with which it could not fork.
     import numpy as np
 
     numbers = [("sequence", "<u8"), ("crc", "<u4"), ("state", "u1"), ("flags", "u1"), ("fill", "<u2")]
@@ -135,9 +136,9 @@ def slot_dtype(page_size: int) -> "np.dtype[np.void]":
 
 
 class PageTable:
-    """Reads and writes the entries of one pool's table. `view` is the table's memory; read-only views can read.
+    """Reads and writes the entries of one pool's table. `view` is the table's memory; read-only is enough for reading.
 
-    `stores_are_ordered`: what another process stores is seen in the order in which it stored it.
+    `stores_are_ordered`: another process's stores become visible in the order in which it made them.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class PageTable:
         self._scratch_body = memoryview(self._scratch)[_MARK_END:]
         self._scratch_checked = memoryview(self._scratch)[_CHECKED_OFFSET:]
         self._blank = bytes(self._slot_bytes)
-        # Sequence of each page's current slot; 0 means "not looked at yet", which costs one read.
+        # Sequence of each page's current slot; 0 means "not read yet", which costs one read.
         self._sequences = array("Q", bytes(8 * num_pages))
 
     @staticmethod
@@ -168,7 +169,7 @@ class PageTable:
         return num_pages * 2 * (HEADER_BYTES + TOKEN_BYTES * page_size)
 
     def read(self, page: int) -> PageEntry | Torn:
-        """The newest entry that is whole. Safe beside a writer in another process."""
+        """The newest entry that is whole. Safe while another process writes."""
         slot = self._newest(page)
         return Torn(page) if slot is None else _entry(slot)
 
@@ -178,19 +179,19 @@ class PageTable:
         return None if slot is None else _HEADER.unpack_from(slot)[5]
 
     def peek_generations(self, pages: Sequence[int]) -> list[int]:
-        """Generations of many pages for comparing with expected ones; -1 where none can be believed.
+        """Generations of many pages, for comparison with expected ones; -1 where none can be trusted.
 
-        Where stores become visible in the order in which they were made (x86) it costs a quarter of `generation`: what
-        the newer slot says, its CRC not looked at. A slot that has a sequence was written whole there, and memory
-        damaged from outside does not come to equal a given generation. Elsewhere a sequence may be seen before what
-        was written ahead of it, so the CRC is looked at. Raises ValueError for a page outside the table.
+        Where stores become visible in the order in which they were made (x86), this costs a quarter of `generation`: it
+        takes what the newer slot says and skips its CRC. A slot that has a sequence was written whole there, and memory
+        damaged from outside does not happen to equal a given generation. Elsewhere a sequence may become visible before
+        what was written ahead of it, so the CRC is checked. Raises ValueError for a page outside the table.
         """
         unpack, view, step = self._pair.unpack_from, self._view, self._pair.size
-        # Checked once for all: page numbers come from other agents, and an offset outside would read other entries.
+        # Checked once for all: page numbers come from other agents, and one outside the table would read other entries.
         if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
             raise ValueError(f"pages {min(pages)} to {max(pages)} of a table of {self.num_pages}")
         if not self._stores_are_ordered:
-            # Else loads of this core may have been made before those of the pages that were copied.
+            # Otherwise this core may have made the loads below before those of the pages that were copied.
             fence()
             return [-1 if (known := self.generation(page)) is None else known for page in pages]
         found: list[int] = []
@@ -206,7 +207,7 @@ class PageTable:
     def write(self, page: int, entry: PageEntry) -> None:
         """Replace the entry of `page`. Only the pool's scheduler may call this.
 
-        Raises ValueError if the entry does not fit the page size or its generation the table.
+        Raises ValueError if the entry does not fit the page size, or its generation does not fit the table.
         """
         tokens = entry.tokens
         end = HEADER_BYTES + len(tokens)
@@ -223,14 +224,13 @@ class PageTable:
         numbers = sequence, 0, entry.state, flags, fill, generation, epoch
         _HEADER.pack_into(scratch, 0, *numbers, entry.page_hash, entry.parent_hash)
         scratch[HEADER_BYTES:end] = tokens
-        # The checksum goes over whole slots, and what an earlier entry left there must not count.
+        # The checksum covers whole slots, so tokens that an earlier entry left there must go.
         scratch[end:] = self._blank[end:]
         _CRC.pack_into(scratch, _CRC_OFFSET, crc32(self._scratch_checked, _crc_start(page, sequence)))
-        # Into the slot that is not current: whoever reads, or follows after a kill here, still has the other one whole.
+        # Into the slot that is not current: a reader, or a successor after a kill here, still has the other one whole.
         start = (2 * page + (sequence & 1)) * self._slot_bytes
         view, mark, body = self._view, start + _MARK_OFFSET, start + _MARK_END
-        # In this order: mark, body, sequence, unmark. Killed anywhere in between, the slot is marked, or still the old
-        # one.
+        # In this order: mark, body, sequence, unmark. A kill anywhere in between leaves the slot marked or still old.
         view[mark:body] = _MARK
         view[body : start + self._slot_bytes] = self._scratch_body
         view[start:mark] = self._scratch_sequence
@@ -238,7 +238,7 @@ class PageTable:
         self._sequences[page] = sequence
 
     def scan(self) -> "TableScan":
-        """What `read` has of every page, for a successor that reads them all: the checks are made for many at once."""
+        """What `read` returns for every page, for a successor that needs them all: many are checked at once."""
         import numpy as np
 
         size, dtype = self._slot_bytes, slot_dtype(self.page_size)
@@ -246,11 +246,11 @@ class PageTable:
         is_torn = np.zeros(self.num_pages, np.bool_)
         table = np.frombuffer(self._view, np.uint8, 2 * size * self.num_pages).reshape(self.num_pages, 2 * size)
         for first in range(0, self.num_pages, _SCANNED_AT_ONCE):
-            # Copied first: a writer at work must not change what has been looked at.
+            # Copied first: a concurrent writer must not change what has been checked.
             chunk = table[first : first + _SCANNED_AT_ONCE].copy().view(dtype)
             pages = np.arange(first, first + len(chunk))
             newest[pages] = chunk[pages - first, (chunk["sequence"][:, 1] > chunk["sequence"][:, 0]).astype(np.intp)]
-            # The others: a writer at work, or one that stopped, or damage.
+            # The others: a concurrent writer, one that stopped, or damage.
             for page in pages[~self._are_sound(chunk, pages)].tolist():
                 slot = self._newest(page)
                 is_torn[page] = slot is None
@@ -258,7 +258,7 @@ class PageTable:
         return TableScan(newest, is_torn)
 
     def _are_sound(self, pairs: "Slots", pages: "npt.NDArray[np.int64]") -> "npt.NDArray[np.bool_]":
-        """Which of these pages, `pairs` of slots, have two that count, of which the newer is the newest (`_newest`)."""
+        """Which pages, given as `pairs` of slots, have two slots that count and need no closer look by `_newest`."""
         import numpy as np
 
         sequence = pairs["sequence"]
@@ -278,19 +278,19 @@ class PageTable:
         return count.all(axis=1) & ((sequence.min(axis=1) > 0) | (sequence.max(axis=1) <= 1))
 
     def _begin(self, page: int) -> int:
-        """Sequence of the slot that counts. A page that is torn begins anew, as if it had never been written."""
+        """Sequence of the newest slot that counts. A torn page starts over, as if it had never been written."""
         slot = self._newest(page)
         if slot is not None:
             return _sequence(slot)
-        # The first write goes to the odd slot; beside it a reader takes nothing but an even one never written.
+        # The first write goes to the odd slot; a reader believes it only beside an even slot that was never written.
         start = 2 * page * self._slot_bytes
         self._view[start : start + self._slot_bytes] = self._blank
         return 0
 
     def _newest(self, page: int) -> bytes | None:
-        """A copy of the newest slot that counts; None if there is none, or if it cannot be told that it is the newest.
+        """A copy of the newest slot that counts; None if there is none, or if it may not be the newest.
 
-        A writer at work while the slots are copied may spoil both copies; hence the few attempts.
+        A concurrent writer may spoil both copies; hence the few attempts.
         """
         size = self._slot_bytes
         start = 2 * page * size
@@ -300,7 +300,7 @@ class PageTable:
             even_counts, odd_counts = self._is_whole(even, page), self._is_whole(odd, page)
             if even_counts and odd_counts:
                 older, newest = (odd, even) if _sequence(even) >= _sequence(odd) else (even, odd)
-                # Only beside the first entry of a page, in the odd slot, is a slot never written.
+                # Beside a slot never written there can only be the page's first entry, in the odd slot.
                 if _sequence(older) or _sequence(newest) <= 1:
                     return newest
             elif even_counts and self._is_unfinished(odd, page):
@@ -322,7 +322,7 @@ class PageTable:
         )
 
     def _is_unfinished(self, slot: bytes, page: int) -> bool:
-        """A writer stopped in this slot: it is marked, or whole but for half a mark."""
+        """Whether a writer stopped in this slot: it is marked, or whole but for half a mark."""
         mark = slot[_MARK_OFFSET:_MARK_END]
         if mark in _HALF_MARKS:
             return self._is_whole(slot[:_MARK_OFFSET] + _NO_MARK + slot[_MARK_END:], page)
@@ -330,7 +330,7 @@ class PageTable:
 
 
 def _entry(slot: bytes) -> PageEntry:
-    """What a slot that counts says."""
+    """The entry in a slot that counts."""
     _, _, state, flags, fill, generation, epoch, page_hash, parent_hash = _HEADER.unpack_from(slot)
     tokens = slot[HEADER_BYTES : HEADER_BYTES + TOKEN_BYTES * fill]
     is_first, is_private = bool(flags & FLAG_FIRST), bool(flags & FLAG_PRIVATE)

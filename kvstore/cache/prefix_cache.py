@@ -1,12 +1,12 @@
-"""What a scheduler knows of its pool: find cached prefixes, hold pages for running sequences, share what they compute.
+"""A scheduler's view of its pool: find cached prefixes, hold pages for running sequences, share what they compute.
 
-    match = cache.match(token_ids)              # how much is cached; takes nothing
+    match = cache.match(token_ids)              # how much is cached; holds nothing
     sequence = cache.start(token_ids)           # locks the cached prefix
     sequence.reserve(len(token_ids))            # allocates the rest, evicting what nobody holds; False: not enough
-    sequence.advance(token_ids[a:b])            # a step was acknowledged: committed, full pages shared at once
+    sequence.advance(token_ids[a:b])            # after a step was acknowledged: commits, shares full pages at once
     sequence.release()                          # once, however it ended
 
-Pure: no clock, no I/O but the page table's memory. Owned by one scheduler, the only writer of the pool's page table.
+Pure: no clock, no I/O except the page table's memory. Owned by one scheduler, the only writer of the pool's page table.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from kvstore.layout import PADDING_PAGE
 
 
 class PrefixMatch(NamedTuple):
-    """What is cached of a prompt: whole pages, never all of its tokens. Not a hold: `start` takes one."""
+    """The cached part of a prompt: whole pages, never all of its tokens. It does not hold them; `start` does."""
 
     pages: list[int]
     num_tokens: int
 
 
 class PrefixCache:
-    """Prefix cache, allocator and page table of one worker group's pool, in step with each other. It begins empty.
+    """Prefix cache, allocator and page table of one worker group's pool, kept in step. Starts empty.
 
-    `blocks` are the books themselves, for `rebuild`, which has scanned `table` already (`found`); `events` is what
-    entered and left the cache. Roots of prefixes are made with `weight_version`.
+    `blocks` are the books themselves, for `rebuild`, which has scanned `table` already (`found`); `events` logs what
+    entered and left the cache. The roots of prefixes include `weight_version`.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class PrefixCache:
 
     @property
     def num_sequences(self) -> int:
-        """Handles that are not released."""
+        """Handles not released yet."""
         return len(self._live)
 
     @property
     def num_pages(self) -> int:
-        """Pages that sequences can use at all, the padding page left out."""
+        """Pages that sequences can use: all but the padding page."""
         return self.blocks.allocator.num_pages - 1
 
     def num_available(self) -> int:
-        """Pages that new reservations can have: free ones, and cached ones that nobody holds."""
+        """Pages available to new reservations: free ones, and cached ones that nobody holds."""
         return self.blocks.num_available()
 
     def num_pages_in(self, state: PageState) -> int:
@@ -77,37 +77,37 @@ class PrefixCache:
         return self.blocks.allocator.count(state)
 
     def match(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> PrefixMatch:
-        """The cached prefix of a prompt, short of its last token, which must be computed to have logits."""
+        """The cached prefix of a prompt without its last token, which must be computed for its logits."""
         found = self._find(token_ids, extra_key, lora)
         return PrefixMatch(found.pages, len(found.pages) * self.page_size)
 
     def start(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable:
-        """Begin a sequence with what is cached of it."""
+        """Begin a sequence with its cached prefix."""
         found = self._find(token_ids, extra_key, lora)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size
         return self._hold(self.blocks.tree.lock(found), found.pages, extra_key)
 
     def clear_quarantined(self, pages: Sequence[int]) -> None:
-        """Nothing can write these pages any more (the agent answered `GrantClosed`): they are free again."""
+        """Free pages that nothing can write any more (the agent answered `GrantClosed`)."""
         cleared = self.blocks.move(self.blocks.allocator.clear, pages)
         self.blocks.write_states(cleared, PageState.FREE)
 
     def reset(self, weight_version: str | None = None) -> None:
-        """Forget every cached prefix; running sequences keep their pages, but share no more."""
+        """Forget every cached prefix; running sequences keep their pages but no longer share them."""
         if weight_version is not None:
             self.weight_version = weight_version
         self.blocks.clear_tree()
 
     def check(self) -> list[Violation]:
-        """Compare all books; linear in the pool, for idle moments and tests. What disagrees is quarantined."""
+        """Compare all books; quarantine pages they disagree about. Linear in the pool: for idle moments and tests."""
         cached = {page for node, _ in self.blocks.tree.runs() for page in node.pages}
         claims = dict.fromkeys(cached, PageState.CACHED)
         doubles: list[Violation] = []
         for sequence in self._live.values():
             for page, state in sequence.claims():
                 held = claims.get(page)
-                # Cached pages may have many holders; of any other kind a second one is a fault.
+                # Cached pages may have many holders; pages in any other state may not have a second one.
                 if held is None or held is state is PageState.CACHED:
                     claims[page] = state
                 else:
@@ -118,7 +118,7 @@ class PrefixCache:
         return violations
 
     def resume(self, node: Node, pages: list[int], tail_page: int, tail_tokens: bytes) -> BlockTable:
-        """A handle on what an earlier scheduler's sequence left; `node` is locked. Called by `rebuild` only."""
+        """A handle on the pages left by an earlier scheduler's sequence; `node` is locked. Called by `rebuild` only."""
         sequence = self._hold(node, pages, "")
         sequence.adopt_tail(tail_page, tail_tokens)
         return sequence
@@ -126,10 +126,9 @@ class PrefixCache:
     # inside
 
     def _find(self, token_ids: Sequence[int], extra_key: str, lora: str) -> TreeMatch:
-        # One token less than there are: with all of them cached there would be no logits to draw the next one from.
+        # One token less than there are: with all of them cached there would be no logits to sample the next one from.
         usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
-        # All that changes KV is in the root, so that prefixes of other weights or tenants cannot be matched by
-        # construction.
+        # Everything that changes KV is in the root, so prefixes of other weights or tenants cannot match.
         root = root_hash(extra_key, lora=lora, weight_version=self.weight_version)
         return self.blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
 
@@ -140,8 +139,7 @@ class PrefixCache:
             hashes[:0] = step.hashes
             step = step.parent
         sequence = BlockTable(self.blocks, node, pages, hashes, extra_key=extra_key, on_release=self._forget)
-        # By identity: two handles of equal content are two holders. `release` takes it out, so an id is not used again
-        # in here.
+        # By identity: two handles of equal content are two holders. `release` removes the entry, so no id occurs twice.
         self._live[id(sequence)] = sequence
         return sequence
 
@@ -149,12 +147,12 @@ class PrefixCache:
         del self._live[id(sequence)]
 
     def _contain(self, violations: list[Violation], cached: set[int]) -> None:
-        """Quarantine; a cached page in doubt may hold another prompt's KV, so the cache starts again."""
+        """Quarantine pages in doubt; a cached one may hold another prompt's KV, so the cache then starts over."""
         doubtful = {violation.page for violation in violations}
         self.blocks.report(violations)
         loose = [page for page in doubtful if self.blocks.allocator.state(page) is not PageState.QUARANTINED]
         self.blocks.move(self.blocks.allocator.quarantine, loose)
         self.blocks.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
-        # All prefixes and not this one alone: with the books wrong, which others are right is not known either.
+        # All prefixes, not this one alone: with the books wrong, it is unknown which of the others are right.
         if doubtful & cached:
             self.reset()

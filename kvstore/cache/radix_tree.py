@@ -10,12 +10,12 @@ lower half's identity, so locks stay where they were.
 
     match_prefix   reads only
     lock           splits an edge where the match ends inside one, then locks
-    insert         adds what is missing; pages whose tokens the tree already has stay their holder's
+    insert         adds what is missing; pages whose tokens the tree already has stay with their holder
     evict          takes unlocked pages from the ends of edges, in the policy's order
-    clear          forgets everything; locked pages come back when their lock goes
+    clear          forgets everything; locked pages are returned when their last lock is released
 
-All operations are linear in the pages they look at, none recurses. Pure; owned by `prefix_cache`.
-SGLang's RadixCache is the idea's source.
+All operations are linear in the pages they visit; none recurses. Pure; owned by `prefix_cache`.
+The idea is from SGLang's RadixCache.
 """
 
 import heapq
@@ -54,7 +54,7 @@ class Node:
         self.created = 0
         self.last_used = 0
         self.num_uses = 0
-        # Number of the node's one valid entry in the eviction heap; 0: it has none.
+        # Number of the node's one valid entry in the eviction heap; 0 if it has none.
         self.ticket = 0
 
 
@@ -69,7 +69,7 @@ class TreeMatch(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """`added` pages are the tree's now; the tree had the tokens of those before them. `end` is where all end."""
+    """`added` pages belong to the tree now; it had the tokens of those before them already. `end` is the end of all."""
 
     end: TreeMatch
     added: list[int]
@@ -83,7 +83,7 @@ class Removed(NamedTuple):
 
 
 class RadixTree:
-    """All cached prefixes of one pool: `num_pages` pages on `num_nodes` edges, `num_evictable` that `evict` could take.
+    """All cached prefixes of one pool: `num_pages` on `num_nodes` edges; `evict` could take `num_evictable` of them.
 
     Pages that only a lock keeps after `clear` are not counted.
     """
@@ -108,7 +108,7 @@ class RadixTree:
         return self._walk(start, key)
 
     def lock(self, match: TreeMatch) -> Node:
-        """Hold the matched pages; ends with `unlock` of the node returned. The tree must not have changed since."""
+        """Hold the matched pages until `unlock` of the returned node. The tree must not have changed since matching."""
         node = match.node or self._open_root(match.root)
         if match.partial is not None:
             node = self._split(match.partial, match.num_partial)
@@ -124,8 +124,8 @@ class RadixTree:
         return node
 
     def unlock(self, node: Node) -> list[Removed]:
-        """Give up one lock. Returns pages that only this lock kept, after `clear`; otherwise nothing."""
-        # Looked at before the walk, which takes pages out of nodes.
+        """Release one lock. Returns pages that, after `clear`, only this lock kept; otherwise nothing."""
+        # Checked before the walk, which takes pages out of nodes.
         cleared = not self.is_current(node)
         removed: list[Removed] = []
         step: Node | None = node
@@ -151,12 +151,12 @@ class RadixTree:
     ) -> Inserted:
         """Add pages for the tokens of `key`, which has exactly `len(pages)` pages.
 
-        `held` is a current node that the caller has locked: the key then continues there. It may grow in place if
+        `held` is a current node that the caller has locked: the key then continues from it. It may grow in place if
         nobody else holds it, which keeps a running sequence one edge long.
         """
         match = self._walk(held or self._open_root(root), key)
         num_present = len(match.pages)
-        # The tree's pages are kept, not the new ones of the same tokens: others may hold them already.
+        # The tree keeps its pages rather than new ones with the same tokens: others may hold them already.
         added = list(pages[num_present:])
         if not added:
             return Inserted(match, [])
@@ -166,19 +166,18 @@ class RadixTree:
         return Inserted(TreeMatch(root, match.pages + added, end, None, 0), added)
 
     def evict(self, num_pages: int) -> list[Removed]:
-        """Take up to `num_pages` unlocked pages, each after everything that hangs on it."""
+        """Take up to `num_pages` unlocked pages, each after all its descendants."""
         removed: list[Removed] = []
         while len(removed) < num_pages and self._heap:
             _, ticket, node = heapq.heappop(self._heap)
-            # An outdated entry. Taking it out when the node changed would be a search through the heap for every lock.
+            # An outdated entry. Removing it when the node changed would mean a search through the heap at every lock.
             if ticket != node.ticket:
                 continue
             node.ticket = 0
             if node.lock_count or node.children:
                 continue
             wanted = num_pages - len(removed)
-            # From the end of the edge, and no more than is needed: what is left is still a prefix that a prompt can
-            # find.
+            # From the end of the edge, and no more than needed: the rest is still a prefix that a prompt can match.
             if wanted < len(node.pages):
                 removed.extend(_from_end(node)[:wanted])
                 self._trim(node, wanted)
@@ -195,7 +194,7 @@ class RadixTree:
                 removed.extend(_from_end(node))
                 if node.parent is not None:
                     del node.parent.children[node.key[: self._stride]]
-        # Nodes outlive the tree in handles; a ticket of theirs must not meet a number given out later.
+        # Nodes outlive the tree in handles; their tickets must not equal a number given out later.
         for _, _, node in self._heap:
             node.ticket = 0
         self._roots.clear()
@@ -222,7 +221,7 @@ class RadixTree:
             child = node.children.get(key[offset : offset + stride])
             if child is None:
                 break
-            # One memcmp of the whole edge is the usual end; page by page only where the edge is left in its middle.
+            # Usually one memcmp of the whole edge is enough; page by page only if the match ends inside the edge.
             if not (key.startswith(child.key, offset) and offset + len(child.key) <= end):
                 num_common = _num_common_pages(child.key, key[offset:end], stride)
                 return TreeMatch(node.root, pages + child.pages[:num_common], node, child, num_common)
@@ -249,7 +248,7 @@ class RadixTree:
         parent = lower.parent
         assert parent is not None, "a root has no edge to split"
         upper = Node(lower.root, parent, lower.key[:cut], lower.pages[:num_pages], lower.hashes[:num_pages])
-        # All locks on `lower` hold what is above it, too, and nobody has locked the new node by itself.
+        # All locks on `lower` also hold what is above it, and nobody has locked the new node itself.
         upper.lock_count, upper.num_uses = lower.lock_count, lower.num_uses
         upper.created, upper.last_used = lower.created, lower.last_used
         parent.children[upper.key[:stride]] = upper
@@ -263,7 +262,7 @@ class RadixTree:
         """Put new pages below `node`: into it if it is a leaf that nobody but the caller holds, else in a child."""
         self._tick += 1
         self.num_pages += len(pages)
-        # Grown in place a long prompt is one node, not one for each chunk: matching it stays one comparison.
+        # Grown in place, a long prompt is one node, not one for each chunk: matching it stays one comparison.
         if node.parent is not None and not node.children and node.lock_count == (node is held):
             node.key += key
             node.pages.extend(pages)
@@ -290,7 +289,7 @@ class RadixTree:
         self._tickets += 1
         node.ticket = self._tickets
         heapq.heappush(self._heap, (self._policy.priority(node), self._tickets, node))
-        # Outdated entries are thrown away when they are three quarters of it: amortised, that is constant for each use.
+        # Outdated entries are dropped when they are three quarters of the heap: amortised constant cost per use.
         if len(self._heap) > 64 + 4 * self.num_nodes:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
             heapq.heapify(self._heap)

@@ -1,14 +1,14 @@
-"""A prefix cache from what a page table says, after its scheduler died.
+"""Rebuilds a prefix cache from its page table, after its scheduler died.
 
 Full pages whose chain reaches a root are cached again. A partly filled page of a running sequence becomes a
-`BlockTable`: a handle that holds it and its prefix until somebody claims it or the recovery lease is over. Pages lent
-to a transfer, and torn ones, are quarantined until nothing can write them. Everything else is free.
+`BlockTable`: a handle that holds it and its prefix until it is claimed or the recovery lease ends. Pages lent to a
+transfer, and torn ones, are quarantined until nothing can write them. Everything else is free.
 
-Whatever the table says, the books are right afterwards and nothing is found that was not computed: an entry that
-contradicts itself, the others or this scheduler's epoch is dropped, its page is free, and `num_dropped` counts it.
-Memory is not trusted to be what a scheduler wrote; only that nothing writes it now.
+Whatever the table says, the books are right afterwards and no prefix is found that was not computed: an entry that
+contradicts itself, the others or this scheduler's epoch is dropped, its page is free, and `num_dropped` counts it. The
+memory is not trusted to be what a scheduler wrote; the only assumption is that nothing writes it now.
 
-Only after the worker has answered `Adopted` may the table be read: until then steps of the dead scheduler run.
+The table may be read only after the worker has answered `Adopted`: until then, steps of the dead scheduler run.
 """
 
 import gc
@@ -47,7 +47,7 @@ _IN_USE: Final = [PageState.CACHED, PageState.RUNNING]
 class _Full(NamedTuple):
     """Full pages that their scheduler shared, in columns: page, slot (of a `TableScan`), hash, parent's hash.
 
-    `known` has those whose hash is right, with their index; of equal ones only the first.
+    `known` maps the hash of each page whose hash is right to its index; of equal ones, only the first.
     """
 
     pages: list[int]
@@ -66,7 +66,7 @@ class _Full(NamedTuple):
 
 
 class RecoveredSequences:
-    """Sequences that ran when their scheduler died, each until it is claimed or the lease is over."""
+    """Sequences that were running when their scheduler died, each kept until it is claimed or the lease ends."""
 
     def __init__(self, cache: PrefixCache, handles: Iterable[BlockTable] = ()) -> None:
         self._cache = cache
@@ -78,14 +78,14 @@ class RecoveredSequences:
         return sum(len(handles) for handles in self._by_parent.values())
 
     def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable | None:
-        """The sequence that has most of these tokens, but not all: the last one must be computed. None: there is none.
+        """The sequence with the most of these tokens but not all, as the last must be computed. None if there is none.
 
-        A claimed handle is the caller's to release; `num_cached_tokens` says how much of it is reused.
+        The caller has to release a claimed handle; `num_cached_tokens` says how much of it is reused.
         """
         root = root_hash(extra_key, lora=lora, weight_version=self._cache.weight_version)
         parents = [root, *chain_hashes(root, token_ids, self._cache.page_size)]
         packed = pack_tokens(token_ids)
-        # Longest first: what is found there has the most of these tokens written.
+        # Longest first: a sequence found there has the most of these tokens written.
         for index in range(len(parents) - 1, -1, -1):
             rest = packed[index * self._cache.blocks.stride :]
             fitting = [
@@ -101,7 +101,7 @@ class RecoveredSequences:
         return None
 
     def release(self) -> None:
-        """The lease is over: what nobody claimed may be evicted."""
+        """The lease has ended: unclaimed sequences may be evicted."""
         for handles in self._by_parent.values():
             for handle in handles:
                 handle.release()
@@ -109,9 +109,9 @@ class RecoveredSequences:
 
 
 class Rebuilt(NamedTuple):
-    """`quarantined` pages wait for `PrefixCache.clear_quarantined`; `num_torn` of them had no believable entry.
+    """`quarantined` pages wait for `PrefixCache.clear_quarantined`; `num_torn` of them had no trustworthy entry.
 
-    `num_dropped` pages had a whole entry that cannot be true, or that hangs on a page that is lost.
+    `num_dropped` pages had a whole entry that cannot be true, or that depends on a lost page.
     """
 
     cache: PrefixCache
@@ -123,7 +123,7 @@ class Rebuilt(NamedTuple):
 
 @contextmanager
 def _collector_paused() -> Generator[None]:
-    """Nothing here is in a cycle, and a collection looks at all of it, again and again: a third of the time."""
+    """Pause the collector: nothing here is in a cycle, and scanning it again and again took a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -137,7 +137,7 @@ def _collector_paused() -> Generator[None]:
 def rebuild(
     table: PageTable, *, group: str, epoch: int, weight_version: str = "", policy: EvictionPolicy | None = None
 ) -> Rebuilt:
-    """Build cache, allocator and tree from `table`, and write the table anew where it changes."""
+    """Build cache, allocator and tree from `table`, and rewrite the table's entries that change."""
     found = table.scan()
     cache = PrefixCache(
         table.num_pages,
@@ -150,9 +150,9 @@ def rebuild(
         found=found,
     )
     state, torn = found.slots["state"], found.is_torn
-    # What it says does not matter: page 0 is never anybody's.
+    # Its entry does not matter: page 0 never belongs to anybody.
     torn[PADDING_PAGE] = False
-    # Epochs only rise: whoever comes after this scheduler has written nothing yet.
+    # Epochs only rise: a scheduler after this one has written nothing yet.
     sound = (
         (state != PageState.RESERVED)
         & (found.slots["owner_epoch"] <= epoch)
@@ -164,7 +164,7 @@ def rebuild(
     full = _full_pages(found, sound, table.page_size)
     cached = _rebuild_tree(cache, full)
     unsafe = np.flatnonzero(torn | sound & np.isin(state, _UNSAFE)).tolist()
-    # Torn ones with them: a grant may be hidden in what cannot be read, and a copy write there for up to its deadline.
+    # Torn ones too: what cannot be read may hide a grant, whose copy may write until its deadline.
     cache.blocks.allocator.adopt(unsafe, PageState.QUARANTINED)
     cache.blocks.write_states(unsafe, PageState.QUARANTINED)
     left = sound & np.isin(state, _IN_USE)
@@ -174,7 +174,7 @@ def rebuild(
     }
     recovered = _resume_all(cache, entries, full, cached, dropped)
     cache.blocks.write_states(sorted(dropped), PageState.FREE)
-    # Whoever follows the cache has the predecessor's picture, and may have missed its last events.
+    # Followers of the cache have the predecessor's picture, and may have missed its last events.
     cache.events.restate()
     return Rebuilt(cache, RecoveredSequences(cache, recovered), unsafe, int(torn.sum()), len(dropped))
 
@@ -198,10 +198,10 @@ def _resume_all(
 
 
 def _can_be_true(entry: PageEntry, cached: Container[bytes], page_size: int) -> bool:
-    """Whether a scheduler may have left this entry of a page that is not in the cache now."""
+    """Whether a scheduler can have left this entry for a page that is not in the cache now."""
     if entry.page_hash == NO_HASH:
         return entry.state is PageState.RUNNING and entry.fill < page_size
-    # A sequence's own full page: private, or the double of a page that is cached.
+    # A sequence's own full page: private, or a duplicate of a cached page.
     return entry.state is PageState.RUNNING and (entry.is_private or entry.page_hash in cached)
 
 
@@ -212,13 +212,12 @@ def _full_pages(found: TableScan, sound: npt.NDArray[np.bool_], page_size: int) 
     pages = np.concatenate([np.flatnonzero(is_usable & (slots["state"] == state)) for state in _IN_USE])
     chosen = slots[pages]
     names, parents = _hashes(chosen["page_hash"]), _hashes(chosen["parent_hash"])
-    # What a page's hash is made of lies in one piece behind it.
+    # The input of a page's hash follows it in one piece.
     start, size = HASH_OFFSET + HASH_BYTES, HASH_BYTES + TOKEN_BYTES * page_size
     known: dict[bytes, int] = {}
     for number, (content,) in enumerate(struct.iter_unpack(f"{start}x{size}s", chosen.tobytes())):
         if (name := names[number]) == content_hash(content):
-            # Hashed again, for all pages: a table is memory that others had mapped, and a wrong hash would serve wrong
-            # KV.
+            # Every page is hashed again: others had this memory mapped, and a wrong hash would serve wrong KV.
             known.setdefault(name, number)
     return _Full(pages.tolist(), chosen, names, parents, known)
 
@@ -230,7 +229,7 @@ def _hashes(column: "Slots") -> list[bytes]:
 def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
     """Insert every chain that begins at a root; returns indices in `full` of the pages that are cached now, by hash."""
     blocks, pages, names = cache.blocks, full.pages, full.names
-    # No hash is there twice, and a first page continues none: nobody is come upon twice.
+    # No hash occurs twice, and a first page continues no other: no page is visited twice.
     firsts, next_of, several = _links(full)
     starts: list[tuple[Node | None, bytes, int]] = [(None, full.parents[number], number) for number in firsts]
     cached: list[int] = []
@@ -240,7 +239,7 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
         while (number := next_of[number]) >= 0:
             run.append(number)
         hashes = [names[one] for one in run]
-        # A whole run by one insertion: page by page each would be hung into the tree and joined again.
+        # A whole run in one insertion: page by page, each would be attached to the tree and merged again.
         end = blocks.tree.insert(root, full.key(run), [pages[one] for one in run], hashes, above).end.node
         starts.extend((end, root, child) for child in several.get(run[-1], ()))
         cached += run
@@ -259,10 +258,10 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
 
 
 def _links(full: _Full) -> tuple[list[int], list[int], dict[int, list[int]]]:
-    """First pages of chains; of each page the only one that continues it, or -1; and those that several continue."""
+    """First pages of chains; for each page the only one that continues it, or -1; and pages that several continue."""
     known = np.fromiter(full.known.values(), np.intp, len(full.known))
     is_first: npt.NDArray[np.bool_] = full.slots["flags"][known] & FLAG_FIRST != 0
-    # One that says it is the first of its chain continues nothing.
+    # A page marked as the first of its chain continues nothing.
     inner = known[~is_first]
     numbers: list[int] = inner.tolist()
     above = np.array([full.known.get(full.parents[number], -1) for number in numbers], np.intp)
@@ -279,7 +278,7 @@ def _links(full: _Full) -> tuple[list[int], list[int], dict[int, list[int]]]:
 def _resume(
     cache: PrefixCache, page: int, entry: PageEntry, full: _Full, cached: dict[bytes, int]
 ) -> BlockTable | None:
-    """A handle on a running sequence's last page and everything before it, if all of that is there."""
+    """A handle on a running sequence's last page and everything before it, if all of that is cached."""
     is_partial = entry.page_hash == NO_HASH and entry.parent_hash != NO_HASH and not entry.is_private
     if entry.state is not PageState.RUNNING or not is_partial:
         return None
@@ -287,7 +286,7 @@ def _resume(
     parent, is_first = entry.parent_hash, entry.is_first
     while not is_first:
         above = cached.get(parent)
-        # A page before it is lost, so attention over what is left would be over a hole.
+        # A page before it is lost, so attention over the rest would have a hole.
         if above is None:
             return None
         run.append(above)

@@ -1,4 +1,4 @@
-"""Names of devices, and what a pool's pages are on one: an address and a length, nothing that computes."""
+"""Device names, and the address and length of a pool's pages on a device; nothing that computes."""
 
 import re
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ class DevicePages(NamedTuple):
     """The pages of a pool in device memory, page 0 first.
 
     `device` is the CUDA ordinal, `pointer` the device address in this process (another process has another one),
-    `num_bytes` is `num_pages * layout.page_bytes`. Not owned: whoever holds it must not use it after its pool's close.
+    `num_bytes` is `num_pages * layout.page_bytes`. Not owned: must not be used after the pool is closed.
     """
 
     device: int
@@ -24,7 +24,7 @@ class DevicePages(NamedTuple):
 
 
 def memory_kind(device: str) -> str:
-    """`cpu` or `cuda`: what kind of memory a device's name means. Raises DeviceUnavailable for any other name."""
+    """The kind of memory that a device name means: `cpu` or `cuda`. Raises DeviceUnavailable for any other name."""
     if device == CPU:
         return CPU
     cuda_ordinal(device)

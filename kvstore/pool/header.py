@@ -1,7 +1,7 @@
 """The first 4096 bytes of a pool's file: what it holds and where.
 
     8 bytes   magic
-    4 bytes   format version, little-endian as the two that follow
+    4 bytes   format version, little-endian like the two that follow
     4 bytes   length of the body
     4 bytes   CRC-32 of the body
     body      MessagePack of `PoolInfo`
@@ -30,12 +30,12 @@ _PREFIX: Final = struct.Struct("<8sIII")
 
 
 def incarnation_of(epoch: int, number: int = 0) -> int:
-    """A pool's incarnation: the `number`-th after the one that the agent of this epoch started with."""
+    """A pool's incarnation: the `number`-th after the one with which the agent of this epoch started."""
     return epoch + (number << _EPOCH_BITS)
 
 
 def is_later(incarnation: int, than: int) -> bool:
-    """Whether a pool was made after another one of its group."""
+    """Whether `incarnation` of a group's pool was made after `than`."""
     return _in_order(incarnation) > _in_order(than)
 
 
@@ -44,16 +44,17 @@ def _in_order(incarnation: int) -> tuple[int, int]:
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says. Pages of another `incarnation` of the pool are other pages.
+    """The header's content. Pages of another `incarnation` of the pool are different pages.
 
-    `device` is where the pages lie, `cpu` (in the file) or `cuda:N`; `ipc_handle` is then the 64 bytes of the
+    `device` is where the pages are, `cpu` (in the file) or `cuda:N`. On a device, `ipc_handle` is the 64 bytes of the
     cudaIpcMemHandle of their allocation, which begins with page 0.
 
-    `is_in_worker`: the group's worker makes the pages, in its own process; the handle is there once it has.
+    `is_in_worker`: the group's worker makes the pages, in its own process; the handle is set once it has.
 
-    The rest is what an operator has had released, and outlives every process. While `weights` is not empty (`keep`,
-    `backup`, `reload`: how those of the group's workers go) nobody may map the pool; `is_unwanted`: its pages are to be
-    freed when nobody uses them; `is_freed`: they are, and the file ends behind this header.
+    The other fields say what an operator has had released, and outlive every process. While `weights` is not empty
+    (`keep`, `backup`, `reload`: how the weights of the group's workers are released), nobody may map the pool.
+    `is_unwanted`: its pages are to be freed once nobody uses them. `is_freed`: they have been, and the file ends after
+    this header.
     """
 
     group: str
@@ -85,19 +86,19 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pages_bytes(self) -> int:
-        """Bytes of all pages, wherever they lie."""
+        """Bytes of all pages, wherever they are."""
         return self.num_pages * self.layout.page_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole segment, which has no pages if they lie on a device, and nothing if it is freed."""
+        """Bytes of the whole segment: without pages if they are on a device, only the header if it is freed."""
         if self.is_freed:
             return HEADER_BYTES
         return self.pages_offset + (self.pages_bytes if self.device == CPU else 0)
 
 
 TOLD: Final = ("group", "num_pages", "layout", "incarnation", "device")
-"""What of a header its agent tells others (`PoolHandle`), and what must not have changed when they map the pool."""
+"""Fields of a header that its agent tells others (`PoolHandle`), and that must be the same when they map the pool."""
 
 
 def encode_header(info: PoolInfo) -> bytes:
@@ -111,7 +112,7 @@ def encode_header(info: PoolInfo) -> bytes:
 
 def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
     """Read a header and check it against the segment's size. Raises PoolForeign or PoolTorn."""
-    # The checks go from who made it (magic, version) to what it says, so that the message names the first thing wrong.
+    # Format (magic, version) is checked before content, so that the message names the first thing that is wrong.
     if len(data) < HEADER_BYTES:
         raise PoolTorn(f"{path} has {file_bytes} bytes, less than a header: its making was cut short; remove it")
     magic, version, length, crc = _PREFIX.unpack_from(data)
@@ -126,10 +127,10 @@ def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
         info = msgspec.msgpack.decode(body, type=PoolInfo)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PoolTorn(f"the header of {path} cannot be read ({error}): remove it") from None
-    # The checksum was right, but sizes are computed from these: a division by zero would name no file.
+    # The checksum is right, but sizes are computed from these fields: a division by zero would not name the file.
     if info.num_pages < 2 or info.layout.page_size < 1 or info.layout.dtype not in ITEM_BYTES:
         raise PoolTorn(f"the header of {path} describes no pool ({info}): remove it")
-    # Mapped beyond its end a file is a SIGBUS at the first touch, which nothing can catch.
+    # Mapping a file beyond its end means a SIGBUS at the first touch, which nothing can catch.
     if file_bytes < info.file_bytes:
         raise PoolTorn(f"{path} has {file_bytes} bytes and its header says {info.file_bytes}: remove it")
     return info

@@ -1,7 +1,7 @@
-"""Mapping the pool that an agent has named: what lies at the path must be what the agent says.
+"""Maps the pool that an agent has named; the file at the path must be what the agent says.
 
-Called by schedulers and workers, who compute on what they map: pages of another incarnation of the pool, or of another
-model, would be found by the same hashes.
+Called by schedulers and workers, which compute on what they map: pages of another incarnation of the pool, or of
+another model, would be found by the same hashes.
 """
 
 from kvstore.errors import PoolMismatch, PoolReleased
@@ -28,5 +28,5 @@ def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
 
 
 def handle_of(pool: PagePool, agent: str = "") -> PoolHandle:
-    """What the agent that has a pool tells of it."""
+    """The handle by which a pool's agent describes it to others."""
     return PoolHandle(agent=agent, path=pool.path, **{name: getattr(pool.info, name) for name in TOLD})

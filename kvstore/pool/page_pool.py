@@ -1,16 +1,16 @@
 """The memory of one pool: a header, the page table, the pages, in one file that outlives the process that made it.
 
-    0                  header (`pool_header.py`): what follows, as `PoolInfo`
-    info.table_offset  page table (`page_table.py`)
+    0                  header (`header.py`): what follows, as `PoolInfo`
+    info.table_offset  page table (`kvstore/cache/page_table.py`)
     info.pages_offset  pages, `info.layout.page_bytes` each; both offsets are multiples of 4096
 
-Pages of a pool on a device are not in the file, which then ends at `pages_offset`: the header says how a process that
-computes there opens them (`cuda_pool.py`), and one that only looks at the page table never touches the device.
+If the pages are on a device, the file ends at `pages_offset`: its header says how a process that computes there opens
+them (`cuda/pool.py`), and a process that only reads the page table never touches the device.
 
 A kv_agent creates pools and holds each file's flock for as long as it lives; workers, schedulers and other agents map
 them by path. Not `multiprocessing.shared_memory`: on Python 3.11 the death of a process that had only attached unlinks
-the segment. `MemoryHost` is the seam: `ShmHost` for processes, `HeapHost` for simulations and tests, and in
-`cuda_pool.py` `CudaHost` over either for pages on a device.
+the segment. `MemoryHost` is the seam: `ShmHost` for processes, `HeapHost` for simulations and tests, and `CudaHost`
+(`cuda/pool.py`) over either for pages on a device.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class PagePool:
     def __init__(self, path: str, info: PoolInfo, memory: memoryview, on_close: Callable[[], None]) -> None:
         self.path = path
         self.info = info
-        # An agent may mark its pool (`info` changes then), but never its size or shape.
+        # An agent may mark its pool, which changes `info`, but never its size or shape.
         self.num_pages, self.layout = info.num_pages, info.layout
         self._on_close = on_close
         self._page_bytes = info.layout.page_bytes
@@ -61,8 +61,8 @@ class PagePool:
         self._open_device: Callable[[], DevicePages] | None = None
 
     def attach_device(self, open_pages: Callable[[], DevicePages], on_close: Callable[[], None]) -> None:
-        """Say how the pages on the device are opened, when somebody first asks for them, and given up with the pool."""
-        # The device first: its pages are described by the header in the file.
+        """Set how the pages on the device are opened, on first use, and how they are closed with the pool."""
+        # The device first: the header in the file describes its pages.
         close_file = self._on_close
 
         def close() -> None:
@@ -75,7 +75,7 @@ class PagePool:
 
     @property
     def pages_view(self) -> memoryview:
-        """All pages as bytes, `num_pages * layout.page_bytes`. Raises PagesElsewhere if they lie on a device."""
+        """All pages as bytes, `num_pages * layout.page_bytes`. Raises PagesElsewhere if they are on a device."""
         self._require_open()
         if self.info.device != CPU:
             raise PagesElsewhere(f"the pages of {self.path} lie on {self.info.device}: see device_pages")
@@ -83,9 +83,9 @@ class PagePool:
 
     @property
     def device_pages(self) -> DevicePages:
-        """All pages, opened in this process on the device where they lie.
+        """All pages, opened in this process on their device.
 
-        Raises PagesElsewhere if they lie in the file or if this process maps page tables only; DeviceError.
+        Raises PagesElsewhere if they are in the file or if this process maps page tables only; DeviceError.
         """
         self._require_open()
         if self._open_device is None:
@@ -113,10 +113,10 @@ class PagePool:
         return PageTable(self.table_view, self.num_pages, self.layout.page_size)
 
     def close(self) -> None:
-        """Unmap and give up the lock. Again is harmless. Memory still viewed by others goes when their views do."""
+        """Unmap and release the lock. Idempotent. Memory that is still viewed is unmapped with its last view."""
         if self._memory is not None:
             for view in (self._table_view, self._pages_view, self._memory):
-                # A tensor made from a view keeps it; the mapping then goes with the tensor.
+                # A tensor made from a view keeps it alive; the mapping then goes with the tensor.
                 with contextlib.suppress(BufferError):
                     view.release()
             self._memory = None
@@ -150,11 +150,11 @@ class MemoryHost(Protocol):
         ...
 
     def unlink(self, path: str) -> None:
-        """Remove a pool's name; those who mapped it keep it. Harmless if there is none."""
+        """Remove a pool's name; existing mappings stay valid. Harmless if there is no such pool."""
         ...
 
     def mark(self, path: str, info: PoolInfo) -> None:
-        """Write another header over that of an own pool, whose sizes stay. Raises PoolMissing, PoolDenied."""
+        """Overwrite the header of an own pool; its sizes must not change. Raises PoolMissing, PoolDenied."""
         ...
 
 
@@ -201,15 +201,15 @@ class HeapHost(MemoryHost):
         self._pools[path][:HEADER_BYTES] = encode_header(info)
 
     def paths(self) -> list[str]:
-        """Pools that exist: what a test looks at for leaks."""
+        """Pools that exist, for leak checks in tests."""
         return sorted(self._pools)
 
 
 class ShmHost(MemoryHost):
     """Pools as files, under /dev/shm or any other memory file system.
 
-    The owner's flock tells a living pool from a leftover: `sweep` removes what nobody owns. A pool appears under its
-    name only once it is whole; a making that was cut short leaves a file that `sweep` finds.
+    The owner's flock tells a living pool from a leftover: `sweep` removes pools that nobody owns. A pool appears under
+    its name only once it is whole; if its creation is cut short, `sweep` finds the file.
     """
 
     def __init__(self, directory: str | Path = "/dev/shm") -> None:
@@ -225,12 +225,12 @@ class ShmHost(MemoryHost):
         header = encode_header(info)
         with contextlib.suppress(PoolMissing):
             self._require_unowned(path)
-        # Under another name until it is whole: who opens the real one never sees a pool without header or pages.
+        # Under another name until it is whole: opening the real name never finds a pool without header or pages.
         making = f"{path}.making.{os.getpid()}"
         descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Locked before it has any size, so that a `sweep` beside us takes it for owned.
+            # Locked before it has any size, so that a concurrent `sweep` sees it as owned.
             self._reserve(descriptor, path, info.file_bytes)
             os.pwrite(descriptor, header, 0)
             pool = _map_file(descriptor, path, info, writable=True, populate=True)
@@ -249,7 +249,7 @@ class ShmHost(MemoryHost):
             if own:
                 _lock(descriptor, path)
             status = os.fstat(descriptor)
-            # Pages are people's prompts, and this file's header decides what is mapped.
+            # Pages hold people's prompts, and this file's header decides what is mapped.
             if status.st_mode & 0o077:
                 raise PoolForeign(f"{path} may be opened by other users ({stat.filemode(status.st_mode)}): remove it")
             info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, status.st_size)
@@ -268,7 +268,7 @@ class ShmHost(MemoryHost):
 
     @override
     def mark(self, path: str, info: PoolInfo) -> None:
-        """One write of one page: a process that is killed has written all of it, or nothing."""
+        """One write of one page: a process that is killed has written all of it or nothing."""
         descriptor = _open_own(path, os.O_RDWR)
         try:
             os.pwrite(descriptor, encode_header(info), 0)
@@ -276,15 +276,15 @@ class ShmHost(MemoryHost):
             os.close(descriptor)
 
     def sweep(self, prefix: str) -> list[str]:
-        """Remove segments of this name prefix that nobody owns: what a killed agent left. Returns their paths.
+        """Remove segments with this name prefix that nobody owns, as a killed agent leaves them. Returns their paths.
 
-        What only has such a name, and is not a file of this user's, is left alone.
+        Other users' files, and anything that is no plain file, are left alone.
         """
         removed: list[str] = []
         for path in sorted(self.directory.glob(f"{glob.escape(prefix)}*")):
             try:
                 self._require_unowned(str(path))
-            # Living, somebody else's, or gone between listing and looking: none is ours to remove.
+            # In use, somebody else's, or gone since the listing: not ours to remove.
             except (PoolBusy, PoolDenied, PoolMissing):
                 continue
             self.unlink(str(path))
@@ -307,19 +307,19 @@ class ShmHost(MemoryHost):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
                 raise
-            # What the failed call took is still counted: give it back first, to name the true figure.
+            # What the failed call took still counts as used: give it back first, so that the error has the true figure.
             os.ftruncate(descriptor, 0)
             status = os.fstatvfs(descriptor)
             raise PoolExhaustedMemory(path, num_bytes, status.f_bavail * status.f_frsize) from None
 
 
 def _open_own(path: str, flags: int) -> int:
-    """A descriptor of a plain file of this user's. Raises PoolMissing or PoolDenied.
+    """A descriptor of a plain file that belongs to this user. Raises PoolMissing or PoolDenied.
 
-    Shared memory file systems are open to all: what others put under a name of ours, they can read and write.
+    Shared memory file systems are open to all: other users could read and write a file that they put under our name.
     """
     try:
-        # Not through a link that somebody left there, nor waiting for ever in a pipe that has our name.
+        # Do not follow a link that somebody left there, nor block forever on a pipe that has our name.
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it yet, or took it down") from None
@@ -348,11 +348,11 @@ def _map_file(
     mapping = mmap.mmap(descriptor, info.file_bytes, flags=flags, prot=protection)
 
     def close() -> None:
-        # Views of single pages that someone still has keep the mapping; it goes with the last of them.
+        # Views of single pages that are still in use keep the mapping alive; it goes with the last of them.
         with contextlib.suppress(BufferError):
             mapping.close()
         if keep:
-            # The mapping has a descriptor of its own on the same lock, which may live on with a view.
+            # The mapping has its own descriptor with the same lock, which a view may keep alive.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 

@@ -1,13 +1,13 @@
-"""Many copies on one device by one kernel: what it does, and the table that tells it what to copy.
+"""Many copies on one device by one kernel: its source, and the table that tells it what to copy.
 
-A copy of its own for each page costs 3 to 5 microseconds of the host each, as long as the device takes for several
-MiB; one launch costs that once. A copy is cut into pieces; a block of threads finds its piece's copy by bisection and
-moves 16 bytes a thread and load, four in flight, where both addresses allow it. Table, in words of 8 bytes, `n` copies:
+A separate copy for each page costs the host 3 to 5 microseconds, as long as the device takes for several MiB; one
+launch costs that once. Copies are cut into pieces; a block of threads finds its piece's copy by bisection and moves 16
+bytes per thread and load, four in flight, where both addresses allow it. The table for `n` copies, in words of 8 bytes:
 
-    destinations[n]  sources[n]  sizes[n]  first[n + 1]: number of each copy's first piece, and at the end of all pieces
+    destinations[n]  sources[n]  sizes[n]  first[n + 1]: number of each copy's first piece, then of all pieces
 
-Used by `cuda_memory.py`, whose module of CuPy it is given. The kernel's source is tested as C++ on the host, and
-compiled for sm_90a; not yet run on a GPU.
+Used by `memory.py`, which passes in its CuPy module. The kernel's source is tested as C++ on the host, and compiled for
+sm_90a; not yet run on a GPU.
 """
 
 import struct
@@ -101,7 +101,7 @@ def table_of(ranges: Sequence[tuple[int, int, int]]) -> Table:
 
 
 class GatherKernel:
-    """The kernel on the current device. Raises what CuPy raises where it cannot be compiled or loaded."""
+    """The kernel on the current device. Raises what CuPy raises if it cannot be compiled or loaded."""
 
     def __init__(self, cupy: Any) -> None:
         self._word = cupy.uint64
@@ -109,7 +109,7 @@ class GatherKernel:
         self._kernel.compile()
 
     def launch(self, stream: Any, pointer: int, table: Table) -> None:
-        """Put it into a stream; the table lies at `pointer` on the device by then."""
+        """Put the kernel into a stream; by then the table must be at `pointer` on the device."""
         arguments = (self._word(pointer), self._word(table.num_ranges), self._word(table.num_pieces))
         with stream:
             self._kernel((table.num_blocks,), (NUM_THREADS,), arguments)

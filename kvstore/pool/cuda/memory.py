@@ -1,11 +1,12 @@
 """Memory of CUDA devices: allocating what other processes can open, opening what they made, copying between the two.
 
 `DeviceMemory` is the seam; `load_cupy_memory` makes the one implementation, over CuPy's bindings of the CUDA runtime.
-The only file that imports CuPy, and only when device memory is first used: a process that never does needs neither
-CuPy nor a driver. Used by `cuda_pool.py`, `transfer/cuda_ipc.py` and `transfer/staging.py`.
+CuPy is imported only when device memory is first used: a process that never uses any needs neither CuPy nor a driver.
+Used by `pool.py`, `kvstore/transfer/mapped/cuda_ipc.py` and `kvstore/transfer/paired/tcp/staging.py`.
 
-A process that was forked after CUDA was used in its parent cannot use it; those that come here are spawned. Calls may
-come from any thread: the current device belongs to the thread, so each call sets it. A stream is used by one thread.
+A process that was forked after its parent used CUDA cannot use it; processes that use this module are spawned. Calls
+may come from any thread: the current device belongs to the thread, so each call sets it. A stream is used by one
+thread.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from kvstore.pool.cuda.gather import MAX_TABLE_BYTES, GatherKernel, table_of
 
 HANDLE_BYTES: Final = 64
 
-# cudaMalloc cuts small allocations out of one of 2 MiB, and a handle always names the whole one: what is a multiple of
-# it begins where its handle's allocation begins.
+# cudaMalloc cuts small allocations out of blocks of 2 MiB, and a handle always names the whole block: an allocation of
+# whole blocks begins where its handle's allocation begins.
 _GRANULE_BYTES: Final = 2 << 20
 
 # cudaError_t; CuPy does not name these.
@@ -40,7 +41,7 @@ _NUM_TABLES: Final = 8
 
 
 class CopyRange(NamedTuple):
-    """Bytes to copy between two addresses of this process: on devices, or of page-locked host memory."""
+    """Bytes to copy between two addresses of this process: on devices, or in page-locked host memory."""
 
     destination: int
     source: int
@@ -48,7 +49,7 @@ class CopyRange(NamedTuple):
 
 
 class HostBuffer(NamedTuple):
-    """Page-locked memory of this process: copies between it and a device run beside everything else."""
+    """Page-locked memory of this process: copies between it and a device run in parallel with everything else."""
 
     pointer: int
     view: memoryview
@@ -58,33 +59,33 @@ class CopyMark(Protocol):
     """A point in a stream."""
 
     def is_done(self) -> bool:
-        """Whether all that was put into the stream before this point has ended. Raises DeviceFault."""
+        """Whether everything put into the stream before this point has ended. Raises DeviceFault."""
         ...
 
     def wait(self) -> None:
-        """Block until it has. Raises DeviceFault."""
+        """Block until it has ended. Raises DeviceFault."""
         ...
 
 
 class CopyStream(Protocol):
-    """An order of copies that waits for nothing else on the device."""
+    """A queue of copies that waits for nothing else on the device."""
 
     def copy(self, ranges: Sequence[CopyRange]) -> CopyMark:
         """Begin copies between device memories; the mark tells when they have ended.
 
-        Raises DeviceFault; none of the copies runs any more then.
+        Raises DeviceFault; then none of the copies is still running.
         """
         ...
 
     def can_gather(self) -> bool:
-        """Whether `gather` may be called now: not while as many kernels as there are tables for are on their way.
+        """Whether `gather` may be called now: not while kernels in flight use all of the stream's tables.
 
-        The stream must have been made for it. Raises as `copy`.
+        The stream must have been made with `gathers`. Raises like `copy`.
         """
         ...
 
     def gather(self, ranges: Sequence[CopyRange]) -> CopyMark:
-        """The same by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device. Raises as `copy`."""
+        """Like `copy`, by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device."""
         ...
 
 
@@ -92,33 +93,33 @@ class DeviceMemory(Protocol):
     """Memory of the CUDA devices that this process sees. Devices are named by their ordinal."""
 
     def usage(self, device: int) -> tuple[int, int]:
-        """Bytes that are free, and bytes that there are. Raises DeviceUnavailable."""
+        """Free bytes and total bytes. Raises DeviceUnavailable."""
         ...
 
     def allocate(self, device: int, num_bytes: int) -> int:
-        """The address of an allocation of its own, zeroed, that can be exported.
+        """The address of a separate, zeroed allocation that can be exported.
 
         Raises DeviceExhaustedMemory, DeviceUnavailable.
         """
         ...
 
     def free(self, device: int, pointer: int) -> None:
-        """Give an allocation back. Nothing may use it any more, in any process."""
+        """Free an allocation. Nothing may still use it, in any process."""
         ...
 
     def export(self, device: int, pointer: int) -> bytes:
-        """The handle, 64 bytes, by which another process of this host opens an allocation. Raises DeviceFault."""
+        """The 64-byte handle by which another process of this host opens an allocation. Raises DeviceFault."""
         ...
 
     def open(self, device: int, handle: bytes) -> int:
-        """The address in this process of what another one allocated on `device`; not for what this one allocated.
+        """The address in this process of another process's allocation on `device`; not for this process's own.
 
         Raises DeviceHandleInvalid, DeviceUnavailable.
         """
         ...
 
     def close(self, device: int, pointer: int) -> None:
-        """Give up what `open` returned. No copy may use it any more."""
+        """Close what `open` returned. No copy may still use it."""
         ...
 
     def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
@@ -126,7 +127,7 @@ class DeviceMemory(Protocol):
         ...
 
     def free_host(self, device: int, buffer: HostBuffer) -> None:
-        """Give it back. No copy may use it any more, nor anybody its view."""
+        """Free it. No copy may still use it, and nobody its view."""
         ...
 
     def stream(self, device: int, *, gathers: bool = False) -> CopyStream:
@@ -152,7 +153,7 @@ def _cupy() -> Any:
 
 
 class CupyMemory(DeviceMemory):
-    """Device memory by the CUDA runtime that CuPy binds; `cupy` is the module."""
+    """Device memory through CuPy's bindings of the CUDA runtime; `cupy` is the module."""
 
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
@@ -166,13 +167,13 @@ class CupyMemory(DeviceMemory):
 
     @override
     def allocate(self, device: int, num_bytes: int) -> int:
-        """Takes whole 2 MiB; not from CuPy's memory pool, whose handles name other arrays too."""
+        """Allocates whole blocks of 2 MiB; not from CuPy's memory pool, whose handles name other arrays too."""
         size = -(-num_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
         with self.on(device, f"allocating {size} bytes"):
             try:
                 pointer = int(self.runtime.malloc(size))
             except self.runtime.CUDARuntimeError as error:
-                # Only lack of memory is answered with figures; anything else is told as it is.
+                # Only lack of memory is reported with figures; any other error is reported as it is.
                 if error.status != _MEMORY_ALLOCATION:
                     raise
                 free_bytes, total_bytes = self.runtime.memGetInfo()
@@ -210,7 +211,7 @@ class CupyMemory(DeviceMemory):
 
     @override
     def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
-        """Portable: any device's copies may use it."""
+        """Portable: copies of any device may use it."""
         with self.on(device, f"allocating {num_bytes} bytes of page-locked host memory"):
             pointer = int(self.runtime.hostAlloc(num_bytes, _HOST_ALLOC_PORTABLE))
         return HostBuffer(pointer, memoryview((ctypes.c_ubyte * num_bytes).from_address(pointer)).cast("B"))
@@ -223,7 +224,7 @@ class CupyMemory(DeviceMemory):
 
     @override
     def stream(self, device: int, *, gathers: bool = False) -> "_CupyStream":
-        """Non-blocking: it does not wait for the legacy default stream, nor that for it."""
+        """Non-blocking: it and the legacy default stream do not wait for each other."""
         with self.on(device, "making a stream"):
             stream = self.cupy.cuda.Stream(non_blocking=True)
             return _CupyStream(self, device, stream, self._tables(device) if gathers else None)
@@ -243,22 +244,22 @@ class CupyMemory(DeviceMemory):
 
     @contextlib.contextmanager
     def on(self, device: int, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
-        """Have `device` for the calls inside, and CUDA's errors as ours; `what` they do is for the message.
+        """Make `device` current for the calls inside and raise CUDA's errors as ours; `what` describes the calls.
 
-        `otherwise` is what those are that say neither that there is no device nor that it has failed for good.
+        Errors that mean neither a missing device nor one that failed for good are raised as `otherwise`.
         """
         try:
-            # At every call: the current device is a thread's, and other code of the process may have set it.
+            # At every call: the current device is per thread, and other code of the process may have set it.
             self.runtime.setDevice(device)
             yield
         except (self.runtime.CUDARuntimeError, self.cupy.cuda.driver.CUDADriverError) as error:
-            # A launch is a call of the driver; from 100 on its codes mean what the runtime's do.
+            # A launch is a driver call; from 100 on, the driver's codes mean the same as the runtime's.
             status = int(error.status)
             text = f"{what} on cuda:{device} failed: {error}"
             if status in _UNAVAILABLE:
                 hint = "; was the process forked after its parent used CUDA?" if status == _INITIALIZATION else ""
                 raise DeviceUnavailable(f"{text}{hint}; see nvidia-smi for devices and driver") from None
-            # Faults stay: every later call of the process answers the same, so nothing but another process helps.
+            # Faults stay: every later call of the process fails in the same way, so only another process helps.
             if status >= _FIRST_FAULT:
                 raise DeviceFault(
                     f"{text}; this process cannot use the device any more and has to be replaced"
@@ -267,7 +268,7 @@ class CupyMemory(DeviceMemory):
 
 
 class _Slot:
-    """Room for one table, on the host and on the device; `mark` behind the kernel that read it last."""
+    """Room for one table, on the host and on the device; `mark` is behind the kernel that read it last."""
 
     def __init__(self, pointer: int, host: HostBuffer) -> None:
         self.pointer = pointer
@@ -286,12 +287,12 @@ class _Tables:
         )
 
     def has_slot(self) -> bool:
-        """Whether the one used longest ago is free: its kernel has ended. Raises DeviceFault."""
+        """Whether the least recently used slot is free: its kernel has ended. Raises DeviceFault."""
         mark = self._slots[0].mark
         return mark is None or mark.is_done()
 
     def take_slot(self) -> _Slot:
-        """That one."""
+        """Take the least recently used slot, which must be free."""
         assert self.has_slot(), "a kernel still reads the table"
         slot = self._slots[0]
         self._slots.rotate(-1)
@@ -320,7 +321,7 @@ class _CupyStream:
         return self._gathering().has_slot()
 
     def gather(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
-        # A slot of its own for each launch in flight: the kernel reads the table long after this call has returned.
+        # Each launch in flight has its own slot: the kernel reads the table long after this call has returned.
         tables = self._gathering()
         slot, table = tables.take_slot(), table_of(ranges)
         runtime, size = self._memory.runtime, len(table.data)
@@ -344,7 +345,7 @@ class _CupyStream:
                 put()
                 self._stream.record(event)
             except BaseException:
-                # Without its mark nobody could tell when those that were begun have ended.
+                # Without a mark nobody could tell when the copies that were begun have ended.
                 self._stream.synchronize()
                 raise
         return _CupyMark(self._memory, self._device, event)
@@ -358,7 +359,7 @@ class _CupyMark:
 
     def is_done(self) -> bool:
         with self._memory.on(self._device, "looking at a copy"):
-            # Not `Event.done`, to which a fault looks like an event that never comes.
+            # Not `Event.done`, which cannot tell a fault from an event that never comes.
             status = int(self._memory.runtime.eventQuery(self._event.ptr))
             if status not in (0, _NOT_READY):
                 raise self._memory.runtime.CUDARuntimeError(status)

@@ -1,10 +1,10 @@
-"""Pools whose pages lie on a CUDA device: header and page table in a file, as of any pool, pages in one allocation.
+"""Pools whose pages are on a CUDA device: header and page table in a file, as for any pool, pages in one allocation.
 
 The process that makes a pool (a kv_agent) allocates its pages, exports them, and writes the header with the handle
-last. Others open the file; who asks the mapping for `device_pages` opens the handle too, once in a process however
-many mappings there are. Who maps pools through a plain `ShmHost` sees the page table only and never touches CUDA: that
-is what schedulers do. Pages die with the process that made them, so an agent never takes over a pool on a device that
-it finds; it makes the pool again, and a new incarnation tells everybody to map it anew.
+last. Others open the file; asking their mapping for `device_pages` opens the handle too, once per process however many
+mappings there are. A mapping by a plain `ShmHost`, as schedulers make it, shows the page table only and never touches
+CUDA. Pages die with the process that made them, so an agent never takes over a pool that it finds on a device; it makes
+the pool again, and the new incarnation tells everybody to map it again.
 
 Pools in host memory pass through unchanged, and CuPy is loaded only when pages on a device are used.
 """
@@ -23,14 +23,14 @@ from kvstore.pool.page_pool import MemoryHost, PagePool
 
 
 class _Incarnation(NamedTuple):
-    """One incarnation of a pool: what its pages are known by in this process."""
+    """One incarnation of a pool, the key of its pages in this process."""
 
     path: str
     incarnation: int
 
 
 class CudaHost(MemoryHost):
-    """Pools with pages on CUDA devices. `tables` keeps headers and page tables; `load` gives the devices' memory."""
+    """Pools with pages on CUDA devices. `tables` keeps headers and page tables; `load` returns the devices' memory."""
 
     def __init__(self, tables: MemoryHost, load: Callable[[], DeviceMemory] = load_cupy_memory) -> None:
         self._tables = tables
@@ -52,9 +52,9 @@ class CudaHost(MemoryHost):
 
     @override
     def create(self, name: str, info: PoolInfo) -> PagePool:
-        """The pages of a pool on a device are freed when what this returns is closed.
+        """Pages on a device are freed when the returned pool is closed.
 
-        Raises DeviceError and DeviceExhaustedMemory too.
+        Also raises DeviceError and DeviceExhaustedMemory.
         """
         if info.device == CPU or info.is_freed or info.is_in_worker:
             return self._tables.create(name, info)
@@ -68,7 +68,7 @@ class CudaHost(MemoryHost):
         return pool
 
     def make_pages(self, pool: PagePool) -> bytes:
-        """Allocate the pages of an opened pool here, in the place of its owner: the handle that others open them by.
+        """Allocate the pages of an opened pool here, in its owner's place. Returns the handle for others to open.
 
         They are freed when `pool` is closed. Raises DeviceError and DeviceExhaustedMemory.
         """
@@ -83,12 +83,12 @@ class CudaHost(MemoryHost):
         try:
             return pages, self.memory.export(device, pages.pointer)
         except BaseException:
-            # Nobody else knows of them: what is not freed here stays taken until the process ends.
+            # Nobody else knows of these pages: if not freed here, they stay allocated until the process ends.
             self.memory.free(device, pages.pointer)
             raise
 
     def _keep(self, pool: PagePool, pages: DevicePages) -> None:
-        """Have pages that were made here live as long as their pool."""
+        """Make pages that were allocated here live as long as their pool."""
         incarnation = _Incarnation(pool.path, pool.info.incarnation)
         self._made[incarnation] = pages
 
@@ -100,12 +100,12 @@ class CudaHost(MemoryHost):
 
     @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
-        """The pages of a pool on a device are opened by its `device_pages`, which raises DeviceError.
+        """Pages on a device are opened by the pool's `device_pages`, which raises DeviceError.
 
-        No work on the device may use them any more when the pool is closed.
+        No work on the device may still use them when the pool is closed.
         """
         pool = self._tables.open(path, writable=writable, own=own)
-        # Only prepared: a scheduler that reads the page table never makes a context on the device.
+        # Only prepared: a process that just reads the page table never makes a context on the device.
         if pool.info.device != CPU and not pool.info.is_freed:
             use = _Use(self, pool)
             pool.attach_device(use.pages, use.close)
@@ -124,9 +124,9 @@ class CudaHost(MemoryHost):
         return _Incarnation(pool.path, pool.info.incarnation) in self._made
 
     def take(self, path: str, info: PoolInfo) -> DevicePages:
-        """The pages of another process's pool, opened at the first of as many calls as there will be of `give_back`.
+        """The pages of another process's pool. The first call opens them; each call needs one `give_back`.
 
-        Raises DeviceHandleInvalid where the header has no handle, or none that can be opened; DeviceUnavailable.
+        Raises DeviceHandleInvalid if the header has no handle, or one that cannot be opened; DeviceUnavailable.
         """
         incarnation = _Incarnation(path, info.incarnation)
         opened = self._opened.get(incarnation)
@@ -140,7 +140,7 @@ class CudaHost(MemoryHost):
         return pages
 
     def give_back(self, path: str, info: PoolInfo) -> None:
-        """One use less; the last one closes the handle."""
+        """End one use; the last one closes the handle."""
         incarnation = _Incarnation(path, info.incarnation)
         pages, num_uses = self._opened[incarnation]
         if num_uses > 1:
@@ -158,7 +158,7 @@ class CudaHost(MemoryHost):
 
 
 class _Use:
-    """One mapping's use of pages. A handle must not be opened in the process that exported it: that is told apart."""
+    """One mapping's use of pages. A process must not open a handle that it exported: it uses its own pages directly."""
 
     def __init__(self, host: CudaHost, pool: PagePool) -> None:
         self._host = host
