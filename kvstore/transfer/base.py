@@ -1,9 +1,12 @@
-"""The one interface between whoever wants pages and whatever moves their bytes.
+"""The interface between an agent that wants pages and the transport that moves their bytes.
 
 `Transport` is implemented by `mapped/` (this process reads the source's pool), by `paired/` (the source's agent sends)
-and by what is installed besides (`plugins.py`); `selection.py` is one made of others. Chosen by topology and reported,
-never silently downgraded. All calls are made on one thread. The caller owns deadlines: an engine that says nothing for
-ever (NIXL does when its peer hangs) is cancelled, and what it may still write stays quarantined until it has ended.
+and by installed packages (`plugins.py`); `selection.py` is one composed of others. Topology and configuration choose
+the transport; it is reported, never silently downgraded.
+
+An agent calls every method on one thread. It also watches deadlines itself: if an engine never reports the end of a
+transfer (NIXL does not when its peer hangs), the agent cancels it, and the pages that it may still write stay
+quarantined until the transport has returned it.
 """
 
 from abc import ABC, abstractmethod
@@ -18,35 +21,35 @@ from kvstore.transfer.plan import Descriptor
 
 
 class SourcePages(NamedTuple):
-    """The pages that a transfer reads, and what their page table should say of each."""
+    """The pages that a transfer reads, and the generation that their page table should have for each."""
 
     pages: Sequence[int]
     generations: Sequence[int]
 
 
 class Peer(Protocol):
-    """A foreign pool that can be read by the transport that reached it."""
+    """A foreign pool that `Transport.connect` has reached; that transport can read it."""
 
     info: PoolInfo
-    """What its header, or its agent, says of it."""
+    """The pool's description, from its header or from its agent."""
     transport: "Transport"
-    """Whose `connect` made it."""
+    """The transport whose `connect` made this peer."""
 
     def generations(self, pages: Sequence[int]) -> list[int] | None:
-        """What the foreign page table says of these pages now. Raises ValueError for a page that it does not have.
+        """The generations of these pages in the foreign page table now. Raises ValueError for a page that it lacks.
 
-        None: it cannot be read from here, and the transport has the other end compare.
+        None if the table cannot be read from here: then the transport must have the other end compare generations.
         """
         ...
 
 
 class Transfer:
-    """Bytes on their way from a peer into a local pool: the one record of them, from who posts it to who moves them.
+    """Bytes to move from a peer into a local pool. Caller and transport share this one record of them.
 
-    `parts` are bytes from page 0 at both ends, `deadline` is in seconds on the scale of `Transport.poll`'s `now`.
-    `source` is for peers that have no `generations`: what the other end compares before and after it sends. When a
-    transport's `poll` has returned it, it writes nothing any more, `num_bytes` were moved, and `error` is None if those
-    are all. `transport` is what it was posted to last.
+    `parts` are in bytes from page 0 at both ends. `deadline` is in seconds, on the same clock as `now` of
+    `Transport.poll`. `source` is for peers without `generations`: the other end compares these before and after it
+    sends. Once `poll` has returned a transfer, nothing writes for it any more, `num_bytes` were moved, and `error` is
+    None only if all were. `transport` is the one that it was posted to last.
     """
 
     __slots__ = ("deadline", "error", "num_bytes", "parts", "peer", "pool", "source", "transport")
@@ -69,7 +72,7 @@ class Transfer:
         self.error: TransferError | None = None
 
     def fail(self, code: str, message: str) -> None:
-        """The first reason stays."""
+        """Set `error`, unless it is set: the first reason stays."""
         if self.error is None:
             self.error = TransferError(code, message)
 
@@ -87,86 +90,95 @@ class Transfer:
 
 
 class Transport(ABC):
-    """Moves bytes from foreign pools into local ones. `kinds` are the kinds of memory (`memory_kind`) that it moves."""
+    """Moves bytes from foreign pools into local ones. Only `drain` and `close` may block.
+
+    `name` is its name in announcements, logs and metrics; `kinds` are the kinds of memory (`memory_kind`) it moves.
+    """
 
     name: str
     kinds: frozenset[str]
     cuts_pages: bool = False
-    """Whether a transfer of very many small parts costs little: pages are cut by heads for it."""
+    """Whether very many small parts cost it little. Only such a transport is given pages that are cut by heads."""
 
     def open(self, wake: Callable[[], None]) -> str:
-        """Called once, before all else; `wake` may be called in any thread when `poll` has something to find.
+        """Called once, before any other method. Call `wake`, from any thread, when `poll` has something to do.
 
-        Returns where others reach this end, for the log; empty: nowhere of its own. Raises TransferError.
+        Returns the address at which others reach this end, for the log; empty if it has none. Raises TransferError.
         """
         return ""
 
     @abstractmethod
     def register(self, pool: PagePool) -> None:
-        """Make a local pool a target, and let others read it. Raises PagesElsewhere: not memory of this kind."""
+        """Take a local pool as destination, and let others read it. Raises PagesElsewhere if it is of another kind."""
 
     @abstractmethod
     def connect(self, handle: PoolHandle) -> Peer:
-        """Reach the pool that an agent describes, for reading only. Raises PoolError."""
+        """Reach the pool that an agent describes by `handle`, for reading only. Raises PoolError."""
 
     @abstractmethod
     def disconnect(self, peer: Peer) -> None:
-        """Forget a foreign pool; its transfers fail first. Again is harmless."""
+        """Forget a foreign pool. Its unfinished transfers fail, and `poll` still returns them. Idempotent."""
 
     @abstractmethod
     def post(self, transfer: Transfer) -> None:
-        """Begin a transfer; `poll` returns it exactly once. Raises TransferError: nothing is moved then."""
+        """Begin a transfer, which `poll` or `drain` returns exactly once.
+
+        If this raises TransferError, nothing is moved, and neither returns it.
+        """
 
     @abstractmethod
     def poll(self, now: float) -> list[Transfer]:
-        """Do a bounded amount of work and say what ended. `now` is on the scale of the deadlines."""
+        """Do a bounded amount of work and return the transfers that ended. `now` is on the clock of the deadlines.
+
+        A transfer whose deadline has passed must end with an error, but only once nothing can write for it any more.
+        """
 
     @abstractmethod
     def cancel(self, transfer: Transfer) -> None:
-        """Ask for an early end; it still comes from `poll`, when nothing can write any more."""
+        """Request an early end; `poll` still returns the transfer, once nothing can write for it any more."""
 
     @property
     @abstractmethod
     def num_posted(self) -> int:
-        """Transfers that have not ended; while there are any, call `poll` again soon."""
+        """Number of transfers that have not ended; while it is above 0, the agent keeps calling `poll`."""
 
     @property
     def pause_s(self) -> float:
-        """Seconds that may pass until the next `poll` while there are any, 0.0 for none."""
+        """Seconds to wait before the next `poll` while `num_posted` is above 0; 0.0 for none."""
         return 0.0
 
     @property
     def device_failure(self) -> str:
-        """Why no work on a device of this process succeeds any more; empty: nobody has seen it fail."""
+        """Why no work on a device of this process can succeed any more; empty if none has failed. It ends the agent."""
         return ""
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Connections of strangers that were closed, by reason."""
+        """Number of strangers' connections that were closed, by reason."""
         return {}
 
     @abstractmethod
     def drain(self) -> list[Transfer]:
-        """Cancel everything and return it; afterwards nothing writes."""
+        """Cancel all transfers and return them; afterwards nothing writes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Drain, disconnect everything, forget all pools."""
+        """Drain, disconnect all peers, forget all pools."""
 
     def require_kind(self, device: str, whose: str) -> None:
-        """Raises PagesElsewhere, which names the pool by `whose`, unless `device` is memory that this one moves."""
+        """Raises PagesElsewhere, which names the pool as `whose`, unless this transport moves memory of `device`."""
         if memory_kind(device) not in self.kinds:
             moved = " and ".join(sorted(self.kinds))
             raise PagesElsewhere(f"the pages of {whose} lie on {device}, and {self.name} moves {moved} pages only")
 
-    # Where pages of local pools are sent to others, and not read by them:
+    # For transports that send pages of local pools, where other agents do not read them:
 
     def withdraw(self, group: str) -> None:  # noqa: B027 - nothing is sent where peers read
-        """Send nothing more out of this group's pools; what is being sent goes on. `register` offers them again."""
+        """Begin no more sends from this group's pools; running sends go on. `register` allows sending again."""
 
     def is_sending(self, group: str) -> bool:
-        """Whether pages of this group's pools are being read for another agent."""
+        """Whether pages of this group's pools may still be read to be sent to another agent."""
         return False
 
     def agent_lost(self, agent: str) -> None:  # noqa: B027 - nothing is shared there
-        """Another agent is gone, and what is shared with it is of no use."""
+        """Another agent is gone: give up what is shared with it."""

@@ -1,9 +1,9 @@
 """Which bytes go where: runs of pages, and heads between groups of unequal tensor parallelism.
 
-Pages rarely lie as scattered as their lists look; copying runs instead of pages costs a fraction of the descriptors
+Pages are rarely as scattered as their lists look; copying runs instead of pages costs a fraction of the descriptors
 (1024 descriptors cost up to 3.5 times one). Between unequal TP sizes a page is cut by KV heads: rank r of a group holds
-heads `r * per .. (r + 1) * per - 1` where heads are dealt out, or head `r // replicas` where ranks outnumber heads.
-Pure; used by transports and by schedulers that plan across groups.
+heads `r * per .. (r + 1) * per - 1` if the heads divide among the ranks, or head `r // replicas` if ranks outnumber
+heads. Pure; used by `puller.py`, and by `nodes/models` to cut heads for ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,11 +50,11 @@ class StridedCopy(NamedTuple):
 
 
 def coalesce(source_pages: Sequence[int], destination_pages: Sequence[int]) -> list[PageRun]:
-    """Runs of pages that ascend together at both ends, in the order given; ValueError for lists of two lengths."""
+    """Runs of pages that ascend together at both ends, in the order given; ValueError for lists of unequal length."""
     runs: list[PageRun] = []
     first_source, first_destination, count = 0, 0, 0
     for source, destination in zip(source_pages, destination_pages, strict=True):
-        # Both must go on: pages that are neighbours at one end only are two copies.
+        # Both must continue: pages that are neighbours at one end only are two copies.
         if count and source == first_source + count and destination == first_destination + count:
             count += 1
             continue
@@ -67,18 +67,18 @@ def coalesce(source_pages: Sequence[int], destination_pages: Sequence[int]) -> l
 
 
 def page_descriptors(runs: Sequence[PageRun], page_bytes: int) -> list[Descriptor]:
-    """Runs as bytes of the two page areas, of pages of `page_bytes` at both ends."""
+    """Runs as bytes of the two pools, for pages of `page_bytes` at both ends."""
     return [
         Descriptor(run.destination * page_bytes, run.source * page_bytes, run.num_pages * page_bytes) for run in runs
     ]
 
 
 def held_heads(tp_rank: int, tp_size: int, total_kv_heads: int) -> range:
-    """The model's KV heads that a rank holds. Raises TransferError `layout_mismatch` if they cannot be dealt out."""
+    """The model's KV heads that a rank holds. Raises TransferError `layout_mismatch` if they do not divide evenly."""
     if total_kv_heads % tp_size == 0:
         per_rank = total_kv_heads // tp_size
         return range(tp_rank * per_rank, (tp_rank + 1) * per_rank)
-    # More ranks than KV heads: each head is held by several, as attention with grouped queries is cut.
+    # More ranks than KV heads: several ranks hold each head, as is usual for grouped-query attention.
     if tp_size % total_kv_heads == 0:
         head = tp_rank // (tp_size // total_kv_heads)
         return range(head, head + 1)
@@ -90,7 +90,7 @@ def held_heads(tp_rank: int, tp_size: int, total_kv_heads: int) -> range:
 def map_heads(source_tp_size: int, destination: KVLayout, total_kv_heads: int) -> list[HeadSlice]:
     """What a destination rank pulls from which source rank: each of its heads exactly once.
 
-    Where several source ranks hold the same head, destination ranks spread over them. Raises as `held_heads`.
+    If several source ranks hold the same head, destination ranks spread over them. Raises like `held_heads`.
     """
     wanted = held_heads(destination.tp_rank, destination.tp_size, total_kv_heads)
     per_source = max(1, total_kv_heads // source_tp_size)
@@ -99,7 +99,7 @@ def map_heads(source_tp_size: int, destination: KVLayout, total_kv_heads: int) -
     head = wanted.start
     while head < wanted.stop:
         owner = head // per_source
-        # Else all destination ranks would read from the first of those that hold the head.
+        # Otherwise all destination ranks would read from the first rank that holds the head.
         rank = owner * num_replicas + destination.tp_rank % num_replicas
         held = held_heads(rank, source_tp_size, total_kv_heads)
         count = min(held.stop, wanted.stop) - head
@@ -109,7 +109,7 @@ def map_heads(source_tp_size: int, destination: KVLayout, total_kv_heads: int) -
 
 
 def head_copies(source: KVLayout, destination: KVLayout, piece: HeadSlice) -> StridedCopy:
-    """One head slice of one page in bytes: a piece for each layer, K and V, and token.
+    """One head slice of one page in bytes: one piece for each token of K and of V in each layer.
 
     Raises TransferError `layout_mismatch` if anything but the heads differs.
     """

@@ -1,7 +1,7 @@
-"""Transports that are installed besides ours: entry points of the group `kvmesh.transfers`.
+"""Transports installed by other packages: entry points of the group `kvmesh.transfers`.
 
-An entry point's name is what `host_transport` or `device_transport` of the kv_agent names; what it points to is called
-with a `TransferContext` when an agent is made, and returns a `Transport`. docs/architecture.md says how to write one.
+`host_transport` or `device_transport` of the kv_agent names an entry point. The callable that it points to gets a
+`TransferContext` when an agent is made, and returns a `Transport`. docs/architecture.md says how to write one.
 """
 
 from importlib.metadata import entry_points
@@ -16,7 +16,7 @@ GROUP: Final = "kvmesh.transfers"
 
 
 class TransferContext(NamedTuple):
-    """What an agent has for its transports: its host's pools, a way to other agents, seconds to meet one of them."""
+    """What an agent gives its transports: its host's pools, a channel to other agents, seconds to connect to one."""
 
     host: MemoryHost
     channel: ControlChannel
@@ -24,7 +24,7 @@ class TransferContext(NamedTuple):
 
 
 def installed_transports() -> list[str]:
-    """Names of the transports that are installed besides ours."""
+    """Names of the transports installed by other packages."""
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 

@@ -1,17 +1,17 @@
 """Carries out a session's copies, at all tensor-parallel ranks: compares generations, copies, compares again.
 
 A page's generation changes before anything else is written to it, so a copy whose pages had the right generations
-before and after it holds what was announced. A source whose page table cannot be read from here compares for itself,
-which is the transport's business.
+before and after it holds what was announced. If the source's page table cannot be read from here, the source compares
+for itself; the transport sees to that.
 
-Page numbers are the same in all pools of a group, and rank 0's page table tells of all of them: a page has one
-generation, whatever rank is looked at, because the group's scheduler hands it out once. So a grant covers the pages of
-all ranks, each rank's bytes are copied while rank 0's generations are compared, and the copy has ended when the last
-rank's has; it has failed when one has.
+Page numbers are the same in all pools of a group, and rank 0's page table describes the pages of all ranks: a page has
+one generation for every rank, because the group's scheduler allocates it once. So a grant covers the pages of all
+ranks, each rank's bytes are copied while rank 0's generations are compared, and the copy ends when the last rank's has
+ended; it fails if one rank's fails.
 
-Between groups of equal size rank r is copied from rank r, whole pages at once, by whatever transport. Between unequal
-sizes pages are cut by heads (`plan.py`), a few pages at a time, because the pieces are many; only a transport that
-`cuts_pages` does that, elsewhere it is refused as `unequal_ranks`.
+Between groups of equal size, rank r is copied from rank r in whole pages, by any transport. Between unequal sizes,
+pages are cut by heads (`plan.py`), a few pages at a time because the pieces are many; only a transport that
+`cuts_pages` does that, others are refused with `unequal_ranks`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ from kvstore.transfer.session import CopyEnded, StartCopy
 MIXED_MEMORY: Final = "mixed_memory"
 UNEQUAL_RANKS: Final = "unequal_ranks"
 MAX_PIECES: Final = 4096
-"""Pieces of pages that are lined up at once: planning them takes some milliseconds of the agent's loop."""
+"""Pieces of pages that are planned at once: that takes some milliseconds of the agent's loop."""
 
 
 class Ended(NamedTuple):
@@ -47,14 +47,14 @@ class Ended(NamedTuple):
 
 
 class _Copy:
-    """A session's copy: the transfers that it is made of, those that run, and what became of the others."""
+    """A session's copy: the transfers still to begin, those that run, and the outcome of the others."""
 
     __slots__ = ("book", "error", "grant_id", "num_bytes", "order", "running", "table", "transfers")
 
     def __init__(self, grant_id: str, order: StartCopy, table: PageTable, book: Peer) -> None:
         self.grant_id = grant_id
         self.order = order
-        # Of rank 0 at both ends.
+        # Both are rank 0's: our page table, and the source's pool.
         self.table = table
         self.book = book
         self.transfers: Iterator[_Part] = iter(())
@@ -64,7 +64,7 @@ class _Copy:
 
 
 class _Part(Transfer):
-    """A share of a copy: pages of `pages`, from one source pool into one of the destination's."""
+    """A part of a copy: the pages in `pages`, from one source pool into one destination pool."""
 
     __slots__ = ("copy", "pages")
 
@@ -75,12 +75,12 @@ class _Part(Transfer):
 
 
 class PagePuller:
-    """The copies of all sessions of one agent, by `transport`. Its pools are registered by group and rank."""
+    """Runs the copies of all sessions of one agent over `transport`. The agent's pools are added by group and rank."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._pools: dict[str, Sequence[PagePool]] = {}
-        # Of rank 0. Made once: a new one takes 10 µs, and looks at each page a second time.
+        # Rank 0's. Made once: a new one takes 10 µs, and reads each page a second time.
         self._tables: dict[str, PageTable] = {}
         self._copies: dict[tuple[str, int], _Copy] = {}
 
@@ -92,7 +92,7 @@ class PagePuller:
     def add(self, group: str, pools: Sequence[PagePool]) -> None:
         """Register the pools of one of the agent's own groups, by rank.
 
-        Raises PagesElsewhere where no transport moves their memory; DeviceUnavailable.
+        Raises PagesElsewhere if no transport moves their memory; DeviceUnavailable.
         """
         for pool in pools:
             self.transport.register(pool)
@@ -103,23 +103,23 @@ class PagePuller:
         return group in self._pools
 
     def remove(self, group: str) -> None:
-        """Give up the pools of a group; nothing is copied into them any more, nor sent from them."""
+        """Give up the pools of a group; no further copy into them or send from them begins."""
         self._pools.pop(group, None)
         self._tables.pop(group, None)
         self.transport.withdraw(group)
 
     def start(self, grant_id: str, order: StartCopy, group: str, source: Sequence[Peer]) -> Ended | None:
-        """Begin a copy from a source's pools, by rank, into those of `group`, which was added (or KeyError).
+        """Begin a copy from a source's pools, by rank, into those of `group`. Raises KeyError if that was not added.
 
-        Its end comes from `pump`, or is returned if it cannot begin; nothing of a transfer is raised.
+        `pump` returns its end, or this does if it cannot begin; errors of transfers are not raised.
         """
         pools = self._pools[group]
         copy = _Copy(grant_id, order, self._tables[group], source[0])
         self._copies[grant_id, order.copy_id] = copy
         copy.error = _refusal(pools, source)
         copy.transfers = (_whole_pages if len(pools) == len(source) else _cut_pages)(copy, pools, source)
-        # A part for each rank at once; the next is planned when one has ended, so that heads of a long prompt, cut into
-        # thousands of pieces, are not all lined up before the first is copied.
+        # One part for each rank now; the next is planned when one has ended, so that heads of a long prompt, cut into
+        # thousands of pieces, are not all planned before the first is copied.
         for _ in pools:
             self._next(copy)
         return self._ended(copy)
@@ -131,15 +131,14 @@ class PagePuller:
             self._fail(copy, TransferError("cancelled", "the transfer was cancelled"))
 
     def pump(self, now: float) -> list[Ended]:
-        """Let the transport work for a moment; the copies that ended at all ranks. `now` is on the deadlines' scale."""
+        """Let the transport work for a moment. Returns copies that ended at all ranks. `now` as in `Transport.poll`."""
         ended: list[Ended] = []
         for part in self.transport.poll(now):
             assert isinstance(part, _Part), "nobody else posts to an agent's transports"
             copy = part.copy
             copy.running.remove(part)
             copy.num_bytes += part.num_bytes
-            # Compared again only now: between the first look and the last byte the page may have been given to somebody
-            # else.
+            # Compared again only now: between the first comparison and the last byte, the page may have been reused.
             self._fail(copy, part.error or _compare(part, "after"))
             self._next(copy)
             if (whole := self._ended(copy)) is not None:
@@ -147,11 +146,11 @@ class PagePuller:
         return ended
 
     def _next(self, copy: _Copy) -> None:
-        """Begin the next part, unless one has failed already: then the others end soon, too."""
+        """Begin the next part, unless one has failed already: then the others are ending, too."""
         if copy.error is not None:
             return
         try:
-            # Planned here, which may raise as `post` does: heads that cannot be dealt out to so many ranks.
+            # Planned here, which may raise as `post` does: heads may not divide among so many ranks.
             part = next(copy.transfers, None)
             if part is None:
                 return
@@ -164,7 +163,7 @@ class PagePuller:
         self._fail(copy, problem)
 
     def _fail(self, copy: _Copy, problem: TransferError | None) -> None:
-        # The first reason stays: what follows of it is cancelled parts.
+        # The first reason stays: those that follow are of the parts that it cancels.
         if problem is None or copy.error is not None:
             return
         copy.error = problem
@@ -180,12 +179,12 @@ class PagePuller:
 
 
 def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError | None:
-    """Why the pools of these ranks cannot be copied to those."""
+    """Why `source` cannot be copied to `pools`; None if it can."""
     here, there = pools[0].info, source[0].info
     if memory_kind(here.device) != memory_kind(there.device):
         between = f"pages on {there.device} cannot be copied to {here.device}"
         return TransferError(MIXED_MEMORY, f"{between}: give both groups devices, or neither")
-    # Refused, not done page by page over a network: heads of one page are `2 * layers * page_size` pieces.
+    # Refused, not done piece by piece over a network: heads of one page are `2 * layers * page_size` pieces.
     if len(pools) == len(source) or all(peer.transport.cuts_pages for peer in source):
         return None
     between = f"{len(source)} ranks of {there.group} to {len(pools)} of {here.group}"
@@ -195,14 +194,14 @@ def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError
 
 
 def _whole_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -> Iterator[_Part]:
-    """Rank by rank."""
+    """One part for each rank."""
     runs = coalesce(copy.order.source_pages, copy.order.pages)
     for pool, peer in zip(pools, source, strict=True):
         yield _Part(copy, copy.order, pool, peer, page_descriptors(runs, pool.layout.page_bytes))
 
 
 def _cut_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -> Iterator[_Part]:
-    """A few pages at a time, the heads that each rank has from each rank of the source."""
+    """A few pages at a time, the heads that each rank needs from each rank of the source."""
     layout, order = pools[0].layout, copy.order
     # At least one page, however many pieces it has: 28 layers of 16 tokens are 896.
     num_pages = max(1, MAX_PIECES // (layout.num_layers * 2 * layout.page_size))
@@ -222,7 +221,7 @@ def _cut_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -
 
 
 def _compare(part: _Part, when: str) -> TransferError | None:
-    """Why the pages are not those that were announced and granted; None if they are."""
+    """Why the pages are not the announced and granted ones; None if they are."""
     pages = part.pages
     sides = (
         ("source", pages.source_pages, pages.source_generations, part.copy.book.generations),

@@ -1,11 +1,11 @@
-"""All transports of an agent as one: which of them moves a pool's pages is decided by memory, agent and operator.
+"""All transports of an agent as one: kind of memory, agent and operator decide which of them moves a pool's pages.
 
 Between pools of one agent, and wherever the operator has named nothing else, pages are mapped (`near`, by kind of
-memory). Pages of other agents come by what was named (`far`): for each kind of memory those to try, in this order. The
-next one is used for a pair of agents only where the operator has named one, and only when the one before could not be
-made to work at all: the two ends did not meet, nothing was moved. From then on, until that agent is lost, their
-transfers go by the next at once. It is said: `fallbacks` is what the agent announces, and `changed` is called. A pair
-that breaks in the middle of its work ends its transfers, as it does without a second choice.
+memory). Pages of other agents come over the transports that were named (`far`): for each kind of memory, those to try,
+in order. A pair of agents falls back to the next one only if the operator has named one, and only if the one before did
+not work at all: the two ends could not connect, and nothing was moved. From then on, until that agent is lost, their
+transfers use the next one at once. A fallback is reported: the agent announces `fallbacks`, and `changed` is called. A
+pair that breaks in the middle of its work ends its transfers, as it does without a second choice.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from kvstore.protocol import PoolHandle
 from kvstore.transfer.base import Peer, Transfer, Transport
 from kvstore.transfer.paired.orders import RemotePeer
 
-# What is wrong with a pool or its agent is wrong over any transport.
+# Errors of a pool or its agent, which would be the same over any transport.
 _NOT_OF_THE_TRANSPORT: Final = frozenset({"unknown_group", "source_changed", "layout_mismatch", "source_lost"})
 
 
@@ -34,9 +34,9 @@ class _Route(NamedTuple):
 
 
 class Selection(Transport):
-    """See the module. `near` is by kind of memory; `far` too, the choices in order; `changed` tells of fallbacks.
+    """See the module. `near` and `far` (choices in order) are by kind of memory; `changed` is called on fallbacks.
 
-    Those of `far` of one kind of memory share their peers, so they are all paired, or one alone.
+    The `far` transports of one kind of memory share their peers, so either all are paired or there is only one.
     """
 
     name = "selection"
@@ -64,17 +64,17 @@ class Selection(Transport):
 
     @property
     def fallbacks(self) -> dict[str, str]:
-        """By agent: what its pages come by instead of what, and why."""
+        """By agent: which transport its pages come over, instead of which, and why."""
         return {route.agent: text for route, (_, text) in self._fallen.items()}
 
     @property
     def device_failure(self) -> str:
-        """That of any of them."""
+        """The failure of any transport that has one."""
         return next((one.device_failure for one in self.transports if one.device_failure), "")
 
     @property
     def refused(self) -> Counter[str]:
-        """Of all of them."""
+        """The sum over all transports, by reason."""
         return sum((Counter(one.refused) for one in self.transports), Counter[str]())
 
     @property
@@ -84,17 +84,17 @@ class Selection(Transport):
 
     @property
     def pause_s(self) -> float:
-        """That of the most impatient one that has something to do."""
+        """The shortest pause of the transports that have something to do."""
         return min((transport.pause_s for transport in self.transports if transport.num_posted), default=0.0)
 
     def register(self, pool: PagePool) -> None:
-        """With all that move its kind of memory. Raises PagesElsewhere: none does."""
+        """Register it with all transports that move its kind of memory. Raises PagesElsewhere if none does."""
         for transport in (self._near_to(pool.info.device), *self._far_from(pool.info.device)):
             transport.register(pool)
 
     def connect(self, handle: PoolHandle) -> Peer:
-        """Reach another agent's pool. Raises PoolError, among them PagesElsewhere: no transport for its kind."""
-        # The first of the choices makes the peer for all of them: paired ones differ in nothing that a peer holds.
+        """Reach another agent's pool. Raises PoolError: PagesElsewhere if no transport moves its kind of memory."""
+        # The first choice makes the peer for all of them: peers of paired transports have the same content.
         for transport in self._far_from(handle.device):
             return transport.connect(handle)
         return self._near_to(handle.device).connect(handle)
@@ -104,17 +104,17 @@ class Selection(Transport):
         return self._near_to(pool.info.device).connect(handle_of(pool))
 
     def disconnect(self, peer: Peer) -> None:
-        """Its transfers fail, whatever they were posted to."""
+        """Its transfers fail, whichever transport they were posted to."""
         for transport in self.transports:
             transport.disconnect(peer)
 
     def post(self, transfer: Transfer) -> None:
-        """Raises TransferError, PairUnmade where no choice that is left could begin it."""
+        """Raises TransferError; PairUnmade if none of the remaining choices could begin it."""
         transfer.transport, _ = self._fallen.get(_route_of(transfer), (transfer.peer.transport, ""))
         self._post(transfer)
 
     def poll(self, now: float) -> list[Transfer]:
-        """What did not begin over one choice is posted over the next."""
+        """A transfer that did not begin over one choice is posted over the next."""
         ended: list[Transfer] = []
         for transport in self.transports:
             if transport.num_posted:
@@ -124,11 +124,11 @@ class Selection(Transport):
         return ended
 
     def cancel(self, transfer: Transfer) -> None:
-        """Ask what it was posted to."""
+        """Cancel it at the transport that it was posted to."""
         transfer.transport.cancel(transfer)
 
     def drain(self) -> list[Transfer]:
-        """Of all transports."""
+        """Drain all transports."""
         return [transfer for transport in self.transports for transfer in transport.drain()]
 
     def close(self) -> None:
@@ -137,16 +137,16 @@ class Selection(Transport):
             transport.close()
 
     def withdraw(self, group: str) -> None:
-        """By none of the transports."""
+        """Withdraw the group from all transports."""
         for transport in self.transports:
             transport.withdraw(group)
 
     def is_sending(self, group: str) -> bool:
-        """By any of the transports."""
+        """Whether any transport is sending from it."""
         return any(transport.is_sending(group) for transport in self.transports)
 
     def agent_lost(self, agent: str) -> None:
-        """When it is back, the first choice is tried again."""
+        """Forget its fallbacks: when it is back, the first choice is tried again."""
         for transport in self.transports:
             transport.agent_lost(agent)
         left = {route: fallen for route, fallen in self._fallen.items() if route.agent != agent}
@@ -177,11 +177,11 @@ class Selection(Transport):
             self._post(transfer)
 
     def _goes_on(self, transfer: Transfer, now: float) -> bool:
-        """Whether a transfer that has ended was begun again, by the next choice."""
+        """Whether a transfer that has ended was begun again, over the next choice."""
         error = transfer.error
         if error is None or now >= transfer.deadline or not self._falls(transfer, error):
             return False
-        # A clean record for the next choice: whoever polls sees no end in between.
+        # A clean record for the next choice: the caller of `poll` sees no end in between.
         transfer.error = None
         try:
             self._post(transfer)
@@ -190,8 +190,8 @@ class Selection(Transport):
         return transfer.error is None
 
     def _falls(self, transfer: Transfer, error: TransferError) -> bool:
-        """Give a transfer the choice that follows, if its end is one that this may mend."""
-        # Only where nothing was moved: a pair that broke at its work says nothing against the choice.
+        """Move a transfer to the next choice, if that may help after this error. Returns whether it was moved."""
+        # Only if nothing was moved: a pair that broke during its work says nothing against the choice.
         if not isinstance(error, PairUnmade) or error.code in _NOT_OF_THE_TRANSPORT:
             return False
         old, new = transfer.transport, _after(self._far_from(transfer.pool.info.device), transfer.transport)
@@ -200,7 +200,7 @@ class Selection(Transport):
         transfer.transport = new
         route = _route_of(transfer)
         fallen = self._fallen.get(route)
-        # Several transfers may find out at once; the way is left once, and said once.
+        # Several transfers may fail at once; the route changes once, and that is reported once.
         if fallen is None or fallen[0] is old:
             self._fallen[route] = new, f"{new.name} instead of {old.name}: {error.message} ({error.code})"
             self.num_fallbacks += 1

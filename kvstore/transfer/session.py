@@ -3,7 +3,7 @@
     BOOTSTRAPPING   the grant is open; nothing announced yet, or the source pool is not mapped yet
     WAITING         everything announced so far is in
     TRANSFERRING    a copy runs
-    SUCCESS         all pages are in, and the grant is closed with that
+    SUCCESS         all pages are in, which closes the grant
     FAILED          it ended without them
 
     BOOTSTRAPPING --Announced, then SourceMapped--> TRANSFERRING --CopyEnded--> WAITING --Announced--> TRANSFERRING
@@ -11,11 +11,10 @@
     any but SUCCESS --deadline, refusal, Revoked, SenderLost--> FAILED
 
 Every state has a deadline. A failure is told to both sides, and to the holder again and again until it closes the
-grant, since a tell may be lost. A success is told to the holder, from which the sender hears as it cancels its order.
-It closes the grant by itself, and what is left is a tombstone: the sender repeats its announcements until the holder
-wants nothing more of it, and each of them is answered to both. While a cancelled copy may still write,
-`CloseGrant` is not answered; the end of that copy is what settles it. Pages and generations are compared before and
-after each copy by `puller`.
+grant, since a tell may be lost. A success is told to the holder; the sender learns of it when the holder cancels its
+order. Success closes the grant by itself and leaves a tombstone: the sender repeats its announcements until the holder
+cancels the order, and each repeat is answered to both. While a cancelled copy may still write, `CloseGrant` is not
+answered; it is once that copy has ended. `puller` compares pages and generations before and after each copy.
 
 Pure: events and the time in, commands out. Owned by `nodes/kv_agent/core.py`.
 """
@@ -77,7 +76,7 @@ class SourceRefused(NamedTuple):
 
 
 class CopyEnded(NamedTuple):
-    """The copy writes no more; `code` empty: all its pages are in, and were the right ones before and after."""
+    """The copy writes no more; empty `code`: all its pages are in, and were the right ones before and after."""
 
     copy_id: int
     code: str = ""
@@ -85,14 +84,14 @@ class CopyEnded(NamedTuple):
 
 
 class Revoked(NamedTuple):
-    """The grant is taken away: closed by its holder (which needs no news then), or on behalf of one that is gone."""
+    """The grant is revoked: by its holder (which needs no news then), or because the holder or the pool is gone."""
 
     code: str
     message: str
 
 
 class SenderLost(NamedTuple):
-    """The sender is gone. What it announced may still be pulled, what it has not announced never comes."""
+    """The sender is gone. Pages it has announced may still be pulled; the others will never come."""
 
     message: str
 
@@ -116,7 +115,7 @@ class MapSource(NamedTuple):
 
 
 class StartCopy(NamedTuple):
-    """Pull `source_pages[i]` into `pages[i]`, if both still have their generations; answer `CopyEnded`, always."""
+    """Pull `source_pages[i]` into `pages[i]`, if both still have their generations; always answer `CopyEnded`."""
 
     copy_id: int
     source_pages: list[int]
@@ -192,7 +191,7 @@ class TransferSession:
 
     def renew(self, timeout_s: float, now: float) -> None:
         """The holder opened the same grant again: its lease of `timeout_s` seconds starts anew."""
-        # One that has ended is kept for its own time, by `_settle`, and a grant's pages are not used twice.
+        # A session that has ended is kept for the time set by `_settle`, and a grant's pages are not used twice.
         if not self.has_ended:
             self._expires = now + timeout_s
             self.deadline = max(self.deadline, min(self._expires, self._state_deadline(now)))
@@ -211,7 +210,7 @@ class TransferSession:
             case Revoked():
                 return self._on_revoked(event, now)
             case SenderLost():
-                # Its pages are its agent's memory, not its own, and all of them are announced.
+                # Its pages are in its agent's memory, not its own: if all of them are announced, the copy goes on.
                 if len(self._announced) + len(self._copying) + len(self._copied) == len(self.grant.pages):
                     return []
                 return self._fail("source_lost", event.message, now)
@@ -230,7 +229,7 @@ class TransferSession:
             return [Send(event.sender, self._failed("grant_taken", taken))]
         self.sender, self.sender_epoch = event.sender, event.sender_epoch
         if self.has_ended:
-            # The holder may not have heard of its success, or the sender would not ask any more.
+            # The holder may not have heard of its success: if it had, the sender would not repeat itself.
             return self._tell(self._outcome(), holder=self.phase is Phase.SUCCESS)
         problem = self._problem(ready)
         if problem:
@@ -250,7 +249,7 @@ class TransferSession:
     def _on_mapped(self, event: SourceMapped, now: float) -> list[Command]:
         if self.has_ended or self.source is None or self._is_mapped:
             return []
-        # The announced page numbers were those of the pool before.
+        # The announced page numbers belong to the earlier pool.
         if event.incarnation != self.source.incarnation:
             return self._fail("source_changed", f"the pool of {self.source.group} was made again", now)
         if event.layout_digest != self.grant.layout_digest:
@@ -259,7 +258,7 @@ class TransferSession:
         return self._copy_next(now)
 
     def _on_copy_ended(self, event: CopyEnded, now: float) -> list[Command]:
-        # Of a copy that this session has not begun, or said twice.
+        # A copy that this session has not begun, or an end reported twice.
         if event.copy_id != self._copy_id or not self._copying:
             return []
         copied, self._copying = self._copying, []
@@ -271,15 +270,14 @@ class TransferSession:
                 self._announced.pop(index, None)
             return self._fail(event.code, event.message, now)
         self._copied.update(copied)
-        # Announcements may be lost and repeated out of order; only what is in without a gap is of use to decode's
-        # cache.
+        # Announcements may be lost and repeated out of order; decode's cache can only use pages up to the first gap.
         while self._num_first in self._copied:
             self._num_first += 1
         if self.num_pages == len(self.grant.pages):
             self.phase = Phase.SUCCESS
             self.is_closed = True
             self._settle(now)
-            # The sender hears it as the holder's cancel; where that does not come it repeats, and is answered.
+            # The sender learns it from the holder's cancel; if that does not come, it repeats and is answered.
             return [Send(self.grant.holder, self._progress())]
         return self._tell(self._progress(), holder=not self.is_closed) + self._copy_next(now)
 
@@ -300,8 +298,8 @@ class TransferSession:
         if self.is_closed or self.is_over(now):
             self.deadline = max(self._expires, now + self.limits.resend_s)
             return []
-        # No ask that a `Retrier` could repeat: this is a tell, and what ends it is the holder's own `CloseGrant`. The
-        # session has one deadline for each of its states, and this is that of an end not acknowledged.
+        # Not an ask that a `Retrier` could repeat: this is a tell, and the holder's own `CloseGrant` ends it. The
+        # session has one deadline for each of its states; this is the one for an end not acknowledged.
         self.deadline = now + self.limits.resend_s
         return [Send(self.grant.holder, self._outcome())]
 
@@ -331,8 +329,8 @@ class TransferSession:
             self.phase = Phase.WAITING
             self._wait(now)
             return []
-        # In order of the grant, so that what is in grows from its beginning; 1,024 pages at most, so that one prompt's
-        # copy is neither one message without end nor one cancel that takes seconds.
+        # In the grant's order, so that pages come in from its beginning; 1,024 at most, so that one prompt's copy is
+        # neither one endless message nor one cancel that takes seconds.
         self._copying = sorted(self._announced)[: self.limits.max_pages_per_copy]
         sources = [self._announced.pop(index) for index in self._copying]
         self._copy_id += 1
@@ -350,7 +348,7 @@ class TransferSession:
         ]
 
     def _fail(self, code: str, message: str, now: float) -> list[Command]:
-        """End without the pages; the first reason stays. The holder is not told what it asked for itself."""
+        """End without the pages; the first reason stays. The holder is not told of an end that it requested."""
         if self.has_ended:
             return []
         self.phase = Phase.FAILED

@@ -1,13 +1,13 @@
-"""Pages between CUDA pools of one host: the destination's agent copies, on the device, out of the source pool.
+"""Moves pages between CUDA pools of one host: the destination's agent copies, on the device, out of the source pool.
 
-Copies go into a stream of their own for each destination device, from `gather_from` at a time as one kernel that copies
-them all (`kvstore/pool/cuda/gather.py`), where both ends are on that device. `poll` puts a bounded number into it and
-asks the marks behind them whether they have ended, so the agent's loop never waits for a device. What is in a stream
-cannot be called back: a transfer that is cancelled or late puts nothing more in, and its completion comes when what it
-put in has ended, since until then its pages may still be written.
+Each destination device has a stream for copies. Where both ends are on that device, `gather_from` copies or more are
+made by one kernel (`kvstore/pool/cuda/gather.py`). `poll` puts a bounded number of copies into the stream and checks
+the marks behind them, so the agent's loop never waits for a device. What is in a stream cannot be called back: a
+transfer that is cancelled or late puts nothing more in, and it ends when what it has put in has ended, since until then
+its pages may still be written.
 
-No event crosses processes. Pages are announced after their worker has seen the step's tokens on the host, so the
-source is written; and they are said to be pulled after the mark behind them, so whoever reads them next does so later.
+No CUDA event crosses processes. Pages are announced after their worker has seen the step's tokens on the host, so the
+source is written; and they are reported as pulled after the mark behind them, so their next reader comes later.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from kvstore.transfer.mapped.transport import MappedCopy, MappedTransport
 
 # Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.
 DEFAULT_COPIES_PER_POLL: Final = 256
-# From so many copies on one launch is cheaper than as many calls [not yet measured]; and in one launch a copy costs the
-# host about an eighth of a call.
+# From this many copies on, one launch is cheaper than as many calls [not yet measured]; and in one launch a copy costs
+# the host about an eighth of a call.
 DEFAULT_GATHER_FROM: Final = 4
 _GATHERED_PER_CALL: Final = 8
 
-# 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; who is slower
-# than that (a device under load, another device) is looked at once a millisecond.
+# 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; a transfer slower
+# than that (a device under load, another device) is polled once a millisecond.
 _EAGER_POLLS: Final = 1024
 _PAUSE_S: Final = 0.001
 
 
 class _Copy(MappedCopy):
-    """What is not in the stream yet, and the mark behind what is."""
+    """A transfer: parts that are not in the stream yet, and the mark behind those that are."""
 
     __slots__ = ("mark", "peer")
 
@@ -48,7 +48,7 @@ class _Copy(MappedCopy):
         self.mark: CopyMark | None = None
 
     def has_settled(self) -> bool:
-        """Whether nothing of it runs on the device. A fault ends everything there, so nothing does after it."""
+        """Whether none of its copies runs on the device. A fault ends everything there, so none runs after it."""
         try:
             return self.mark is None or self.mark.is_done()
         except DeviceError as fault:
@@ -56,7 +56,7 @@ class _Copy(MappedCopy):
             return True
 
     def progress(self) -> str:
-        """What has become of it so far."""
+        """How far it has come, in words."""
         return f"{len(self.parts)} copies were not begun yet, {self.transfer.num_bytes} bytes were"
 
 
@@ -82,22 +82,22 @@ class CudaIpcTransport(MappedTransport[_Copy]):
 
     @property
     def pause_s(self) -> float:
-        """Seconds until another look at the device pays."""
+        """Seconds until it is worth polling the device again."""
         return 0.0 if self._num_idle < _EAGER_POLLS else _PAUSE_S
 
     def register(self, pool: PagePool) -> None:
         """Raises PagesElsewhere for a pool in host memory, DeviceUnavailable.
 
-        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that. Where
-        a worker made the pages the first transfer has to: until then this process has no context on the device.
+        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that. If a
+        worker made the pages, the first transfer has to: until then this process has no context on the device.
         """
         super().register(pool)
-        # A context takes memory of the device, which this process does not need where a worker made the pages.
+        # A context takes device memory; if a worker made the pages, this process does not need one yet.
         if not pool.info.is_in_worker:
             self._stream_of(cuda_ordinal(pool.info.device))
 
     def connect(self, handle: PoolHandle) -> MappedPeer:
-        """Opens the pages: an error of the device is one of this call."""
+        """Opens the pages too, so that device errors are raised here."""
         peer = super().connect(handle)
         try:
             peer.pool.device_pages  # noqa: B018 - opens them
@@ -113,7 +113,7 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         self._num_idle = 0
 
     def poll(self, now: float) -> list[Transfer]:
-        """Begins at most `copies_per_poll` copies, dealt out in turns, and waits for none."""
+        """Begins at most `copies_per_poll` copies, of all transfers in turn, and waits for none."""
         ended: list[Transfer] = []
         budget = self._copies_per_poll
         for _ in range(len(self._posted)):
@@ -128,7 +128,7 @@ class CudaIpcTransport(MappedTransport[_Copy]):
                 ended.append(transfer)
             else:
                 self._posted.append(copy)
-        # Whoever came first in this poll comes last in the next.
+        # The transfer that came first in this poll comes last in the next.
         self._posted.rotate(-1)
         self._num_idle = 0 if ended or budget < self._copies_per_poll else self._num_idle + 1
         if ended:
@@ -136,7 +136,7 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         return ended
 
     def drain(self) -> list[Transfer]:
-        """Blocks until the devices have done what is in their streams."""
+        """Blocks until the devices have finished what is in their streams."""
         for copy in self._posted:
             if copy.mark is not None:
                 try:
@@ -153,16 +153,17 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         self._streams.clear()
 
     def _advance(self, copy: _Copy, budget: int) -> int:
-        """Put up to `budget` copies of one transfer into its stream, more by a kernel; returns what it took of that."""
+        """Put up to `budget` copies of one transfer into its stream, more by a kernel; returns the budget it used."""
         try:
-            # Asked for each time: a pool that was closed says so, and its address must not be used.
+            # Read each time: a pool that was closed raises, and its address must not be used.
             target, source = copy.transfer.pool.device_pages, copy.peer.pool.device_pages
-            # A kernel reads another device's memory only where peer access was enabled, and ends the process if not.
+            # A kernel can read another device's memory only if peer access was enabled; if not, it ends the process.
             is_near = target.device == source.device
             stream = self._stream_of(target.device)
             gathers = is_near and 0 < self._gather_from <= len(copy.parts)
             if gathers and not stream.can_gather():
-                # As many single calls as one kernel copies pages would hold up the loop just when the device is busy.
+                # Single calls instead, as many as a kernel makes copies, would hold up the loop when the device is
+                # busy.
                 return 0
             limit = min(MAX_RANGES, budget * _GATHERED_PER_CALL) if gathers else budget
             parts = [copy.parts.popleft() for _ in range(min(limit, len(copy.parts)))]
@@ -184,8 +185,7 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         return stream
 
     def _give_up(self, peer: MappedPeer) -> None:
-        # Closed later: copies in the stream read through the handle, and closing it under them is a fault of the
-        # device.
+        # Closed later: copies in the stream read through the handle, and closing it under them is a device fault.
         self._leaving.append(peer)
         self._close_unused()
 
@@ -193,7 +193,7 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         used = {copy.peer for copy in self._posted}
         for peer in self._leaving:
             if peer not in used:
-                # A device that has failed cannot close a handle either; what this process had there goes with it.
+                # A failed device cannot close a handle either; what this process has there goes with the process.
                 with contextlib.suppress(DeviceError):
                     peer.pool.close()
         self._leaving = [peer for peer in self._leaving if peer in used]

@@ -1,8 +1,8 @@
-"""Pages between pools of one host: the destination's agent copies from the source pool, mapped read-only.
+"""Moves pages between pools of one host: the destination's agent copies from the source pool, mapped read-only.
 
-One copy by memcpy, in the loop's own thread, `quantum_bytes` for each `poll`: a loop that copies is never more than
-one quantum away from its next message, and nothing is handed over between threads. Several transfers take turns. The
-same code moves simulated pools.
+Copies are memcpy in the loop's own thread, `quantum_bytes` in each `poll`: a loop that copies is never more than one
+quantum away from its next message, and nothing is handed over between threads. Several transfers take turns. The same
+code moves simulated pools.
 """
 
 from typing import Final
@@ -48,8 +48,7 @@ class ShmTransport(MappedTransport[_Copy]):
     def poll(self, now: float) -> list[Transfer]:
         """Copies at most one quantum, so it takes a millisecond or so."""
         ended: list[Transfer] = []
-        # A bound in bytes, not in copies: runs of pages are of very different sizes, and the agent's loop waits for all
-        # of it.
+        # A bound in bytes, not in copies: runs of pages differ widely in size, and the agent's loop waits meanwhile.
         budget = self._quantum_bytes
         for _ in range(len(self._posted)):
             copy = self._posted.popleft()
@@ -62,7 +61,7 @@ class ShmTransport(MappedTransport[_Copy]):
                 ended.append(transfer)
             else:
                 self._posted.append(copy)
-        # Whoever had this quantum comes last for the next.
+        # The transfer that had this quantum comes last for the next.
         self._posted.rotate(-1)
         return ended
 
@@ -75,7 +74,7 @@ class ShmTransport(MappedTransport[_Copy]):
             while copy.parts and done < budget:
                 local, remote, num_bytes = copy.parts[0]
                 start = copy.position
-                # Runs are cut inside a page where they must: one page of a large model alone may exceed the quantum.
+                # Runs are cut inside a page if need be: one page of a large model alone may exceed the quantum.
                 size = min(num_bytes - start, budget - done)
                 destination[local + start : local + start + size] = source[remote + start : remote + start + size]
                 done += size

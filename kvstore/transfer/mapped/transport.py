@@ -1,7 +1,7 @@
 """What `shm` and `cuda_ipc` have in common: pools that are mapped read-only, and transfers that take turns.
 
-A subclass makes its copies in `post`, moves them in `poll`, and says in `_give_up` when a pool that nobody wants any
-more is unmapped. A transfer that has an error is one of which nothing more is copied.
+A subclass makes its copies in `post`, moves them in `poll`, and decides in `_give_up` when a pool that nobody wants any
+more is unmapped. Once a transfer has an error, nothing more of it is copied.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from kvstore.transfer.mapped.peer import MappedPeer
 
 
 class MappedCopy:
-    """A posted transfer: what of it is still to be copied, in order."""
+    """A posted transfer, and its parts that are still to be copied, in order."""
 
     __slots__ = ("parts", "transfer")
 
@@ -48,7 +48,7 @@ class MappedTransport(Transport, Generic[AnyCopy]):
         """Map a pool read-only. Raises PagesElsewhere, and what `MemoryHost.open` raises."""
         pool = self._host.open(handle.path, writable=False)
         try:
-            # Of the header, not of the handle: it is what decides where the pages lie.
+            # The header's device, not the handle's: the header decides where the pages are.
             self.require_kind(pool.info.device, pool.path)
             peer = MappedPeer(pool, self)
         except BaseException:
@@ -58,7 +58,7 @@ class MappedTransport(Transport, Generic[AnyCopy]):
         return peer
 
     def disconnect(self, peer: Peer) -> None:
-        """End its transfers, as `source_lost`, and unmap the pool."""
+        """End its transfers with `source_lost`, and unmap the pool."""
         for copy in self._posted:
             if copy.transfer.peer is peer:
                 copy.transfer.fail("source_lost", f"the pool of {peer.info.group} was given up")
@@ -72,7 +72,7 @@ class MappedTransport(Transport, Generic[AnyCopy]):
             transfer.fail("cancelled", "the transfer was cancelled")
 
     def drain(self) -> list[Transfer]:
-        """Forgets what was posted: nothing is copied but by `poll`."""
+        """Forgets what was posted: only `poll` copies."""
         ended = [copy.transfer for copy in self._posted]
         for transfer in ended:
             self.cancel(transfer)
@@ -89,8 +89,8 @@ class MappedTransport(Transport, Generic[AnyCopy]):
         peer.pool.close()
 
     def _require_own(self, transfer: Transfer) -> MappedPeer:
-        """The transfer's peer. Raises TransferError `unsupported` where it is another transport's, `bad_descriptor`."""
-        # Of another transport's peer there is no mapping here to read from.
+        """The transfer's peer. Raises TransferError `unsupported` if it is another transport's, `bad_descriptor`."""
+        # Another transport's peer has no mapping here to read from.
         if not isinstance(transfer.peer, MappedPeer):
             raise TransferError("unsupported", f"{self.name} only reads from pools that it has mapped itself")
         transfer.require_inside()

@@ -1,8 +1,8 @@
-"""The seam between a pair of agents and what carries its bytes: `nccl.py` on devices, `tcp/link.py` over sockets.
+"""The seam between a pair of agents and the engine that moves bytes: `nccl.py` on devices, `tcp/link.py` over sockets.
 
-Used by `transport.py`. Rank 0 receives, rank 1 sends; the two halves of a pair are made of one `unique_id`, which
-rank 0 makes and which travels over the mesh. Both put the same transfers to their halves in the same order, one at a
-time. Nothing here blocks the caller but `stop`: what happened is fetched by `news`.
+Used by `transport.py`. Rank 0 receives, rank 1 sends; both halves of a pair are made from one `unique_id`, which rank 0
+makes and which travels over the mesh. Both ends give their halves the same transfers in the same order, one at a time.
+Only `stop` blocks the caller; `news` returns what has happened.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,27 +22,27 @@ class Ready(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The sends or receives of this number have ended; their bytes are where they belong."""
+    """The sends or receives of transfer `number` have ended; their bytes are where they belong."""
 
     number: int
 
 
 class Broken(NamedTuple):
-    """The engine failed; nothing more will come of it but `Stopped`, after an abort."""
+    """The engine failed; nothing more will come from it except `Stopped`, after an abort."""
 
     message: str
     code: str = PAIR_ABORTED
 
 
 class Stopped(NamedTuple):
-    """After an abort: nothing of this half reads or writes pages any more."""
+    """After an abort: this half no longer reads or writes pages."""
 
 
 News = Ready | Moved | Broken | Stopped
 
 
 def all_news(queue: SimpleQueue[News]) -> list[News]:
-    """What threads have put there until now, oldest first; it is taken out."""
+    """Take out what threads have put there so far, oldest first."""
     found: list[News] = []
     with suppress(Empty):
         while True:
@@ -51,18 +51,21 @@ def all_news(queue: SimpleQueue[News]) -> list[News]:
 
 
 class PairLink(Protocol):
-    """One half. None of the calls blocks but `stop`."""
+    """One half of a pair. No call except `stop` blocks."""
 
     def begin(self) -> None:
-        """Meet the other half; `Ready` or `Broken` comes of it."""
+        """Connect to the other half; `Ready` or `Broken` follows."""
         ...
 
     def move(self, number: int, memory: Memory, parts: Sequence[tuple[int, int]]) -> None:
-        """Send (rank 1) or receive (rank 0) so many bytes at each offset in `memory`, in this order."""
+        """Send (rank 1) or receive (rank 0) `parts` of `memory`, each (offset, number of bytes), in this order.
+
+        `Moved` or `Broken` follows.
+        """
         ...
 
     def abort(self) -> None:
-        """End everything; `Stopped` comes of it."""
+        """End everything; `Stopped` follows."""
         ...
 
     def news(self) -> list[News]:
@@ -70,26 +73,26 @@ class PairLink(Protocol):
         ...
 
     def stop(self) -> None:
-        """Abort and wait until nothing runs any more."""
+        """Abort, and block until nothing runs any more."""
         ...
 
 
 class LinkMaker(Protocol):
-    """Makes halves. `kinds` are the kinds of memory that it moves, `eager_polls` how often looking at once pays."""
+    """Makes halves. `kinds` are the kinds of memory it moves; after `eager_polls` polls without news, polls pause."""
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]]
     eager_polls: ClassVar[int]
 
     def open(self, wake: Callable[[], None]) -> str:
-        """The address at which others are waited for; empty: nobody is. `wake` as in `Transport.open`.
+        """Start to listen, if the engine does. Returns the address, or empty. `wake` is that of `Transport.open`.
 
         Raises TransferError.
         """
         return ""
 
     def unique_id(self) -> bytes:
-        """What both halves of one pair must be given. Raises KVError: this engine cannot be had here."""
+        """The bytes that both halves of a new pair must be given. Raises KVError if this engine cannot be used here."""
         ...
 
     def link(self, device: str, unique_id: bytes, rank: int) -> PairLink:
@@ -98,9 +101,9 @@ class LinkMaker(Protocol):
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Connections of strangers that were closed, by reason; every reason is there from `open` on."""
+        """Number of strangers' connections that were closed, by reason; has every reason from `open` on."""
         return {}
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads end."""
         ...

@@ -1,11 +1,11 @@
 """One half of a communicator of two ranks, on a real device: CuPy's binding of NCCL, and the threads that it needs.
 
-Everything that may block does so in a thread: making the communicator, which waits for the other end, in one of its
-own; sends and receives of all pairs of a device in one thread, because two communicators whose operations are started
-in different orders on one device can wait for each other for ever; aborting in one of its own, because it must reach a
+Everything that may block does so in a thread. Making the communicator, which waits for the other end, has its own.
+Sends and receives of all pairs of a device share one, because two communicators whose operations are started in
+different orders on one device can wait for each other forever. Aborting has its own, because it must reach a
 communicator on which another thread is stuck. See `link.py` for the seam.
 
-Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one, but for a build of 2.30 or newer
+Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one, except for a build of 2.30 or newer
 that is told to allow it, which `tests/gpu/test_nccl_one_device.py` uses.
 """
 
@@ -41,23 +41,23 @@ _SCRATCH_BYTES: Final = 256
 class NcclLinks(LinkMaker):
     """Links over NCCL, with one moving thread for each device of this process.
 
-    It listens nowhere: NCCL's two ends meet by what `unique_id` says.
+    It does not listen: NCCL's two ends find each other by `unique_id`.
     """
 
     name: ClassVar[str] = "nccl"
     kinds: ClassVar[frozenset[str]] = frozenset({CUDA})
-    # 1,024 looks that find nothing take a few milliseconds.
+    # 1,024 polls that find nothing take a few milliseconds.
     eager_polls: ClassVar[int] = 1024
 
     def __init__(self) -> None:
         self._movers: dict[int, ThreadPoolExecutor] = {}
-        # For the first exchange of each pair. Kept: freeing waits for all kernels of the device, and those of other
-        # pairs may be waiting for their other ends.
+        # Buffers for the first exchange of each pair. Kept: freeing waits for all kernels of the device, and those of
+        # other pairs may be waiting for their other ends.
         self._scratch: dict[int, int] = {}
 
     @override
     def unique_id(self) -> bytes:
-        """128 bytes; CuPy 13 had a tuple of them."""
+        """128 bytes, which CuPy 13 returned as a tuple."""
         return bytes(_nccl().get_unique_id())
 
     @override
@@ -103,7 +103,7 @@ class NcclLink(PairLink):
         self._is_aborted = False
         self._is_ready = False
         self._stream: Any = None
-        # Made before it is initialised, so that an abort reaches it while initialising blocks.
+        # Created uninitialised, so that an abort can reach it while initialising blocks.
         self._communicator = self._nccl.NcclCommunicator.__new__(self._nccl.NcclCommunicator)
 
     @override
@@ -156,11 +156,11 @@ class NcclLink(PairLink):
         while self._running:
             number, event = self._running[0]
             status = int(self._runtime.eventQuery(event.ptr))
-            # In order of the stream: behind one that has not ended none has.
+            # In the stream's order: behind one that has not ended, no other has.
             if status == _NOT_READY:
                 break
             if status:
-                # Not `Event.done`, to which a fault looks like an event that has not come yet.
+                # Not `Event.done`, which cannot tell a fault from an event that has not come yet.
                 raise self._runtime.CUDARuntimeError(status)
             self._running.popleft()
             found.append(Moved(number))
@@ -184,13 +184,13 @@ class NcclLink(PairLink):
         self._stream.synchronize()
 
     def _move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        # Queued behind others in the mover's thread, it may come after the abort, when the communicator is gone.
+        # Queued behind others in the mover's thread, this may run after the abort, when the communicator is gone.
         if self._is_aborted:
             return
         try:
             self._runtime.setDevice(self._device)
             self._group(ranges)
-            # Without timing an event costs the device no clock to write.
+            # Without timing, the device need not write a clock for the event.
             event = self._cupy.cuda.Event(disable_timing=True)
             self._stream.record(event)
         except RuntimeError as error:
@@ -199,7 +199,7 @@ class NcclLink(PairLink):
         self._marks.put((number, event))
 
     def _group(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """One group: rank 0 receives, rank 1 sends. Bytes, so that any element type is moved as it is."""
+        """One group: rank 0 receives, rank 1 sends. As bytes, so that any element type is moved as it is."""
         other = 1 - self._rank
         operation = self._communicator.send if self._rank else self._communicator.recv
         self._nccl.groupStart()

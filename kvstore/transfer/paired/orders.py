@@ -1,4 +1,4 @@
-"""What two agents say to each other about pages that one sends and the other receives, and what each checks of it.
+"""Messages between two agents about pages that one sends and the other receives, and the checks that each makes.
 
 Used by `transport.py`; `ControlChannel` is what the agent's actor implements.
 """
@@ -16,7 +16,7 @@ Reply = Callable[[PagesSent], None]
 
 
 class Paired(Protocol):
-    """A transport whose two ends speak with each other by way of their agents. Each method is what the other said."""
+    """A transport whose two ends talk through their agents. Each method but `knows` is a message from the other end."""
 
     name: str
 
@@ -33,24 +33,24 @@ class Paired(Protocol):
         ...
 
     def sent(self, answer: PagesSent) -> None:
-        """The other end has sent what it was ordered to, or not."""
+        """The other end's answer to an order: whether it has sent the pages."""
         ...
 
     def pair_failed(self, pair: str, code: str, why: str) -> None:
-        """The other end refused, closed, or cannot be asked any more."""
+        """The other end refused or closed the pair, or cannot be reached any more."""
         ...
 
 
 class ControlChannel(Protocol):
-    """The agent to its transports: clock, name, and messages to others, whose answers come back to `Paired`."""
+    """What an agent gives its transports: clock, name, and messages to others, whose answers come back to `Paired`."""
 
     @property
     def name(self) -> str:
-        """What no other agent and no other incarnation of this one is called."""
+        """A name that no other agent and no other incarnation of this one has."""
         ...
 
     def attach(self, transport: Paired) -> None:
-        """From now on what other agents say about pairs of this transport is told to it."""
+        """From now on, pass to `transport` what other agents say about its pairs."""
         ...
 
     def now(self) -> float:
@@ -58,20 +58,20 @@ class ControlChannel(Protocol):
         ...
 
     def offer(self, agent: str, offer: OfferPair) -> None:
-        """Ask; on a refusal call `pair_failed`."""
+        """Ask `agent` for a pair; on a refusal call `pair_failed`."""
         ...
 
     def order(self, agent: str, order: SendPages) -> None:
-        """Ask; give the answer to `sent`, or call `pair_failed`."""
+        """Ask `agent` for pages; pass the answer to `sent`, or call `pair_failed`."""
         ...
 
     def close(self, agent: str, pair: str) -> None:
-        """Tell that a pair is given up."""
+        """Tell `agent` that a pair is given up."""
         ...
 
 
 class Inbox:
-    """What other agents say about pairs, given to the transport that it is about."""
+    """Passes what other agents say about pairs to the transport concerned."""
 
     def __init__(self) -> None:
         self.transports: list[Paired] = []
@@ -86,23 +86,23 @@ class Inbox:
         raise TransferError("not_served", f"this agent has {have}, not {offer.transport}: configure agents alike")
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
-        """Hand on that the other end receives; of a pair that nobody knows the first transport says so."""
+        """Pass on that the other end receives; if no transport knows the pair, the first one refuses."""
         knowing = (transport for transport in self.transports if transport.knows(order.pair))
         next(knowing, self.transports[0]).take_order(agent, order, reply)
 
     def sent(self, answer: PagesSent) -> None:
-        """Hand on what the other side says of an order; only the transport that made the pair knows it."""
+        """Pass on the other side's answer to an order; only the transport that made the pair knows it."""
         for transport in self.transports:
             transport.sent(answer)
 
     def pair_failed(self, pair: str, code: str, why: str) -> None:
-        """Hand on that the other side gave a pair up; only the transport that made it knows it."""
+        """Pass on that the other side gave a pair up; only the transport that made it knows it."""
         for transport in self.transports:
             transport.pair_failed(pair, code, why)
 
 
 class RemotePeer:
-    """A pool of another agent, known by what that agent says of it."""
+    """A pool of another agent, known only from that agent's description."""
 
     def __init__(self, handle: PoolHandle, transport: Transport) -> None:
         self.agent = handle.agent
@@ -110,12 +110,12 @@ class RemotePeer:
         self.info = PoolInfo(**{name: getattr(handle, name) for name in TOLD})
 
     def generations(self, pages: Sequence[int]) -> None:
-        """None: the page table is in another host's memory, so that its agent compares."""
+        """None: the page table is in another host's memory, so its agent compares."""
 
 
 def fits(parts: Sequence[tuple[int, int]], info: PoolInfo) -> bool:
     """Whether all parts, offset and number of bytes, lie inside a pool's pages."""
-    # Asked for once: it is computed from the layout, and an order may have 65,536 parts.
+    # Read once: it is computed from the layout, and an order may have 65,536 parts.
     end = info.pages_bytes
     return all(size > 0 and 0 <= offset <= end - size for offset, size in parts)
 
@@ -123,7 +123,7 @@ def fits(parts: Sequence[tuple[int, int]], info: PoolInfo) -> bool:
 def compare_generations(pool: PagePool, order: SendPages, when: str) -> None:
     """Raises TransferError unless the pages have the generations that were announced.
 
-    `source_lost`: there is no such page; `stale_pages`: they are others. `when` is for the text. PoolClosed besides.
+    `source_lost`: there is no such page; `stale_pages`: generations differ. `when` is for the text. Also PoolClosed.
     """
     try:
         found = pool.table().peek_generations(order.pages)

@@ -1,17 +1,17 @@
-"""A pair of agents between which bytes move, as one end sees it: a state machine in which every transfer ends.
+"""A pair of agents that move bytes, as one end sees it: a state machine in which every transfer ends.
 
     IDLE          nothing begun
-    INITIALISING  both ends meet (a communicator of NCCL, connections of TCP); transfers wait
+    INITIALISING  both ends connect (a communicator of NCCL, connections of TCP); transfers wait
     READY         transfers run one after another, in the order in which both ends queue them
     ABORTING      something failed or took too long; the engine is ending what may still write
-    ABORTED       nothing writes; transfers are refused, and whoever wants more makes another pair
+    ABORTED       nothing writes; transfers are refused, and more transfers need another pair
 
-Sends and receives of two ranks meet by their order alone, so nothing can be taken out of the middle: a transfer that
-has begun is waited for, also when it is cancelled, and one that does not end in time takes the pair with it. What was
-not begun ends at once. An end is said when nothing can still write: for a running transfer of an aborted pair that is
-when the engine has said that it has stopped.
+Sends and receives of two ranks are matched by their order alone, so nothing can be taken out of the middle: a transfer
+that has begun is waited for even if it is cancelled, and one that does not end in time takes the pair with it.
+Transfers that have not begun end at once. An end is reported when nothing can still write: for a running transfer of an
+aborted pair, that is when the engine has reported that it has stopped.
 
-At the receiving end a transfer has two halves, the bytes and the sender's word that they were the announced ones
+At the receiving end a transfer has two halves, the bytes and the sender's report that they were the announced ones
 before and after; at the sending end only the bytes. Pure; owned by `transport.py`.
 """
 
@@ -35,21 +35,21 @@ class PairPhase(enum.Enum):
 
 
 class Initialise(NamedTuple):
-    """Meet the other end; `initialised` or `fail` comes of it."""
+    """Connect to the other end; `initialised` or `fail` follows."""
 
 
 class Run(NamedTuple):
-    """Put the transfer's sends or receives to the engine; `moved` comes of it."""
+    """Give the transfer's sends or receives to the engine; `moved` follows."""
 
     number: int
 
 
 class Abort(NamedTuple):
-    """End all that the engine does for this pair; `stopped` comes of it."""
+    """End all that the engine does for this pair; `stopped` follows."""
 
 
 class Finished(NamedTuple):
-    """The transfer is over and writes nothing; `error` None: its bytes are there and are the right ones."""
+    """The transfer is over and writes nothing more; `error` None: its bytes are there and are the right ones."""
 
     number: int
     error: TransferError | None
@@ -70,7 +70,7 @@ class _Transfer:
 
 
 class Pair:
-    """See the module. `is_receiver`: whether transfers also need the other end's word. All methods return commands."""
+    """See the module. `is_receiver`: transfers also need the sender's report. All methods return commands."""
 
     def __init__(self, *, is_receiver: bool) -> None:
         self.phase = PairPhase.IDLE
@@ -92,21 +92,21 @@ class Pair:
         return changing or self._current is not None or bool(self._waiting)
 
     def start(self, deadline: float) -> list[Command]:
-        """Begin; at `deadline` it must be ready."""
+        """Begin; the pair must be ready by `deadline`."""
         if self.phase is not PairPhase.IDLE:
             return []
         self.phase, self._deadline = PairPhase.INITIALISING, deadline
         return [Initialise()]
 
     def initialised(self) -> list[Command]:
-        """Both ends have met."""
+        """Both ends have connected."""
         if self.phase is not PairPhase.INITIALISING:
             return []
         self.phase = PairPhase.READY
         return self._next()
 
     def queue(self, number: int, deadline: float) -> list[Command]:
-        """A transfer, after those queued before."""
+        """Add a transfer, after those queued before."""
         if self.is_over:
             return [Finished(number, self._reason)]
         self._waiting.append(_Transfer(number, deadline, is_source_verified=not self._is_receiver))
@@ -121,7 +121,7 @@ class Pair:
         return self._finish_current()
 
     def source_verified(self, number: int, error: TransferError | None, *, is_sent: bool) -> list[Command]:
-        """The sender's word on a transfer. What it did not send would be waited for for ever: the pair is aborted."""
+        """The sender's report on a transfer. Bytes that it did not send would never come: the pair is aborted."""
         current = self._current
         # While aborting only `stopped` ends the running transfer: a thread may still be writing its pages.
         if current is None or current.number != number or self.is_over:
@@ -136,7 +136,7 @@ class Pair:
 
     def cancel(self, number: int, error: TransferError) -> list[Command]:
         """End a transfer early: at once if it has not begun, otherwise when it has ended."""
-        # It keeps its place: sends and receives meet by their order, so the next transfer would take its bytes.
+        # It keeps its place: sends and receives are matched by order, so the next transfer would take its bytes.
         if self._current is not None and self._current.number == number:
             if self._current.error is None:
                 self._current.error = error
@@ -149,7 +149,7 @@ class Pair:
     def tick(self, now: float) -> list[Command]:
         """Time passed."""
         commands: list[Command] = []
-        # Those that wait end alone: nothing of theirs was posted, so the pair stays in order.
+        # Waiting transfers end alone: nothing was posted for them, so the pair stays in order.
         for late in [one for one in self._waiting if now >= one.deadline]:
             self._waiting.remove(late)
             commands.append(Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until then")))
@@ -160,14 +160,14 @@ class Pair:
         return commands
 
     def fail(self, why: str, code: str = PAIR_ABORTED) -> list[Command]:
-        """Give the pair up. Those that wait end now, the running one when the engine has stopped.
+        """Give the pair up. Waiting transfers end now, the running one when the engine has stopped.
 
-        The reason is a PairUnmade if the ends had not met yet.
+        The reason is a PairUnmade if the ends had not connected yet.
         """
         if self.is_over:
             return []
         was_idle = self.phase is PairPhase.IDLE
-        # The kind tells `selection.py` whether the next choice may be tried: only where nothing was moved.
+        # The class tells `selection.py` whether the next choice may be tried: only if nothing was moved.
         self._reason = (TransferError if self.phase is PairPhase.READY else PairUnmade)(code, why)
         self.phase = PairPhase.ABORTED if was_idle else PairPhase.ABORTING
         commands: list[Command] = [] if was_idle else [Abort()]
@@ -185,14 +185,14 @@ class Pair:
 
     def _finish_current(self) -> list[Command]:
         current = self._current
-        # Both: bytes that have come say nothing of whether their page was given to somebody else while it was sent.
+        # Both are needed: the bytes do not show whether their page was reused while it was sent.
         if current is None or self.is_over or not (current.is_moved and current.is_source_verified):
             return []
         self._current = None
         return [Finished(current.number, current.error), *self._next()]
 
     def _next(self) -> list[Command]:
-        # One at a time: both ends see the same order whatever their messages' delays.
+        # One at a time: both ends see the same order, however their messages are delayed.
         if self.phase is not PairPhase.READY or self._current is not None or not self._waiting:
             return []
         self._current = self._waiting.popleft()

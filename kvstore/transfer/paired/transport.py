@@ -1,11 +1,12 @@
-"""Pages between agents that do not map each other's pools: a pair for each two of them, over NCCL or over TCP.
+"""Moves pages between agents that do not map each other's pools: a pair for each two of them, over NCCL or TCP.
 
 The destination's agent makes the pair (rank 0), receives, and is the only one that writes into its pool, as with every
 transport; the source's agent (rank 1) sends what it is ordered to. Page tables of other hosts cannot be read, so the
-source compares generations before and after it sends, and a transfer is complete when its bytes and that word are in.
+source compares generations before and after it sends; a transfer is complete when its bytes and that report are in.
 
-`pair.py` decides, a `LinkMaker` (`nccl.py`, `tcp/link.py`) moves bytes, `ControlChannel` carries messages. Chosen
-by the operator; where a pair cannot be made its transfers end with PairUnmade, and what follows is `selection.py`'s.
+`pair.py` decides, a `LinkMaker` (`nccl.py`, `tcp/link.py`) moves bytes, `ControlChannel` carries messages. The operator
+chooses this transport. If a pair cannot be made, its transfers end with PairUnmade; `selection.py` decides what
+follows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,12 @@ from kvstore.transfer.paired.pair import PAIR_ABORTED, Abort, Command, Finished,
 SOURCE_FAILED: Final = "source_failed"
 _MAX_PAIRS: Final = 64
 _PAUSE_S: Final = 0.001
-# Of one order: dealing them out is work for the agent's loop.
+# Parts of one order: splitting them up is work for the agent's loop.
 _MAX_PARTS: Final = 1 << 16
 
 
 class _Half(NamedTuple):
-    """One half of a pair: `agent` is at the other end. `devices`, source's and destination's, where it receives."""
+    """One half of a pair; `agent` is at the other end. A half that receives has `devices`: source's, destination's."""
 
     name: str
     agent: str
@@ -57,7 +58,7 @@ class _Sending(NamedTuple):
 
 
 class PairTransport(Transport):
-    """Between pools of different agents; `links` is the engine, whose name and kinds of memory it has."""
+    """Moves pages between pools of different agents. The engine, `links`, gives it its name and kinds of memory."""
 
     def __init__(self, links: LinkMaker, channel: ControlChannel, init_timeout_s: float = 20.0) -> None:
         self.name = links.name
@@ -65,9 +66,9 @@ class PairTransport(Transport):
         self._links = links
         self._channel = channel
         self._init_timeout_s = init_timeout_s
-        # Those that others may read, by group and rank.
+        # Pools that are sent to others, by group and rank.
         self._sources: dict[tuple[str, int], PagePool] = {}
-        # Of both roles, by name.
+        # In both roles, by the pair's name.
         self._halves: dict[str, _Half] = {}
         self._receipts: dict[int, _Receipt] = {}
         self._sendings: dict[tuple[str, int], _Sending] = {}
@@ -79,39 +80,38 @@ class PairTransport(Transport):
         channel.attach(self)
 
     def open(self, wake: Callable[[], None]) -> str:
-        """Have the engine listen, if it does. Raises TransferError."""
+        """Let the engine listen, if it does. Raises TransferError."""
         return self._links.open(wake)
 
     @property
     def num_posted(self) -> int:
-        """What is sent for others counts too, and pairs that are being made or given up."""
-        # Else the agent's loop would stop polling while another agent waits for what it was promised.
+        """Counts sends to others too, and pairs that are being made or given up."""
+        # Otherwise the agent's loop would stop polling while another agent waits for what it was promised.
         return len(self._ended) + sum(half.state.is_busy for half in self._halves.values())
 
     @property
     def pause_s(self) -> float:
-        """Seconds until another look at the engine pays."""
+        """Seconds until it is worth polling the engine again."""
         return 0.0 if self._num_idle < self._links.eager_polls else _PAUSE_S
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """The engine's."""
+        """Number of strangers' connections that the engine closed, by reason."""
         return self._links.refused
 
     @property
     def device_failure(self) -> str:
-        """Seen where pages are sent; where they are received, the transfer ends with it."""
+        """A failure seen while sending; one seen while receiving ends the transfer with its code."""
         return self._failure
 
     def register(self, pool: PagePool) -> None:
-        """The pool can be sent from, too, instead of an earlier one of its group and rank. Raises PagesElsewhere."""
+        """The pool can also be sent from, instead of an earlier one of its group and rank. Raises PagesElsewhere."""
         self.require_kind(pool.info.device, pool.path)
-        # By group: a pool that was made again takes the place of the one before, whose incarnation orders then do not
-        # match.
+        # By group: a pool that was made again replaces the earlier one, so orders for the old incarnation do not match.
         self._sources[pool.info.group, pool.info.layout.tp_rank] = pool
 
     def connect(self, handle: PoolHandle) -> RemotePeer:
-        """Asks nobody yet. Raises PagesElsewhere: in memory that this engine cannot move."""
+        """Contacts nobody yet. Raises PagesElsewhere if this engine cannot move the pool's memory."""
         self.require_kind(handle.device, f"{handle.group} at {handle.agent}")
         return RemotePeer(handle, self)
 
@@ -123,7 +123,7 @@ class PairTransport(Transport):
                 self._perform(receipt.half, receipt.half.state.cancel(number, gone))
 
     def post(self, transfer: Transfer) -> None:
-        """The deadline also bounds how long the sender tries. Raises PairUnmade besides."""
+        """The deadline also bounds how long the sender tries. Also raises PairUnmade."""
         peer, source = transfer.peer, transfer.source
         if not isinstance(peer, RemotePeer) or source is None:
             raise TransferError("unsupported", f"{self.name} only reads announced pages of pools that it has reached")
@@ -140,8 +140,7 @@ class PairTransport(Transport):
             sizes=[part.num_bytes for part in transfer.parts],
             pages=list(source.pages),
             generations=list(source.generations),
-            # Seconds that are left: the other host's clock is another one. Never 0, which would be a deadline that has
-            # passed.
+            # Seconds left, since the other host has another clock. Never 0, which would be a deadline that has passed.
             timeout_s=max(0.001, transfer.deadline - self._channel.now()),
             rank=peer.info.layout.tp_rank,
         )
@@ -151,7 +150,7 @@ class PairTransport(Transport):
         self._perform(half, half.state.queue(order.number, transfer.deadline))
 
     def poll(self, now: float) -> list[Transfer]:
-        """Fetches news, looks at deadlines; nothing in it waits."""
+        """Fetches news and checks deadlines; never waits."""
         before = len(self._ended)
         for half in list(self._halves.values()):
             for news in half.link.news():
@@ -170,7 +169,7 @@ class PairTransport(Transport):
                     case _:
                         assert_never(news)
             self._perform(half, half.state.tick(now))
-            # Only now is it forgotten: until its engine had stopped its pages might have been written.
+            # Forgotten only now: until its engine had stopped, it might have written pages.
             if half.state.phase is PairPhase.ABORTED:
                 del self._halves[half.name]
         self._num_idle = 0 if before else self._num_idle + 1
@@ -178,19 +177,19 @@ class PairTransport(Transport):
         return ended
 
     def cancel(self, transfer: Transfer) -> None:
-        """What is on its way is waited for: the other end is sending it."""
+        """A running transfer is waited for: the other end is sending it."""
         cancelled = TransferError("cancelled", "the transfer was cancelled")
         for number, receipt in list(self._receipts.items()):
             if receipt.transfer is transfer:
                 self._perform(receipt.half, receipt.half.state.cancel(number, cancelled))
 
     def drain(self) -> list[Transfer]:
-        """Aborts all pairs and waits until their kernels have ended."""
+        """Aborts all pairs and waits until their engines have stopped."""
         for half in list(self._halves.values()):
             cancelled = TransferError("cancelled", "the transfer was cancelled")
             for number in [number for number, receipt in self._receipts.items() if receipt.half is half]:
                 self._perform(half, half.state.cancel(number, cancelled))
-            # In this thread, unlike an abort: whoever drains frees the memory next.
+            # In this thread, unlike an abort: the caller frees the memory next.
             if half.state.phase is not PairPhase.ABORTED:
                 half.state.fail("this agent stops")
                 half.link.stop()
@@ -201,7 +200,7 @@ class PairTransport(Transport):
         return ended
 
     def close(self) -> None:
-        """Drain, and let the engine go."""
+        """Drain, and close the engine."""
         self.drain()
         self._links.close()
         self._sources.clear()
@@ -213,7 +212,7 @@ class PairTransport(Transport):
         pool = self._source(offer.group, offer.incarnation, offer.rank)
         if offer.layout_digest != pool.layout.digest:
             raise TransferError("layout_mismatch", f"the pool of {offer.group} has another layout than that of {agent}")
-        # The offer is asked until it is answered, so it may come twice.
+        # An offer is repeated until it is answered, so it may come twice.
         if offer.pair in self._halves:
             return
         self._require_room()
@@ -226,7 +225,7 @@ class PairTransport(Transport):
         self._perform(half, half.state.start(self._channel.now() + offer.timeout_s))
 
     def withdraw(self, group: str) -> None:
-        """Send nothing more out of this group's pool; what is being sent goes on, see `is_sending`."""
+        """Begin no more sends from this group's pools; running sends go on, see `is_sending`."""
         self._sources = {key: pool for key, pool in self._sources.items() if key[0] != group}
 
     def is_sending(self, group: str) -> bool:
@@ -234,10 +233,10 @@ class PairTransport(Transport):
         return any(one.order.group == group for one in self._sendings.values())
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
-        """Another agent has begun to receive; `reply` is called once, with the reason where nothing is sent."""
+        """Another agent has begun to receive; `reply` is called once, with the reason if nothing is sent."""
         half = self._halves.get(order.pair)
         try:
-            # `agent`: a pair's name is no secret, and only the one that offered it may have pages sent.
+            # `agent` is checked: a pair's name is no secret, and only the agent that offered the pair may order pages.
             if half is None or half.agent != agent or (order.pair, order.number) in self._sendings:
                 raise TransferError(PAIR_ABORTED, f"there is no pair {order.pair} of {agent} here any more")
             pool = self._source(order.group, order.incarnation, order.rank)
@@ -249,7 +248,7 @@ class PairTransport(Transport):
                 raise TransferError(
                     "bad_descriptor", f"bytes outside the pool were ordered, or more than {_MAX_PARTS} parts"
                 )
-            # Rank 0's page table tells of the pages of all ranks.
+            # Rank 0's page table describes the pages of all ranks.
             compare_generations(self._source(order.group, order.incarnation), order, "before")
             memory = _memory_of(pool)
         except KVError as error:
@@ -266,7 +265,7 @@ class PairTransport(Transport):
         return pair in self._halves
 
     def sent(self, answer: PagesSent) -> None:
-        """The other end has sent what it was ordered to, or not."""
+        """The other end's answer to an order: whether it has sent the pages."""
         receipt = self._receipts.get(answer.number)
         if receipt is not None and receipt.half.name == answer.pair:
             error = TransferError(_foreign(answer.code), answer.message) if answer.code else None
@@ -274,13 +273,13 @@ class PairTransport(Transport):
             self._perform(receipt.half, commands)
 
     def pair_failed(self, pair: str, code: str, why: str) -> None:
-        """The other end refused, closed, or cannot be asked any more."""
+        """The other end refused or closed the pair, or cannot be reached any more."""
         half = self._halves.get(pair)
         if half is not None:
             self._perform(half, half.state.fail(why, _foreign(code)))
 
     def agent_lost(self, agent: str) -> None:
-        """Another agent is gone: its pairs with this one are of no use."""
+        """Another agent is gone: give up its pairs with this one."""
         for half in list(self._halves.values()):
             if half.agent == agent:
                 self._perform(half, half.state.fail(f"{agent} is gone", "source_lost"))
@@ -288,7 +287,7 @@ class PairTransport(Transport):
     # inside
 
     def _half_to(self, peer: RemotePeer, device: str) -> _Half:
-        # By devices, not by pool: to meet may take up to `init_timeout_s` (20 s), and an agent's pools share the pair.
+        # By devices, not by pool: connecting may take up to `init_timeout_s` (20 s); an agent's pools share the pair.
         devices = peer.info.device, device
         for known in self._halves.values():
             if (known.agent, known.devices) == (peer.agent, devices) and not known.state.is_over:
@@ -300,7 +299,7 @@ class PairTransport(Transport):
         except KVError as error:
             raise PairUnmade(error.code, error.message) from None
         self._num_pairs += 1
-        # Unique over all agents and incarnations: both ends know the pair by it, and late messages of an old one miss.
+        # Unique over all agents and incarnations: both ends use this name, and late messages for an old one match none.
         name = f"{self._channel.name}/{self.name}/{self._num_pairs}"
         half = self._halves[name] = _Half(name, peer.agent, Pair(is_receiver=True), link, devices)
         offer = OfferPair(
@@ -333,7 +332,7 @@ class PairTransport(Transport):
                     assert_never(command)
 
     def _run(self, half: _Half, number: int) -> None:
-        # Named with the pair: numbers are the receiver's, and two receivers count alike.
+        # Keyed with the pair: the receiver assigns numbers, and two receivers use the same ones.
         sending = self._sendings.get((half.name, number))
         if sending is not None:
             half.link.move(number, sending.memory, sending.parts)
@@ -348,11 +347,11 @@ class PairTransport(Transport):
         if sending is None:
             receipt = self._receipts.pop(number)
             receipt.transfer.error = error
-            # All or nothing: how far an engine came with a transfer that failed it does not say.
+            # All or nothing: an engine does not say how far a failed transfer got.
             receipt.transfer.num_bytes = 0 if error else sum(receipt.order.sizes)
             self._ended.append(receipt.transfer)
             return
-        # Kept apart from the comparison below: pages that turn out stale were sent all the same, and the pair goes on.
+        # Independent of the comparison below: pages that turn out stale were still sent, and the pair goes on.
         is_sent = error is None
         if error is None:
             try:
@@ -377,12 +376,12 @@ class PairTransport(Transport):
 
 
 def _foreign(code: str) -> str:
-    """What the other end gives as its reason, as one of this end's: a device that failed there is not this one's."""
+    """The other end's error code as a code of this end: a device that failed there is not a device of this one."""
     return SOURCE_FAILED if code == DeviceFault.code else code
 
 
 def _memory_of(pool: PagePool) -> Memory:
-    """The pool's pages in this process. Raises TransferError: it was closed, or its device has failed."""
+    """The pool's pages in this process. Raises TransferError if it was closed or its device has failed."""
     try:
         return pool.pages_view if pool.info.device == CPU else pool.device_pages
     except KVError as error:

@@ -1,11 +1,12 @@
-"""One half of a pair over raw TCP connections, several of them side by side, each with a thread of its own.
+"""One half of a pair over several parallel raw TCP connections, each with its own thread.
 
-The receiving end listens (`listener.py`), the sending end dials; both prove a secret that only the mesh has told
-them. Threads block in the kernel and hold no lock there, so the agent's loop goes on; backpressure is the connection's.
-An abort shuts the connections down, which wakes every thread, and `Stopped` is said when the last has ended: from then
-on nothing writes. A deadline is the pair's (`pair.py`), which aborts; nothing waits for ever without it.
+The receiving end listens (`listener.py`), the sending end dials; both prove that they know a secret that was sent only
+over the mesh. Threads block in the kernel and hold no lock there, so the agent's loop goes on; TCP's own flow control
+is the backpressure. An abort shuts the connections down, which wakes every thread, and `Stopped` is reported when the
+last has ended: from then on nothing writes. Deadlines are the pair's (`pair.py`): when one passes, it aborts, and every
+wait here ends.
 
-Pages in host memory go straight between pool and socket, those on a device over page-locked buffers (`staging.py`).
+Pages in host memory go straight between pool and socket, those on a device through page-locked buffers (`staging.py`).
 """
 
 import contextlib
@@ -63,14 +64,13 @@ _MOST_BY_CORES: Final = 4
 
 
 class TcpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`host` is the IP address or name at which others reach this agent, `port` 0 any.
+    """`host` is the IP address or name at which others reach this agent; `port` 0 is any free one.
 
-    `bind` is the IP address that it listens at where that is another one (`0.0.0.0` and `::`: all of its host). Pages
-    go over it neither encrypted nor signed, so another address than loopback needs `trusted_network`, the operator's
-    word that nobody else reads or writes there.
-    A transfer is dealt out over `num_streams` connections, 0: half as many as the receiver has cores, up to four, in
-    chunks of at most `chunk_bytes`; with pages on a device each connection has two page-locked buffers of that size at
-    each end.
+    `bind` is the IP address to listen at if that is another one (`0.0.0.0` and `::`: all of its host). Pages go over it
+    neither encrypted nor signed, so an address other than loopback needs `trusted_network`, by which the operator
+    vouches that nobody else reads or writes there. A transfer is split over `num_streams` connections (0: half as many
+    as the receiver has cores, up to four) in chunks of at most `chunk_bytes`; with pages on a device, each connection
+    has two page-locked buffers of that size at each end.
     """
 
     host: str = "127.0.0.1"
@@ -100,7 +100,7 @@ class TcpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Job(NamedTuple):
-    """The share of one connection in a transfer."""
+    """One connection's share of a transfer."""
 
     number: int
     memory: Memory
@@ -108,18 +108,18 @@ class _Job(NamedTuple):
 
 
 class TcpLinks(LinkMaker):
-    """Links over TCP. `load` gives the devices' memory, for pools that lie there."""
+    """Links over TCP. `load` returns the devices' memory, for pools on devices."""
 
     name: ClassVar[str] = TCP
     kinds: ClassVar[frozenset[str]] = frozenset({CPU, CUDA})
-    # Threads do the work: looking again at once would only take the interpreter from them.
+    # Threads do the work: polling again at once would only take the interpreter from them.
     eager_polls: ClassVar[int] = 0
 
     def __init__(self, settings: TcpSettings, load: Callable[[], DeviceMemory]) -> None:
         self._settings = settings
         self._load = load
         self._listener: TcpListener | None = None
-        # Until `open` nobody is woken: news are looked for now and then.
+        # Until `open` nobody is woken: news is polled for now and then.
         self._wake: Callable[[], None] = lambda: None
 
     @override
@@ -136,8 +136,8 @@ class TcpLinks(LinkMaker):
     @override
     def unique_id(self) -> bytes:
         """An encoded `Rendezvous`."""
-        # A connection's thread fills a core (2.6 GB/s), and the loop and the workers want some too: with two cores a
-        # second connection brought 3.1 instead of 2.6 GB/s, and 0.87 of what plain sockets move there instead of 1.04.
+        # A connection's thread fills a core (2.6 GB/s), and the loop and the workers need cores too: with two cores, a
+        # second connection gave 3.1 instead of 2.6 GB/s, and 0.87 instead of 1.04 of what plain sockets move there.
         num_streams = self._settings.num_streams or min(_MOST_BY_CORES, max(1, len(os.sched_getaffinity(0)) // 2))
         expected = self._listening().expect(num_streams, self._settings.chunk_bytes)
         return encode_rendezvous(expected.rendezvous)
@@ -169,14 +169,14 @@ class TcpLinks(LinkMaker):
 
     @override
     def close(self) -> None:
-        """Stop listening; links that were made go on."""
+        """Stop listening; existing links go on."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
 
 class TcpLink(PairLink):
-    """One half of a pair over TCP connections. Rank 0 has what it `expected`, rank 1 connects to it."""
+    """One half of a pair over TCP connections. Rank 0 accepts those that it `expected`, rank 1 makes them."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TcpLink(PairLink):
         self._news: SimpleQueue[News] = SimpleQueue()
         self._jobs: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(rendezvous.num_streams)]
         self._threads: list[threading.Thread] = []
-        # Of what follows under the lock: connections in use, connections that have a transfer's share to do, and
+        # The lock guards what follows: connections in use, how many connections still work on each transfer, and
         # whether all is over.
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -205,14 +205,14 @@ class TcpLink(PairLink):
 
     @override
     def begin(self) -> None:
-        """Meet the other side in threads; `news` says when it has come, or that it has not."""
+        """Connect to the other end in threads; `news` says when that has succeeded or failed."""
         self._start(self._initialise, "meet")
 
     @override
     def move(self, number: int, memory: Memory, parts: Sequence[Part]) -> None:
-        """Copy `parts`, offset from page 0 and bytes of each, over all connections; returns at once.
+        """Move `parts`, offset from page 0 and bytes of each, over all connections; returns at once.
 
-        `Moved(number)` comes of it, or `Broken`.
+        `Moved(number)` or `Broken` follows.
         """
         dealt = shares(parts, self._rendezvous.num_streams, self._rendezvous.chunk_bytes)
         busy = [(queue, chunks) for queue, chunks in zip(self._jobs, dealt, strict=True) if chunks]
@@ -227,7 +227,7 @@ class TcpLink(PairLink):
 
     @override
     def abort(self) -> None:
-        """End it from a thread: closing may wait for a copy that runs, which the loop must not."""
+        """End it from a thread: closing may wait for a running copy, which the loop must not."""
         threading.Thread(target=self.stop, name="tcp-abort", daemon=True).start()
 
     @override
@@ -241,7 +241,7 @@ class TcpLink(PairLink):
         with self._lock:
             self._is_aborted = True
             for connection in self._sockets:
-                # Not close: a thread that is in the kernel with this descriptor must not meet another file there.
+                # Not close: a thread in the kernel with this descriptor must not find another file there.
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
         if self._listener is not None and self._expected is not None:
@@ -249,7 +249,7 @@ class TcpLink(PairLink):
         for queue in self._jobs:
             # Threads that wait for work are in `get`, where no shutdown of a socket reaches them.
             queue.put(None)
-        # The first one starts the others: when it has ended, the list is whole.
+        # The first thread starts the others: when it has ended, the list is complete.
         for first in self._threads[:1]:
             first.join()
         for thread in self._threads:
@@ -295,11 +295,11 @@ class TcpLink(PairLink):
         return copiers
 
     def _await(self) -> list[socket.socket]:
-        """Rank 0: the connections, in their order, when all have come."""
+        """Rank 0: wait for all connections; returns them in order."""
         if self._expected is None:
             raise TransferError("bad_offer", "nobody listens for this pair here")
         came: dict[int, socket.socket] = {}
-        # No timeout here: the pair's own deadline aborts it, which puts a None.
+        # No timeout here: the pair's own deadline aborts it, which puts a None into the queue.
         while len(came) < self._rendezvous.num_streams:
             arrived = self._expected.arrived.get()
             if arrived is None:
@@ -308,13 +308,13 @@ class TcpLink(PairLink):
         return [came[index] for index in sorted(came)]
 
     def _dial(self) -> list[socket.socket]:
-        """Rank 1: the connections. Each proves itself, and has the other end prove itself, before a page is read."""
+        """Rank 1: make the connections. On each, both ends prove themselves before a page is read."""
         host, port = self._rendezvous.host, self._rendezvous.port
         dialled: list[socket.socket] = []
         for index in range(self._rendezvous.num_streams):
             connection = self._adopt(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             dialled.append(connection)
-            # Only while meeting; a page's bytes may be long in coming, and the transfer has its own deadline.
+            # Only while connecting; a page's bytes may take long, and the transfer has its own deadline.
             connection.settimeout(_DIAL_S)
             connection.connect((host, port))
             connection.sendall(encode_hello(self._rendezvous, index))
@@ -334,23 +334,22 @@ class TcpLink(PairLink):
         return dialled
 
     def _adopt(self, connection: socket.socket) -> socket.socket:
-        """From here on an abort reaches it. Raises ConnectionAbortedError after one."""
+        """Let an abort reach this connection from here on. Raises ConnectionAbortedError after an abort."""
         with self._lock:
             if self._is_aborted:
                 connection.close()
                 raise ConnectionAbortedError("it was given up")
             self._sockets.append(connection)
-        # A header is 24 bytes: Nagle would hold it back until the other end acknowledges what was before.
+        # A header is 24 bytes: Nagle would hold it back until the other end acknowledges what came before.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A pair may be idle for hours, and a host that lost its power closes nothing.
+        # A pair may be idle for hours, and a host that loses power closes nothing.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
 
     def _work(self, index: int, connection: socket.socket, copier: Copier) -> None:
-        """One connection's shares, one after another, until there is no more."""
+        """Do one connection's shares, one after another, until there are no more."""
         try:
-            # One queue for each connection, not one for all: shares are dealt out, and both ends must agree on which
-            # has which.
+            # One queue for each connection, not one for all: both ends must agree which connection has which share.
             while (job := self._jobs[index].get()) is not None and not self._is_aborted:
                 (self._send if self._rank else self._receive)(connection, copier, job)
                 with self._lock:

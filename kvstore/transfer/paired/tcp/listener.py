@@ -1,9 +1,9 @@
-"""The port at which an agent is dialled for pages: takes the connections that prove a pair's secret, and no others.
+"""The port at which other agents connect for pages: accepts only connections that prove a pair's secret.
 
-One thread, one selector; nothing in it waits for a single peer. A stranger has a few seconds and 64 bytes to say who it
-is, and there are at most `_MAX_UNAUTHENTICATED` of them: one more, and of the address that has most of them goes the
-one that has been silent longest. Who speaks but cannot prove anything is closed without an answer, and counted in
-`refused`. Used by `tcp/link.py`.
+One thread, one selector; it never waits for a single peer. A stranger has a few seconds and 64 bytes to say who it is.
+There are at most `_MAX_UNAUTHENTICATED` of them: when one more comes, the address with the most loses the one that has
+been silent longest. A peer that speaks but cannot prove anything is closed without an answer, and counted in `refused`.
+Used by `tcp/link.py`.
 """
 
 import contextlib
@@ -34,19 +34,19 @@ _HELLO_S: Final = 5.0
 _NO_DESCRIPTORS_S: Final = 0.1
 
 NO_TOKEN: Final = "no_token"
-"""Silent, gone or crowded out before it had said a whole hello."""
+"""Silent, gone or crowded out before it had sent a whole hello."""
 NOT_OURS: Final = "not_ours"
 """It speaks another protocol."""
 UNKNOWN_PAIR: Final = "unknown_pair"
-"""Never offered, given up, or complete: a hello that comes late, or once more."""
+"""The pair was never offered, was given up, or is complete: the hello comes late, or once more."""
 STREAM_TAKEN: Final = "stream_taken"
-"""The pair waits for other connections, not for one of this number, or not for another."""
+"""The pair still waits, but not for a connection of this number: it has come already, or there is no such number."""
 WRONG_TOKEN: Final = "wrong_token"
 """It does not know the secret that went over the mesh."""
 
 
 class Expected:
-    """Connections of one pair on their way; `arrived` gives those that came, and None when there is no more waiting."""
+    """Connections that one pair waits for; `arrived` gives those that came, and None when there is no more waiting."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous
@@ -54,7 +54,7 @@ class Expected:
         self.arrived: SimpleQueue[tuple[int, socket.socket] | None] = SimpleQueue()
 
     def close_arrived(self) -> None:
-        """Nobody takes them any more; who waits all the same is told so."""
+        """Close connections that nobody will take; anyone who still waits gets None."""
         with contextlib.suppress(Empty):
             while True:
                 arrived = self.arrived.get_nowait()
@@ -74,17 +74,17 @@ class _UnauthenticatedPeer:
 
 
 class TcpListener:
-    """Listens at `bind`, `host` where that is empty; others are told `host`.
+    """Listens at `bind`, or at `host` if that is empty; others are told `host`.
 
-    `refused` counts strangers by reason; at the first of each `tell` is called, in the listener's thread.
-    Raises TransferError `tcp_unavailable`: nobody can listen at this address.
+    `refused` counts strangers by reason; at the first of each reason, the listener's thread calls `tell`. Raises
+    TransferError `tcp_unavailable` if it cannot listen at this address.
     """
 
     def __init__(self, host: str, port: int, bind: str = "", tell: Callable[[], None] = lambda: None) -> None:
         at = bind or host
-        # `create_server` does not tell families apart by the address.
+        # `create_server` does not derive the family from the address.
         family = socket.AF_INET6 if ":" in at else socket.AF_INET
-        # Where every address is meant, those of both families: the name that others dial may have either.
+        # Every address means those of both families: the name that others dial may have either.
         both = at == "::" and socket.has_dualstack_ipv6()
         try:
             self._socket = socket.create_server((at, port), family=family, backlog=128, dualstack_ipv6=both)
@@ -101,7 +101,7 @@ class TcpListener:
         self._expected: dict[bytes, Expected] = {}
         self._unauthenticated: dict[socket.socket, _UnauthenticatedPeer] = {}
         self._is_closed = False
-        # All reasons from the beginning: it is read by other threads, and never grows under them.
+        # All reasons from the beginning: other threads read this dict, and it must not grow under them.
         self.refused: dict[str, int] = dict.fromkeys((NO_TOKEN, NOT_OURS, UNKNOWN_PAIR, STREAM_TAKEN, WRONG_TOKEN), 0)
         self._tell = tell
         self._wake, self._woken = socket.socketpair()
@@ -118,7 +118,7 @@ class TcpListener:
         return f"{self.host}:{self.port}"
 
     def expect(self, num_streams: int, chunk_bytes: int) -> Expected:
-        """Take connections of a new pair from now on."""
+        """Accept connections of a new pair from now on."""
         key, secret = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(SECRET_BYTES)
         expected = Expected(Rendezvous(self.host, self.port, key, secret, num_streams, chunk_bytes))
         with self._lock:
@@ -131,13 +131,13 @@ class TcpListener:
             return self._expected.get(key)
 
     def forget(self, expected: Expected) -> None:
-        """Take no more connections of a pair, and end the waiting for them."""
+        """Accept no more connections of a pair, and end the wait for them."""
         with self._lock:
             self._expected.pop(expected.rendezvous.key, None)
         expected.arrived.put(None)
 
     def close(self) -> None:
-        """Take nobody any more."""
+        """Stop listening, and end all waits."""
         self._is_closed = True
         self._wake.send(b".")
         self._thread.join()
@@ -151,7 +151,7 @@ class TcpListener:
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                # None without strangers: an idle agent is not woken at all.
+                # None if there are no strangers: an idle agent is not woken at all.
                 soonest = min((one.deadline for one in self._unauthenticated.values()), default=None)
                 pause = None if soonest is None else max(0.0, soonest - time.monotonic())
                 for key, _ in self._selector.select(pause):
@@ -173,10 +173,10 @@ class TcpListener:
         except BlockingIOError:
             return
         except OSError:
-            # No descriptors left: who dials stays in the kernel's queue until there are.
+            # No descriptors left: callers stay in the kernel's queue until there are.
             time.sleep(_NO_DESCRIPTORS_S)
             return
-        # One stranger that sends half a hello must hold up nobody.
+        # A stranger that sends half a hello must not hold up the others.
         connection.setblocking(False)
         if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
             self._drop(self._least_missed(), NO_TOKEN)
@@ -184,8 +184,8 @@ class TcpListener:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _least_missed(self) -> _UnauthenticatedPeer:
-        # The oldest, not the new one: else 64 silent connections would shut real agents out for 5 s each. Of the
-        # address that has most: else who dials fast enough would crowd out agents of other hosts before they speak.
+        # The oldest, not the new one: otherwise 64 silent connections would shut real agents out for 5 s each. Of the
+        # address that has most: otherwise a fast dialler would crowd out agents of other hosts before they speak.
         ((most, _),) = Counter(one.address for one in self._unauthenticated.values()).most_common(1)
         return next(one for one in self._unauthenticated.values() if one.address == most)
 
@@ -213,7 +213,7 @@ class TcpListener:
             if expected is not None and not why:
                 # Each number once: a proof that was overheard cannot be used for a second connection.
                 expected.missing.discard(hello.stream)
-                # Nothing more is expected, so the key is of no use to anybody from here on.
+                # Nothing more is expected, so from here on the key is useless to anybody.
                 if not expected.missing:
                     del self._expected[hello.key]
         if expected is None or why:
@@ -252,7 +252,7 @@ class TcpListener:
 
 
 def _refusal(hello: Hello, expected: Expected | None) -> str:
-    """Why it is not one of the expected connections; empty if it is."""
+    """Why a connection is not one of those expected; empty if it is."""
     if expected is None:
         return UNKNOWN_PAIR
     if hello.stream not in expected.missing:

@@ -1,7 +1,7 @@
-"""Bytes of a pool to and from one connection: straight from host memory, or over page-locked buffers from a device.
+"""Moves bytes between a pool and one connection: directly for host memory, through page-locked buffers for devices.
 
-A device's bytes go through two buffers in turns: while one is on the connection, the other is on its way between host
-and device, in a stream of its own. Used by the threads of `tcp/link.py`, each of which has a `Copier` to itself; all
+A device's bytes go through two buffers in turn: while one is on the connection, the other is on its way between host
+and device, in its own stream. Used by the threads of `tcp/link.py`, each of which has a `Copier` to itself; all
 calls block. Logic tested over a fake device; not yet run on a GPU.
 """
 
@@ -29,11 +29,11 @@ class Copier(Protocol):
         ...
 
     def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """Receive, write pages; they are written when it returns. Raises OSError, TransferError, DeviceError."""
+        """Receive pages; they are written when this returns. Raises OSError, TransferError, DeviceError."""
         ...
 
     def close(self) -> None:
-        """Give buffers back, when no copy uses them any more."""
+        """Free buffers, once no copy uses them any more."""
         ...
 
 
@@ -97,7 +97,7 @@ class StagedCopier(Copier):
 
     @override
     def close(self) -> None:
-        """Wait for what the device has begun, and give its buffers back."""
+        """Wait for what the device has begun, and free its buffers."""
         for slot in range(2):
             # A device that failed runs nothing any more.
             with contextlib.suppress(DeviceError):
@@ -108,7 +108,7 @@ class StagedCopier(Copier):
         self._buffers.clear()
 
     def _begin(self, slot: int, memory: Memory, chunk: Sequence[Part], *, is_reading: bool) -> None:
-        """Copies between a buffer, from its beginning, and the parts of a chunk."""
+        """Begin the copies between a buffer, from its beginning, and the parts of a chunk."""
         assert isinstance(memory, DevicePages)
         at, ranges = self._buffers[slot].pointer, list[CopyRange]()
         for offset, size in chunk:
@@ -134,7 +134,7 @@ def send_all(connection: socket.socket, views: list[memoryview]) -> None:
 
 
 def receive_all(connection: socket.socket, views: list[memoryview]) -> None:
-    """Fill views one after another. Consumes the list. Raises OSError, also where the other end has closed."""
+    """Fill views one after another. Consumes the list. Raises OSError, also if the other end has closed."""
     while views:
         count = connection.recvmsg_into(views, 0, _WAIT_ALL)[0]
         if not count:
@@ -149,7 +149,7 @@ def _consume(views: list[memoryview], count: int) -> None:
         done += 1
     del views[:done]
     if count:
-        # Sockets take what fits: after a short write the rest of that piece goes first.
+        # Sockets take as much as fits: after a short write, the rest of that piece goes first.
         views[0] = views[0][count:]
 
 

@@ -1,13 +1,13 @@
-"""What two agents say to each other over the raw connections of a pair, and how a transfer is dealt out over them.
+"""What two agents send over the raw connections of a pair, and how a transfer is split over them.
 
     mesh      OfferPair.unique_id   `Rendezvous`: where rank 0 listens, a key and a secret
     dialler   HELLO                 magic, key of the pair, number of the connection, proof of the secret
     listener  ANSWER                proof of the secret
     dialler   for each transfer and connection that has a share of it: HEADER, then that share's bytes
 
-The secret travels over the mesh only, so who merely finds the port is refused. Bytes are neither encrypted nor signed.
-Both ends work out the shares from the transfer's parts: there are no frames inside one. Pure; used by `tcp/link.py` and
-`listener.py`.
+The secret travels over the mesh only, so a stranger who finds the port is refused. Bytes are neither encrypted nor
+signed. Both ends compute the shares from the transfer's parts: there are no frames inside a share. Pure; used by
+`tcp/link.py` and `listener.py`.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ Part = tuple[int, int]
 
 
 class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
-    """Where and how the two ends of a pair meet; as bytes it is what both are given as `unique_id`."""
+    """Where and how the two ends of a pair connect; encoded, it is the `unique_id` that both are given."""
 
     host: Annotated[str, msgspec.Meta(max_length=253)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -56,7 +56,7 @@ class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(NamedTuple):
-    """Who dials: connection number `stream` of pair `key`."""
+    """The dialler's first message: it is connection number `stream` of pair `key`."""
 
     key: bytes
     stream: int
@@ -69,7 +69,7 @@ def encode_rendezvous(rendezvous: Rendezvous) -> bytes:
 
 
 def decode_rendezvous(data: bytes) -> Rendezvous:
-    """What another agent offers. Raises TransferError `bad_offer`."""
+    """Decode another agent's offer. Raises TransferError `bad_offer`."""
     try:
         rendezvous = msgspec.msgpack.decode(data, type=Rendezvous)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -80,7 +80,7 @@ def decode_rendezvous(data: bytes) -> Rendezvous:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a text is, None if it is none."""
+    """A text as an IP address, None if it is not one."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -88,33 +88,33 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_name(host: str) -> bool:
-    """Whether a text may be the name of a host."""
+    """Whether a text may be a host's name."""
     return _NAME.fullmatch(host) is not None
 
 
 def encode_hello(rendezvous: Rendezvous, index: int) -> bytes:
-    """What the dialler says first on connection `index`."""
+    """What the dialler sends first on connection `index`."""
     return _HELLO.pack(_HELLO_MAGIC, rendezvous.key, index, _proof(rendezvous.secret, rendezvous.key, index, b"dial"))
 
 
 def decode_hello(data: bytes) -> Hello | None:
-    """None: nobody of ours. `is_proven` says the rest."""
+    """The hello in these bytes, None if they are of another protocol. `is_proven` checks the proof."""
     magic, key, index, proof = _HELLO.unpack(data)
     return Hello(key, index, proof) if magic == _HELLO_MAGIC else None
 
 
 def is_proven(hello: Hello, secret: bytes) -> bool:
-    """Whether who dials knows the pair's secret."""
+    """Whether the dialler knows the pair's secret."""
     return hmac.compare_digest(hello.proof, _proof(secret, hello.key, hello.stream, b"dial"))
 
 
 def answer_to(rendezvous: Rendezvous, index: int) -> bytes:
-    """What the listener says to a dialler that has proven itself."""
+    """The listener's answer to a dialler that has proven itself."""
     return _proof(rendezvous.secret, rendezvous.key, index, b"listen")
 
 
 def encode_header(number: int, num_bytes: int) -> bytes:
-    """What goes before the share of transfer `number` on one connection."""
+    """The header before the share of transfer `number` on one connection."""
     return _HEADER.pack(_HEADER_MAGIC, number, num_bytes)
 
 
@@ -129,9 +129,9 @@ def require_header(data: bytes, number: int, num_bytes: int) -> None:
 
 
 def shares(parts: Sequence[Part], num_streams: int, chunk_bytes: int) -> list[list[list[Part]]]:
-    """A transfer dealt out: for each connection its chunks, each of at most so many bytes and MAX_PIECES parts.
+    """Split a transfer: for each connection its chunks, each of at most `chunk_bytes` bytes and MAX_PIECES parts.
 
-    Chunks go round the connections. Small transfers are cut finer, so that all connections have something to do.
+    Connections get chunks in turn. Small transfers are cut finer, so that all connections have something to do.
     """
     total = sum(size for _, size in parts)
     # Not below 64 KiB: below that a connection's share is mostly system calls.
@@ -161,6 +161,6 @@ def num_bytes_of(chunks: Sequence[Sequence[Part]]) -> int:
 
 
 def _proof(secret: bytes, key: bytes, index: int, role: bytes) -> bytes:
-    # With the number in it and the role in `person`, neither end's proof can be sent back to it as the other's.
+    # With the number in the data and the role in `person`, neither end's proof can be sent back to it as the other's.
     data = key + index.to_bytes(4, "little")
     return hashlib.blake2b(data, digest_size=ANSWER_BYTES, key=secret, person=role).digest()
