@@ -1,7 +1,8 @@
 """The process that owns the memory of its host's KV pools and is the only one to write transferred pages.
 
-It makes the pools (or takes over what an earlier agent left), tells workers and schedulers where they lie, and pulls
-announced pages into granted ones. All decisions are in `core.py`; this file receives, asks it, and performs.
+It makes the pools (or takes over what an earlier agent left), tells workers and schedulers where they are, and pulls
+announced pages into granted ones. All decisions are in `core.py`; this file receives events, passes them to it, and
+performs its commands.
 """
 
 import asyncio
@@ -77,14 +78,14 @@ from nodes.kv_agent.pools.taking import take_when_free
 from nodes.kv_agent.transports import make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC
 
-# Of one transfer's news on the wire; a failure has a sentence in it.
+# Size of one transfer's news on the wire; a failure has a sentence in it.
 _NEWS_BYTES: Final = 512
 
 
 class KVAgent(Actor, HeldBy):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
 
-    `links` are the engines of transports between agents, by name; given, they are used instead of the real ones.
+    `links` are the engines of transports between agents, by name; if given, they replace the real ones.
     With pools on CUDA devices its process must be spawned, not forked (see `kvstore/pool/cuda/memory.py`).
     """
 
@@ -99,7 +100,7 @@ class KVAgent(Actor, HeldBy):
         self._channel = MeshChannel(self, self._keep_pumping)
         self._transports = make_transports(config, self._host, self._channel, self._announce_fallbacks, links)
         self._pulls = PagePuller(self._transports)
-        # Of each group the pools of all its ranks, of rank 0 the one with the page table.
+        # For each group the pools of all its ranks; the page table in use is that of rank 0.
         self._ranks: dict[str, list[PagePool]] = {}
         self._peers: dict[SourceId, list[Peer]] = {}
         self._foreign = ForeignPools(self._transports, config.limits.map_s)
@@ -115,7 +116,7 @@ class KVAgent(Actor, HeldBy):
         self._timer = DeadlineTimer(lambda: self.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
-        # What this turn of the loop brought, by scheduler.
+        # News from this turn of the loop, by scheduler.
         self._news: dict[str, list[PagesPulled | TransferFailed]] = {}
         self._core = AgentCore("", [], Bounds())
         self._held: HeldPools | None = None
@@ -124,7 +125,7 @@ class KVAgent(Actor, HeldBy):
     async def start(self) -> None:
         """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
 
-        Raises TransferError `tcp_unavailable` where the configured address cannot be listened at.
+        Raises TransferError `tcp_unavailable` if it cannot listen at the configured address.
         """
         wake = self._waker()
         for transport in self._transports.transports:
@@ -163,7 +164,7 @@ class KVAgent(Actor, HeldBy):
         self._handle(SourceReleased(source))
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
-        """Announcements of prefill schedulers."""
+        """Announcements from prefill schedulers, and pairs that were closed."""
         if isinstance(message, AnnouncePages):
             for ready in message.announced:
                 self._driver.feed(PagesAnnounced(sender, ready))
@@ -175,7 +176,7 @@ class KVAgent(Actor, HeldBy):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Where a pool lies; grants."""
+        """Asks about pools, grants, pairs and memory."""
         message = call.message
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
@@ -188,7 +189,7 @@ class KVAgent(Actor, HeldBy):
         self._last_call += 1
         number = self._last_call
         self._calls[number] = call
-        # The core knows calls by number only and answers later; an asker that left must not be kept for that.
+        # The core knows calls only by number and answers later; a call whose asker has left must not be kept for that.
         call.on_cancel(lambda: self._forget_call(number))
         match message:
             case MapPool():
@@ -209,7 +210,7 @@ class KVAgent(Actor, HeldBy):
             self._held.on_peer_lost(peer)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Whoever maps a pool comes, goes, and lets go of it."""
+        """Members that map a pool join, leave, or let go of it."""
         if self._held is not None:
             self._held.on_members(left)
 
@@ -221,19 +222,19 @@ class KVAgent(Actor, HeldBy):
             await self._idle.wait()
 
     async def stop(self) -> None:
-        """Give the pools back; the segments go too, unless the configuration leaves them to the next agent."""
+        """Close the pools, and remove their segments unless the configuration leaves them to the next agent."""
         self._timer.cancel()
         if self._pumping is not None:
             self._pumping.cancel()
         if self._held is not None:
             self._held.stop()
         self._transports.close()
-        # After the transports are closed: a copy that still ran would write into what is freed here.
+        # After the transports are closed: a copy still running would write into what is freed here.
         for pool in (pool for pools in self._ranks.values() for pool in pools):
             try:
                 pool.close()
             except DeviceError as error:
-                # What it has on a device that failed goes with this process.
+                # Its memory on a failed device is freed when this process ends.
                 self.ctx.log.warning("pool not freed", group=pool.info.group, why=error.message)
             if self._config.unlink_on_stop:
                 self._host.unlink(pool.path)
@@ -251,7 +252,7 @@ class KVAgent(Actor, HeldBy):
     # inside
 
     def _announce_fallbacks(self) -> None:
-        """Pages of an agent come another way than the first choice now, or again by that."""
+        """Pages of an agent now come over a fallback, or over the first choice again."""
         fallbacks = self._transports.fallbacks
         self.ctx.log.warning("fallbacks", now=fallbacks)
         self.ctx.announce(fallbacks=fallbacks)
@@ -261,7 +262,7 @@ class KVAgent(Actor, HeldBy):
             self._handled()
 
     def _handled(self) -> None:
-        """See to all that an event, or several, may have changed."""
+        """Follow up on what one event, or several, may have changed."""
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
         if self._held is not None:
@@ -275,8 +276,7 @@ class KVAgent(Actor, HeldBy):
                 call = self._calls.pop(number, None)
                 if call is not None:
                     call.reply(message)
-                    # From the moment of this answer it may have the pool mapped, and must be asked before the pool is
-                    # freed.
+                    # From this answer on the caller may have the pool mapped, so it must be asked before that is freed.
                     if isinstance(message, PoolHandle) and self._held is not None:
                         self._held.mapped(message.group, call.sender)
             case Refuse(number, code, reason, retryable):
@@ -299,7 +299,7 @@ class KVAgent(Actor, HeldBy):
                 assert_never(command)
 
     def _tell_news(self) -> None:
-        """Tell each scheduler what the turn brought for it."""
+        """Tell each scheduler its news from this turn."""
         news, self._news = self._news, {}
         for receiver, messages in news.items():
             for some in cut(messages, lambda _: _NEWS_BYTES):
@@ -317,7 +317,7 @@ class KVAgent(Actor, HeldBy):
             ended = CopyEnded(command.copy.copy_id, error.code, error.message)
         else:
             found = source[0].info.incarnation
-            # The announcement may be older than the mapping: its page numbers are those of another pool then.
+            # The announcement may be older than the mapping: then its page numbers are those of another pool.
             if found == command.incarnation:
                 started = self._pulls.start(command.grant_id, command.copy, command.group, source)
                 if started is None:
@@ -329,7 +329,7 @@ class KVAgent(Actor, HeldBy):
         self._handle(CopyDone(command.grant_id, ended, 0))
 
     def _source(self, source: SourceId) -> list[Peer]:
-        """The mappings of a source's pools, by rank; those of the agent's own are mapped read-only like any other."""
+        """The mappings of a source's pools, by rank; the agent's own pools are mapped read-only like any other."""
         peers = self._peers.get(source)
         if peers is None:
             peers = self._peers[source] = [self._transports.connect_own(pool) for pool in self._ranks[source.group]]
@@ -359,11 +359,11 @@ class KVAgent(Actor, HeldBy):
             self._pumping = self.ctx.later(self._transports.pause_s, self._pump)
 
     def _waker(self) -> Callable[[], None]:
-        """What threads call when there is something to pump."""
+        """A function that threads call when there is something to pump."""
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            # A thread may outlive the loop by its last words.
+            # A thread may outlive the loop, and have something to report then.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._pump_soon)
 
@@ -371,7 +371,7 @@ class KVAgent(Actor, HeldBy):
 
     def _pump_soon(self) -> None:
         for why in self._transports.refused.keys() - self._told_refusals:
-            # Once each: a port scanner would fill the log.
+            # Once per reason: a port scanner would fill the log.
             self._told_refusals.add(why)
             self.ctx.log.warning("kv_connection_refused", why=why)
         if self._pumping is not None:
@@ -387,9 +387,9 @@ class KVAgent(Actor, HeldBy):
             if ended.event.code == DeviceFault.code:
                 failure = ended.event.message
         if failure := failure or self._transports.device_failure:
-            # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
+            # Nothing that this process does on the device can succeed any more; the next one makes the pools again.
             self.ctx.end(f"a device failed: {failure}")
         if self._held is not None:
-            # Pages sent for other agents are none of the core's copies.
+            # The core does not know of pages sent to other agents.
             self._held.copies_changed()
         self._keep_pumping()

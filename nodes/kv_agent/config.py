@@ -1,4 +1,4 @@
-"""Settings of one kv_agent. Made by `cli` from the topology; read by the files of this folder only."""
+"""Settings of one kv_agent, made by `cli` from the topology and read only by the files of this folder."""
 
 import re
 from typing import Final, NamedTuple
@@ -26,11 +26,10 @@ class ConfigError(ValueError):
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one worker group, or of one tensor-parallel rank of it, which is `layout.tp_rank` of
-    `layout.tp_size`: `num_pages` pages, the padding page included.
+    """The pool of one worker group, or of one of its ranks: `layout.tp_rank` of `layout.tp_size`.
 
-    `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`. `in_worker`: the group's worker
-    makes those on a device, see `worker_pools/core.py`.
+    `num_pages` includes the padding page. `device` is where the pages are: `cpu` (shared memory of the host) or
+    `cuda:N`. `in_worker`: the group's worker makes the pages, on its device, see `worker_pools/core.py`.
     """
 
     group: str
@@ -53,24 +52,28 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the agent calls its segment, after the prefix: no group's name ends in a point and a number."""
+        """The agent's name for its segment, after the prefix. No other group may be named like a rank, `GROUP.RANK`."""
         return f"{self.group}.{self.layout.tp_rank}" if self.layout.tp_rank else self.group
 
 
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. Names of segments in `directory` begin with `prefix`, which names user and mesh.
 
-    `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
-    at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun. From
-    `gather_from` on, copies within a device are made by one kernel, compiled at start; 0: each by a call of its own.
-    `device_transport` is how pages on devices of other agents come: `cuda_ipc` (same host), `nccl`, or `tcp`, which
-    stages them in host memory. With `nccl` and `tcp` a pair with each of them must be made within `pair_timeout_s`.
-    Nothing else is tried where it fails, unless `device_fallback` is `tcp`: pairs for which no communicator of NCCL
-    could be made then use that, and the agent says so. `host_transport` is how pages in host memory of other agents
-    come: `shm` (same host) or `tcp`. Both may also be the name of a transport that is installed besides
-    (`kvstore/transfer/plugins.py`). Both ends of a pair must have the transport; `tcp` is how it listens and sends.
-    `device_wait_s` is how long a start waits for memory on a device that processes of an earlier mesh, or of an agent
-    that died, still hold.
+    `unlink_on_stop` False leaves the segments to the next agent even after an orderly stop. `quantum_bytes` are copied
+    at a time, before the loop looks at its other work; on devices, `copies_per_poll` copies are begun at a time. If
+    there are `gather_from` copies or more within a device, one kernel, compiled at start, makes them; 0: each copy is a
+    separate call.
+
+    `device_transport` brings pages that other agents have on devices: `cuda_ipc` (same host), `nccl`, or `tcp`, which
+    stages them in host memory. With `nccl` and `tcp`, a pair with each such agent must be made within `pair_timeout_s`.
+    If that fails, nothing else is tried, unless `device_fallback` is `tcp`: pairs for which no communicator of NCCL
+    could
+    be made then use that, and the agent says so. `host_transport` brings pages that other agents have in host memory:
+    `shm` (same host) or `tcp`. Both may also name an installed transport (`kvstore/transfer/plugins.py`). Both ends of
+    a pair must have the transport. `tcp` says how it listens and sends.
+
+    `device_wait_s` is how long a start waits for memory on a device that is still held by processes of an earlier mesh,
+    or of an agent that died.
     """
 
     pools: list[PoolConfig]
@@ -120,7 +123,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_ranks(pools: list[PoolConfig]) -> None:
-    """Pages of all ranks have the same numbers and hold the same tokens."""
+    """Check that pages of all ranks have the same numbers and hold the same tokens. Raises ConfigError."""
     first = pools[0]
     if [pool.layout.tp_rank for pool in pools] != list(range(first.layout.tp_size)):
         ranks = ", ".join(str(pool.layout.tp_rank) for pool in pools)
@@ -130,7 +133,7 @@ def _check_ranks(pools: list[PoolConfig]) -> None:
 
 
 def _check_transport(name: str, ours: str) -> None:
-    """One of ours for this kind of memory, or one that is installed, of which only the agent knows what it moves."""
+    """Accept ours for this kind of memory, and installed ones: only the agent knows which memory those move."""
     if repr(name) in ours or (name not in (CUDA_IPC, NCCL, SHM, TCP) and name in installed_transports()):
         return
     installed = ", ".join(installed_transports()) or "none is"

@@ -1,6 +1,6 @@
-"""Carries what two agents of a pair say to each other, between their transports and the mesh.
+"""Carries messages between the two agents of a pair, from their transports to the mesh and back.
 
-Asks are made here and answered here; what to say is `kvstore/transfer/paired/transport.py`'s. Used by `actor.py`.
+Asks are made and answered here; `kvstore/transfer/paired/transport.py` decides what they say. Used by `actor.py`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from mesh.errors import CallError
 
 
 class MeshChannel(ControlChannel):
-    """The channel as messages of the mesh. `wake` is called when a transport has to act on what nobody has told it."""
+    """The channel as messages of the mesh. `wake` is called after each one, so that transports are polled."""
 
     def __init__(self, actor: Actor, wake: Callable[[], None]) -> None:
         self._actor = actor
@@ -40,17 +40,17 @@ class MeshChannel(ControlChannel):
 
     @override
     def offer(self, agent: str, offer: OfferPair) -> None:
-        """Ask for a pair; what comes of it is told later."""
+        """Ask for a pair; the transport gets the outcome later."""
         self._actor.ctx.spawn(self._offer(agent, offer), name=f"offer {offer.pair}")
 
     @override
     def order(self, agent: str, order: SendPages) -> None:
-        """Ask for pages; what comes of it is told later."""
+        """Ask for pages; the transport gets the outcome later."""
         self._actor.ctx.spawn(self._order(agent, order), name=f"order {order.pair}")
 
     @override
     def close(self, agent: str, pair: str) -> None:
-        """If it is lost, the other end finds out by its own deadline, or when this agent is gone."""
+        """If the tell is lost, the other end notices at its own deadline, or when this agent is gone."""
         self._actor.ctx.tell(agent, ClosePair(pair=pair))
 
     def on_ask(self, call: Call) -> None:

@@ -1,8 +1,8 @@
-"""What a kv_agent decides: who may have pages written, by which copy, until when, and who hears how it ended.
+"""What a kv_agent decides: whose pages may be written, by which copy, until when, and who is told how it ended.
 
 A grant is a lease of pages by their scheduler: it ends by `CloseGrant`, at its deadline, or when its holder is lost or
-comes back in a later epoch. Each grant has one `TransferSession`. The agent is the only writer of granted pages, so a
-grant revoked here is revoked; `GrantClosed` is said when no copy can still write.
+comes back in a later epoch. Each grant has one `TransferSession`. The agent is the only writer of granted pages, so
+revoking a grant here is enough; `GrantClosed` is sent when no copy can still write.
 
 Pure: `handle(event, now)` returns commands, which `actor.py` carries out. Imports no I/O.
 """
@@ -60,13 +60,13 @@ class AgentCore:
         self._bounds = bounds
         self._own = OwnPools(actor_id, pools)
         self._sources = Sources(actor_id, self._own.sources)
-        # Oldest first. A session stays after its end, so that late announcements hear how it ended.
+        # Oldest first. A session stays after its end, to tell the senders of late announcements how it ended.
         self._sessions: dict[str, TransferSession] = {}
         self._writable: dict[tuple[str, int], str] = {}
         self._closing: dict[str, list[int]] = {}
-        # Pools asked for, and the copies that must end before the answer.
+        # Asks for pools, and the grants whose copies must end before the answer.
         self._mapping: list[tuple[MapAsked, set[str]]] = []
-        # Of each holder the earliest epoch that may have open grants: looking at all
+        # For each holder, the earliest epoch that may have open grants: looking through all
         # tombstones for each grant took an eighth of the agent's time.
         self._oldest: dict[str, int] = {}
         self._deadlines = Deadlines()
@@ -79,7 +79,7 @@ class AgentCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a `Tick` is wanted at the latest; None: never."""
+        """When a `Tick` is needed at the latest; None: never."""
         return self._deadlines.next()
 
     def gauges(self) -> dict[str, float]:
@@ -136,7 +136,7 @@ class AgentCore:
     # asks
 
     def _map_asked(self, event: MapAsked, now: float) -> list[Command]:
-        """A scheduler that maps its pool takes every page for its own: nothing may still be written there."""
+        """A scheduler that maps its pool considers every page its own: nothing may still write there."""
         commands = self._revoke_older(event.sender, now)
         writing = {
             grant_id
@@ -158,7 +158,7 @@ class AgentCore:
         commands = self._revoke_older(event.sender, now)
         opened: list[str] = []
         refused: list[GrantRefused] = []
-        # One after the other: a page that two of them name is granted to the first.
+        # One after the other: a page named by two of them is granted to the first.
         for grant in event.message.grants:
             refusal = self._open_one(event, grant, now)
             if refusal is None:
@@ -199,7 +199,7 @@ class AgentCore:
     def _refusal(self, call: int, grant: OpenGrant) -> Refuse | None:
         if self._is_draining:
             return Refuse(call, "draining", f"{self._actor_id} takes no new grants", retryable=True)
-        # Retryable: grants end by themselves at their deadline, 60 s as schedulers are configured.
+        # Retryable: grants end by themselves at their deadline, by default 60 s in schedulers.
         if self.num_live >= self._bounds.max_grants:
             return Refuse(call, "too_many_grants", f"{self.num_live} grants are open already", retryable=True)
         if (refusal := self._own.misfit(call, grant)) is not None:
@@ -214,8 +214,8 @@ class AgentCore:
         grant_id = event.message.grant_id
         session = self._sessions.get(grant_id)
         if session is None:
-            # Unknown is as good as closed: nothing can write pages of a grant that is not here, and the answer may have
-            # been lost.
+            # Unknown is as good as closed: nothing can write pages of a grant that is not here, and an earlier answer
+            # may have been lost.
             return [Reply(event.call, GrantClosed(grant_id=grant_id))]
         if event.sender.actor_id != session.grant.holder:
             return [Refuse(event.call, "not_holder", f"{event.sender} does not hold grant {grant_id}")]
@@ -266,7 +266,7 @@ class AgentCore:
         return commands
 
     def _withdraw(self, event: GroupReleased, now: float) -> list[Command]:
-        """Nothing may be written to an own pool, or read from it: `is_using` says when nothing is any more."""
+        """Nothing may be written to an own pool, or read from it; `is_used` says whether a copy still does."""
         group, code, message = event
         source = self._own.withdraw(group, code, message)
         commands: list[Command] = []
@@ -278,13 +278,13 @@ class AgentCore:
         return commands
 
     def handle_of(self, group: str) -> PoolHandle:
-        """Where the pool of a known group lies."""
+        """Where the pool of a known group is."""
         pool = self._own.get(group)
         assert pool is not None, "asked for a group of this agent"
         return pool.handle(self._actor_id)
 
     def _revoke_older(self, holder: Address, now: float) -> list[Command]:
-        """A holder in a later epoch does not know of its earlier grants."""
+        """Revoke grants from a holder's earlier epochs, of which it does not know."""
         if self._oldest.get(holder.actor_id, holder.epoch) >= holder.epoch:
             return []
         self._oldest[holder.actor_id] = holder.epoch
@@ -312,7 +312,7 @@ class AgentCore:
         return commands
 
     def _feed(self, session: TransferSession, event: transfer.Event, now: float) -> list[Command]:
-        """Give a session an event, translate what it wants, and keep the books of what became of it."""
+        """Give a session an event, translate its commands, and record what became of it."""
         was_quiesced, had_ended = session.is_quiesced, session.has_ended
         commands: list[Command] = []
         pending: list[transfer.Event] = [event]
@@ -338,7 +338,7 @@ class AgentCore:
         return commands
 
     def _mapped(self, grant_id: str) -> list[Command]:
-        """A copy has ended that somebody may have waited for."""
+        """A copy has ended: answer asks for pools that waited for it."""
         for _, writing in self._mapping:
             writing.discard(grant_id)
         answered = [event for event, writing in self._mapping if not writing]
@@ -385,7 +385,7 @@ class AgentCore:
         for page in grant.pages:
             self._writable.pop((grant.group, page), None)
         if len(self._sessions) - self.num_live > self._bounds.max_remembered:
-            # Only a tombstone may be forgotten: one that may still write holds its pages.
+            # Only a tombstone may be forgotten: a session that may still write holds its pages.
             oldest = next(one for one in self._sessions.values() if one.is_quiesced)
             self._forget(oldest.grant.grant_id)
 

@@ -1,4 +1,4 @@
-"""What happens to a kv_agent's core, and what it wants done: the two alphabets between `core.py` and `actor.py`."""
+"""Events for a kv_agent's core and commands from it: the two alphabets between `core.py` and `actor.py`."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SourceId(NamedTuple):
-    """A pool by the agent that owns it and its group."""
+    """A pool, named by the agent that owns it and by its group."""
 
     agent: str
     group: str
@@ -31,7 +31,7 @@ class SourceId(NamedTuple):
 
 
 class MapAsked(NamedTuple):
-    """An ask for a pool; `call` is the actor's number for what it has to answer."""
+    """An ask for a pool; `call` is the actor's number for the call to answer."""
 
     call: int
     sender: Address
@@ -55,7 +55,7 @@ class CloseAsked(NamedTuple):
 
 
 class PagesAnnounced(NamedTuple):
-    """A prefill scheduler told that pages are finished."""
+    """A prefill scheduler announced that pages are finished."""
 
     sender: Address
     message: PagesReady
@@ -97,7 +97,7 @@ class Draining(NamedTuple):
 
 
 class GroupReleased(NamedTuple):
-    """Nobody has the pool of a group any more: nothing begins with it, and what has begun ends. Why, for who asks."""
+    """Nobody may use the pool of a group: no copy begins, running ones end. `code` and `message` tell callers why."""
 
     group: str
     code: str
@@ -105,7 +105,7 @@ class GroupReleased(NamedTuple):
 
 
 class GroupHeld(NamedTuple):
-    """The pool of a group is there, and may be mapped."""
+    """The pool of a group is available and may be mapped."""
 
     pool: "Pool"
 
@@ -176,7 +176,7 @@ class UnmapForeign(NamedTuple):
 
 
 class StartPull(NamedTuple):
-    """Copy pages into the pool of `group` from this incarnation of `source`; answer `CopyDone`, always."""
+    """Copy pages into the pool of `group` from this incarnation of `source`; always answer `CopyDone`."""
 
     grant_id: str
     group: str

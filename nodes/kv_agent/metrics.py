@@ -1,4 +1,4 @@
-"""What a kv_agent's core and transports show of themselves: gauges for `/metrics`."""
+"""Gauges of a kv_agent's core and transports, for `/metrics`."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from nodes.actor_figures import PULLED_BYTES
 
 
 class Parts(Protocol):
-    """The core, as far as it is looked at."""
+    """The part of the core that gauges are made from."""
 
     num_live: int
     num_bytes: int
@@ -30,7 +30,7 @@ class Parts(Protocol):
 
 
 def gauges(core: Parts) -> dict[str, float]:
-    """Figures of this moment; names that end in `_total` only rise."""
+    """Current figures; those whose names end in `_total` only rise."""
     phases: Counter[str] = Counter()
     copying = waiting = 0
     for session in core.sessions:
@@ -55,7 +55,7 @@ def gauges(core: Parts) -> dict[str, float]:
 
 
 def transport_gauges(transports: Selection) -> dict[str, float]:
-    """The same of its transports."""
+    """Current figures of its transports, named likewise."""
     figures: dict[str, float] = {}
     for name, num_bytes in transports.pulled_bytes.items():
         figures[f'{PULLED_BYTES}{{transport="{name}"}}'] = float(num_bytes)

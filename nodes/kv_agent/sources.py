@@ -1,7 +1,7 @@
-"""Foreign pools that this agent reads from: which are mapped, which are asked for, and who waits.
+"""Foreign pools that this agent reads from: which are mapped, which are requested, and which grants wait.
 
-Pure; part of the kv_agent's core. A mapping is used as long as announcements name its incarnation; one that names
-another has the pool asked for again.
+Pure; part of the kv_agent's core. A mapping is used as long as announcements name its incarnation; after one that names
+another, the agent asks for the pool again.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class SourceFacts(NamedTuple):
 
 
 class Sources:
-    """Mapped and awaited source pools. `own` are the agent's own pools, kept up to date by whoever gives it."""
+    """Mapped and awaited source pools. `own` are the agent's own pools; the caller keeps it up to date."""
 
     def __init__(self, actor_id: str, own: dict[SourceId, SourceFacts]) -> None:
         self._actor_id = actor_id
@@ -31,9 +31,9 @@ class Sources:
         return len(self._mapped)
 
     def want(self, source: SourceId, incarnation: int, grant_id: str) -> SourceFacts | None:
-        """The facts of a source, if it is at hand in this incarnation; otherwise the grant waits for it.
+        """The facts of a source, if it is mapped in this incarnation; otherwise None, and the grant waits for it.
 
-        An own pool is as it is: nothing waits for one that was released.
+        An own pool is used as it is; no grant waits for one that was released.
         """
         facts = self._own.get(source)
         if facts is not None:
@@ -47,7 +47,7 @@ class Sources:
         return None
 
     def must_ask(self, source: SourceId) -> bool:
-        """Whether the waiting grant is the first, so that the pool must be asked for."""
+        """Whether the waiting grant is the first, so that the agent must ask for the pool."""
         return len(self._waiting.get(source, ())) == 1
 
     def mapped(self, source: SourceId, facts: SourceFacts) -> list[str]:
@@ -60,7 +60,7 @@ class Sources:
         return self._waiting.pop(source, [])
 
     def agent_gone(self, agent: str) -> list[SourceId]:
-        """Forget what an agent had; returns the mappings to give up. Grants that wait hear from their ask."""
+        """Forget an agent's pools; returns the mappings to give up. Waiting grants get the outcome of the ask."""
         gone = [source for source in self._mapped if source.agent == agent]
         for source in gone:
             del self._mapped[source]

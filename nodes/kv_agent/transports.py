@@ -1,9 +1,9 @@
-"""The agent's transports, as its configuration names them.
+"""Makes the agent's transports, as its configuration names them.
 
-`shm` copies in host memory, `cuda_ipc` on the devices of a host. Pages of other agents come by what the configuration
-names in their stead, `nccl`, `tcp` or a transport that is installed besides, and only by it; between pools of one agent
-`shm` and `cuda_ipc` copy all the same. The agent announces the transports that it has. Nothing copies between host
-memory and devices: such a pair of pools is refused.
+`shm` copies in host memory, `cuda_ipc` on the devices of a host. If the configuration names another transport (`nccl`,
+`tcp` or an installed one), pages of other agents come only over that one; between pools of one agent, `shm` and
+`cuda_ipc` still copy. The agent announces the transports that it has. Nothing copies between host memory and devices:
+such a pair of pools is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,9 +40,9 @@ def make_transports(
     changed: Callable[[], None],
     links: Mapping[str, LinkMaker] | None = None,
 ) -> Selection:
-    """All of one agent. `links` are used in place of the engines of these names; `changed` hears of fallbacks.
+    """All transports of one agent. `links` replace the engines of these names; `changed` is called on fallbacks.
 
-    Raises TypeError where `host` cannot hold CUDA pools, TransportUnusable for an installed one that cannot be used.
+    Raises TypeError if `host` cannot hold CUDA pools, TransportUnusable for an installed one that cannot be used.
     """
     near: dict[str, Transport] = {}
     kinds = {memory_kind(pool.device) for pool in config.pools} or {CPU}

@@ -1,6 +1,6 @@
 """Performs what `core.py` decides: asks holders, writes desired states into headers, frees pools and makes them again.
 
-Part of the kv_agent's actor, which stays the owner of its pools: `PoolOwner` is what is needed of it.
+Part of the kv_agent's actor, which still owns its pools; `PoolOwner` is the part of it that is needed here.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ ASK_TIMEOUT_S: Final = 5.0
 
 
 class PoolOwner(Protocol):
-    """The actor, as far as its pools change under it."""
+    """The actor's methods for changing its pools."""
 
     ctx: Context
 
@@ -64,7 +64,7 @@ class PoolOwner(Protocol):
         ...
 
     def next_incarnation(self) -> int:
-        """What the next incarnation of a pool is called."""
+        """The number of the next incarnation of a pool."""
         ...
 
     def stop_copies(self, group: str) -> None:
@@ -72,7 +72,7 @@ class PoolOwner(Protocol):
         ...
 
     def is_copying(self, group: str) -> bool:
-        """Whether a copy still uses it, one that another agent makes of it included."""
+        """Whether a copy still uses it, including sends to other agents."""
         ...
 
     def forget_pool(self, group: str) -> None:
@@ -80,15 +80,15 @@ class PoolOwner(Protocol):
         ...
 
     def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
-        """Own other pools in their place; offered, it may be mapped and copied. Tells the mesh."""
+        """Own `pools` in place of the group's; if `is_offered`, they may be mapped and copied. Tells the mesh."""
         ...
 
     def handle(self, group: str) -> PoolHandle:
-        """Where the pool of a group lies, for whoever maps it."""
+        """Where the pool of a group is, for actors that map it."""
         ...
 
     def mapped(self, group: str, holder: Address) -> None:
-        """Somebody was told so."""
+        """`holder` was told where the pool is."""
         ...
 
     def lost(self, address: Address) -> None:
@@ -97,7 +97,7 @@ class PoolOwner(Protocol):
 
 
 class MemoryActions:
-    """See the module. `name` makes a pool's name of its group; `wait_s`: for device memory that others still have."""
+    """See the module. Pools' names begin with `prefix`; `wait_s` limits waiting for device memory that others have."""
 
     def __init__(
         self, owner: PoolOwner, host: MemoryHost, pools: Iterable[Sequence[PagePool]], prefix: str, wait_s: float
@@ -114,7 +114,7 @@ class MemoryActions:
         self._timer = DeadlineTimer(lambda: owner.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
 
     def on_ask(self, call: Call) -> None:
-        """An operator asks for another state, or how it stands."""
+        """An operator requests another state, or the current one."""
         message = call.message
         assert isinstance(message, ReleaseMemory | ResumeMemory | ListMemory), "the actor asks for nothing else"
         self._num_calls += 1
@@ -122,7 +122,7 @@ class MemoryActions:
         self._handle(Wanted(self._num_calls, message))
 
     def on_mapped(self, group: str, holder: Address) -> None:
-        """Somebody was told where the pool is."""
+        """An actor was told where the pool is."""
         self._handle(Mapped(group, holder))
 
     def on_members(self, left: Iterable[Member]) -> None:
@@ -130,14 +130,14 @@ class MemoryActions:
         members = self._owner.ctx.members
         for member in left:
             now = members.get(member.actor_id)
-            # A link may be lost between two that live; only who is no member any more has let go of everything.
+            # A link can break between two living actors; only one that is no longer a member has let go of all.
             if now is None or now.epoch > member.epoch:
                 self._lost(member.address)
         holders = [_seen(member) for member in members.all() if member.role in (SCHEDULER, WORKER)]
         self._handle(MembersSeen(holders, frozenset(member.address for member in members.all())))
 
     def on_peer_lost(self, peer: Address) -> None:
-        """A link ended. That is a death only if nobody counts it a member, or a later incarnation is there."""
+        """A link ended. The peer is dead only if it is no longer a member, or a later incarnation is there."""
         member = self._owner.ctx.members.get(peer.actor_id)
         if member is None or member.epoch > peer.epoch:
             self._lost(peer)
@@ -184,7 +184,7 @@ class MemoryActions:
             case FreePool(group):
                 self._free(group)
             case MakePool(group):
-                # In a task: a device's memory may be seconds in becoming free, and everybody else's asks go on.
+                # In a task: a device's memory may take seconds to become free, and other asks go on meanwhile.
                 self._owner.ctx.spawn(self._make(group), name=f"make {group}")
             case _:
                 assert_never(command)
@@ -200,7 +200,7 @@ class MemoryActions:
         try:
             left = free_pools(self._host, self._prefix, pools)
         except (KVError, OSError) as error:
-            # The desired state is in the header: the next agent goes on with it.
+            # The desired state is in the header: the next agent continues with it.
             owner.ctx.end(f"the pool of {group} cannot be freed: {error}")
             return
         owner.put_pools(group, left, is_offered=False)
@@ -211,7 +211,7 @@ class MemoryActions:
         try:
             await self._make_when_free(group)
         except Exception as error:
-            # What is left of the pool is not known: the next agent finds that out, its header says what is desired.
+            # What is left of the pool is unknown: the next agent finds out, and its header has the desired state.
             self._owner.ctx.log.exception("pool not made", group=group)
             self._owner.ctx.end(f"the pool of {group} cannot be made again: {error!r}")
 
@@ -220,7 +220,7 @@ class MemoryActions:
         deadline = owner.ctx.now() + self._wait_s
         incarnation = owner.next_incarnation()
         while True:
-            # Asked for at each try: one that failed has left another pool behind than it began with.
+            # Read at each try: one that failed leaves other pools behind than it began with.
             left = owner.pools(group)
             owner.forget_pool(group)
             pools, problem = make_pools(self._host, self._prefix, left, incarnation)
@@ -246,7 +246,7 @@ class MemoryActions:
             event = NotDone(group, number, holder, str(error))
         else:
             found: Any = answer.message
-            # By incarnation: the successor's answer says nothing of what the one before still maps.
+            # By incarnation: a successor's answer does not say what its predecessor still maps.
             is_done = isinstance(found, expected) and answer.sender == holder
             event = Done(group, number, holder) if is_done else NotDone(group, number, holder, "another one answered")
         self._handle(event)

@@ -1,19 +1,19 @@
-"""What a kv_agent decides when an operator wants a group's memory, and when it gets it back.
+"""What a kv_agent decides when an operator releases a group's memory, and when the group gets it back.
 
     held --ReleaseMemory--> releasing --> released --ResumeMemory--> resuming --> held
 
-    releasing   the desired state is in the pool's header; nobody gets the pool any more; copies end; everybody who may
-                have mapped it lets go, first the scheduler and agents, then the workers; only then the pool is freed
-    resuming    the pool is made again, if it was freed, as another incarnation, which takes that out of the header;
-                workers that let go take up; a scheduler comes by itself, for it waits for the pool
+    releasing   the desired state is in the pool's header; nobody is given the pool any more; copies end; every actor
+                that may have mapped it lets go, first the scheduler and agents, then the workers; only then is it freed
+    resuming    if the pool was freed, it is made again as another incarnation, without that state in its header;
+                workers that let go take up; the scheduler comes by itself, since it waits for the pool
 
-What is desired outlives every process, because it is in the pool's file. All else is found out again by looking at the
-members: a worker of a released group that says it is ready is asked to let go, one of a held group that says it is
-released is asked to take up, whoever made it so. So nothing here has to be remembered over a death, and an ask that got
-lost or was answered by a dead one is made again.
+The desired state outlives every process, because it is in the pool's file. Everything else is derived from the members:
+a worker of a released group that says it is ready is asked to let go, one of a held group that says it is released is
+asked to take up, whatever made it so. So nothing else has to survive a death, and an ask that was lost, or answered by
+a process that has died since, is made again.
 
-Whoever got the pool is a holder until it says that it let go, or is gone. A holder that neither does nor dies keeps the
-group `releasing`, and is named: steps have deadlines, and hung actors are killed by their supervisor.
+An actor that was given the pool is a holder until it says that it let go, or is gone. A holder that does neither keeps
+the group `releasing`, and is named: steps have deadlines, and hung actors are killed by their supervisor.
 
 Pure: `handle(event, now)` returns commands, which `actions.py` performs.
 """
@@ -69,9 +69,9 @@ RESUMING: Final = "resuming"
 
 
 class _Group:
-    """One group. `answered`: who has done what `number` asked; `asked`: who was asked and has not answered.
+    """One group. `answered`: holders that did what order `number` asked; `asked`: those that have not answered yet.
 
-    `let_go`: who was asked to let go, and has not said since that it took up.
+    `let_go`: holders that were asked to let go, and have not reported since that they took up.
     """
 
     def __init__(self, facts: PoolFacts) -> None:
@@ -94,7 +94,7 @@ class _Group:
 
 
 class MemoryCore:
-    """The groups of one kv_agent. `retry_s`: between asking a holder and asking it again."""
+    """The groups of one kv_agent. `retry_s` is the pause before a holder is asked again."""
 
     def __init__(self, pools: Iterable[PoolFacts], retry_s: float = 0.5) -> None:
         self._groups = {facts.group: _Group(facts) for facts in pools}
@@ -106,11 +106,11 @@ class MemoryCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a `Tick` is wanted at the latest; None: never."""
+        """When a `Tick` is needed at the latest; None: never."""
         return min((group.retry_at for group in self._groups.values() if group.retry_at is not None), default=None)
 
     def describe(self, names: Iterable[str] = ()) -> list[GroupMemory]:
-        """How groups stand; all of them if none is named."""
+        """The state of the named groups, or of all if none is named."""
         wanted = sorted(names) or sorted(self._groups)
         return [self._describe(self._groups[name]) for name in wanted]
 
@@ -190,7 +190,7 @@ class MemoryCore:
                 )
                 self._commands.append(RefuseRequest(call, "memory_saver_off", text))
                 return
-            # Two ways cannot be mixed: some workers would keep their weights, and others have dropped them already.
+            # Two ways cannot be mixed: some workers would keep their weights while others have already dropped them.
             if group.desired is not None and group.desired != desired:
                 text = f"{group.name} is released in another way ({_words(group.desired)}): resume it first"
                 self._commands.append(RefuseRequest(call, "already_released", text))
@@ -202,7 +202,7 @@ class MemoryCore:
 
     def _way_of_weights(self, group: _Group, is_reload: bool) -> str:
         workers = self._workers(group)
-        # In host memory a backup would lie where the weights lie; and without a worker there is nothing to back up.
+        # In host memory a backup would be where the weights already are; without a worker there is nothing to back up.
         if is_reload or group.device == CPU or not workers:
             return RELOAD
         return BACKUP if all(worker.saver for worker in workers) else ""
@@ -211,7 +211,7 @@ class MemoryCore:
         group.desired = desired
         group.reason = ""
         self._renumber(group)
-        # First of all: after a crash from here on the next agent finds it in the header, and goes on with it.
+        # First of all: after a crash from here on, the next agent finds it in the header and continues.
         self._commands.append(Mark(group.name, desired))
         group.is_copying = True
         self._commands.append(StopCopies(group.name))
@@ -220,11 +220,11 @@ class MemoryCore:
         if group.desired is None or group.is_changing:
             return
         if not group.is_there:
-            # Why the last try failed stays to be read until one does not.
+            # `reason`, why the last try failed, stays until one succeeds.
             group.is_changing = True
             self._commands.append(MakePool(group.name))
             return
-        # Who let go already is asked to take up; who has not need not.
+        # Workers that have let go already are asked to take up; the others need not be.
         self._commands += [Mark(group.name, None), Offer(group.name)]
         self._held(group)
 
@@ -235,7 +235,7 @@ class MemoryCore:
         self._held(group)
 
     def _on_refused(self, group: _Group, reason: str) -> None:
-        """It stays released: whoever has the memory now has to give it back first."""
+        """The group stays released: the memory's current user has to give it back first."""
         group.is_changing = False
         group.reason = reason
 
@@ -260,18 +260,18 @@ class MemoryCore:
             known = self._seen.get(address)
             group = self._groups.get(one.group)
             if group is not None and (known is None or known.state != one.state):
-                # It has changed since it answered, or this is from before it did: then it answers once more.
+                # It has changed since it answered, or this view is older than its answer: then it answers once more.
                 group.answered.discard(address)
         self._seen = seen
         newest = {address.actor_id: address.epoch for address in event.members}
         for group in self._groups.values():
             for holder in list(group.mappers):
-                # A later incarnation is proof that this one is gone, also where nobody has said so.
+                # A later incarnation proves that this one is gone, even if no loss was reported.
                 if newest.get(holder.actor_id, 0) > holder.epoch:
                     self._forget(holder)
 
     def _forget(self, address: Address) -> None:
-        """It holds nothing any more, nor do incarnations before it."""
+        """Neither this incarnation nor an earlier one holds anything any more."""
         self._seen.pop(address, None)
         for group in self._groups.values():
             for held in (group.mappers, group.answered, group.let_go, group.asked):
@@ -280,7 +280,7 @@ class MemoryCore:
 
     def _on_done(self, event: Done) -> None:
         group = self._groups[event.group]
-        # The answer to an order of before: since then the wish was taken back, or made again.
+        # The answer to an earlier order: since then the request was taken back, or made again.
         if event.number != group.number:
             return
         group.asked.discard(event.holder)
@@ -294,8 +294,8 @@ class MemoryCore:
             return
         group.asked.discard(event.holder)
         group.reason = f"{event.holder}: {event.reason}"
-        # Not a `Retrier`: that says the same again until it is answered, and here what is asked, and of whom, follows
-        # from who is there by then. One pause for the group, since one holder that is missing holds up all of it.
+        # Not a `Retrier`, which repeats one message until it is answered: here, what to ask and whom depends on the
+        # members at that time. One pause for the group, since one missing holder holds up all of it.
         if group.retry_at is None:
             group.retry_at = now + self._retry_s
 
@@ -303,10 +303,10 @@ class MemoryCore:
         return [one for one in self._seen.values() if one.role == WORKER and one.group == group.name]
 
     def _pending(self, group: _Group) -> list[Address]:
-        """Who still has to do its part, those first who have to do it before the others."""
+        """Holders that still have to do their part and whose turn it is."""
         if group.desired is None:
-            # A member's state comes by way of the registry, later than the answer: a resume at once after the release
-            # would find nobody to wait for, and say that the group has its memory.
+            # A member's state comes through the registry, later than its answer: without `let_go`, a resume right after
+            # the release would find nobody to wait for, and report that the group has its memory.
             return sorted(
                 one.address
                 for one in self._workers(group)
@@ -315,11 +315,11 @@ class MemoryCore:
         members = {one.address for one in self._seen.values() if one.group == group.name and one.state != RELEASED}
         holders = (members | group.mappers) - group.answered
         workers = {one.address for one in self._workers(group)}
-        # The scheduler gives its attempts back while its worker still answers.
+        # Workers last: the scheduler gives its attempts back while its worker still answers.
         return sorted(holders - workers) or sorted(holders & workers)
 
     def _go_on(self, group: _Group) -> None:
-        """Ask whom it waits for; free the pool when it waits for nobody."""
+        """Ask the holders that the group waits for; free the pool when there are none."""
         if group.is_changing:
             return
         pending = self._pending(group)
@@ -327,7 +327,7 @@ class MemoryCore:
             for holder in pending:
                 if holder not in group.asked:
                     group.asked.add(holder)
-                    # It maps the pool from the moment that it hears of it, and none from the moment that it lets go.
+                    # Recorded before its answer: it may map the pool, or let go of it, as soon as it gets the ask.
                     (group.mappers if group.desired is None else group.let_go).add(holder)
                     self._commands.append(
                         AskTakeUp(group.name, group.number, holder)
@@ -339,7 +339,7 @@ class MemoryCore:
             group.is_changing = True
             self._commands.append(FreePool(group.name))
 
-    # how it stands
+    # state of groups
 
     def _describe(self, group: _Group) -> GroupMemory:
         pending = self._pending(group)
@@ -361,7 +361,7 @@ class MemoryCore:
         )
 
     def _weights(self, group: _Group, desired: DesiredState) -> str:
-        """How they are released. A backup ends with its process, and the next one has none while it waits."""
+        """How weights are released. A backup ends with its process, and the next one has none while it waits."""
         if desired.weights == BACKUP and not all(worker.saver for worker in self._workers(group)):
             return RELOAD
         return desired.weights
@@ -372,9 +372,9 @@ def _names(message: ReleaseMemory | ResumeMemory | ListMemory) -> Sequence[str]:
 
 
 def _lost_with_worker(group: _Group, message: ReleaseMemory) -> tuple[str, str] | None:
-    """What is asked to be kept though it ends with the group's processes: an error's code and text; None: nothing is.
+    """Error code and text if the request keeps something that ends with the group's processes, otherwise None.
 
-    The worker releases in place only where it is the group's only rank and has made no pages.
+    A worker releases in place only if it is the group's only rank and has made no pages.
     """
     if message.keep_weights and (group.tp_size > 1 or group.is_in_worker):
         cause = f"it has {group.tp_size} tensor-parallel ranks" if group.tp_size > 1 else "its worker makes the KV pool"

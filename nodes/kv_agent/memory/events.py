@@ -1,4 +1,4 @@
-"""What happens to the memory of a kv_agent's groups, and what is wanted done: the alphabets of `core.py`."""
+"""Events about the memory of a kv_agent's groups, and commands: the alphabets of `core.py`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeM
 
 
 class DesiredState(NamedTuple):
-    """What an operator wants released: the pool or not, and how weights go (`keep`, `backup`, `reload`)."""
+    """What an operator wants released: whether the pool is, and how weights are (`keep`, `backup`, `reload`)."""
 
     is_kv: bool
     weights: str
 
 
 class HolderSeen(NamedTuple):
-    """A member that belongs to `group`. `saver`: a worker that can back its weights up."""
+    """A member that belongs to `group`. `saver`: it is a worker that can back its weights up."""
 
     address: Address
     role: str
@@ -25,9 +25,10 @@ class HolderSeen(NamedTuple):
 
 
 class PoolFacts(NamedTuple):
-    """A pool at the agent's start. `desired`: it is released; `is_there` False: and freed.
+    """A group's pool at the agent's start. `desired`: how it is released, or None; `is_there` False: it is freed.
 
-    `tp_size`: ranks of the group; `is_in_worker`: its worker makes the pages. Such workers end to let go.
+    `tp_size`: ranks of the group; `is_in_worker`: its worker makes the pages. Workers that are several, or
+    make the pages, end in order to let go.
     """
 
     group: str
@@ -43,28 +44,28 @@ class PoolFacts(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """An operator asks; `call` is the actor's number for what it has to answer."""
+    """An operator asks; `call` is the actor's number for the call to answer."""
 
     call: int
     message: ReleaseMemory | ResumeMemory | ListMemory
 
 
 class Mapped(NamedTuple):
-    """Somebody was told where the pool of a group lies."""
+    """An actor was told where the pool of a group is."""
 
     group: str
     holder: Address
 
 
 class MembersSeen(NamedTuple):
-    """Everybody in the mesh who belongs to a group, and every address that is a member."""
+    """All members that belong to a group, and the addresses of all members."""
 
     holders: Sequence[HolderSeen]
     members: frozenset[Address]
 
 
 class HolderLost(NamedTuple):
-    """An incarnation is gone."""
+    """An incarnation of an actor is gone."""
 
     address: Address
 
@@ -76,7 +77,7 @@ class CopiesEnded(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A holder has let go, or taken up, as `number` said."""
+    """A holder has let go, or taken up, as order `number` asked."""
 
     group: str
     number: int
@@ -149,26 +150,26 @@ class RefuseRequest(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Write the desired state into the header, or take it out, before anything else is done."""
+    """Write the desired state into the header, or clear it, before anything else is done."""
 
     group: str
     desired: DesiredState | None
 
 
 class StopCopies(NamedTuple):
-    """Let nobody map the pool or copy from and to it; `CopiesEnded` says when nothing does."""
+    """Let nobody map the pool or copy from or to it; `CopiesEnded` follows when no copy is left."""
 
     group: str
 
 
 class Offer(NamedTuple):
-    """Let the pool be mapped and copied again: it is as it was."""
+    """Let the pool be mapped and copied again; it has not changed."""
 
     group: str
 
 
 class AskLetGo(NamedTuple):
-    """Ask a holder; `Done` or `NotDone` follow."""
+    """Ask a holder to let go; `Done` or `NotDone` follows."""
 
     group: str
     number: int
@@ -177,7 +178,7 @@ class AskLetGo(NamedTuple):
 
 
 class AskTakeUp(NamedTuple):
-    """Ask a worker; `Done` or `NotDone` follow."""
+    """Ask a worker to take up; `Done` or `NotDone` follows."""
 
     group: str
     number: int
@@ -191,7 +192,7 @@ class FreePool(NamedTuple):
 
 
 class MakePool(NamedTuple):
-    """Make the pool again, as another incarnation, and let it be mapped; `PoolMade` or `PoolRefused` follow."""
+    """Make the pool again, as another incarnation, and let it be mapped; `PoolMade` or `PoolRefused` follows."""
 
     group: str
 

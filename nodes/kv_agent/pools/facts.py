@@ -24,5 +24,5 @@ class Pool(NamedTuple):
         return cls(info.group, path, info.num_pages, info.layout, info.incarnation, info.device)
 
     def handle(self, agent: str) -> PoolHandle:
-        """What others are told."""
+        """The handle that others are given."""
         return PoolHandle(agent=agent, **self._asdict())

@@ -1,7 +1,8 @@
-"""Reaching the pools of other agents: their agents are asked where they lie, rank by rank, and they are mapped.
+"""Reaches the pools of other agents: asks their agents where they are, rank by rank, and maps them.
 
-While an answer is on its way the other agent may be lost, or want the pool unmapped. Both are dealt with when they are
-heard of, so an answer from before is not acted on afterwards: nobody would unmap what it leads to. Used by `actor.py`.
+While an answer is on its way, the other agent may be lost, or want the pool unmapped. Both are handled as soon as they
+are known, so an answer from before must not be used afterwards: nobody would unmap the pool that it describes. Used by
+`actor.py`.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from nodes.protocol.memory import MEMORY_RELEASED
 
 
 class ForeignPools:
-    """See the module. `timeout_s`: for the answer of an agent, for each rank."""
+    """See the module. `timeout_s` is for an agent's answer, for each rank."""
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self._transport = transport
@@ -26,20 +27,23 @@ class ForeignPools:
         # How often each agent was lost, and each of its pools let go.
         self._losses: Counter[str] = Counter()
         self._releases: Counter[SourceId] = Counter()
-        # What is mapped of sources whose ranks are not all there yet.
+        # Mapped pools of sources whose ranks are not all mapped yet.
         self._begun: dict[SourceId, list[Peer]] = {}
 
     def agent_lost(self, agent: str) -> None:
-        """What it has said so far leads nowhere."""
+        """Discard answers that this agent has sent so far."""
         self._losses[agent] += 1
 
     def let_go(self, source: SourceId) -> None:
-        """Unmap what is mapped of a source so far, and map nothing more of it until its agent is asked again."""
+        """Unmap what is mapped of a source so far, and map no more of it until its agent is asked again."""
         self._releases[source] += 1
         self._give_up(source)
 
     async def connect(self, ctx: Context, source: SourceId) -> list[Peer]:
-        """Reach the pools of all ranks of a source; one at a time for each. Raises CallError, KVError: none is."""
+        """Reach the pools of all ranks of a source; one call at a time for each.
+
+        Raises CallError or KVError; then none of them stays mapped.
+        """
         peers = self._begun[source] = []
         try:
             await self._connect(ctx, source, peers)
@@ -68,7 +72,7 @@ class ForeignPools:
             peers.append(self._transport.connect(handle))
             info = peers[0].info
             if info.is_released:
-                # The agent has answered before that was asked for, or died with it in its header.
+                # The agent answered before the release was requested, or died with it in its header.
                 raise TransferError(*absence(info))
             # Only the first pool's header tells how many there are.
             num_ranks = info.layout.tp_size

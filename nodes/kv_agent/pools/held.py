@@ -1,6 +1,6 @@
-"""The pools that an agent holds while it lives: they are given up, made again and offered, and the mesh is told.
+"""The pools that an agent holds while it lives: gives them up, makes them again, offers them, and tells the mesh.
 
-The hands of `memory/actions.py` and `worker_pools/actions.py`; `HeldBy` is what is needed of the actor.
+Used by `memory/actions.py` and `worker_pools/actions.py`; `HeldBy` is the part of the actor that is needed here.
 """
 
 import itertools
@@ -48,12 +48,12 @@ class HeldBy(Protocol):
         ...
 
     def let_go(self, source: SourceId) -> None:
-        """Map another agent's pool no more, until a transfer asks for it again; copies from it end."""
+        """Unmap another agent's pool until a transfer asks for it again; copies from it end."""
         ...
 
 
 class HeldPools(PoolOwner):
-    """The pools of one agent. `ranks` are the actor's own, by group and rank; `config` says what they are called."""
+    """The pools of one agent. `ranks` are the actor's own, by group and rank; `config` gives their names."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HeldPools(PoolOwner):
     # what the actor tells
 
     def on_ask(self, call: Call) -> bool:
-        """Take in an ask about memory. False: it is about something else."""
+        """Handle an ask about memory. False if it is about something else."""
         match call.message:
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 self._memory.on_ask(call)
@@ -92,7 +92,7 @@ class HeldPools(PoolOwner):
         return True
 
     def _let_go(self, call: Call, order: LetGo) -> None:
-        """Another agent wants its pool unmapped: no copy from it is begun, and those that run end."""
+        """Another agent wants its pool unmapped: no copy from it begins, and running ones end."""
         source = SourceId(call.sender.actor_id, order.group)
         self._actor.let_go(source)
         if is_read(self._actor.core.sessions, source):
@@ -146,7 +146,7 @@ class HeldPools(PoolOwner):
     def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
         self._ranks[group] = pools
         if not any(pool.info.is_freed for pool in pools) and (is_offered or group not in self._pulls):
-            # Offered again it is registered again: other agents were refused its pages meanwhile.
+            # A pool that is offered again is registered again: other agents were refused its pages meanwhile.
             self._pulls.add(group, pools)
         for pool in pools:
             self._actor.feed(GroupHeld(Pool.of(pool.path, pool.info)))
@@ -167,7 +167,7 @@ class HeldPools(PoolOwner):
         self._made.on_lost(address)
 
     def _take_away(self, group: str) -> None:
-        """Begin no copy to or from a group's pools, and send no other agent any of their pages."""
+        """Begin no copy to or from a group's pools, and send none of their pages to other agents."""
         self._transports.withdraw(group)
         self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
 
@@ -180,6 +180,6 @@ class HeldPools(PoolOwner):
             released=sorted(group for group, info in infos.items() if info.is_released),
         )
         told = msgspec.structs.asdict(attributes)
-        # Told by whoever finds them.
+        # Announced by the actor when they change.
         del told["fallbacks"]
         self.ctx.announce(**told)

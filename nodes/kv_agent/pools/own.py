@@ -18,9 +18,9 @@ from nodes.protocol.memory import MEMORY_RELEASED
 
 
 class OwnPools:
-    """By group and rank. A pool that is away keeps its facts, but nobody gets at it.
+    """The pools by group and rank. One that is away keeps its facts, but nobody can use it.
 
-    Rank 0's page table tells of the pages of all: grants and transfers are of groups.
+    Rank 0's page table describes the pages of all ranks: grants and transfers are for groups.
     """
 
     def __init__(self, actor_id: str, pools: Iterable[Pool]) -> None:
@@ -37,20 +37,20 @@ class OwnPools:
         return self._pools.get((group, 0))
 
     def withdraw(self, group: str, code: str, message: str) -> SourceId:
-        """Nobody may begin anything with it any more. Returns it as a source of copies."""
+        """Let nobody begin anything with a pool any more. Returns it as a source of copies."""
         self._away[group] = code, message
         self.sources.pop(self._source(group), None)
         return self._source(group)
 
     def put(self, pool: Pool) -> None:
-        """It is there, again or for the first time."""
+        """Make a pool available, again or for the first time."""
         self._pools[pool.group, pool.layout.tp_rank] = pool
         self._away.pop(pool.group, None)
         if not pool.layout.tp_rank:
             self.sources[self._source(pool.group)] = SourceFacts(pool.incarnation, pool.layout.digest)
 
     def find(self, call: int, group: str, rank: int = 0) -> Pool | Refuse:
-        """The pool of a rank; or why it cannot be had now."""
+        """The pool of a rank, or why it is not available now."""
         pool = self._pools.get((group, rank))
         if group in self._away:
             return Refuse(call, *self._away[group], retryable=True)
@@ -62,7 +62,7 @@ class OwnPools:
         return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
 
     def misfit(self, call: int, grant: OpenGrant) -> Refuse | None:
-        """Why a grant cannot be of a pool that is here."""
+        """Why a grant does not fit a pool that is here; None if it does."""
         pool = self.find(call, grant.group)
         if isinstance(pool, Refuse):
             return pool
@@ -70,7 +70,7 @@ class OwnPools:
             return Refuse(call, "layout_mismatch", f"the pool of {grant.group} has another layout than the grant")
         pages = grant.pages
         is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
-        # Page 0 pads batches: what is written there is read by nobody, so a grant that names it is a mistake.
+        # Page 0 pads batches: nobody reads what is written there, so a grant that names it is a mistake.
         if not is_sound or not all(PADDING_PAGE < page < pool.num_pages for page in pages):
             return Refuse(call, "bad_grant", f"grant {grant.grant_id} names no pages, some twice, or some not there")
         return None
@@ -80,12 +80,12 @@ class OwnPools:
 
 
 def held_bytes(pool: PagePool) -> int:
-    """Bytes of file and pages, wherever they lie."""
+    """Bytes of file and pages, wherever they are."""
     return pool.info.file_bytes if pool.info.is_freed else pool.info.pages_offset + pool.info.pages_bytes
 
 
 def absence(info: PoolInfo) -> tuple[str, str]:
-    """Why a pool that is not offered is not: code and message."""
+    """Why a pool is not offered: code and message."""
     if info.is_released:
         return MEMORY_RELEASED, f"the memory of {info.group} is released; `meshctl resume {info.group}` brings it back"
     return PAGES_PENDING, f"the worker of {info.group} has not made its pages yet"

@@ -1,9 +1,9 @@
-"""Taking the agent's own pools into possession at start: what an earlier agent left is used again if it fits.
+"""Takes possession of the agent's own pools at start: a pool that an earlier agent left is used again if it fits.
 
-A pool on a device is always made again: its pages died with the agent that made them. One whose pages an operator has
-had freed stays without them, whatever it lies on: see `memory/core.py`.
+A pool on a device is always made again: its pages died with the agent that made them. A pool whose pages an operator
+has had freed stays without them, wherever they were: see `memory/core.py`.
 
-The pools of all tensor-parallel ranks of a group are of one incarnation: what is lost of one rank is lost of all.
+The pools of all tensor-parallel ranks of a group are of one incarnation: if one rank's is lost, all are.
 
 Called by `actor.py`, once for each configured group, before the agent is ready.
 """
@@ -37,11 +37,11 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
     """
     taken: list[PoolAcquisition] = []
     try:
-        # One by one: those taken before one that cannot be are given back.
+        # One by one: if one cannot be taken, those taken before it are given back.
         for one in wanted:
             pool = take_pool(host, prefix + one.name, one, incarnation)
             taken.append(pool)
-        # Pages of one making only: a rank's new pool is empty where the others' page table says that pages are full.
+        # One incarnation only: a rank's new pool would be empty where the others' page table says that pages are full.
         if len({one.pool.info.incarnation for one in taken}) > 1:
             for rank, one in enumerate(wanted):
                 old = taken[rank].pool
@@ -52,7 +52,7 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
                     taken[rank] = made._replace(found="replaced: the pool of another rank was lost")
         desired = next((one.pool.info for one in taken if one.pool.info.is_released), None)
         if desired is not None:
-            # The agent before may have died while it marked them.
+            # The previous agent may have died while it marked them.
             mark_pools(host, [one.pool for one in taken], desired.weights, is_unwanted=desired.is_unwanted)
     except BaseException:
         for one in taken:
@@ -64,7 +64,7 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
 def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int) -> PoolAcquisition:
     """Reopen the segment called `name` if it is sound and as configured, keeping its content and incarnation.
 
-    Otherwise it is made again under `incarnation`. Raises PoolBusy (its owner lives), PoolDenied (another user's),
+    Otherwise it is made again as `incarnation`. Raises PoolBusy (its owner is alive), PoolDenied (another user's),
     PoolExhaustedMemory (of the host or the device), DeviceError, PoolMismatch (names too long for a header).
     """
     path = host.path(name)
@@ -79,7 +79,7 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
         problem = _difference(pool.info, wanted)
         if problem is None:
             return PoolAcquisition(pool, "released" if pool.info.is_freed else "reopened")
-        # An operator's wish outlives a change of configuration: the new pool is as little for use as the old one was.
+        # An operator's release outlives a change of configuration: the new pool is released like the old one.
         released = pool.info if pool.info.is_released else None
         pool.close()
         found = f"replaced: {problem}"
@@ -101,12 +101,12 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
 async def take_when_free(
     ctx: Context, host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], wait_s: float
 ) -> list[PoolAcquisition]:
-    """`take_group`, again and again while its device is full: who maps pages of a dead agent is just ending."""
+    """`take_group`, repeated while its device is full: processes that map a dead agent's pages are still ending."""
     deadline = ctx.now() + wait_s
     while True:
         try:
             return take_group(host, prefix, wanted, ctx.address.epoch)
-        # Memory of a device is free only when every process has unmapped it, which for a dying worker takes seconds.
+        # Device memory is free only when every process has unmapped it, which takes a dying worker seconds.
         except DeviceExhaustedMemory as error:
             if ctx.now() >= deadline:
                 raise
@@ -147,7 +147,7 @@ def _name(prefix: str, pool: PagePool) -> str:
 
 
 def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:
-    """Free the pages of an own pool that is marked as unwanted. Returns what is left of it, which is this agent's too.
+    """Free the pages of an own pool that is marked as unwanted. Returns what is left, which this agent still owns.
 
     Nobody may use the pages any more. Raises DeviceError.
     """
@@ -156,9 +156,9 @@ def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:
 
 
 def make_pool(host: MemoryHost, name: str, freed: PagePool, incarnation: int) -> tuple[PagePool, KVError | None]:
-    """Make a freed pool again, as `incarnation`: the pool; or what was left of it, as before, and why it cannot be."""
+    """Make a freed pool again, as `incarnation`. Returns it; or what was left of it, as before, and why it failed."""
     info = msgspec.structs.replace(freed.info, incarnation=incarnation, weights="", is_unwanted=False, is_freed=False)
-    # The lock is given up for the file that takes the place of this one.
+    # Release the lock for the file that replaces this one.
     freed.close()
     try:
         return host.create(name, info), None

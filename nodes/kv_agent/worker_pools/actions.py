@@ -1,6 +1,6 @@
 """Performs what `core.py` decides: empty tables, handles in headers, answers to workers.
 
-Part of the kv_agent's actor, which stays the owner of its pools.
+Part of the kv_agent's actor, which still owns its pools.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ from nodes.kv_agent.worker_pools.core import (
 
 
 class WorkerPoolActions:
-    """See the module. `prefix` and group are a pool's name; workers that make pools compute alone."""
+    """See the module. A pool's name is `prefix` and its group, since a worker that makes pools is the only rank."""
 
     def __init__(self, owner: PoolOwner, host: MemoryHost, infos: Iterable[PoolInfo], prefix: str) -> None:
         self._owner = owner
@@ -51,7 +51,7 @@ class WorkerPoolActions:
         )
 
     def on_ask(self, call: Call, message: MakePages | OfferPages) -> None:
-        """A worker wants to make pages, or has."""
+        """A worker wants to make pages, or has made them."""
         group = message.group
         if group not in self._core:
             call.fail("unknown_group", f"the pages of {group!r} are not made by a worker here")
@@ -72,11 +72,11 @@ class WorkerPoolActions:
                 assert_never(message)
 
     def is_pending(self, group: str) -> bool:
-        """Whether a worker is still to make the pages of this group."""
+        """Whether a worker has yet to make the pages of this group."""
         return group in self._core and not self._core.is_offered(group)
 
     def on_lost(self, address: Address) -> None:
-        """An incarnation is gone."""
+        """An incarnation of an actor is gone."""
         self._handle(MakerLost(address))
 
     def copies_changed(self) -> None:
@@ -118,11 +118,11 @@ class WorkerPoolActions:
         owner.forget_pool(group)
         old.close()
         try:
-            # Without the handle: it names memory that went with the worker that made it.
+            # Without the handle: it names memory that died with the worker that made it.
             info = msgspec.structs.replace(old.info, incarnation=incarnation, ipc_handle=b"")
             made = self._host.create(self._prefix + group, info)
         except KVError as error:
-            # The next agent finds out what there is; going on without a table would refuse the group for good.
+            # The next agent starts from what is there; without a table, this one would refuse the group for good.
             owner.ctx.end(f"the page table of {group} cannot be made: {error.message}")
             return
         owner.put_pools(group, [made], is_offered=False)
@@ -133,7 +133,7 @@ class WorkerPoolActions:
         self._host.mark(table.path, msgspec.structs.replace(table.info, ipc_handle=ipc_handle))
         owner.forget_pool(group)
         table.close()
-        # Opened with the handle in its header: its pages can be copied from here on.
+        # Reopened with the handle in its header: its pages can be copied from here on.
         owner.put_pools(group, [self._host.open(table.path, writable=True, own=True)], is_offered=True)
         owner.ctx.log.info("pages made by a worker", group=group, bytes=table.info.pages_bytes)
 

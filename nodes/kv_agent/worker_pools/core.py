@@ -2,10 +2,10 @@
 
     empty --MakePages--> making --OfferPages--> offered --its maker is lost--> empty
 
-The agent owns the page table, in host memory; the worker allocates the pages and exports them. A mesh then has one CUDA
-context less for each agent that never copies from or to such pages (it opens them with the first copy), and the death
-of a worker costs its group's KV, which else outlives it: every worker that asks gets a table of another incarnation, in
-which nothing is, and schedulers that mapped the one before end. The death of the agent costs it too, as with all pools
+The agent owns the page table, in host memory; the worker allocates the pages and exports them. An agent that never
+copies from or to such pages then needs no CUDA context (it opens them with the first copy). In return, the death of a
+worker costs its group's KV, which would otherwise outlive it: every worker that asks gets an empty table of another
+incarnation, and schedulers that mapped the one before end. The death of the agent costs the KV too, as with all pools
 on a device.
 
 Pure; performed by `actions.py`.
@@ -23,7 +23,7 @@ PAGES_PENDING: Final = "pages_pending"
 
 
 class MakeAsked(NamedTuple):
-    """A worker wants to make the pages of a group; `call` is what has to be answered."""
+    """A worker wants to make the pages of a group; `call` numbers the call to answer."""
 
     call: int
     group: str
@@ -41,13 +41,13 @@ class OfferAsked(NamedTuple):
 
 
 class MakerLost(NamedTuple):
-    """An incarnation of an actor is gone, and what it allocated with it."""
+    """An incarnation of an actor is gone, and everything it allocated with it."""
 
     address: Address
 
 
 class CopiesEnded(NamedTuple):
-    """No copy uses the pages of a group that was withdrawn."""
+    """No copy uses the pages of a withdrawn group any more."""
 
     group: str
 
@@ -66,19 +66,19 @@ Event = MakeAsked | OfferAsked | MakerLost | CopiesEnded | TableMade
 
 
 class Withdraw(NamedTuple):
-    """Nobody may map the pool of a group, nor copy; `CopiesEnded` follows when nothing does."""
+    """Let nobody map the pool of a group or copy from or to it; `CopiesEnded` follows when no copy is left."""
 
     group: str
 
 
 class MakeTable(NamedTuple):
-    """Take an empty page table, of another incarnation, in the place of what there is; `TableMade` follows."""
+    """Replace the page table by an empty one, of another incarnation; `TableMade` follows."""
 
     group: str
 
 
 class TellTable(NamedTuple):
-    """Answer a worker with where its table lies."""
+    """Answer a worker with its table's location."""
 
     call: int
     group: str
@@ -100,7 +100,7 @@ class Confirm(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Answer a worker with an error that passes."""
+    """Answer a worker with a retryable error."""
 
     call: int
     code: str
@@ -129,7 +129,7 @@ class WorkerPools:
         return group in self._groups
 
     def is_offered(self, group: str) -> bool:
-        """Whether the pages are there."""
+        """Whether a worker has made the pages and offered them."""
         return self._groups[group].is_offered
 
     def handle(self, event: Event) -> list[Command]:
@@ -162,7 +162,7 @@ class WorkerPools:
             commands.append(Refuse(group.next.call, "superseded", f"{event.worker} asked after it"))
         group.next = event
         if group.maker is not None:
-            # Its successor is there, so it is not, though nobody has said so.
+            # Its successor is there, so the old maker is gone, though no loss was reported.
             commands += self._withdraw(event.group, group)
         return commands + self._go_on(event.group, group)
 
@@ -187,12 +187,12 @@ class WorkerPools:
         if not group.is_offered:
             return []
         group.is_offered = False
-        # Until the opposite is said: that there is none is for the actor to find.
+        # Until `CopiesEnded`: only the actor can tell that no copy is left.
         group.is_copying = True
         return [Withdraw(name)]
 
     def _go_on(self, name: str, group: _Group) -> list[Command]:
-        # A copy may still write the old pages, whose table would be taken for the new ones'.
+        # A copy may still write the old pages, and would take the new table for theirs.
         if group.next is None or group.maker is not None or group.is_copying:
             return []
         group.maker = group.next.worker
