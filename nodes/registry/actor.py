@@ -92,7 +92,7 @@ class RegistryActor(Actor):
     @property
     def core(self) -> RegistryCore:
         """The leases; only available once the actor has started."""
-        assert self._core is not None, "the registry is asked before it has started"
+        assert self._core is not None, "the registry has not started yet"
         return self._core
 
     async def start(self) -> None:
@@ -158,7 +158,7 @@ class RegistryActor(Actor):
         may_vouch = self.ctx.credentials.may_vouch(by.actor_id)
         if may_vouch and self._later.is_believed(epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()):
             return True
-        why = f"{by} dials epoch {epoch} of the registry, which its host alone knows of: start that host again"
+        why = f"{by} dials registry epoch {epoch}, which too few other hosts confirm: restart the host of {by}"
         self._refused(by, FrameRefused(WRONG_EPOCH, why))
         return False
 
@@ -172,7 +172,7 @@ class RegistryActor(Actor):
 
     def _join(self, call: Call, request: Join) -> None:
         if request.member.address != call.sender:
-            call.fail("bad_request", "an actor joins for itself", param="member")
+            call.fail("bad_request", "an actor may only join as itself", param="member")
             return
         try:
             self._check_mesh(request, call.sender)
@@ -202,14 +202,14 @@ class RegistryActor(Actor):
         if request.mesh and self._mesh and request.mesh != self._mesh:
             raise FrameRefused(
                 WRONG_MESH,
-                f"the registry that {sender} has found is of the mesh {self._mesh!r}, not of {request.mesh!r}: "
+                f"{sender} belongs to mesh {request.mesh!r}, but the registry it found belongs to mesh {self._mesh!r}: "
                 "correct the registry's address or port in the topology file, or the mesh's name",
             )
         faults = spec_faults(request.spec, self._config.spec)
         if faults:
             raise FrameRefused(
                 WRONG_SPEC,
-                f"{sender} is of a host that does not fit the mesh: {'; '.join(faults)}: start it by the mesh's own "
+                f"the host of {sender} does not fit the mesh: {'; '.join(faults)}: start it with the mesh's own "
                 "topology file, or with `meshctl up --join TOKEN`",
             )
 
@@ -218,7 +218,7 @@ class RegistryActor(Actor):
         is_its = is_of_host(address.actor_id, core.find(address.actor_id), host_of(call.sender.actor_id))
         is_known = is_its and credentials.believe(call.sender, is_proved=call.peer.is_proved)
         if address != call.sender and not is_known:
-            refusal = FrameRefused(NO_PROOF, f"{call.sender} says that {address} leaves, and is nobody to know")
+            refusal = FrameRefused(NO_PROOF, f"{call.sender} may not report that {address} leaves")
             self._refused(call.sender, refusal)
             call.fail(refusal.code, refusal.message)
             return
@@ -243,7 +243,7 @@ class RegistryActor(Actor):
         if self._told is not None and self._is_wrong(self._told.lookup()):
             if not self._unwritten:
                 self.ctx.log.warning(
-                    "registry_file_lost", why="whoever comes could not find the registry", then="it is written anew"
+                    "registry_file_lost", why="new actors could not find the registry", then="the file is written again"
                 )
             self._say_where()
         self.ctx.later(_CHECK_S, self._check)
@@ -263,7 +263,9 @@ class RegistryActor(Actor):
             # Members go on. For newcomers, writing is retried at each check; the error is logged once.
             if str(error) != self._unwritten:
                 self._unwritten = str(error)
-                self.ctx.log.error("registry_file_unwritten", why=str(error), do="make room in the run directory")
+                self.ctx.log.error(
+                    "registry_file_unwritten", why=str(error), do="free space in the run directory, or make it writable"
+                )
 
     def _tell_all(self, change: MembersChanged | None) -> None:
         """Tell a change at once, or together with others if a round was just told."""

@@ -123,7 +123,7 @@ class RegistryCore:
         known = self._members.get(member.actor_id)
         self._check(member, known)
         if member.epoch >= MAX_EPOCH:
-            raise FrameRefused(STALE_EPOCH, f"{member.address} has no epoch that another could follow")
+            raise FrameRefused(STALE_EPOCH, f"the epoch of {member.address} is too high: no later one could follow it")
         # An equal epoch is fine: a process that only lost its lease, as a suspended one does, rejoins unchanged.
         if (newest := self._newest(member.actor_id)) > member.epoch:
             # Two machines of one name may have started before there was a registry: name the other one's address.
@@ -134,7 +134,7 @@ class RegistryCore:
             raise Stale(above, f"{member.address} was replaced by epoch {newest}{there}")
         if known is not None and known.epoch == member.epoch and known.endpoint != member.endpoint:
             # An incarnation never changes its endpoint: two machines were started as one host, in the same second.
-            raise Stale(newest, f"another {member.address} is a member, at {known.endpoint.control}")
+            raise Stale(newest, f"another process is already a member as {member.address}, at {known.endpoint.control}")
         least = self.version if told is None else told
         was_current = request.known_epoch == self.epoch and request.known_version >= least
         upserted, doubted, left = self._believe(request.known_members, member.actor_id, now)
@@ -243,7 +243,7 @@ class RegistryCore:
 
     def _outlive(self, doubted: Member, known: Member | None) -> list[Departed]:
         """Another host knows a later incarnation: end and refuse all before it, so that the next one goes above it."""
-        reason = "a later one was known before the registry was"
+        reason = "another host knows a later incarnation from before this registry started"
         left = [] if known is None else self._drop([doubted.actor_id], reason)
         self._remember(*doubted.address)
         return left

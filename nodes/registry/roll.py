@@ -33,11 +33,11 @@ class Roll:
         """Raise `FrameRefused` for a member that announces so much that one message could not hold all members."""
         size, known = len(msgspec.msgpack.encode(member)), self._plain.get(member.actor_id, b"")
         if size > MAX_MEMBER_BYTES:
-            why = f"{member.address} announces {size} bytes, at most {MAX_MEMBER_BYTES} are taken: announce less"
-            raise FrameRefused("too_large", f"{why}, and the rest only on request")
+            why = f"{member.address} announces {size} bytes, but at most {MAX_MEMBER_BYTES} are accepted: announce less"
+            raise FrameRefused("too_large", f"{why}, and send the rest only on request")
         if self._num_bytes - len(known) + size > MAX_BYTES:
-            why = f"all members announce {self._num_bytes} bytes, and {MAX_BYTES} are the most that one message tells"
-            raise FrameRefused("too_large", f"{why}: end what is not needed before {member.address} joins")
+            why = f"all members together announce {self._num_bytes} bytes, and one message holds {MAX_BYTES}"
+            raise FrameRefused("too_large", f"{why}: stop actors that are not needed before {member.address} joins")
 
     def take(self, change: MembersChanged) -> None:
         """Apply the next change."""

@@ -188,7 +188,7 @@ async def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(mesh, tm
         await stray.start()
         assert await stray.shutdown_asked() == "wrong_mesh"
     assert isinstance(stray.over, WrongMesh)
-    assert "'blue', not of 'green'" in stray.over.message
+    assert "mesh 'green', but the registry it found belongs to mesh 'blue'" in stray.over.message
     assert [line["code"] for line in log if line["event"] == "member_refused"] == ["wrong_mesh"]
     assert registry.metrics.value("mesh_members_refused_total", code="wrong_mesh") == 1
     assert mesh.members() == ["ours#1", "registry#1"]
