@@ -99,7 +99,7 @@ class SchedulerActor(Actor):
             self._is_wanted_back.clear()
         address = self.ctx.address
         pool = self._pool
-        assert pool is not None, "it was taken over"
+        assert pool is not None, "the pool was taken over"
         # Only now: agent and worker have both answered, so no earlier copy or step writes any more.
         policy = POLICIES[self._config.eviction]()
         found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch, policy=policy)
@@ -126,8 +126,8 @@ class SchedulerActor(Actor):
         handle = await self._ask_until_answered(self._config.agent, MapPool(group=self._config.group), "the pool")
         if handle.layout.page_size != self._config.page_size:
             raise ConfigError(
-                f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, this scheduler is "
-                f"set to {self._config.page_size}: give both the same page size"
+                f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, but this scheduler "
+                f"is set to {self._config.page_size}: give both the same page size"
             )
         try:
             pool = self._pool = map_pool(self._host, handle)
@@ -211,7 +211,7 @@ class SchedulerActor(Actor):
         self._handle(MembersChanged(ready, draining - ready.keys(), drained_by_wish(self.ctx.members)))
         config, pool = self._config, self._pool
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
-            self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
+            self.ctx.end(f"{config.agent} has made a new pool for {config.group}")
 
     async def drain(self) -> None:
         """Refuse new work; return when all attempts, orders and handoffs are over."""
@@ -364,6 +364,8 @@ class SchedulerActor(Actor):
         if isinstance(outcome, MeshError):
             self._handle(AskFailed(command.tag, outcome.code, outcome.message, outcome.retryable))
         elif self._is_elsewhere(outcome.message):
-            self.ctx.end(f"{command.actor_id} computes on another pool of {self._config.group} than is mapped here")
+            self.ctx.end(
+                f"{command.actor_id} computes on another pool of {self._config.group} than the one mapped here"
+            )
         else:
             self._handle(Answered(command.tag, outcome.message))

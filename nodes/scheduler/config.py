@@ -78,16 +78,20 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < self.page_size or self.chunk_tokens % self.page_size:
-            raise ConfigError(f"chunk_tokens {self.chunk_tokens} is not a multiple of the page of {self.page_size}")
+            raise ConfigError(
+                f"chunk_tokens {self.chunk_tokens} is not a positive multiple of the page size {self.page_size}"
+            )
         if self.step_tokens < self.max_running + self.page_size:
             # Decode rows go first; without room beside them a full batch would block prefill for good.
             raise ConfigError(
-                f"step_tokens {self.step_tokens} leaves no page beside max_running {self.max_running} decode rows: "
-                f"set step_tokens to at least {self.max_running + self.page_size} or max_running lower"
+                f"step_tokens {self.step_tokens} leaves no room for a page beside max_running {self.max_running} "
+                f"decode rows: set step_tokens to at least {self.max_running + self.page_size}, or lower max_running"
             )
         if not 1 <= self.pipeline_depth <= MAX_PIPELINE_DEPTH:
-            raise ConfigError(f"pipeline_depth is 1 or {MAX_PIPELINE_DEPTH}, not {self.pipeline_depth}")
+            raise ConfigError(f"pipeline_depth must be 1 or {MAX_PIPELINE_DEPTH}, not {self.pipeline_depth}")
         if self.workers and (self.workers[0] != self.worker or len(set(self.workers)) < len(self.workers)):
-            raise ConfigError(f"workers are {self.worker} and others, each once, not {', '.join(self.workers)}")
+            raise ConfigError(
+                f"workers must list {self.worker} first, and each worker only once, not {', '.join(self.workers)}"
+            )
         if self.context_length < 2:
-            raise ConfigError("context_length is at least 2: one prompt token and one output token")
+            raise ConfigError("context_length must be at least 2: one prompt token and one output token")

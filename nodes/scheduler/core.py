@@ -383,7 +383,7 @@ class SchedulerCore:
             # The missing pages can only be ones that it holds twice: it computed a prefix while another sequence
             # computed the same one, and its lock keeps those copies, too. Started again it holds each page once.
             if sequence.num_preemptions >= MAX_LONE_PREEMPTIONS:
-                self.endings.fail(sequence, "preempted_for_good", "the pool is too small for it now", True, now)
+                self.endings.fail(sequence, "preempted_for_good", "the pool cannot hold this request now", True, now)
             else:
                 self.running.preempt(sequence)
                 self.endings.put_back(sequence)

@@ -150,13 +150,13 @@ class RpcHandlers:
             # The answer was lost. Only accept it again: a second sequence would draw the same tokens twice.
             return None
         if standing is Standing.OVER:
-            return "attempt_over", f"attempt {submit.attempt} or a later one was here and is over", False, None
+            return "attempt_over", f"attempt {submit.attempt} has ended here, or a later one replaced it", False, None
         if self.is_draining or self.is_worker_drained:
-            return "draining", f"{self._what_drains}; submit to another", True, None
+            return "draining", f"{self._what_drains}; submit to another scheduler", True, None
         if (problem := self._problem(submit.prompt_ids, submit.output_ids, submit.stop.max_tokens)) is not None:
             return problem
         if len(self._queue) >= self._config.max_waiting:
-            message = f"{self._config.max_waiting} requests wait already; try again later or elsewhere"
+            message = f"{self._config.max_waiting} requests are already waiting; try again later or elsewhere"
             return "overloaded", message, True, None
         older = self._attempts.up_to(submit.request_id, submit.attempt)
         # The gateway has given the older attempt up, or it would not submit a higher number.
@@ -208,7 +208,7 @@ class RpcHandlers:
         refusal = self._orders.refusal(message)
         problem = self._problem(message.token_ids, [], 1)
         if refusal is None and (self.is_draining or self.is_worker_drained):
-            refusal = OrderRefused("draining", f"{self._what_drains}; order from another", True)
+            refusal = OrderRefused("draining", f"{self._what_drains}; order from another scheduler", True)
         if refusal is None and problem is not None:
             refusal = OrderRefused(*problem[:3])
         if refusal is not None:
@@ -223,7 +223,7 @@ class RpcHandlers:
         # The very last token is never an input, so it takes no page.
         limit = min(self._config.context_length, self._cache.num_pages * self._config.page_size + 1)
         if not prompt_ids:
-            return "empty_prompt", "a prompt has at least one token", False, "prompt"
+            return "empty_prompt", "the prompt must have at least one token", False, "prompt"
         if len(prompt_ids) >= limit:
             return "never_fits", over_context(limit, "prompt", len(prompt_ids)), False, "prompt"
         for ids in (prompt_ids, output_ids):
@@ -237,7 +237,7 @@ class RpcHandlers:
 
     @property
     def _what_drains(self) -> str:
-        return "this scheduler takes nothing new" if self.is_draining else "the worker of this group was drained"
+        return "this scheduler accepts no new work" if self.is_draining else "the worker of this group was drained"
 
     def _next_row(self) -> int:
         self._num_rows += 1
@@ -246,5 +246,8 @@ class RpcHandlers:
 
 def _unknown(request_id: str, attempt: int) -> AttemptFailed:
     return AttemptFailed(
-        request_id=request_id, attempt=attempt, code="unknown_attempt", message="this scheduler does not hold it"
+        request_id=request_id,
+        attempt=attempt,
+        code="unknown_attempt",
+        message="this scheduler does not hold this attempt",
     )

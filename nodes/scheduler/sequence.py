@@ -234,7 +234,7 @@ class Sequence:
 
     def receive(self, first_page: int, page_size: int) -> None:
         """Take back the lent pages, from index `first_page` on: they now hold the KV of all tokens."""
-        assert self.kv is not None, "lent pages are still the sequence's"
+        assert self.kv is not None, "lent pages still belong to the sequence"
         self.kv.commit(self.token_ids[first_page * page_size :])
         self.num_computed = self.num_scheduled = len(self.token_ids)
         self.page_ids = array("i", self.kv.pages)

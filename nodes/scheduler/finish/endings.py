@@ -93,7 +93,7 @@ class Endings:
     def fail_order(self, orders: PrefillHandoffQueue, grant_id: str, code: str, message: str, now: float) -> None:
         """End an order that is being computed, and its sequence."""
         sequence = orders.fail(grant_id, code, message, now)
-        assert sequence is not None, "an order that is computed has its sequence"
+        assert sequence is not None, "an order that is being computed has a sequence"
         self.leave(sequence, now)
 
     def leave(self, sequence: Sequence, now: float) -> None:

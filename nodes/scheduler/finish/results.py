@@ -86,7 +86,7 @@ class Results:
         sequence = outcome.sequence
         if isinstance(outcome, HandoffDone):
             if sequence.num_cached_tokens < 0:
-                assert sequence.kv is not None, "received pages are held"
+                assert sequence.kv is not None, "the sequence holds the received pages"
                 sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
             sequence.length += 1
             sequence.take_token(outcome.token_id, outcome.extra)
@@ -97,7 +97,7 @@ class Results:
         sequence.prefill = ""
         if outcome.reason == POISONED:
             # Only for this code: any other failure lies with the other side, and the prompt may be computed here.
-            message = "computing its prompt failed, or killed the worker, again and again"
+            message = "computing the prompt failed, or repeatedly killed the worker"
             sequence.stage = Stage.WAITING
             self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
             return
@@ -107,7 +107,7 @@ class Results:
         # Only the first token is missing: the last position is computed again for its logits.
         sequence.num_scheduled -= 1
         if sequence.num_cached_tokens < 0:
-            assert sequence.kv is not None, "received pages are held"
+            assert sequence.kv is not None, "the sequence holds the received pages"
             sequence.num_cached_tokens = sequence.kv.num_cached_tokens
         self._running.enter(sequence)
 

@@ -105,16 +105,18 @@ class PrefillHandoffQueue:
         # Cancel and order are separate asks, so a repeated order may arrive after its cancel. Computing it would fill
         # pages for a grant that is closed, until the lease (10 s) frees them.
         if message.grant_id in self._gone:
-            return OrderRefused("cancelled", f"the prefill for grant {message.grant_id} was cancelled before")
+            return OrderRefused("cancelled", f"the prefill for grant {message.grant_id} was already cancelled")
         # Checked before anything is allocated: these numbers become page indices, and a peer may run another version.
         if not 0 < message.num_prompt_tokens <= num_tokens or num_skip % page_size or not 0 <= num_skip < num_tokens:
             return OrderRefused(
                 "bad_order",
                 f"{num_tokens} tokens, {message.num_prompt_tokens} of them prompt, {num_skip} to skip: the tokens must "
-                f"include the prompt, and what is skipped must be whole pages of {page_size} and not everything",
+                f"include the prompt, and skipped tokens must fill whole pages of {page_size} and leave at least one",
             )
         if len(self._orders) >= self._config.max_orders:
-            return OrderRefused("overloaded", f"{self._config.max_orders} prefills are held already", True)
+            return OrderRefused(
+                "overloaded", f"this scheduler already holds its maximum of {self._config.max_orders} prefills", True
+            )
         return None
 
     def renew(self, holder: Address, message: PrefillOrder, now: float) -> None:
@@ -269,7 +271,7 @@ class PrefillHandoffQueue:
         if order is None or order.sequence is None:
             return None
         kv = order.sequence.kv
-        assert kv is not None, "pages are kept until the order is over"
+        assert kv is not None, "pages are kept until the order ends"
         # Indices of the announcement count from the grant's first page; the decode side had cached the pages before it.
         start = order.num_skip_pages + first
         return PagesReady(

@@ -224,7 +224,7 @@ class Pipeline:
 
     def send(self, step: Step, now: float) -> None:
         """Send the next step; `can_send` must hold."""
-        assert self.can_send, "the worker has as many steps as it may"
+        assert self.can_send, "the worker already has its maximum of steps"
         self.newest = step
         self.last_step += 1
         timeout_s = self._times.timeout_s(*_size(step))
@@ -290,7 +290,7 @@ class Pipeline:
             return
         self.num_mismatches += 1
         if self._is_mismatched:
-            self._fence(f"told all over again, it still cannot run step {mismatch.step}: {mismatch.reason}", now)
+            self._fence(f"adopted again, it still cannot run step {mismatch.step}: {mismatch.reason}", now)
             return
         self._is_mismatched = True
         self.adopt(now)
@@ -300,7 +300,7 @@ class Pipeline:
 
     def _fence(self, reason: str, now: float) -> None:
         """Stop believing the adopted incarnation: its successor gets all steps that it was sent."""
-        assert self.adopted is not None, "who was not adopted was not believed"
+        assert self.adopted is not None, "only an adopted worker can be fenced"
         self.num_fenced += 1
         for actor_id, epoch in self.ranks.addresses():
             fence = Fence(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
@@ -320,7 +320,7 @@ class Pipeline:
         if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
             self._num_silences += 1
             if self._num_silences >= MAX_SILENCES:
-                self._fence(f"step {self._sent[0].plan.step} was sent again and again, and never answered", now)
+                self._fence(f"step {self._sent[0].plan.step} was sent repeatedly and never answered", now)
             else:
                 self.adopt(now)
             return

@@ -34,7 +34,7 @@ def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
         return f"step {result.step} has {len(draws)} rows and was answered with {len(token_ids)} tokens"
     failed = {error.row for error in result.errors}
     if failed and not 0 <= min(failed) <= max(failed) < len(draws):
-        return f"step {result.step} has {len(draws)} rows and was answered with errors of rows {sorted(failed)}"
+        return f"step {result.step} has {len(draws)} rows and was answered with errors for rows {sorted(failed)}"
     if result.extras and (len(result.extras) != len(draws) or len(max(result.extras, key=len)) > MAX_EXTRA_BYTES):
         sizes = f"{len(result.extras)} values of up to {len(max(result.extras, key=len))} bytes"
         return f"step {result.step} has {len(draws)} rows and was answered with {sizes} beside its tokens"

@@ -75,7 +75,9 @@ class WorkerDeaths:
 
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1
-        message = f"computing it alone ended {self._config.worker}, after {MAX_DEATHS} deaths with others"
+        message = (
+            f"computing this request alone killed {self._config.worker}, after {MAX_DEATHS} worker deaths with others"
+        )
         if sequence.order_id:
             self._endings.fail_order(self._orders, sequence.order_id, POISONED, message, now)
         else:

@@ -151,7 +151,7 @@ async def test_a_pool_that_was_made_again_ends_the_scheduler() -> None:
     agent = Member("a", "kv_agent", 3, Endpoint("", ""), attributes={"incarnations": {"m": 3}})
     ctx.members.reset(1, 1, [*MEMBERS, agent])
     one.on_members([], [], [])
-    assert ctx.ended == ["a has made the pool of m again"]
+    assert ctx.ended == ["a has made a new pool for m"]
     await one.stop()
 
 
@@ -247,7 +247,7 @@ async def test_a_pool_of_another_page_size_is_refused() -> None:
     other = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=8)
     handle = PoolHandle(group="m", agent="a", path="", num_pages=30, layout=other, incarnation=1)
     one, _, _ = actor(pool=[handle])
-    with pytest.raises(ConfigError, match="pages of 8 tokens, this scheduler is set to 4"):
+    with pytest.raises(ConfigError, match="pages of 8 tokens, but this scheduler is set to 4"):
         await one.start()
     await one.stop()
 
@@ -391,5 +391,5 @@ async def test_a_worker_on_another_making_of_the_pool_is_not_taken_over() -> Non
     assert ctx.announced[-1][0] == "ready"
     one.on_peer_lost(W, "gone")
     await asyncio.sleep(0.01)
-    assert ctx.ended == ["w computes on another pool of m than is mapped here"]
+    assert ctx.ended == ["w computes on another pool of m than the one mapped here"]
     await one.stop()

@@ -16,8 +16,8 @@ def test_defaults_agree() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"chunk_tokens": 8}, "multiple of the page"),
-        ({"chunk_tokens": 40}, "multiple of the page"),
+        ({"chunk_tokens": 8}, "multiple of the page size 16"),
+        ({"chunk_tokens": 40}, "multiple of the page size 16"),
         ({"step_tokens": 256}, "set step_tokens to at least 272"),
         ({"pipeline_depth": 3}, "1 or 2"),
         ({"context_length": 1}, "at least 2"),

@@ -105,7 +105,7 @@ def test_other_tokens_are_a_disagreement(tokens: list[int], words: str) -> None:
 
 
 def test_workers_are_the_worker_and_others() -> None:
-    with pytest.raises(ConfigError, match="each once"):
+    with pytest.raises(ConfigError, match="each worker only once"):
         SchedulerConfig(group="g", worker="w", workers=("x", "w"), agent="a", context_length=9)
 
 

@@ -48,8 +48,8 @@ def test_what_is_an_answer() -> None:
         ([-(2**63), -1, 6], (), "row 0"),
         ([5, 0, 6], (), "row 1 of step 7 asked for no token and was answered with 0"),
         ([5, -2, 6], (), "row 1 of step 7 asked for no token"),
-        ([5, -1, 6], (3,), "errors of rows [3]"),
-        ([5, -1, 6], (-1,), "errors of rows [-1]"),
+        ([5, -1, 6], (3,), "errors for rows [3]"),
+        ([5, -1, 6], (-1,), "errors for rows [-1]"),
         ([5, -1, VOCAB], (0, 1), "row 2"),
     ],
 )
