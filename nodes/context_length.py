@@ -22,7 +22,7 @@ class ServedContext(Part, frozen=True):
     def __str__(self) -> str:
         """For operators: the context length and the reason for it."""
         share = "" if self.length == self.model_length else f" of the model's {self.model_length:,}"
-        hint = f": give it more by {self.more_by}" if self.more_by else ""
+        hint = f": for more, use {self.more_by}" if self.more_by else ""
         pool = f"KV: {self.kv_tokens:,} tokens; " if self.kv_tokens else ""
         return f"{pool}context {self.length:,}{share}{hint}"
 
@@ -48,6 +48,6 @@ def over_context_in_chars(context_length: int, where: str, max_chars: int) -> st
     """The same for a text that was not even encoded: under no tokenization do more than `max_chars` characters fit."""
     return (
         f"This model's maximum context length is {context_length} tokens. However, there are more than {max_chars} "
-        f"characters in your {where}, which are more tokens however they are cut. Please reduce the length of the "
+        f"characters in your {where}, which exceeds that limit under any tokenization. Please reduce the length of the "
         f"{where}."
     )

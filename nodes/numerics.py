@@ -25,7 +25,7 @@ def numerics_note(members: Iterable[Member]) -> str:
         return ""
     sets = sorted((sorted(names), numerics) for numerics, names in groups.items())
     texts = [f"{', '.join(names)} ({numerics})" for names, numerics in sets]
-    return f"worker groups of unequal numerics give unequal bits: {'; '.join(texts)}"
+    return f"worker groups compute with different numerics, so their results are not bit-identical: {'; '.join(texts)}"
 
 
 def kernels_note(members: Iterable[Member]) -> str:

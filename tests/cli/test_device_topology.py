@@ -167,10 +167,10 @@ def test_what_a_devices_memory_leaves_is_the_context():
     small = DeviceMemory("cuda:0", 24 * GIB, 20 * GIB)
     topology = planned("random:qwen3-8b", small, mixed=1)
     assert topology.context.length == topology.context.kv_tokens < 40_960
-    assert str(topology.context).endswith("of the model's 40,960: give it more by --mem-fraction or fewer groups")
+    assert str(topology.context).endswith("of the model's 40,960: for more, use --mem-fraction or fewer groups")
     assert configs(topology, "gateway")[0].context_length == topology.context.length
     asked = planned("random:qwen3-8b", small, mixed=1, kv=KVSettings(memory="1GiB"))
-    assert str(asked.context).endswith("give it more by --kv-memory")
+    assert str(asked.context).endswith("for more, use --kv-memory")
     with pytest.raises(NoMemory, match="too small for the context") as caught:
         planned("random:qwen3-8b", small, mixed=1, kv=KVSettings(pages=100))
     assert caught.value.do == "give them --kv-pages 129, or ask for less: --context-length 1584"

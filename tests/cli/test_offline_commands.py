@@ -115,7 +115,7 @@ def test_config_validate_goes_as_far_as_up(meshctl, tmp_path):
     out, errors = meshctl("config", "validate", str(file))
     assert out == ""
     assert "mesh.toml is fine: 7 actors, KV pools of" in errors
-    assert "KV: 4,096 tokens; context 4,096 of the model's 131,072: give it more by --kv-pages\n" in errors
+    assert "KV: 4,096 tokens; context 4,096 of the model's 131,072: for more, use --kv-pages\n" in errors
     assert meshctl("config", "validate", "-f", str(file)) == meshctl("config", "validate", str(file))
     assert meshctl("config", "show", "-f", str(file)) == meshctl("config", "show", str(file))
     assert "the configuration is fine" in meshctl("config", "validate")[1]

@@ -128,7 +128,7 @@ def test_unequal_numerics_of_the_mesh_s_groups_are_told(show: Callable[..., list
     (answer,) = call.reply.call_args.args
     meshes = Meshes(m=[])
     meshes.notes = answer.notes
-    told = "worker groups of unequal numerics give unequal bits: a (x); b (y)"
+    told = "worker groups compute with different numerics, so their results are not bit-identical: a (x); b (y)"
     assert show(meshes, "m")[1] == told
     meshes.meshes["m"] = [actor("worker-a")]
     assert json.loads("\n".join(show(meshes, "m", "json")))[0]["mesh_notes"] == [told]

@@ -149,7 +149,7 @@ def test_pages_as_given_or_as_fit():
 
 def test_the_context_that_is_served_is_what_the_pools_hold():
     topology = planned("random:qwen3-0.6b", mixed=1)
-    words = "KV: 4,656 tokens; context 4,656 of the model's 40,960: give it more by --kv-memory or a larger /dev/shm"
+    words = "KV: 4,656 tokens; context 4,656 of the model's 40,960: for more, use --kv-memory or a larger /dev/shm"
     assert str(topology.context) == words
     assert {one.context_length for one in configs(topology, "scheduler")} == {4656}
     assert configs(topology, "tokenizer")[0].context_length == 4656

@@ -44,7 +44,7 @@ def test_a_text_that_was_not_even_encoded_is_told_the_same_way():
     [
         (
             ServedContext(length=4656, model_length=40960, kv_tokens=4656, more_by="--kv-memory or a larger /dev/shm"),
-            "KV: 4,656 tokens; context 4,656 of the model's 40,960: give it more by --kv-memory or a larger /dev/shm",
+            "KV: 4,656 tokens; context 4,656 of the model's 40,960: for more, use --kv-memory or a larger /dev/shm",
         ),
         (ServedContext(length=2048, model_length=2048, kv_tokens=16384), "KV: 16,384 tokens; context 2,048"),
         (ServedContext(length=2048, model_length=2048), "context 2,048"),

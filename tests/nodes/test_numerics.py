@@ -14,7 +14,7 @@ from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.status_page import status_page
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 
-NOTE = "worker groups of unequal numerics give unequal bits: g-a, g-c (x); g-b (<y>)"
+NOTE = "worker groups compute with different numerics, so their results are not bit-identical: g-a, g-c (x); g-b (<y>)"
 
 
 def member(name: str, numerics: str = "", role: str = "scheduler", state: str = "ready", **attributes: str) -> Member:
