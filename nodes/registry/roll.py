@@ -35,8 +35,8 @@ class Roll:
         if size > MAX_MEMBER_BYTES:
             why = f"{member.address} announces {size} bytes, but at most {MAX_MEMBER_BYTES} are accepted: announce less"
             raise FrameRefused("too_large", f"{why}, and send the rest only on request")
-        if self._num_bytes - len(known) + size > MAX_BYTES:
-            why = f"all members together announce {self._num_bytes} bytes, and one message holds {MAX_BYTES}"
+        if (num_bytes := self._num_bytes - len(known) + size) > MAX_BYTES:
+            why = f"all members together would announce {num_bytes} bytes, and one message holds {MAX_BYTES}"
             raise FrameRefused("too_large", f"{why}: stop actors that are not needed before {member.address} joins")
 
     def take(self, change: MembersChanged) -> None:

@@ -228,7 +228,9 @@ class RpcHandlers:
             return "never_fits", over_context(limit, "prompt", len(prompt_ids)), False, "prompt"
         for ids in (prompt_ids, output_ids):
             if ids and (min(ids) < 0 or (self.vocab_size and max(ids) >= self.vocab_size)):
-                return "bad_token_id", f"a token id is not in 0..{self.vocab_size - 1}", False, "prompt"
+                # Until a worker is adopted nobody knows how large the vocabulary is; below 0 is wrong for any.
+                valid = f"in 0..{self.vocab_size - 1}" if self.vocab_size else "0 or more"
+                return "bad_token_id", f"a token id is not {valid}", False, "prompt"
         # Output beyond the context length is cut off, since a gateway may assume a longer one; output beyond the pool
         # is refused.
         if min(len(prompt_ids) + max_tokens, self._config.context_length) > limit:
