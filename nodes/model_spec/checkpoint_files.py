@@ -1,6 +1,6 @@
-"""Which files of a checkpoint are read here, and what is said of a checkpoint that lacks some. Pure.
+"""Which files of a checkpoint are read here, and the error for a checkpoint that lacks some. Pure.
 
-Used on a directory's files (`directory.py`) and, before anything is fetched, on the list that a hub gives.
+Applied to a directory's files (`directory.py`) and, before anything is fetched, to the list that a hub gives.
 """
 
 from collections.abc import Collection
@@ -20,14 +20,14 @@ SMALL_FILES: Final = (
     "chat_template.jinja",
     INDEX_FILE,
 )
-"""All that is read besides the weights; without some of them a model is served all the same."""
+"""Everything that is read besides the weights; some of these files are optional."""
 
 _OTHER_TOKENIZERS: Final = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 _OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx")
 
 
 def require_files(where: str, names: Collection[str]) -> None:
-    """Raise ModelNotFound or ModelUnsupported, naming all that is missing, unless the files `names` can be served."""
+    """Raise ModelNotFound or ModelUnsupported, naming everything missing, unless the files `names` can be served."""
     problems: list[str] = []
     others: list[str] = []
     if CONFIG_FILE not in names:

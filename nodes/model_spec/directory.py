@@ -1,7 +1,7 @@
 """Reads a Hugging Face model directory as transformers 4 and 5 write it: config, generation config, template, weights.
 
-What is not understood is refused (`ModelUnsupported`) rather than ignored: a wrong rotary embedding or a missed sliding
-window gives fluent nonsense, not an error.
+Settings that are not understood are refused (`ModelUnsupported`) rather than ignored: a wrong rotary embedding or a
+missed sliding window gives fluent nonsense, not an error.
 """
 
 import json
@@ -20,7 +20,7 @@ from nodes.models.spec import ModelSpec
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
-    """The model in `directory`, called `name` (by default as `name_of` has it). Raises `ModelError`."""
+    """The model in `directory`, called `name` (by default the result of `name_of`). Raises `ModelError`."""
     if not directory.is_dir():
         raise ModelNotFound(
             f"There is no model directory {str(directory)!r}. Give a local directory with config.json, tokenizer.json"
@@ -40,7 +40,7 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
 
 
 def read_description(directory: Path, name: str = "") -> ModelSpec:
-    """All of `read_directory` but the weights: what is not served is found out before they are fetched."""
+    """All of `read_directory` but the weights, so that an unsupported model is refused before they are fetched."""
     config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
     architecture = _architecture(config, directory)
     template, special_tokens = read_chat_template(directory)
@@ -65,7 +65,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
 
 
 def name_of(directory: Path) -> str:
-    """What a model is called by its place: its directory's name, or ORG/NAME in a cache of the hub's."""
+    """A model's name by its location: the directory's name, or ORG/NAME in a hub cache."""
     repository = directory.parent.parent.name
     if directory.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/", 1)
@@ -73,7 +73,7 @@ def name_of(directory: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file whose top is an object. Raises ModelNotFound or ModelDamaged."""
+    """The object in a JSON file. Raises ModelNotFound or ModelDamaged."""
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -86,9 +86,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_chat_template(directory: Path) -> tuple[str | None, dict[str, str]]:
-    """Template text (None where the model has none) and the texts of its special tokens.
+    """Template text (None if the model has none) and the texts of its special tokens.
 
-    `chat_template.jinja` (transformers 5) goes before `tokenizer_config.json` (transformers 4), as in transformers.
+    `chat_template.jinja` (transformers 5) wins over `tokenizer_config.json` (transformers 4), as in transformers.
     """
     path = directory / "tokenizer_config.json"
     document = read_json(path) if path.is_file() else {}

@@ -55,7 +55,7 @@ def _shape(
 
 
 def _gemma3_layers(layers: int, window: int) -> dict[str, object]:
-    """Of six layers the first five slide."""
+    """The first five of every six layers slide."""
     sliding = tuple(layer for layer in range(layers) if (layer + 1) % 6)
     return {"sliding_window": window, "sliding_layers": sliding, "rope": _MILLION, "sliding_rope": RopeParameters()}
 
@@ -151,7 +151,7 @@ _ECHO: Final = ModelSpec(
 
 
 def echo_model(options: str) -> ModelSpec:
-    """The echo model; `options` is what follows `echo?`: `step_ms`, `token_us`, `fatal_token`; finite, not negative."""
+    """The echo model; `options` (after `echo?`) sets `step_ms`, `token_us`, `fatal_token`, finite and not negative."""
     given = _options(options, "echo", ("step_ms", "token_us", "fatal_token"))
     values = {key: _number(value, "echo", key) for key, value in given.items()}
     return msgspec.structs.replace(_ECHO, echo=EchoTimings(**values))

@@ -1,4 +1,4 @@
-"""From what the user typed after `--model` to a `ModelSpec`."""
+"""Resolves what the user typed after `--model` to a `ModelSpec`."""
 
 from pathlib import Path
 from typing import Final

@@ -10,7 +10,7 @@ from nodes.models.spec import ModelSpec
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:
     """The tokenizer of `tokenizer.json`, or the byte tokenizer for models without files.
 
-    Raises ModelDamaged if the file is no tokenizer, or has ids that the model has no embedding for.
+    Raises ModelDamaged if the file is not a tokenizer, or has ids that the model has no embedding for.
     """
     if not spec.tokenizer_path:
         return Tokenizer.from_str(byte_tokenizer_json(spec.vocab_size))
@@ -18,10 +18,10 @@ def load_tokenizer(spec: ModelSpec) -> Tokenizer:
         tokenizer = Tokenizer.from_file(spec.tokenizer_path)
     except Exception as error:  # the library raises plain Exception for every malformed file
         raise ModelDamaged(f"{spec.tokenizer_path} cannot be loaded: {error}. Download it again.") from error
-    # Truncation and padding that were left in the file would change prompts behind the user's back.
+    # Truncation or padding left in the file would change prompts behind the user's back.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Special by name, though tokenizer.json may not say so: encoded whole, and not shown when decoded.
+    # Special by name, even if tokenizer.json does not say so: encoded as one token, and hidden when decoded.
     named = [token for token in spec.special_tokens.values() if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in named])
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -1,6 +1,6 @@
-"""Which weights a checkpoint has, and whether they are those of its model; reads headers only.
+"""Which weights a checkpoint has, and whether they match its model; reads headers only.
 
-Called by `directory` when a model is resolved (so a damaged download is told before any process is started) and by the
+Called by `directory` when a model is resolved (so a damaged download is reported before any process starts) and by the
 worker's loader.
 """
 
@@ -21,7 +21,7 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 _NUM_SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
 _MEANINGLESS: Final = ("rotary_emb.inv_freq", "lm_head.weight")
-"""Computed anew, or tied to the embedding where no head is expected."""
+"""Extra tensors that are ignored: computed here, or tied to the embedding if no head is expected."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
@@ -33,9 +33,9 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model directory that has some, by its index if it has one.
+    """The safetensors files of a model directory that has some, from its index if it has one.
 
-    Raises ModelDamaged for a bad index, ModelNotFound where it names a file that is not there.
+    Raises ModelDamaged for a bad index, ModelNotFound if it names a file that is missing.
     """
     index = directory / INDEX_FILE
     if not index.is_file():
@@ -61,7 +61,7 @@ def files_of_index(index: Path) -> list[str]:
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
-    """All tensors of one safetensors file. Raises ModelDamaged if header and file size do not fit each other."""
+    """All tensors of one safetensors file. Raises ModelDamaged if header and file size do not match."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -85,7 +85,10 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) -> None:
-    """Raise ModelDamaged unless every expected tensor is there, in its shape and a floating dtype, and no other."""
+    """Check that exactly the expected tensors are there, in their shapes and in a floating dtype.
+
+    Raises ModelDamaged, or ModelUnsupported for another dtype.
+    """
     found = {name: (entry, file) for file, header in headers.items() for name, entry in header.items()}
     expected = expected_shapes(spec)
     for name, shape in expected.items():
@@ -115,7 +118,7 @@ def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) 
 
 
 def weights_digest(files: tuple[Path, ...]) -> bytes:
-    """16 bytes from each file's size, header and evenly spread samples: two models of one shape differ in it."""
+    """A 16-byte digest of each file's size, header and evenly spread samples; differs between models of one shape."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""The fields of a `config.json`, checked one by one: types, ranges, and settings that nothing here computes."""
+"""The fields of a `config.json`, checked one by one: types, ranges, and settings that are not supported here."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _NEUTRAL: Final[dict[str, Any]] = {
     "residual_multiplier": 1,
     "use_bidirectional_attention": False,
 }
-"""Fields of which any other value asks for something that nothing here computes."""
+"""Fields that must be absent or have this value; any other asks for something that is not supported here."""
 
 
 class ConfigFields:
@@ -42,7 +42,7 @@ class ConfigFields:
     def shape(self, default_head_dim: int = 0) -> dict[str, Any]:
         """The fields of a `ModelSpec` that all architectures have. Raises ModelDamaged or ModelUnsupported.
 
-        `default_head_dim`: of a head where none is given; 0: what the heads share.
+        `default_head_dim` is used if the file has no `head_dim`; 0: the hidden size divided by the number of heads.
         """
         self._refuse_unsupported()
         hidden = self.integer("hidden_size")
@@ -69,8 +69,8 @@ class ConfigFields:
     def windows(self, slides: Callable[[int], bool] | None, *, if_wide: bool = False) -> dict[str, Any]:
         """`sliding_window` and `sliding_layers` as transformers reads them, absent keys included.
 
-        `slides` says of a layer whether it does where `layer_types` does not; None: no window is in use. A window that
-        the context fits into is none, unless `if_wide`: sliding layers may differ in more than what they see.
+        `slides` tells whether a layer slides if `layer_types` does not; None: no window is in use. A window that the
+        whole context fits into is dropped, unless `if_wide`: sliding layers may differ in more than what they see.
         """
         num_layers = self.integer("num_hidden_layers")
         kinds = self.layer_types(num_layers)
@@ -86,11 +86,11 @@ class ConfigFields:
         return {"sliding_window": window, "sliding_layers": layers} if is_window else {}
 
     def has_window(self) -> bool:
-        """Whether there is a window, which the classes that know one have unless it is null."""
+        """Whether there is a window: architectures that support one have it unless it is null."""
         return self.value("sliding_window") is not None or "sliding_window" not in self._document
 
     def layer_types(self, num_layers: int) -> list[str] | None:
-        """Of each layer `FULL` or `SLIDING`; None where the file says nothing."""
+        """`FULL` or `SLIDING` for each layer; None if the file does not say."""
         kinds: Any = self.value("layer_types")
         if kinds is None:
             return None
@@ -104,7 +104,7 @@ class ConfigFields:
     def dtype(self, stored: set[str]) -> str:
         """The checkpoint's own dtype, float16 included: as configured (`dtype`, `torch_dtype`), else as stored.
 
-        Raises ModelUnsupported for one that nothing here computes.
+        Raises ModelUnsupported for one that is not supported here.
         """
         named = self.value("dtype") or self.value("torch_dtype")
         if named is None:
@@ -118,7 +118,7 @@ class ConfigFields:
         return dtype
 
     def number_between(self, key: str, least: float, most: float, default: float) -> float:
-        """A number in a range, `default` where there is none (or null). Raises ModelDamaged."""
+        """A number in a range, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None:
             return default
@@ -139,8 +139,8 @@ class ConfigFields:
         return ids
 
     def rope(self, kind: str = "", default_theta: float = 10_000.0) -> RopeParameters:
-        """The rotary embedding, of layers of one `kind` where they differ. Raises ModelDamaged or ModelUnsupported."""
-        # transformers 5 writes rope_parameters; 4 wrote rope_theta beside rope_scaling, whose type was once "type".
+        """The rotary embedding, of layers of `kind` if layers differ. Raises ModelDamaged or ModelUnsupported."""
+        # transformers 5 writes rope_parameters; 4 wrote rope_theta beside rope_scaling, its type once as "type".
         nested: Any = self.value("rope_parameters") or self.value("rope_scaling") or {}
         if kind and isinstance(nested, dict):
             nested = cast("dict[str, Any]", nested).get(kind, cast("Any", nested))
@@ -195,9 +195,9 @@ class ConfigFields:
 
     def _longrope(self, rope: dict[str, Any], theta: float) -> RopeParameters:
         original, context = self._original_context(rope), self._context_length
-        # Chosen once, by the context that the model has or is asked to serve (`ModelSpec.within`): by each call, as
-        # elsewhere, a sequence that grows beyond the original context would be rotated in one way in its first pages
-        # and in another behind.
+        # Chosen once, by the context that the model has or the user requests (`ModelSpec.within`). If each call chose,
+        # as elsewhere, a sequence that grows beyond the original context would have its first pages rotated one way
+        # and its later pages another.
         short = self._divisors(rope, "short_factor")
         factor = self._number(rope, "factor", context / original)
         strength = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
@@ -244,7 +244,7 @@ class ConfigFields:
                 raise self.unsupported(key, f"is {self.value(key)!r}, which is not supported")
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`; `default` where there is none (or null). Raises ModelDamaged."""
+        """A whole number of at least `least`; `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None and default is not None:
             return default
@@ -262,11 +262,11 @@ class ConfigFields:
         return float(value)
 
     def number(self, key: str, default: float) -> float:
-        """A positive number, `default` where there is none (or null). Raises ModelDamaged."""
+        """A positive number, `default` if absent or null. Raises ModelDamaged."""
         return self._number(self._document, key, default)
 
     def boolean(self, key: str, *, default: bool = False) -> bool:
-        """True or false, `default` where there is none (or null). Raises ModelDamaged."""
+        """True or false, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is not None and not isinstance(value, bool):
             raise self.damaged(key, f"should be true or false, not {value!r}")
@@ -277,5 +277,5 @@ class ConfigFields:
         return ModelDamaged(f"{self._path}: {key} {why}. Download the file again, or correct it.")
 
     def unsupported(self, key: str, why: str) -> ModelUnsupported:
-        """The error for a field that nothing here computes."""
+        """The error for a field whose value is not supported here."""
         return ModelUnsupported(f"{self._path}: {key} {why}. Serve another model.")

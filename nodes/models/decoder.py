@@ -1,7 +1,7 @@
-"""The frame of all architectures: rotary embedding, grouped attention, gated feed-forward layers, RMS norms.
+"""The base of all architectures: rotary embedding, grouped attention, gated feed-forward layers, RMS norms.
 
-An architecture is a class that differs from `Decoder` in what it reads of a `config.json`, in the parts of a layer, or
-in the order in which a layer's parts are computed, and is the `ARCHITECTURE` of its file.
+An architecture is a subclass of `Decoder` that overrides what is read from a `config.json`, the parts of a layer, or
+the order in which a layer's parts are computed. Its file names it as `ARCHITECTURE`.
 """
 
 from functools import cached_property
@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
 
 class Decoder:
-    """One model: its parts, and how they are computed. `names` are those of `architectures` in a `config.json`."""
+    """One model: its parts, and how they are computed. `names` are its `architectures` in a `config.json`."""
 
     names: ClassVar[tuple[str, ...]] = ()
     model_type: ClassVar[str] = ""
@@ -41,7 +41,7 @@ class Decoder:
         self.layers: list[Any] = [self._layer(index, f"model.layers.{index}.") for index in range(spec.num_layers)]
         self.norm = self._norm("model.norm", spec.hidden_size)
         own = Parameter("lm_head.weight", *vocabulary)
-        # Tied, it is the same parameter under the same name, and is loaded once.
+        # A tied head is the embedding's parameter under the same name, and is loaded once.
         self.head = Linear((self.embedding.weight if spec.tie_word_embeddings else own,))
 
     @classmethod
@@ -52,7 +52,7 @@ class Decoder:
         shape = {**config.shape(cls.default_head_dim), **cls._windows(config)}
         rope = cls._rope(config)
         pairs = shape["head_dim"] // 2
-        # Found here, by the CLI, rather than as a shape that torch cannot multiply when a worker loads.
+        # Checked here, so that the CLI reports it, not torch when a worker loads shapes that it cannot multiply.
         if any(len(divisors) not in (0, pairs) for divisors in (rope.divisors, rope.short_divisors)):
             raise config.damaged("rope_parameters", f"must have one factor for each of the {pairs} pairs of a head")
         return {**shape, "rope": rope, "qkv_bias": bias, "o_bias": bias}
@@ -67,20 +67,20 @@ class Decoder:
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """Every tensor that is read of a checkpoint, by name, in the order in which they are loaded."""
+        """Every tensor that is read from a checkpoint, by name, in the order in which they are loaded."""
         parts = [self.embedding, self.layers, self.norm, self.head]
         return {parameter.name: parameter for parameter in parts_of((Parameter,), parts)}
 
     def run(self, ops: Ops[Value]) -> Value:
-        """Logits of the sampled rows of the step that `ops` was given; KV of all rows is written to the pages."""
+        """Logits of the sampled rows of the step that `ops` holds; KV of all rows is written to the pages."""
         x = ops.embed(self.embedding)
         for layer in self.layers:
             x = self._run_layer(ops, layer, x)
-        # Of a prompt's chunk, 256 tokens by default, one row is sampled at most: the others need no logits.
+        # At most one row of a prompt's chunk, 256 tokens by default, is sampled: the others need no logits.
         return ops.head(ops.norm(ops.select(x), self.norm), self.head)
 
     def _run_layer(self, ops: Ops[Value], layer: Any, x: Value) -> Value:
-        """What a layer makes of the hidden states `x`."""
+        """The hidden states that a layer computes from the hidden states `x`."""
         attended = ops.attend(ops.linear(ops.norm(x, layer.attention_norm), layer.qkv), layer.attention)
         x = ops.linear(attended, layer.output, add=x)
         return self._feed_forward(ops, layer, ops.norm(x, layer.mlp_norm), x)

@@ -3,8 +3,8 @@
     ModelError
       ModelNotFound        "model_not_found"      no such directory, preset or file in it
       ModelDamaged         "model_damaged"        files that contradict each other or themselves
-      ModelUnsupported     "model_unsupported"    well-formed, but nothing here computes it
-      TensorParallelUnfit  "tensor_parallel_unfit" it cannot be cut for so many ranks
+      ModelUnsupported     "model_unsupported"    well-formed, but not supported here
+      TensorParallelUnfit  "tensor_parallel_unfit" it cannot be cut for that many ranks
 
 None is retryable: each says what is wrong, why, and what to do.
 """
@@ -17,16 +17,16 @@ class ModelError(TypedError, code="model_error", param="model"):
 
 
 class ModelNotFound(ModelError, code="model_not_found"):
-    """There is no such model, or a file that it cannot do without is missing."""
+    """There is no such model, or a required file is missing."""
 
 
 class ModelDamaged(ModelError, code="model_damaged"):
-    """A file cannot be read as what it should be, or files contradict each other."""
+    """A file is malformed, or files contradict each other."""
 
 
 class ModelUnsupported(ModelError, code="model_unsupported"):
-    """The model is well-formed, but of a kind that the worker does not compute."""
+    """The model is well-formed, but of a kind that the worker does not support."""
 
 
 class TensorParallelUnfit(ModelError, code="tensor_parallel_unfit", param="tp"):
-    """Heads or columns of the model cannot be dealt out evenly to so many ranks."""
+    """The model cannot be cut for that many ranks, for example because its heads do not divide evenly."""

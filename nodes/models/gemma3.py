@@ -1,7 +1,7 @@
-"""Gemma 3, text (Gemma Team 2025): norms before and behind each half of a layer, most layers with a sliding window.
+"""Gemma 3, text (Gemma Team 2025): norms before and after each half of a layer, most layers with a sliding window.
 
-Sliding layers have a rotary embedding of their own. Norms are stored as what they differ from one by, embeddings are
-scaled up, gates are GELU.
+Sliding layers have a rotary embedding of their own. Norm weights are stored as their difference from one, embeddings
+are scaled up, gates are GELU.
 """
 
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from nodes.models.spec import RopeParameters
 
 
 class GemmaLayer(NamedTuple):
-    """A layer with the norms behind its halves."""
+    """A layer with the norms after its halves."""
 
     plain: Layer
     post_attention_norm: Norm
@@ -22,7 +22,7 @@ class GemmaLayer(NamedTuple):
 
 
 class Gemma3(Decoder):
-    """What a file leaves out is as in the published models, of which it is left out."""
+    """Fields missing from `config.json` get the values of the published models, whose files omit them."""
 
     names = ("Gemma3ForCausalLM",)
     model_type = "gemma3_text"

@@ -1,4 +1,4 @@
-"""Llama: the frame as it is."""
+"""Llama: the base `Decoder`, with optional biases."""
 
 from typing import Any, Final
 
@@ -7,7 +7,7 @@ from nodes.models.decoder import Decoder
 
 
 class Llama(Decoder):
-    """Biases where `config.json` has them."""
+    """Biases are present if `config.json` says so."""
 
     names = ("LlamaForCausalLM",)
     model_type = "llama"

@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers all have a sliding window, or none of them."""
+"""Mistral: Llama in which either all layers have a sliding window or none has."""
 
 from typing import Any, Final
 
@@ -7,7 +7,7 @@ from nodes.models.decoder import Decoder
 
 
 class Mistral(Decoder):
-    """The window is the attention's (`ModelSpec.layer_windows`)."""
+    """The window applies to attention (`ModelSpec.layer_windows`)."""
 
     names = ("MistralForCausalLM",)
     model_type = "mistral"
@@ -16,7 +16,7 @@ class Mistral(Decoder):
     def _windows(cls, config: ConfigFields) -> dict[str, Any]:
         slides = config.has_window()
         num_layers = config.integer("num_hidden_layers")
-        # transformers ignores layer_types here: where they say another thing nobody knows what was meant.
+        # transformers ignores layer_types here: if they contradict sliding_window, the intent is unknown.
         if config.layer_types(num_layers) not in (None, [SLIDING if slides else FULL] * num_layers):
             raise config.unsupported("layer_types", "and sliding_window contradict each other")
         return config.windows((lambda _: True) if slides else None)

@@ -1,4 +1,4 @@
-"""OLMo 2 (Team OLMo 2024): norms behind attention and feed-forward layer instead of before, and over whole queries."""
+"""OLMo 2 (Team OLMo 2024): norms after attention and feed-forward layer, not before; queries are normed whole."""
 
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from nodes.models.ops import Ops, Value
 
 
 class Olmo2(Decoder):
-    """Queries and keys are normalised over all heads together, so that no rank could do it with its own alone."""
+    """Queries and keys are normalised over all heads together, which a rank cannot do with its own heads alone."""
 
     names = ("Olmo2ForCausalLM",)
     model_type = "olmo2"

@@ -1,10 +1,11 @@
-"""What a network asks of whatever computes it: some ten coarse operations on values that only they look into.
+"""The operations that a network is computed with: eight coarse ones, on values that only they look into.
 
 Implemented over torch for any device (`nodes.worker.ops.torch.network`) and for the CPU alone (`host_network`, the
 oracle), and by recording a program of native kernels (`nodes.worker.ops.native.recording`).
-An implementation is given a model's parts when it loads their weights, and a step before the network runs: token ids,
-positions and pages, which rows are sampled. Where it is one rank of a group it also adds up what ranks hold parts of,
-as the cuts of the tensors say. Nothing that a network asks depends on numbers, so a run can be captured and replayed.
+An implementation gets a model's parts when it loads their weights, and a step before each run: token ids, positions and
+pages, and which rows are sampled. As one rank of a group it also sums the results that the ranks hold parts of,
+according to the cuts of the tensors. Which operations a network calls never depends on computed numbers, so a run can
+be captured and replayed.
 """
 
 from typing import Protocol, TypeVar
@@ -15,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Ops(Protocol[Value]):
-    """Operations on `[rows, n]`. What is given as `add` is added to the result, and must not be used any more."""
+    """Operations on `[rows, n]`. `add` is added to the result; the caller must not use it afterwards."""
 
     def embed(self, by: Embedding) -> Value:
         """The step's tokens as hidden states."""
@@ -26,7 +27,7 @@ class Ops(Protocol[Value]):
         ...
 
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
-        """A product, the sum of all ranks' where they hold parts of it."""
+        """A product, summed over all ranks if they hold parts of it."""
         ...
 
     def gated(self, x: Value, by: Gated) -> Value:
@@ -34,11 +35,11 @@ class Ops(Protocol[Value]):
         ...
 
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
-        """A feed-forward layer of experts, the sum of all ranks' where they hold parts of each."""
+        """A feed-forward layer of experts, summed over all ranks if they hold parts of each expert."""
         ...
 
     def attend(self, qkv: Value, by: Attention) -> Value:
-        """Attention of the layer over its pages, to which keys and values are written: `[rows, heads * head_dim]`.
+        """Write keys and values to the layer's pages, then attend over them: `[rows, heads * head_dim]`.
 
         `qkv` is `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.
         """

@@ -1,6 +1,6 @@
-"""What networks are made of, each part with the tensors that it is in a checkpoint.
+"""The building blocks of networks, each with its tensors in a checkpoint.
 
-An architecture says its parts once. From them follow the tensors that a checkpoint must have, their bytes, what each
+An architecture lists its parts once. They determine the tensors that a checkpoint must have, their bytes, what each
 rank of a group holds, and random weights; an `Ops` loads them and computes with them. Needs no torch.
 """
 
@@ -15,7 +15,7 @@ Part = TypeVar("Part")
 
 
 class Parameter(NamedTuple):
-    """One tensor, named as in checkpoints; without a `cut` every rank holds it whole. `mean` is of random weights."""
+    """One tensor, named as in checkpoints; without a `cut` every rank holds it whole. `mean` is for random weights."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Embedding(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """RMS norm: `x / rms(x) * (weight + offset)`. Over each head alone where it is as long as one, else over all."""
+    """RMS norm, `x / rms(x) * (weight + offset)`: per head if the weight has the length of one, else over the row."""
 
     weight: Parameter
     eps: float
@@ -39,9 +39,9 @@ class Norm(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """`x @ weight.T + bias`; several weights, `[out, in]` each, are one product whose outputs lie side by side.
+    """`x @ weight.T + bias`; several weights, `[out, in]` each, form one product whose outputs lie side by side.
 
-    There are as many `biases` as `weights`, or none.
+    `biases` has one entry for each weight, or is empty.
     """
 
     weights: tuple[Parameter, ...]
@@ -49,12 +49,12 @@ class Linear(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the first weight: names it among all of a model."""
+        """The first weight's name, unique within a model."""
         return self.weights[0].name
 
     @property
     def is_summed(self) -> bool:
-        """Ranks hold parts of its inputs, so that their results are to be added up, and a bias is added by one."""
+        """Whether ranks hold parts of its inputs: their results must then be summed, and only one adds the bias."""
         cut = self.weights[0].cut
         return cut is not None and cut.dim == 1
 
@@ -68,14 +68,14 @@ class Gated(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names it among all of a model."""
+        """The gate's name, unique within a model."""
         return self.gate.name
 
 
 class Experts(NamedTuple):
-    """Of each row the `top_k` experts that `router` gives most, by their shares of one in its softmax, added up.
+    """The `top_k` experts that `router` scores highest for each row, added up by their shares in its softmax.
 
-    `normalized`: shares of one among those chosen.
+    `normalized`: the shares of the chosen experts are scaled to sum to one.
     """
 
     router: Linear
@@ -87,7 +87,7 @@ class Experts(NamedTuple):
 class Attention(NamedTuple):
     """Causal attention of layer `layer` over its pages: norms of queries and keys if it has any, rotation, attention.
 
-    `scale` is of the scores. Which positions a layer sees is in `ModelSpec.layer_windows`.
+    `scale` multiplies the scores. `ModelSpec.layer_windows` says which positions a layer sees.
     """
 
     layer: int
@@ -98,19 +98,19 @@ class Attention(NamedTuple):
 
 
 def linear(name: str, num_out: int, num_in: int, cut: Cut | None = None, *, bias: bool = False) -> Linear:
-    """One product; a bias is cut where outputs are."""
+    """One product; its bias is cut only if its outputs are."""
     weight = Parameter(f"{name}.weight", (num_out, num_in), cut)
     return Linear((weight,), (Parameter(f"{name}.bias", (num_out,), cut if cut and not cut.dim else None),) * bias)
 
 
 def joined(*linears: Linear) -> Linear:
-    """Several products of one input as one."""
+    """Several products of the same input, as one product."""
     weights = tuple(weight for one in linears for weight in one.weights)
     return Linear(weights, tuple(bias for one in linears for bias in one.biases))
 
 
 def parts_of(kinds: tuple[type[Part], ...], part: object) -> Iterator[Part]:
-    """The parts of some kinds that a part is or has, in the order in which they are named."""
+    """`part` itself if it is of one of `kinds`, else the parts nested in it that are, in the order of its fields."""
     if isinstance(part, kinds):
         yield part
     elif isinstance(part, tuple | list):

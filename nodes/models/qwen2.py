@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, whose upper layers may have a sliding window."""
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values; upper layers may have a sliding window."""
 
 from typing import Any, Final
 
@@ -7,7 +7,7 @@ from nodes.models.decoder import Decoder
 
 
 class Qwen2(Decoder):
-    """It always has these biases, and no switch for them."""
+    """It always has these biases; `config.json` cannot switch them off."""
 
     names = ("Qwen2ForCausalLM",)
     model_type = "qwen2"

@@ -7,7 +7,7 @@ from nodes.models.qwen2 import Qwen2
 
 
 class Qwen3(Qwen2):
-    """Biases where `config.json` has them, as in Llama."""
+    """Biases are present if `config.json` says so, as in Llama."""
 
     names = ("Qwen3ForCausalLM",)
     model_type = "qwen3"

@@ -1,4 +1,4 @@
-"""Qwen3 with mixtures of experts in the place of its feed-forward layers."""
+"""Qwen3 with mixtures of experts in place of its feed-forward layers."""
 
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ class MoeLayer(NamedTuple):
 
 
 class Qwen3Moe(Qwen3):
-    """All layers have experts: models in which some have none are refused."""
+    """All layers have experts: models in which some layers have none are refused."""
 
     names = ("Qwen3MoeForCausalLM",)
     model_type = "qwen3_moe"
@@ -31,7 +31,7 @@ class Qwen3Moe(Qwen3):
         """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         config.require("decoder_sparse_step", None, 1)
         config.require("mlp_only_layers", None, [])
-        # transformers 5 writes it by another name than the published files have it.
+        # transformers 5 writes this field under another name than the published files.
         num_experts = config.integer("num_experts", config.integer("num_local_experts", 128))
         experts_per_token = config.integer("num_experts_per_tok", 8)
         if experts_per_token > num_experts:

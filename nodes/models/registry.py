@@ -1,4 +1,4 @@
-"""Finds the architectures: each file of this folder with an `ARCHITECTURE`. A new one takes no more than its file."""
+"""Finds the architectures: each file of this folder with an `ARCHITECTURE`. A new one needs nothing but its file."""
 
 import pkgutil
 from importlib import import_module
@@ -19,7 +19,7 @@ def _found() -> dict[str, type[Decoder]]:
 
 
 ARCHITECTURES: Final = _found()
-"""By `ModelSpec.architecture`, which is `model_type` of a `config.json`."""
+"""Keyed by `ModelSpec.architecture`, which is the `model_type` of a `config.json`."""
 
 
 def decoder(spec: ModelSpec) -> Decoder:

@@ -14,10 +14,10 @@ COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 
 
 class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding: `linear` divides all frequencies by `factor`, `llama3` the low ones, with a smooth passage; so
-    does `yarn` (Peng et al. 2023), by turns in the original context, `longrope` (Ding et al. 2024) each by its own of
-    `divisors`, or `short_divisors` where those are of a context that is longer than the original and a shorter one is
-    asked for. `attention_factor` multiplies cosines and sines.
+    """Rotary embedding: `linear` divides all frequencies by `factor`, `llama3` only the low ones, with a smooth
+    transition; so does `yarn` (Peng et al. 2023), by their turns in the original context; `longrope` (Ding et al. 2024)
+    divides each by its own entry of `divisors`, or of `short_divisors` if the model's context is longer than the
+    original one but no more than the original is requested. `attention_factor` multiplies cosines and sines.
     """
 
     rope_type: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
@@ -37,7 +37,7 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
 class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a step of the echo model takes: `step_ms` milliseconds and `token_us` microseconds per token.
 
-    `fatal_token`: a step that computes this token kills its worker, as a broken kernel would; -1: none does.
+    `fatal_token`: a step that computes this token kills its worker, as a broken kernel would; -1: no such token.
     """
 
     step_ms: float = 0.0
@@ -48,23 +48,23 @@ class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One model: its shape as in `config.json`, its ids and texts, and the absolute paths of its files.
 
-    `dtype` is the checkpoint's: what the worker computes in unless told otherwise, but for float16, which nothing here
-    computes in (`compute_dtype`). `sampling_defaults` and what of its wishes is `not_computed` come from
-    `generation_config.json`. `eos_token_ids` come from `generation_config.json` and
-    `config.json`, the first being the one that ends a chat turn. `tokenizer_path` is empty where the tokenizer is
-    built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates may name
-    (`bos_token`, `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
+    `dtype` is the checkpoint's dtype. The worker computes in it unless configured otherwise, except for float16, which
+    it never computes in (`compute_dtype`). `sampling_defaults` and `not_computed`, the settings that no sampler here
+    supports, come from `generation_config.json`. `eos_token_ids` come from `generation_config.json` and `config.json`;
+    the first one ends a chat turn. `tokenizer_path` is empty if the tokenizer is built in code (see
+    `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates may name (`bos_token`,
+    `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
 
     `architecture` is one of `nodes.models.registry.ARCHITECTURES`, or `echo`. `qk_norm`: queries and keys are
-    normalised before they are rotated, each head by itself or all of a position's together.
+    normalised before they are rotated, each head by itself or all heads of a position together.
 
-    `attention_scale` is of the scores (0: `head_dim ** -0.5`). With `num_experts` a position's feed-forward layer is
-    `experts_per_token` of so many, `intermediate_size` wide each, weighted by their shares of one (`norm_topk_prob`: of
-    the chosen ones) in the router's softmax. `sliding_rope` is of sliding layers, where it is another one.
+    `attention_scale` multiplies the scores (0: `head_dim ** -0.5`). With `num_experts`, a position's feed-forward layer
+    is `experts_per_token` of that many experts, each `intermediate_size` wide, weighted by their shares in the router's
+    softmax (`norm_topk_prob`: scaled to sum to one). `sliding_rope` is for sliding layers, if theirs differs.
 
-    With `quantization` `int8` weights are rounded to it when they are loaded (`quantized`).
+    With `quantization` set to `int8`, weights are rounded to int8 when they are loaded (`quantized`).
 
-    In the layers `sliding_layers` a position sees `sliding_window` positions, itself among them (0: no layer slides).
+    In the layers `sliding_layers` a position sees `sliding_window` positions including itself (0: no layer slides).
     """
 
     name: str
@@ -109,35 +109,35 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
-        """Per layer, how many positions a position sees, itself among them; 0: all before it."""
+        """Per layer, how many positions a position sees, including itself; 0: all up to itself."""
         sliding = frozenset(self.sliding_layers)
         return tuple(self.sliding_window if layer in sliding else 0 for layer in range(self.num_layers))
 
     def quantized(self, how: Quantization) -> "ModelSpec":
-        """The model with weights of `how`: another fingerprint, for pages of keys and values are not the same."""
+        """The model with weights quantised to `how`. The fingerprint changes, because the KV pages differ."""
         if how == "none" or self.source == "echo":
             return self
         return msgspec.structs.replace(self, quantization=how, fingerprint=f"{self.fingerprint}-{how}")
 
     def within(self, context_length: int) -> "ModelSpec":
-        """The model for sequences of at most so many tokens, as somebody asks (0: nobody does).
+        """The model for sequences of at most `context_length` tokens, as the user requested (0: no request).
 
         Within its original context a model with LongRoPE has other divisors, and so another fingerprint: its keys are
-        rotated otherwise. Only asking chooses them. A context that follows memory must not, or the same command would
-        give other texts on a machine with less of it.
+        rotated differently. Only a request selects them. A context length derived from free memory must not, or the
+        same command would give other texts on a machine with less memory.
         """
         rope = self.rope
         if not rope.short_divisors or not 0 < context_length <= rope.original_context_length:
             return self
-        # No scale changes with them: transformers too takes one from the config alone, whatever a call's length.
+        # `attention_factor` stays: transformers, too, takes it from the config alone, whatever the length of a call.
         rope = msgspec.structs.replace(rope, divisors=rope.short_divisors, short_divisors=())
         return msgspec.structs.replace(self, rope=rope, fingerprint=f"{self.fingerprint}-short")
 
     def compute_dtype(self, dtype: str = "auto") -> str:
         """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError).
 
-        Of float16 `auto` makes float32, which has all its bits and range; `cli/plan/compute_dtype.py` knows the
-        device and may say bfloat16 instead.
+        For a float16 model `auto` is float32, which has all of float16's bits and range; `cli/plan/compute_dtype.py`
+        knows the device and may choose bfloat16 instead.
         """
         own = "float32" if self.dtype == "float16" else self.dtype
         chosen = own if dtype == "auto" or self.source == "echo" else dtype
@@ -169,7 +169,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return shard_of(self, tp_rank, tp_size)
 
     def shape_digest(self) -> bytes:
-        """16 bytes of what the weights' shapes and the computation depend on, without names and places of files."""
+        """A 16-byte digest of what the weights' shapes and the computation depend on, without names and file paths."""
         shape = msgspec.structs.replace(
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, special_tokens={},
             weight_files=(), eos_token_ids=(), bos_token_id=None, echo=EchoTimings(), dtype="",

@@ -1,9 +1,9 @@
 """Which part of a model each rank of a tensor-parallel group holds (Shoeybi et al. 2019, Megatron-LM). Pure.
 
-How each tensor is cut its architecture says (`parts.Parameter`), mostly so: queries, keys, values, gate and up by their
-outputs, the attention's output and down by their inputs, embedding and head by the vocabulary; norms are held by every
-rank. Where ranks outnumber KV heads a head is held by several. The vocabulary is padded to a multiple of the ranks:
-rows beyond its end are zeros.
+The architecture says how each tensor is cut (`parts.Parameter`). Usually queries, keys, values, gate and up are cut by
+their outputs, the attention's output and down by their inputs, embedding and head by the vocabulary; every rank holds
+the norms. If ranks outnumber KV heads, several ranks hold the same head. The vocabulary is padded to a multiple of the
+number of ranks: rows beyond its end are zeros.
 """
 
 from typing import Final, Literal, NamedTuple, Protocol
@@ -16,7 +16,7 @@ MAX_TP_SIZE: Final = 64
 
 
 class Shape(Protocol):
-    """What of a model decides how it can be cut; `ModelSpec` has it."""
+    """The fields of a model that decide how it can be cut; `ModelSpec` has them."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -35,7 +35,7 @@ class Shape(Protocol):
 
 
 class Cut(NamedTuple):
-    """Ranks deal out dimension `dim` of a tensor by one of the ranges of their `Shard`."""
+    """Dimension `dim` of a tensor is divided among the ranks, each holding the range `by` of its `Shard`."""
 
     dim: int
     by: Literal["heads", "kv_heads", "inner", "vocab"]
@@ -82,7 +82,7 @@ class Shard(NamedTuple):
 
 
 def shard_of(shape: Shape, rank: int = 0, size: int = 1) -> Shard:
-    """What a rank holds. Raises TensorParallelUnfit, naming the sizes that fit, if the model cannot be cut so."""
+    """What a rank holds. Raises TensorParallelUnfit, naming the sizes that fit, if the model cannot be cut that way."""
     problem = _problem(shape, size)
     if problem or not 0 <= rank < size:
         problem = problem or f"there is no rank {rank} in a group of {size}"
