@@ -1,8 +1,8 @@
 """The worker's actor: maps the pool, loads the model, runs the steps that its core lets through.
 
-Told `StepPlan` by the scheduler, tells `StepResult` back; asked `Adopt`. Models compute in one thread of their own, so
-heartbeats go on during the longest step; the echo model computes on the loop and waits its time out there, so that it
-works in virtual time.
+The scheduler asks `Adopt` and tells `StepPlan`; the worker tells `StepResult` back. Models compute in a thread of their
+own, so heartbeats go on during the longest step; the echo model computes on the event loop and waits out its delays
+there, so that it works in virtual time.
 """
 
 import asyncio
@@ -70,16 +70,16 @@ from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 DEVICE_DEPTH: Final = 2
-"""Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""
+"""Steps in flight on a device: one computes, one waits behind it, so that the device never waits for the host."""
 
 
 def kill_this_process() -> None:
-    """As the supervisor would."""
+    """Kill this process as the supervisor would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WorkerActor(Actor, Resident):
-    """One worker. `host` is where pools are mapped from; what follows it is for tests to give their own."""
+    """One worker. `host` is where pools are mapped from; tests replace the arguments after it."""
 
     role: ClassVar[str] = "worker"
     codec: ClassVar[Codec] = Codec(NodeMessage, HotNodeMessage)
@@ -146,7 +146,7 @@ class WorkerActor(Actor, Resident):
         self.ctx.announce("ready", group=config.group, memory_saver=saves_memory, **model)
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        """Take in a step; see `Actor.on_tell`."""
+        """Take in a step or a fence; see `Actor.on_tell`."""
         if isinstance(message, StepPlan):
             self._dispatch(StepArrived(sender.actor_id, message, buffers))
         elif isinstance(message, Fence):
@@ -155,7 +155,7 @@ class WorkerActor(Actor, Resident):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Take in a scheduler or another rank, let go of memory, take it up; see `Actor.on_ask`."""
+        """Let a scheduler adopt or a rank join, release memory or take it back; see `Actor.on_ask`."""
         if isinstance(call.message, JoinGroup) and self._ranks is not None:
             self._ranks.on_ask(call)
         elif isinstance(call.message, LetGo | TakeUp):
@@ -172,9 +172,9 @@ class WorkerActor(Actor, Resident):
 
     @override
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """A pool that was made again has to be mapped again.
+        """End if the pool has been made again, since it must then be mapped again.
 
-        Pages on a device die with their agent, whose successor gets their memory only when this process lets go too.
+        Pages on a device die with their agent; its successor gets their memory only once this process lets go of it.
         """
         config, pool = self._config, self._pool
         if pool is not None and pool.info.device != CPU and any(one.actor_id == config.agent for one in left):
@@ -186,7 +186,7 @@ class WorkerActor(Actor, Resident):
         self._persistent.members_changed()
 
     async def drain(self) -> None:
-        """Begin no more steps; return when the running one is done. The others are sent to whoever follows."""
+        """Begin no more steps; return when the running one is done. The scheduler sends the others to the successor."""
         if self._core is not None:
             self._core.is_draining = True
             if not self._core.is_running:
@@ -197,8 +197,8 @@ class WorkerActor(Actor, Resident):
     async def stop(self) -> None:
         """Give back thread and pool.
 
-        In host memory a step in its thread finishes on what its tensors keep mapped. A device's memory is unmapped at
-        once, so its steps are waited for; who waits too long is ended by `mesh.run`.
+        In host memory a step still running in its thread finishes on the memory that its tensors keep mapped. A
+        device's memory is unmapped at once, so its steps are waited for; `mesh.run` ends a process that waits too long.
         """
         self._is_stopping = True
         self._watch.stop()
@@ -247,7 +247,10 @@ class WorkerActor(Actor, Resident):
 
     @property
     def _releases_in_place(self) -> bool:
-        """Ranks of a group live and end together, and pages made here go with this process: the next ones wait."""
+        """Whether this process stays while its memory is released; otherwise it ends, and its successor waits.
+
+        It must end if it is one of several ranks, which live and end together, or if it made the pages itself.
+        """
         return self._config.tp_size == 1 and not self._config.pool_in_worker
 
     def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
@@ -265,7 +268,7 @@ class WorkerActor(Actor, Resident):
             self.ctx.announce(RELEASED, group=self._config.group)
 
     def _leave(self, reason: str) -> None:
-        """The group of ranks is over. Who is to end anyhow ends in its own way, unless it hangs."""
+        """The group of ranks is over: end, by SIGKILL if a thread may hang. If stopping or draining, it ends anyway."""
         if self._is_stopping or (self._core is not None and self._core.is_draining):
             return
         if not self._engine.is_threaded:
@@ -274,7 +277,7 @@ class WorkerActor(Actor, Resident):
             self._die(reason)
 
     def _watch_adoption(self) -> None:
-        # While a scheduler waits for steps of the one before: they end soon, or never.
+        # A timer while a scheduler waits for its predecessor's steps: they end soon, or never.
         is_waiting = isinstance(self._core, RankCore) and self._core.num_deferred > 0
         if is_waiting and self._adopt_timer is None:
             grace_s = self._config.adopt_grace_s
@@ -285,7 +288,7 @@ class WorkerActor(Actor, Resident):
             self._adopt_timer = None
 
     def _on_fence(self, sender: Address, message: Fence) -> None:
-        """End, so that the supervisor starts another; unless it is another scheduler's or another worker's business."""
+        """End, so that the supervisor starts another worker; ignore a fence of another scheduler or worker epoch."""
         ours = (self._core.scheduler_epoch if self._core is not None else 0, self.ctx.address.epoch)
         if (message.scheduler_epoch, message.worker_epoch) == ours:
             self.ctx.end(f"{sender} cannot believe what it answers: {message.reason}")
@@ -322,7 +325,7 @@ class WorkerActor(Actor, Resident):
         if self._ranks is None:
             self.ctx.tell(scheduler_id, mismatch)
         else:
-            # The others may be in the middle of it, and would wait for this one.
+            # The other ranks may be in the middle of it, and would wait for this one.
             self._leave(mismatch.reason)
 
     def _run(self, step: RunnableStep) -> None:
@@ -337,7 +340,7 @@ class WorkerActor(Actor, Resident):
             self._die_of(step, error)
             return
         if outcome.delay_s > 0:
-            self._watch.begun(step)  # Not before: no timer of a loop that computes can end what it computes.
+            self._watch.begun(step)  # Not before: while the loop computes, none of its timers can fire.
             self.ctx.later(outcome.delay_s, self._done, step, outcome, started)
         else:
             self._done(step, outcome, started)
@@ -346,14 +349,14 @@ class WorkerActor(Actor, Resident):
         started = self.ctx.now()
         try:
             outcome = await self._engine.run(step)
-        except Exception as error:  # noqa: BLE001 - what a row is to blame for is in the outcome
+        except Exception as error:  # noqa: BLE001 - errors of single rows are in the outcome
             if not self._is_stopping:
                 self._die_of(step, error)
             return
         self._done(step, outcome, started)
 
     def _die_of(self, step: RunnableStep, error: Exception) -> None:
-        """No row is to blame: whoever follows is given the step again."""
+        """No row is to blame: the successor gets the step again."""
         self.ctx.log.error("device failed", step=step.step, traceback=traceback_of(error))
         self._die(f"the device failed in step {step.step}: {type(error).__name__}: {error}")
 
@@ -361,9 +364,9 @@ class WorkerActor(Actor, Resident):
         self._die(f"step {step.step} has not ended within {step.timeout_s:g} s, which steps like it never took")
 
     def _die(self, reason: str) -> None:
-        """Leave the steps to the next incarnation. A thread that hangs would hold up every gentler end."""
+        """Leave the steps to the next incarnation. A hung thread would hold up any gentler end."""
         self.ctx.log.error("dying", why=reason)
-        # Nothing that is buffered survives SIGKILL, and the reason is the last of it.
+        # Buffered output does not survive SIGKILL, and the reason is the last of it.
         sys.stdout.flush()
         sys.stderr.flush()
         self._kill()
@@ -371,13 +374,13 @@ class WorkerActor(Actor, Resident):
     def _done(self, step: RunnableStep, outcome: StepOutcome, started: float) -> None:
         self._watch.ended()
         now = self.ctx.now()
-        # A step that was launched ahead has waited for the one before.
+        # A step that was launched ahead has waited for the one before it.
         elapsed_s, self._last_end = now - max(started, self._last_end), now
         self.ctx.metrics.observe("mesh_worker_step_seconds", elapsed_s)
         self.ctx.metrics.count("mesh_worker_tokens_total", step.num_tokens)
         if outcome.failure:
             self._report(step, outcome.failure)
-        # Errors are rare, and a step has hundreds of rows: their names are looked up only where one is needed.
+        # Errors are rare, and a step has hundreds of rows: request ids are looked up only when one is needed.
         names = {row.row: row.request_id for row in step.rows} if outcome.errors else {}
         for error in outcome.errors:
             self.ctx.metrics.count("mesh_worker_row_errors_total", code=error.code)
@@ -389,9 +392,9 @@ class WorkerActor(Actor, Resident):
         self._watch_adoption()
 
     def _report(self, step: RunnableStep, failure: str) -> None:
-        """A batch has raised. That its rows may all have survived alone makes it no less of a failure."""
+        """Report a batch that raised: a failure even if all of its rows succeeded when they ran alone."""
         self.ctx.metrics.count("mesh_worker_steps_failed_total")
-        # What raises in every step would drown the log with one and the same traceback.
+        # An error in every step would flood the log with the same traceback.
         is_new, self._last_failure = failure != self._last_failure, failure
         traceback = failure if is_new else "as before"
         self.ctx.log.warning(

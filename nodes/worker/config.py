@@ -18,26 +18,26 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `dtype` is `auto` (the model's own), `float32` or `bfloat16`. `num_threads` 0 leaves torch's own choice.
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
 
-    `quantize` rounds weights to `int8` when they are loaded, on the CPU and where there is one rank.
+    `quantize` rounds weights to `int8` when they are loaded; only for one rank alone, on the CPU.
 
-    `context_length` is what was asked for, which chooses factors of LongRoPE (`ModelSpec.within`); 0: nothing was.
+    `context_length` is the requested length, which selects factors of LongRoPE (`ModelSpec.within`); 0: none requested.
 
-    `kernels` computes on the CPU: `auto` is the best that this CPU has of the project's own kernels, which the other
-    names ask for singly (`avx512_bf16`, `avx512`, `avx2`), and torch where there are none; `torch` is torch.
+    `kernels` selects what computes on the CPU: one build of the project's own kernels (`avx512_bf16`, `avx512`,
+    `avx2`), `torch`, or `auto`: the best build that this CPU can run, or torch if there is none.
 
-    `device` is `cpu`, `cuda` or `cuda:N`; what follows concerns CUDA. `attention` is `auto` (FlashInfer where the model
-    allows it), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no sequence and
-    computes products in tiles of fixed rows, at a cost in speed. `prefill_attention` is `paged` (a chunk attends over
-    its pages in one call, new tokens and cached ones alike) or `merged` (new tokens among themselves, then over what is
-    cached, joined; no model with sliding windows). `mem_fraction` is the share of the device's memory
-    that weights, activations and pool may take together. With `memory_saver` weights lie where they can be released,
-    and kept in the host's memory meanwhile (torch-memory-saver). With `pool_in_worker` the worker makes the pages of
-    its pool itself, and they end with it.
+    `device` is `cpu`, `cuda` or `cuda:N`; the rest of this paragraph concerns CUDA. `attention` is `auto` (FlashInfer
+    if it supports the model), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no
+    sequence and computes products in tiles of fixed rows, at a cost in speed. `prefill_attention` is `paged` (a chunk
+    attends over its pages in one call, new tokens and cached ones alike) or `merged` (new tokens attend to each other,
+    then to the cached ones, and the results are merged; not for models with sliding windows). `mem_fraction` is the
+    share of the device's memory that weights, activations and pool may take together. With `memory_saver` weights lie
+    in memory that can be released, with a copy in the host's memory meanwhile (torch-memory-saver). With
+    `pool_in_worker` the worker allocates the pages of its pool itself, and they end with it.
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
-    `nodes.models.tensor_parallel`), over a pool of its own. The ranks are given the same steps. `workers` are the
-    actor ids of all of them, by rank. A step that another scheduler's adoption waits for longer than `adopt_grace_s`
-    is taken for one that another rank never got.
+    `nodes.models.tensor_parallel`), over a pool of its own. All ranks get the same steps. `workers` are the actor ids
+    of all ranks, by rank. If another scheduler's adoption waits for a step longer than `adopt_grace_s`, the worker
+    concludes that another rank never got that step.
     """
 
     group: str

@@ -1,19 +1,19 @@
 """Order of steps, idempotency, adoption: everything a worker decides, without running anything.
 
     scheduler epoch   the one that adopted last; steps of all others are refused
-    queue             steps that came and wait for the one before them
-    running           steps that were begun: one, or as many as `depth` says with a `PipelinedRunner`
-    results           the last few answers: a step that comes again gets its answer again
+    queue             steps that have arrived and wait for the one before them
+    running           steps that have begun: one, or up to `depth` with a `PipelinedRunner`
+    results           the last few answers: a step that arrives again gets its answer again
     table             the sequences that the scheduler has opened, and their pages (`sequence_table.py`)
 
 A scheduler adopts before it sends. Adoption by a new epoch drops the queue, forgets the results and empties the table;
-it is answered when the running step is done, because until then that step still writes pages. `Adopt.next_step` says
-which step comes first; if it says 0, the first to arrive that needs no predecessor does.
+it is answered when the running step is done, because until then that step still writes pages. `Adopt.next_step` names
+the first step; if it is 0, the first step to arrive that needs no predecessor comes first.
 
-With a depth of two a step is begun while the one before still runs: what that one draws is then named by its row, and
-the runner fills it in on the device. Steps end in the order in which they were begun.
+With a depth of two a step begins while the one before still runs: an input that the earlier step has yet to draw is
+named by its row there, and the runner fills it in on the device. Steps end in the order in which they began.
 
-A step of a sequence that is not open, or with a gap in its pages, is not run: the scheduler is told (`StepMismatch`).
+A step with a sequence that is not open, or with a gap in its pages, is not run: the scheduler is told (`StepMismatch`).
 """
 
 from array import array
@@ -33,7 +33,7 @@ NUM_KEPT_RESULTS: Final = 16
 
 
 class StepArrived(NamedTuple):
-    """A plan came, from the scheduler called `sender`."""
+    """A plan has arrived from the scheduler `sender`."""
 
     sender: str
     plan: StepPlan
@@ -41,14 +41,14 @@ class StepArrived(NamedTuple):
 
 
 class AdoptArrived(NamedTuple):
-    """A scheduler wants the worker; `call` is the actor's own token for the answer."""
+    """A scheduler wants to adopt the worker; `call` is the actor's own token for the answer."""
 
     adopt: Adopt
     call: Any
 
 
 class StepDone(NamedTuple):
-    """The step that was begun first of those that run has ended."""
+    """The oldest running step has ended."""
 
     outcome: StepOutcome
     elapsed_s: float
@@ -58,7 +58,7 @@ Event = StepArrived | AdoptArrived | StepDone
 
 
 class RunStep(NamedTuple):
-    """Run this; then say `StepDone`."""
+    """Run this, then report `StepDone`."""
 
     runnable: RunnableStep
 
@@ -71,13 +71,13 @@ class SendResult(NamedTuple):
 
 
 class AnswerAdopt(NamedTuple):
-    """The worker is the caller's."""
+    """Answer that the caller has adopted the worker."""
 
     call: Any
 
 
 class RefuseAdopt(NamedTuple):
-    """A later scheduler, of `known_epoch`, has the worker; 0 where none has."""
+    """Answer that a later scheduler, of `known_epoch`, has adopted the worker; 0: none has."""
 
     call: Any
     known_epoch: int
@@ -92,7 +92,7 @@ class StepRefused(NamedTuple):
 
 
 class TellMismatch(NamedTuple):
-    """A step cannot be run as it is; tell the scheduler. Of all that others have begun, the group is over."""
+    """A step cannot be run as it is: tell the scheduler, or, in a group of ranks, end: others may have begun it."""
 
     actor_id: str
     mismatch: StepMismatch
@@ -132,12 +132,12 @@ class WorkerCore:
         self._running: deque[_Running] = deque()
         self._adopting: list[AdoptArrived] = []
         self.is_draining = False
-        # Apart from a drain, which no resumption takes back.
+        # Separate from a drain, which is never undone.
         self.is_paused = False
 
     @property
     def is_running(self) -> bool:
-        """A step runs."""
+        """Whether a step runs."""
         return bool(self._running)
 
     @property
@@ -147,11 +147,11 @@ class WorkerCore:
 
     @property
     def num_queued(self) -> int:
-        """Steps that wait."""
+        """How many steps wait."""
         return len(self._queue)
 
     def forget(self) -> None:
-        """The pool is given up: whatever was computed is not there any more, and whoever wants more has to adopt."""
+        """The pool is given up: everything computed is lost, and a scheduler that wants more has to adopt again."""
         self._is_adopted = False
         self._drop_everything()
 
@@ -165,10 +165,10 @@ class WorkerCore:
 
     def _on_step(self, event: StepArrived) -> list[Command]:
         plan = event.plan
-        # Only an adoption empties the table, so a later scheduler's step is not run before it.
+        # Only an adoption empties the table, so a later scheduler's step must not run before it.
         if plan.scheduler_epoch != self._epoch or not self._is_adopted:
             return [StepRefused(plan.step, "wrong_epoch")]
-        # Its result was lost. Sent again as it was, not computed again: idempotent it would be, but not free.
+        # Its result was lost: send it again. Computing it again would be idempotent, but not free.
         if (result := self._results.get(plan.step)) is not None:
             return [SendResult(event.sender, result)]
         if self._running and self._is_running(plan.step):
@@ -177,7 +177,7 @@ class WorkerCore:
             return [StepRefused(plan.step, "too_old")]
         self._queue[plan.step] = _Queued(event.sender, plan, event.buffers)
         if len(self._queue) > MAX_QUEUED:
-            # The farthest goes: the nearest may be the one that all others wait for.
+            # Drop the farthest: the nearest may be the one that all others wait for.
             farthest = max(self._queue)
             del self._queue[farthest]
             return [StepRefused(farthest, "too_far"), *self._start_next()]
@@ -191,7 +191,7 @@ class WorkerCore:
 
     def _on_adopt(self, event: AdoptArrived) -> list[Command]:
         epoch = event.adopt.scheduler_epoch
-        # A scheduler that was replaced and does not know it: told, so that it ends.
+        # A scheduler that was replaced and does not know it: refuse it, so that it ends.
         if epoch < max(self._epoch, 1):
             message = f"scheduler epoch {epoch} is over: the worker was adopted by epoch {self._epoch}"
             return [RefuseAdopt(event.call, self._epoch, message)]
@@ -214,7 +214,7 @@ class WorkerCore:
         return commands + self._settle()
 
     def _drop_everything(self) -> None:
-        """Nothing holds of what the scheduler before has said, and of what it was answered."""
+        """Forget what the previous scheduler has sent, and what it was answered."""
         self._queue.clear()
         self._results.clear()
         self._table.clear()
@@ -222,7 +222,7 @@ class WorkerCore:
     def _on_done(self, event: StepDone) -> list[Command]:
         assert self._running, "a step ended that was not running"
         commands = self._end(event)
-        # What had nothing to run has waited for its turn.
+        # Steps that had nothing to run have waited for their turn.
         while self._running and not self._running[0].runnable.rows:
             commands += self._end(_NOTHING_RAN)
         return commands + self._settle()
@@ -231,7 +231,7 @@ class WorkerCore:
         running = self._running.popleft()
         plan = running.plan
         commands: list[Command] = []
-        # A scheduler that is over gets no answer: its successor reads the page table, not its mail.
+        # A replaced scheduler gets no answer: its successor reads the page table, not its predecessor's messages.
         if plan.scheduler_epoch == self._epoch:
             result = _result(running, event)
             self._table.record(running.columns, result.token_ids)
@@ -261,18 +261,18 @@ class WorkerCore:
         return commands
 
     def _take_next(self) -> _Queued | None:
-        """The step that is to begin now, out of the queue."""
+        """Take the step that may begin now out of the queue; None: there is none."""
         if self.is_draining or self.is_paused or len(self._running) >= self._depth:
             return None
         if self._running:
             last = self._running[-1].plan
-            # Who waits for the running steps is answered before more begin; so is a scheduler that took over.
+            # A scheduler that waits to adopt, or has taken over, is answered before more steps begin.
             if self._adopting or last.scheduler_epoch != self._epoch:
                 return None
-            # Only the very next: with one missing in between, what this one builds on is not known.
+            # Only the very next: with one missing in between, this one's inputs are not known.
             following = max(last.step + 1, self._next_step)
             if following in self._queue and self._looks_back(self._queue[following]):
-                # What the running step draws is part of what it looks back at, and the device alone knows that yet.
+                # It looks back at what the running step draws, which only the device knows so far.
                 return None
             return self._queue.pop(following, None)
         step = self._next_step or self._first_step()
@@ -298,7 +298,7 @@ class WorkerCore:
             del self._results[next(iter(self._results))]
 
     def _resolve(self, queued: _Queued) -> _Running | StepMismatch:
-        """Fill placeholders and sort out rows that cannot be run; what is left is safe to index with."""
+        """Fill in placeholders and drop rows that cannot be run; what is left is safe to index with."""
         sender, plan, buffers = queued
         columns = read_columns(plan, buffers, self._limits, self._columns)
         if isinstance(columns, str):
@@ -321,7 +321,7 @@ _NOTHING_RAN: Final = StepDone(StepOutcome([]), 0.0)
 
 
 def _draws(running: _Running | None) -> Draws:
-    """What a step that is under way will draw; nothing where there is none."""
+    """What the running step will draw; empty if there is none."""
     if running is None:
         return {}
     slots, sequences = running.columns.slots, running.columns.sequences

@@ -3,18 +3,18 @@
     WorkerError
       LayoutMismatch    "layout_mismatch"     the pool was made for another model, dtype or page size
       WeightsUnfit      "weights_unfit"       the weights on disk cannot be loaded as the model's configuration says
-      BackendMissing    "backend_missing"     nothing here computes this model, dtype or device
+      BackendMissing    "backend_missing"     this model, dtype or device is not supported here
       DeviceUnfit       "device_unfit"        the device does not see the pool's memory as it should
       DeviceMemoryShort "device_memory_short" weights, activations and pool do not fit into the device's memory
-      MemorySaverMissing "memory_saver_missing" weights were to be releasable, and torch-memory-saver is not there
+      MemorySaverMissing "memory_saver_missing" weights should be releasable, but torch-memory-saver is missing
       GroupNotFormed    "group_not_formed"    the ranks of a tensor-parallel group did not find each other (retryable)
 
-None but the last is retryable: the supervisor's restarts do not cure them.
+Only the last is retryable: the supervisor's restarts do not cure the others.
 
-`CollectiveFailed` ("collective_failed") is why a worker of a group cannot go on: another rank is gone, hangs or has
-gone another way. It is no row's fault, so no row is run again for it; the whole group is replaced.
+`CollectiveFailed` ("collective_failed") is why a worker of a group cannot go on: another rank is gone, hangs or
+computes something else. No row is to blame, so no row is run again; the whole group is replaced.
 
-`DeviceFailed` ("device_failed") is why a worker that could compute cannot any more, whatever it is given.
+`DeviceFailed` ("device_failed") is why a worker that could compute no longer can, whatever its input.
 """
 
 from typing import ClassVar
@@ -35,11 +35,11 @@ class WeightsUnfit(WorkerError, code="weights_unfit"):
 
 
 class BackendMissing(WorkerError, code="backend_missing"):
-    """No code here computes what is asked for."""
+    """What the configuration asks for is not supported here."""
 
 
 class DeviceUnfit(WorkerError, code="device_unfit"):
-    """The device and the pool's memory on it do not go together."""
+    """The device and the pool's memory on it do not fit together."""
 
 
 class DeviceMemoryShort(WorkerError, code="device_memory_short"):
@@ -47,7 +47,7 @@ class DeviceMemoryShort(WorkerError, code="device_memory_short"):
 
 
 class MemorySaverMissing(WorkerError, code="memory_saver_missing"):
-    """Weights cannot be put where their memory can be given back and taken again."""
+    """Weights cannot be placed in memory that can be released and taken back."""
 
 
 class GroupNotFormed(WorkerError, code="group_not_formed", retryable=True):
@@ -55,12 +55,12 @@ class GroupNotFormed(WorkerError, code="group_not_formed", retryable=True):
 
 
 class CollectiveFailed(Exception):
-    """An operation of all ranks did not come about; the group computes nothing more."""
+    """A collective operation did not complete; the group computes nothing more."""
 
     code: ClassVar[str] = "collective_failed"
 
 
 class DeviceFailed(Exception):
-    """Nothing can be computed here any more; the worker ends, and the next one tries."""
+    """Nothing can be computed here any more; the worker ends, and its successor tries again."""
 
     code: ClassVar[str] = "device_failed"

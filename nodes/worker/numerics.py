@@ -1,7 +1,7 @@
 """Checks, when a model is loaded, which same-bits rule holds on this machine, and names its numerics.
 
 Same bits: a row's result must not depend on how many rows are computed with it. Whether that holds is a property of the
-libraries' kernels for this processor, shapes and dtype, so it is tried, on the loaded layers themselves:
+libraries' kernels for this processor, shapes and dtype, so it is tested on the loaded layers themselves:
 
     any      calls of any number of rows agree (native kernels)
     rows4    calls of any multiple of four rows agree (packed or plain kernels)
@@ -40,7 +40,7 @@ _NUM_POSITIONS: Final = 3 * SPLIT + 9
 
 
 class Numerics(NamedTuple):
-    """`fingerprint` is equal at two workers exactly if their bits are (as far as the check's probes see)."""
+    """Two workers have equal `fingerprint`s exactly if they compute equal bits (as far as the check's probes see)."""
 
     rule: Rule
     fingerprint: str
@@ -49,7 +49,7 @@ class Numerics(NamedTuple):
 def check_torch(
     spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, rule: Rule, num_threads: int
 ) -> Numerics:
-    """The rule and fingerprint of the loaded layers and of such an attention. Raises as `check_numerics`."""
+    """The rule and fingerprint of the loaded layers and of `attention`. Raises what `check_numerics` raises."""
 
     def tried() -> list[tuple[bool, Tensor]]:
         return [*_linear_results(spec, network), *_attention_results(attention, network.dtype)]
@@ -58,7 +58,7 @@ def check_torch(
 
 
 def numbers_of(spec: ModelSpec, dtype: torch.dtype) -> str:
-    """What is computed with: `bfloat16`, or `bfloat16-int8` if weights were rounded."""
+    """The numbers that are computed with: `bfloat16`, or `bfloat16-int8` if weights were rounded."""
     name = str(dtype).removeprefix("torch.")
     return name if spec.quantization == "none" else f"{name}-{spec.quantization}"
 
@@ -71,9 +71,9 @@ def check_numerics(
     num_threads: int,
     set_threads: Callable[[int], None] = torch.set_num_threads,
 ) -> Numerics:
-    """Try with one thread and with `num_threads` whether `rule` holds. Takes some tens of milliseconds.
+    """Test with one thread and with `num_threads` whether `rule` holds. Takes some tens of milliseconds.
 
-    `tried` says of each probe whether it held, and what came out.
+    `tried` runs the probes and returns for each whether the rule held, and the result.
     """
     try:
         set_threads(1)
@@ -92,7 +92,7 @@ def check_numerics(
 
 
 def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bool, Tensor]]:
-    """The first layer's products and the head's, each on rows that are as they would be: of norm 1."""
+    """The first layer's products and the head's, each on rows of realistic size: of norm 1."""
     hidden = network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm)
     for seed, part in enumerate(parts_of((Experts, Gated, Linear), network.model.layers[0]), 2):
         if isinstance(part, Gated):
@@ -112,7 +112,7 @@ def _experts(network: TorchNetwork, by: Experts, rows: Tensor) -> Tensor:
 
 
 def _linear(network: TorchNetwork, by: Linear, rows: Tensor) -> Tensor:
-    """As layers call it: what is added up over ranks is added to hidden states."""
+    """As layers call it: a product that is summed over ranks is added to hidden states."""
     return network.linear(rows, by, rows.new_zeros(rows.shape[0], by.weights[0].shape[0]) if by.is_summed else None)
 
 

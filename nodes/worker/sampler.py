@@ -7,7 +7,7 @@ other (`exp` element by element, sums over pieces of fixed length, cumulative su
 
 The order is vLLM's: logit bias and masked ids, repetition penalty, temperature, min_p, top_k, top_p. Filters need the
 most likely tokens only, so candidates are taken from the top down, in windows of falling probability, until the filters
-are settled; the order is total (equal logits: lower id first), so how many windows it took cannot be seen.
+are settled; the order is total (equal logits: lower id first), so the result does not depend on how many it took.
 """
 
 import math
@@ -36,7 +36,7 @@ _MASK: Final = (1 << 64) - 1
 class Draw(NamedTuple):
     """How one row is sampled; `position` is the output position of the token.
 
-    `history` are the tokens before it, prompt and output, where `sampling` looks back.
+    `history` holds the tokens before it, prompt and output, if `sampling` looks back.
     """
 
     sampling: Sampling
@@ -45,18 +45,18 @@ class Draw(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """The most likely token of the logits as they are."""
+        """Whether it takes the most likely token of the unchanged logits."""
         sampling = self.sampling
         return sampling.is_greedy and not (sampling.logit_bias or self._is_masked or sampling.looks_back)
 
     def bias(self) -> dict[int, float]:
-        """What is added to logits before all else, by token id; `-inf` for what must not be drawn."""
+        """What is added to the logits first of all, by token id; `-inf` for tokens that must not be drawn."""
         sampling = self.sampling
         bias = sampling.logit_bias or {}
         return {**bias, **dict.fromkeys(sampling.masked_token_ids or (), -math.inf)} if self._is_masked else bias
 
     def repeated(self, vocab_size: int) -> "npt.NDArray[np.int64]":
-        """The tokens that its repetition penalty is about, as often as they came; each is to get it once."""
+        """The tokens that the repetition penalty applies to, repeats included; each must be penalised once."""
         if self.history is None or not self.sampling.looks_back:
             return np.empty(0, np.int64)
         history = np.frombuffer(self.history, np.int32)
@@ -72,7 +72,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     drawn = [NOT_DRAWN] * len(draws)
     altered = [i for i, draw in enumerate(draws) if not draw.is_plain]
     if len(altered) < len(draws):
-        # Without a copy in float32: greedy rows are nearly all, and a row has 151,936 logits in Qwen3.
+        # Without a float32 copy: nearly all rows are greedy, and a row has 151,936 logits in Qwen3.
         plain = sorted(set(range(len(draws))).difference(altered))
         for i, (_, token) in zip(plain, most_likely(logits[plain] if altered else logits), strict=True):
             drawn[i] = token
@@ -85,7 +85,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """The same for rows that are biased or random."""
+    """`sample` for rows that are biased, penalised or random."""
     rows = adjusted(logits, draws, _on_host)
     likely = most_likely(rows)
     drawn = [token for _, token in likely]
@@ -116,7 +116,7 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     state = 0
     for value in (seed, sample_index, position):
         state = _mixed(state ^ (value & _MASK))
-    # 53 bits are what a double holds, so no two states round to 1.0.
+    # A double holds 53 bits, so no state rounds up to 1.0.
     return (state >> 11) * 2.0**-53
 
 
@@ -132,9 +132,9 @@ def _on_host(array: Numbers) -> Tensor:
 
 
 def adjusted(logits: Tensor, draws: Sequence[Draw], place: Callable[[Numbers], Tensor]) -> Tensor:
-    """A float32 copy of `logits`, biased and penalized as `draws` say, filled up with -inf to whole pieces.
+    """A float32 copy of `logits`, biased and penalized as `draws` say, padded with -inf to whole pieces.
 
-    `place` takes an array of the host's to the device of `logits`.
+    `place` copies a host array to the device of `logits`.
     """
     num_rows, size = logits.shape
     rows = torch.full((num_rows, -(-size // PIECE) * PIECE), -math.inf, device=logits.device)
@@ -153,9 +153,9 @@ def adjusted(logits: Tensor, draws: Sequence[Draw], place: Callable[[Numbers], T
         counts = [len(tokens) for _, tokens in seen]
         at = place(np.repeat([row for row, _ in seen], counts)), place(np.concatenate([tokens for _, tokens in seen]))
         penalties = np.array([draws[row].sampling.repetition_penalty for row, _ in seen], np.float32)
-        # A tensor, also where all are equal: a division by a number is a product with its inverse on some devices.
+        # A tensor even if all are equal: some devices divide by a plain number by multiplying with its inverse.
         penalty, found = place(np.repeat(penalties, counts)), rows[at]
-        # Away from being drawn in either case: dividing a negative logit would make it likelier.
+        # Less likely in either case: dividing a negative logit would make it more likely.
         rows[at] = torch.where(found < 0, found * penalty, found / penalty)
     return rows
 
@@ -172,7 +172,7 @@ def most_likely(rows: Tensor) -> list[tuple[float, int]]:
         tops = torch.cat((tops, rows[:, num_whole * PIECE :].amax(-1, keepdim=True)), -1)
     highest = tops.amax(-1, keepdim=True)
     first = tops.eq(highest).to(torch.uint8).argmax(-1, keepdim=True) * PIECE
-    # Behind the end of the last piece its last id is looked at again: what is found there was found before.
+    # Past the end of the last piece its last id repeats; a match there is never the first one.
     ids = (first + torch.arange(PIECE)).clamp_(max=rows.shape[1] - 1)
     tokens = first.squeeze(-1) + rows.gather(1, ids).eq(highest).to(torch.uint8).argmax(-1)
     found = zip(_numbers(highest.squeeze(-1)), _numbers(tokens), strict=True)
@@ -180,7 +180,7 @@ def most_likely(rows: Tensor) -> list[tuple[float, int]]:
 
 
 def _draw_any(weights: Tensor, sums: Tensor, number: float) -> int:
-    """From the whole vocabulary: first the piece, then the token in it."""
+    """Draw from the whole vocabulary: first the piece, then the token in it."""
     target = number * float(sums[-1])
     piece = _first_above(sums, target)
     before = float(sums[piece - 1]) if piece else 0.0
@@ -202,7 +202,7 @@ def _draw_filtered(scaled: Tensor, sampling: Sampling, total: float, number: flo
 
 
 def _num_kept(sums: Tensor, sampling: Sampling, total: float, *, whole: bool) -> int:
-    """How many of the candidates pass top_k and top_p; 0 if that takes more candidates to tell.
+    """How many of the candidates pass top_k and top_p; 0 if more candidates are needed to tell.
 
     `sums` are cumulative weights, most likely first; `total` is the weight of all tokens; `whole` says that no token
     that passes min_p is missing.
@@ -227,6 +227,6 @@ def _num_kept(sums: Tensor, sampling: Sampling, total: float, *, whole: bool) ->
 
 
 def _first_above(sums: Tensor, target: float, *, inclusive: bool = False) -> int:
-    """Index of the first sum above `target` (or equal to it); rounding may leave none: then that of the highest."""
+    """Index of the first sum above `target` (`inclusive`: or equal); if rounding leaves none, that of the highest."""
     found = int(torch.searchsorted(sums, torch.tensor(target, dtype=sums.dtype), right=not inclusive))
     return found if found < sums.shape[0] else int(torch.searchsorted(sums, sums[-1]))

@@ -1,11 +1,11 @@
-"""The model `echo`: answers with its prompt, out of the KV pages, so that a wrong page is a wrong answer.
+"""The model `echo`: answers with its prompt, read from the KV pages, so that a wrong page gives a wrong answer.
 
 Every position stores its token id in the page's K cell and its own position in the V cell. Output token number j is the
-prompt token that the pages hold for position j; when the prompt is through comes the end token, then the prompt again
-(whoever ignores the end token sees the prompt repeated). Instead of a token that must not be drawn yet
-(`Sampling.masked_token_ids`) comes the next in this round that may be; if none may, the lowest id that may. A stored
-position that is not what it should be is reported as `corrupt_page`. With a `fatal_token` it plays the request that
-kills its worker. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything but the model.
+prompt token that the pages hold for position j; after the prompt comes the end token, then the prompt again (a caller
+that ignores the end token sees the prompt repeated). A token that must not be drawn yet (`Sampling.masked_token_ids`)
+is replaced by the next one in this cycle that may be drawn, or by the lowest allowed id if the cycle has none. A stored
+position with a wrong value is reported as `corrupt_page`. With `fatal_token` it simulates a request that kills its
+worker. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything but the model.
 """
 
 import os
@@ -46,7 +46,7 @@ class EchoRunner(Runner):
 
     @override
     def run(self, step: RunnableStep) -> StepOutcome:
-        """The delay is the configured time of a step, not spent here."""
+        """The outcome's delay is the configured time of a step, which is not spent here."""
         token_ids: list[int] = []
         errors: list[RowError] = []
         num_tokens = 0
@@ -66,10 +66,10 @@ class EchoRunner(Runner):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _compute(self, row: RunnableRow, step: RunnableStep) -> str:
-        """Write what the row puts in. Returns what is wrong with the pages that it builds on.
+        """Write the row's tokens. Returns what is wrong with the pages that it builds on; empty if nothing is.
 
-        All of them are looked at where a sequence begins to be read here (a prefill, the steps after a handoff) and
-        whenever a page fills up; in the steps between only the page that the answer is read from.
+        All pages are checked when a sequence is first read here (a prefill, the steps after a handoff), whenever a page
+        fills up, and while tokens are masked; in other steps only the page that the answer is read from is checked.
         """
         _, start, count, num_prompt, token_offset, page_offset, _, sampling, _, _, history = row
         words, size, page_ids = self._words, self._page_size, step.page_ids
@@ -98,7 +98,7 @@ class EchoRunner(Runner):
         return ""
 
     def _positions_to(self, end: int) -> memoryview:
-        """0, 1, 2, ... as the pages hold them: slices are compared without an object for each number."""
+        """0, 1, 2, ... in the form of the pages, so that slices compare without an object for each number."""
         if len(self._positions) < end:
             self._positions = memoryview(array("I", range(2 * end)))
         return self._positions
@@ -109,7 +109,7 @@ class EchoRunner(Runner):
         if position >= sampling.min_tokens or not sampling.masked_token_ids:
             return self._eos_token_id if first == num_prompt else self._token_in(first, offset, page_ids)
         masked = frozenset(sampling.masked_token_ids)
-        # The prompt's tokens and the end token behind them, from the one whose turn it is.
+        # The cycle: the prompt's tokens, then the end token. It is searched from the current one on.
         answers = [*(self._token_in(one, offset, page_ids) for one in range(num_prompt)), self._eos_token_id]
         return next(one for one in chain(answers[first:], answers[:first], count_up()) if one not in masked)
 

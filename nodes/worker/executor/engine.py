@@ -1,7 +1,7 @@
-"""A worker's runner and the threads that it computes in: loaded, given up, taken again.
+"""A worker's runner and the threads that it computes in: loaded, released, taken back.
 
-Models compute in one thread of their own, so that heartbeats go on during the longest step; the echo model computes on
-the loop. Part of the worker's actor, which says when.
+Models compute in a thread of their own, so that heartbeats go on during the longest step; the echo model computes on
+the event loop. Part of the worker's actor, which decides when.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 
 
 class Engine:
-    """See the module. `ranks`: the others that this worker computes with, if it does."""
+    """See the module. `ranks`: the group of ranks that this worker belongs to, if any."""
 
     def __init__(self, config: WorkerConfig, make: RunnerFactory, ranks: RankGroup | None) -> None:
         self._config = config
@@ -40,18 +40,18 @@ class Engine:
         self._ahead: StepsAhead | None = None
         self.runner: Runner | None = None
         self.progress: LoadProgress | None = None
-        """Of a load that runs."""
+        """Progress of the running load."""
         self.kernels_note = ""
-        """Why slower kernels compute than there could be, as of the last load."""
+        """Why slower kernels are in use than there could be, as of the last load."""
 
     @property
     def is_threaded(self) -> bool:
-        """Steps run in a thread, by `run`."""
+        """Whether steps run in a thread, by `run`."""
         return self._thread is not None
 
     @property
     def runs_ahead(self) -> bool:
-        """Several steps may be on their way."""
+        """Whether several steps may be in flight."""
         return self._ahead is not None
 
     async def load(self, ctx: Context, asks: PersistentAsk, spec: ModelSpec, pool: PagePool) -> Runner:
@@ -80,7 +80,7 @@ class Engine:
         return self.runner
 
     async def run(self, step: RunnableStep) -> StepOutcome:
-        """Run a step in the thread. Raises what the device failed with."""
+        """Run a step in the thread. Raises the error of a failed device."""
         if self._ahead is not None:
             return await self._ahead.run(step)
         return await self._in_thread(partial(run_isolated, self.require(), step))
@@ -91,12 +91,12 @@ class Engine:
         return self.runner
 
     async def release(self, weights: str) -> None:
-        """Forget the pool, and weights as said (`keep`, `backup`, `reload`). No step runs."""
+        """Forget the pool, and do with the weights as `weights` says (`keep`, `backup`, `reload`). No step may run."""
         if self._ahead is not None:
             self._ahead.stop()
             self._ahead = None
         runner, self.runner = self.runner, None
-        # With `reload` the runner is dropped whole: to unmap it first would only keep what is thrown away.
+        # With `reload` the whole runner is dropped: unmapping it first would only preserve what is thrown away.
         if isinstance(runner, RemappableRunner) and weights != RELOAD:
             self.runner = runner
             await self._in_thread(partial(runner.unmap, backs_up=weights != KEEP))
@@ -104,7 +104,7 @@ class Engine:
         await self._in_thread(give_back_heap)
 
     async def take(self, ctx: Context, asks: PersistentAsk, spec: ModelSpec, pool: PagePool) -> None:
-        """Compute over `pool`, with the weights that were kept, or loaded again."""
+        """Compute over `pool`, with the weights that were kept or are loaded again."""
         runner = self.runner
         if isinstance(runner, RemappableRunner):
             await self._in_thread(partial(runner.remap, pool))
@@ -113,11 +113,11 @@ class Engine:
             await self.load(ctx, asks, spec, pool)
 
     async def stop(self, ctx: Context, *, is_on_device: bool) -> None:
-        """Give the threads back; on a device wait for what runs there, whose memory is unmapped next."""
+        """Give the threads back; on a device, wait for what runs there, because its memory is unmapped next."""
         if self._ahead is not None:
             self._ahead.stop()
         if self._thread is not None:
-            # Behind what the thread does now, and before anything else gets in.
+            # Queued behind the thread's current work, and ahead of anything else.
             last = self._thread.submit(self._synchronize, ctx) if is_on_device else None
             self._thread.shutdown(wait=False, cancel_futures=last is None)
             if last is not None:
@@ -139,7 +139,7 @@ class Engine:
         if isinstance(runner, PipelinedRunner):
             assert self._thread is not None, "a device's runner has a thread"
             self._ahead = StepsAhead(runner, self._thread)
-        # A full collection walks everything that torch has imported: a tenth of a second between two tokens.
+        # A full collection walks everything that torch has imported, a tenth of a second between two tokens.
         gc.collect()
         gc.freeze()
 

@@ -1,11 +1,11 @@
-"""A step that raises: which of its rows is to blame, or whether it is the device.
+"""Finds out which row of a step that raised is to blame, or whether the device is.
 
-    step raises        its rows are run one by one: those that raise fail, the others have their tokens
-    every row raises   one token is computed on page 0, which is nobody's. If that raises too it is no request's fault:
-                       `DeviceFailed`, and the worker ends. Without this a broken device would fail every request as
-                       `poisoned_request`, and count as healthy
+    step raises        its rows are run one by one: those that raise fail, the others get their tokens
+    every row raises   one token is computed on page 0, which no sequence has. If that raises too, no request is to
+                       blame: `DeviceFailed`, and the worker ends. Without this a broken device would fail every
+                       request as `poisoned_request`, and count as healthy
 
-Logits that are not finite raise nothing, so they never count: they are a row's own doing, whatever other rows do.
+Logits that are not finite raise nothing, so they never count here: only the row itself can cause them, no other row.
 Steps are idempotent, so rows that had already written their pages write the same again.
 """
 
@@ -20,14 +20,14 @@ from nodes.worker.steps.step import POISONED, RunnableRow, RunnableStep, Runner,
 
 _PADDING_PAGE: Final = 0
 _MAX_TRACEBACK: Final = 8_000
-"""Characters of a traceback that are kept, the last ones: what raised is at its end. torch's can be of any length."""
+"""Characters of a traceback that are kept, from its end, which names the error. torch's can be of any length."""
 
 
 def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
     """Run a step; if it raises, run its rows one by one, so that only the guilty ones fail (`poisoned_request`).
 
-    Raises DeviceFailed if nothing can be computed, and CollectiveFailed: what other ranks do not run again cannot be
-    run again alone.
+    Raises DeviceFailed if nothing can be computed, and CollectiveFailed, because a rank cannot run rows again that the
+    other ranks do not run again.
     """
     try:
         return runner.run(step)
@@ -35,7 +35,7 @@ def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
         raise
     except Exception as error:  # noqa: BLE001 # supervision boundary: whatever one request provokes must not end the batch
         failure = traceback_of(error)
-        # There is nobody else to blame, and running it again would only raise again.
+        # No other row can be to blame, and running this one again would only raise again.
         if len(step.rows) == 1:
             outcome = StepOutcome([-1], [_blamed(step.rows[0], error)], 0.0, failure)
             _check_device(runner, step)
@@ -44,7 +44,7 @@ def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Where it was raised and what it says; the end of it, if it is long."""
+    """The traceback and message of `error`; only the end of it if it is long."""
     return "".join(traceback.format_exception(error))[-_MAX_TRACEBACK:]
 
 
@@ -65,7 +65,7 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
         errors.extend(outcome.errors)
         extras.extend(outcome.extras or [b""])
         delay_s += outcome.delay_s
-    # One that went well shows that the device works, so the others' failures are their own.
+    # One row that succeeded shows that the device works, so the other rows are to blame for their failures.
     if num_raised == len(step.rows):
         _check_device(runner, step)
     return StepOutcome(token_ids, errors, delay_s, failure, extras if any(extras) else ())
@@ -76,8 +76,8 @@ def _blamed(row: RunnableRow, error: Exception) -> RowError:
 
 
 def _check_device(runner: Runner, step: RunnableStep) -> None:
-    """Compute a token that is nobody's. Raises DeviceFailed if that cannot be done either."""
-    # Page 0 is padding: what is written there is read by nobody.
+    """Compute a token of no request. Raises DeviceFailed if that fails too."""
+    # Page 0 is padding: nobody reads what is written there.
     row = RunnableRow(0, 0, 1, 1, 0, 0, 1, Sampling(temperature=0.0))
     probe = RunnableStep(step.step, [row], array("i", [0]), array("i", [_PADDING_PAGE]))
     try:

@@ -1,6 +1,6 @@
 """Runs steps on a torch model: rows of all sequences as one batch, one forward pass, then the sampler.
 
-Synchronous, used by one thread. Stateless between steps but for the pages.
+Synchronous, used by one thread. Keeps no state between steps except the pages.
 """
 
 from functools import cache
@@ -31,7 +31,7 @@ from nodes.worker.weights.quantization import QuantizedWeights
 def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> "HostRunner":
     """Load `spec`'s weights and check this machine's numerics. Raises WorkerError or ModelError.
 
-    Must be called in the thread that will run the steps: the number of threads is a thread's own setting.
+    Must be called in the thread that will run the steps: torch's number of threads is set per calling thread.
     """
     own_threads = default_threads()
     num_threads = config.num_threads or own_threads
@@ -56,12 +56,12 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
 
 @cache
 def default_threads() -> int:
-    """How many threads torch takes by itself: what it says at the first load, since native kernels leave it one."""
+    """How many threads torch uses by default, read at the first load, since native kernels leave it only one."""
     return torch.get_num_threads()
 
 
 class TorchRunner(RemappableRunner):
-    """Torch on the CPU. It can be unmapped and mapped again only if `attention`, which is the network's, is given."""
+    """Torch on the CPU. It can be unmapped and mapped again only if `attention`, the network's own, is given."""
 
     def __init__(self, network: TorchNetwork, numerics: str, attention: TorchPagedAttention | None = None) -> None:
         self._network = network
@@ -70,7 +70,7 @@ class TorchRunner(RemappableRunner):
 
     @override
     def unmap(self, *, backs_up: bool) -> None:
-        """In host memory there is nowhere else to keep weights."""
+        """`backs_up` must be False: in host memory there is nowhere else to keep weights."""
         assert not backs_up, "host memory is not backed up in host memory"
         assert self._attention is not None, "it was not made to be unmapped"
         self._attention.unmap()
@@ -105,7 +105,7 @@ HostRunner = TorchRunner | NativeRunner
 
 
 class _Batch:
-    """A step's rows in the order in which attention wants them.
+    """A step's rows in the order that attention requires.
 
     `sampling` holds the indices (into the step's rows) of those that draw, in the order of `draws` and `sampled_rows`.
     """

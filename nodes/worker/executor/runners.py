@@ -1,4 +1,4 @@
-"""Which runner computes a model. Called by the actor, in the thread that will run the steps."""
+"""Chooses the runner that computes a model. Called by the actor, in the thread that will run the steps."""
 
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from nodes.worker.steps.step import Runner
 
 
 class RunnerFactory(Protocol):
-    """What makes a runner: `make_runner`, or a test's own. Blocks for as long as weights load."""
+    """Makes a runner: `make_runner`, or a test's own. Blocks while weights load."""
 
     def __call__(
         self, spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None, /
@@ -25,7 +25,7 @@ class RunnerFactory(Protocol):
 def make_runner(
     spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None
 ) -> Runner:
-    """A runner of `spec` over `pool`, weights loaded; of this rank's part where there are `collectives`.
+    """A runner of `spec` over `pool`, weights loaded; with `collectives`, of this rank's part.
 
     Raises `WorkerError` or `ModelError`; the group is then over for all its ranks.
     """
@@ -37,7 +37,7 @@ def make_runner(
         from nodes.worker.cuda.load import load_cuda_runner
 
         return load_cuda_runner(spec, config, pool)
-    # Importing torch takes a second and 200 MB, which the echo model and the simulations do without.
+    # Importing torch takes a second and 200 MB, which the echo model and the simulations save.
     from nodes.worker.executor.runner import load_torch_runner
 
     return load_torch_runner(spec, config, pool)

@@ -1,7 +1,7 @@
-"""Whether the step whose turn it is ends in time.
+"""Watches whether the current step ends in time.
 
 A thread that computes cannot be stopped, so a step that hangs is the end of its process. Steps end in the order in
-which they begin; one that was launched behind another has its time from the other's end on. Part of the worker's actor.
+which they begin; the time of one launched behind another starts when that one ends. Part of the worker's actor.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ class StepWatch:
     def begun(self, step: RunnableStep) -> None:
         """A step runs, or waits behind the one that does."""
         self._running.append(step)
-        # One that waits behind another has no time running: the device has not begun it.
+        # The time of a step that waits behind another is not running yet: the device has not begun it.
         if len(self._running) == 1:
             self._arm()
 
     def ended(self) -> None:
-        """The step that was begun first has ended; nothing happens after `stop`."""
+        """The oldest step has ended; does nothing after `stop`."""
         if self._running:
             self._running.popleft()
         self._arm()
 
     def stop(self) -> None:
-        """What still runs is nobody's business any more."""
+        """Stop watching what still runs."""
         self._running.clear()
         self._arm()
 

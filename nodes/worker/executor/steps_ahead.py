@@ -1,9 +1,9 @@
 """Keeps a device busy: launches a step while the one before runs, and waits for each in its turn.
 
 Two threads: one launches, which is work for the host, the other waits for the device. If launching a step raises, the
-step is run row by row when the one before has ended, as everywhere (`run_isolated`), with the inputs that are known by
-then; the step behind it waits for that. What raises while waiting is the device's failure: it is passed on, since
-nothing computed there is good any more. So is what `run_isolated` finds to be one.
+step is run row by row, as everywhere (`run_isolated`), once the one before has ended and its tokens are known; the step
+behind it waits for that. An error while waiting is the device's failure: it is passed on, since nothing computed there
+can be trusted any more. So is a device failure that `run_isolated` finds.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from nodes.worker.steps.step import PipelinedRunner, RunnableStep, StepOutcome, 
 
 
 class _Flight:
-    """One step. `on_device`: its tokens are where the next step finds them (False: it was run row by row)."""
+    """One step. `on_device`: its tokens are on the device for the next step (False: it was run row by row)."""
 
     def __init__(self, step: RunnableStep, loop: asyncio.AbstractEventLoop) -> None:
         self.step = step
@@ -25,12 +25,12 @@ class _Flight:
 
     async def drawn(self) -> dict[int, int]:
         """Tokens by row of the plan, when the step has ended."""
-        # Shielded, here and below: who waits may be cancelled, and the step itself must not be.
+        # Shielded, here and below: the waiting task may be cancelled, but not the step itself.
         outcome = await asyncio.shield(self.outcome)
         return {row.row: token_id for row, token_id in zip(self.step.rows, outcome.token_ids, strict=True)}
 
     def end(self) -> None:
-        """Let nobody wait for what will not come."""
+        """Cancel what will not come, so that nobody waits for it."""
         self.on_device.cancel()
         self.outcome.cancel()
 
@@ -46,8 +46,8 @@ class StepsAhead:
         self._last: _Flight | None = None
 
     async def run(self, step: RunnableStep) -> StepOutcome:
-        """What `run_isolated` gives; steps end in the order of the calls. Raises what the device failed with."""
-        # Taken before anything is awaited: the next call must find this one as its predecessor.
+        """What `run_isolated` returns; steps end in the order of the calls. Raises the error of a failed device."""
+        # Set before anything is awaited: the next call must find this one as its predecessor.
         before, flight = self._last, _Flight(step, asyncio.get_running_loop())
         self._last = flight
         try:
@@ -64,7 +64,7 @@ class StepsAhead:
     async def _run(self, flight: _Flight, before: _Flight | None) -> StepOutcome:
         loop = asyncio.get_running_loop()
         step, errors, failure = flight.step, [], ""
-        # The step before was run row by row, so its tokens are on the host and nowhere on the device.
+        # If the step before was run row by row, its tokens are on the host and not on the device.
         if before is not None and not await asyncio.shield(before.on_device):
             step, errors = with_inputs(step, await before.drawn())
         if step.rows:
@@ -84,5 +84,5 @@ class StepsAhead:
         if step.rows:
             outcome = await loop.run_in_executor(self._thread, run_isolated, self._runner, step)
         flight.on_device.set_result(False)
-        # Run again, it may have gone well: the memory that was short is free when the step before has ended.
+        # The second run may have succeeded: memory that was short is free once the step before has ended.
         return outcome_of(flight.step, step, outcome._replace(failure=outcome.failure or failure), errors)

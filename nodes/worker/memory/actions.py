@@ -1,7 +1,7 @@
-"""Performs what `core.py` decides: gives a worker's memory up, and takes it up again.
+"""Performs what `core.py` decides: releases a worker's memory and takes it back.
 
-Part of the worker's actor, which owns runner and pool: `Resident` is what is needed of it. What fails here ends the
-process: its memory is free then whatever the reason was, and the next incarnation begins with what it is given.
+Part of the worker's actor, which owns runner and pool and offers them as a `Resident`. A failure here ends the process:
+that frees its memory whatever the reason was, and the next incarnation begins with what it is given.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from nodes.worker.memory.core import (
 
 
 class Resident(Protocol):
-    """The worker's actor, as far as its memory changes under it."""
+    """The worker's actor, as far as changes of its memory concern it."""
 
     ctx: Context
 
@@ -42,16 +42,16 @@ class Resident(Protocol):
         ...
 
     async def release_memory(self, weights: str) -> None:
-        """Give up the pool, and weights (`keep`, `backup`, `reload`). No step runs."""
+        """Release the pool, and do with the weights as `weights` says (`keep`, `backup`, `reload`). No step runs."""
         ...
 
     async def take_memory(self, handle: PoolHandle) -> None:
-        """Map the pool, and have weights and runner."""
+        """Map the pool, and restore weights and runner."""
         ...
 
 
 class MemoryActions:
-    """Does what its core orders, for one worker at a time; its errors end the process."""
+    """Performs the commands of its core for one worker; errors end the process."""
 
     def __init__(self, owner: Resident) -> None:
         self._owner = owner
@@ -66,7 +66,7 @@ class MemoryActions:
         return self._core.is_held
 
     def on_order(self, call: Call, order: LetGo | TakeUp) -> None:
-        """The agent wants memory let go, or taken up."""
+        """The agent orders memory to be released or taken back."""
         self._driver.feed(Ordered(call.sender.epoch, order, call))
 
     def steps_ended(self) -> None:
@@ -117,7 +117,7 @@ class MemoryActions:
 
 def give_back_heap() -> None:
     """Collect what a dropped model leaves, and give the C heap's free pages to the system."""
-    # What was frozen when the model had been loaded is looked at again.
+    # The collector must look again at what was frozen after the model was loaded.
     gc.unfreeze()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):

@@ -1,11 +1,11 @@
-"""Whether a worker has its memory: pool mapped, weights there. Decides when to let go of it, and when to take it up.
+"""Whether a worker has its memory (pool mapped, weights loaded); decides when to release it and when to take it back.
 
     held --LetGo--> stopping --idle--> releasing --> released --TakeUp--> resuming --> held
 
-`stopping` begins no step and waits for the one that runs; whoever has it adopted finds it silent, which is right: that
-scheduler has given everything back, or is dead. Orders are numbered by the agent that gives them; the last one counts,
-also if it comes in the middle of what an earlier one began, which is then done to its end first. An order that is done
-already is answered at once.
+In `stopping` the worker begins no step and waits for the running one. The scheduler that has adopted it finds it
+silent, which is right: that scheduler has given everything back, or is dead. The agent numbers its orders, and the last
+one counts, even if it arrives while an earlier one is being carried out; that one is finished first. An order that is
+already fulfilled is answered at once.
 
 Pure; performed by `actions.py`.
 """
@@ -20,7 +20,7 @@ SUPERSEDED: Final = "superseded"
 
 
 class Stage(enum.Enum):
-    """Where the memory of a worker is on its way round; the names are those of the drawing above."""
+    """The state of a worker's memory; the names are those of the diagram above."""
 
     HELD = "held"
     STOPPING = "stopping"
@@ -33,7 +33,7 @@ class Stage(enum.Enum):
 
 
 class Ordered(NamedTuple):
-    """The agent, of this epoch, asks; `call` is the actor's token for the answer."""
+    """The agent, of this epoch, gives an order; `call` is the actor's token for the answer."""
 
     epoch: int
     order: LetGo | TakeUp
@@ -59,17 +59,17 @@ Event = Ordered | StepsEnded | HasReleased | HasResumed
 
 
 class StopSteps(NamedTuple):
-    """Begin no more steps; say `StepsEnded`, now or later."""
+    """Begin no more steps; report `StepsEnded`, now or later."""
 
 
 class Release(NamedTuple):
-    """Give up the pool, and weights as said; say `HasReleased`."""
+    """Release the pool, and do with the weights as `weights` says; report `HasReleased`."""
 
     weights: str
 
 
 class Resume(NamedTuple):
-    """Map the pool, have the weights again; say `HasResumed`."""
+    """Map the pool, restore the weights; report `HasResumed`."""
 
     pool: PoolHandle
 
@@ -79,14 +79,14 @@ class GoOn(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """The order of this call is done."""
+    """Answer this call: its order is done."""
 
     call: Any
     order: LetGo | TakeUp
 
 
 class Refuse(NamedTuple):
-    """The order of this call will not be done: another came later."""
+    """Refuse this call: a later order has replaced its order."""
 
     call: Any
     message: str
@@ -146,7 +146,7 @@ class MemoryOccupation:
         if isinstance(self._order, LetGo):
             self.stage = Stage.RELEASING
             return [Release(self._order.weights)]
-        # It was called back before anything was given up.
+        # The order was reversed before anything was released.
         self.stage = Stage.HELD
         return [GoOn(), *self._go_on()]
 

@@ -1,7 +1,7 @@
-"""What the ranks of a tensor-parallel group do together: the seam between the network and what connects the ranks.
+"""The operations that the ranks of a tensor-parallel group do together: the seam between network and transport.
 
-Implemented by `shm_collectives` (processes of one host, tensors in its memory) and `cuda.nccl_collectives`. A group
-exists once: whatever fails in it ends it, and another group is made under another unique id by new workers.
+Implemented by `shm_collectives` (processes of one host, tensors in its memory) and `cuda.nccl_collectives`. A group is
+never repaired: any failure ends it, and new workers make another group under another unique id.
 """
 
 from collections.abc import Generator
@@ -22,8 +22,8 @@ class Collectives(Protocol):
     """One rank of a group. All ranks call the same operations in the same order, on tensors of equal shape and dtype.
 
     Operations are called from the thread that runs the steps, on its current stream; on a device they are queued and
-    return, and may be captured in CUDA graphs, by all ranks in the same order. They raise CollectiveFailed where it is
-    seen at once that they will not come about; so do all that follow.
+    return, and may be captured in CUDA graphs, by all ranks in the same order. An operation raises CollectiveFailed if
+    it is clear at once that it cannot complete; so do all that follow.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Collectives(Protocol):
     def check(self) -> None:
         """Raise CollectiveFailed if any operation so far has failed or was aborted: its results are no good.
 
-        To be called when the device's results have been waited for, because an abort ends what hangs there.
+        To be called after waiting for the device's results, because an abort ends operations that hang there.
         """
         ...
 
@@ -54,14 +54,14 @@ class Collectives(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything. Nothing runs any more, and no captured operation will be replayed."""
+        """Release everything. Nothing may run any more, and no captured operation may be replayed."""
         ...
 
 
 @contextmanager
 def of_all_ranks(collectives: Collectives | None, what: str) -> Generator[None]:
-    """Make whatever goes wrong in a rank's step its group's end: the others may be in the middle of it, and cannot be
-    told to begin it again. Raises CollectiveFailed then; without `collectives` what was raised.
+    """End the group if anything goes wrong in a rank's step: the other ranks may be in the middle of it, and cannot
+    begin it again. Raises CollectiveFailed then; without `collectives`, the error itself.
     """
     try:
         yield
@@ -79,7 +79,7 @@ class CollectivesMaker(Protocol):
     """Makes groups; one per process."""
 
     def unique_id(self) -> bytes:
-        """What all ranks of one group must be given. Made in rank 0's process, by the maker that then connects.
+        """The id that all ranks of one group must be given. Made in rank 0's process, by the maker that then connects.
 
         Raises WorkerError or DeviceError.
         """
@@ -93,12 +93,12 @@ class CollectivesMaker(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of unique ids that nobody has connected with; groups stay."""
+        """Release unique ids that nobody has connected with; groups stay."""
         ...
 
 
 def collectives_maker(config: WorkerConfig) -> CollectivesMaker:
-    """What connects the ranks of a worker with these settings; imports torch."""
+    """The maker that connects the ranks of a worker with these settings; imports torch."""
     if config.device == CPU:
         from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 

@@ -1,4 +1,4 @@
-"""One worker's membership in its group of tensor-parallel ranks, over the mesh. See `ranks.py` for what is decided."""
+"""One worker's membership in its group of tensor-parallel ranks, over the mesh. `ranks.py` makes the decisions."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
 from nodes.worker.parallel.ranks import Answer, Over, RankRendezvous, Refusal, who_is_missing
 
 JOIN_TIMEOUT_S: Final = 5.0
-"""After which a rank asks rank 0 again: answers are lost, and rank 0 may be another one by then."""
+"""After this long a rank asks rank 0 again: answers can get lost, and rank 0 may be a new incarnation by then."""
 
 
 class RankGroup:
     """See the module. `leave` ends this worker, for good; it is called at most once.
 
-    `makers` says what connects the ranks. It is called off the loop, for it may import torch.
+    `makers` makes what connects the ranks. It is called off the event loop, because it may import torch.
     """
 
     def __init__(
@@ -38,27 +38,27 @@ class RankGroup:
 
     @property
     def epoch(self) -> int:
-        """The epoch of rank 0, which names the group; 0: there is none."""
+        """The epoch of rank 0, which names the group; 0: there is no group yet."""
         return self._formed.epochs[0] if self._formed is not None else 0
 
     async def form(self, ctx: Context, persistent: PersistentAsk, own: JoinGroup, thread: Executor | None) -> None:
-        """Meet the other ranks. Returns when all are there; how long that takes the supervisor bounds.
+        """Meet the other ranks. Returns when all are there; the supervisor bounds how long that may take.
 
-        `thread` is the one that will connect; None where nothing is to be connected. Raises CallError if rank 0 refuses
-        for good, WorkerError or DeviceError if there is no unique id to be had.
+        `thread` is the one that will connect; None: nothing is to be connected. Raises CallError if rank 0 refuses for
+        good, WorkerError or DeviceError if no unique id can be made.
         """
         if own.rank:
             formed = await persistent.ask(
                 ctx, self._config.workers[0], own, timeout_s=JOIN_TIMEOUT_S, what="the other ranks"
             )
             self._formed = formed
-            # The answer was to this actor's predecessor, which had asked under the same name.
+            # The answer was meant for this actor's predecessor, which had asked under the same name.
             if formed.epochs[own.rank] != ctx.address.epoch:
                 self._end(f"rank 0 has made a group with epoch {formed.epochs[own.rank]} of this rank")
         else:
             unique_id = b""
             if thread is not None:
-                # In the thread: the maker may import torch, a second in which no heartbeat would be sent.
+                # In the thread: importing torch may take a second, in which no heartbeat would be sent.
                 unique_id = await asyncio.get_running_loop().run_in_executor(thread, self._unique_id)
             self._rendezvous = RankRendezvous(own, ctx.address.epoch, unique_id)
             ctx.log.info("waiting", what="the other ranks", size=own.size)
@@ -80,7 +80,7 @@ class RankGroup:
 
     def on_ask(self, call: Call) -> None:
         """Another rank asks to be in the group."""
-        # Retryable: rank 0 can be asked before it has its rendezvous, and the others must not end for that.
+        # Retryable: rank 0 can be asked before it has its rendezvous, and the other ranks must not end because of that.
         if self._rendezvous is None:
             call.fail("not_ready", "rank 0 is starting", retryable=True)
             return
@@ -112,7 +112,7 @@ class RankGroup:
                     self._rendezvous.lost(ids.index(member.actor_id), member.epoch)
 
     def abort(self) -> None:
-        """Let no thread hang in an operation with ranks that are gone, and tell the others at once."""
+        """Abort the collectives: no thread may hang in an operation with lost ranks, and the others should notice."""
         if self._collectives is not None:
             self._collectives.abort()
 

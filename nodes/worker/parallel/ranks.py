@@ -2,10 +2,10 @@
 
     rank 0         gathers one incarnation of each other rank (`RankRendezvous`), then answers all of them
     other ranks    ask rank 0 until it answers with a group that they are in
-    afterwards     a group is these incarnations and no others: when one is gone, or another incarnation of it is seen,
-                   the others end, for a collective operation with a dead rank never ends; all meet again anew
+    afterwards     a group is these incarnations and no others: when one is gone, or a later incarnation of it is seen,
+                   the others end, because a collective operation with a dead rank never ends; then all meet again
 
-So whatever dies, in any order, all ranks end up in one group of later incarnations, named by the epoch of rank 0.
+So whichever ranks die, in any order, all end up in one group of later incarnations, named by the epoch of rank 0.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Over(NamedTuple):
 
 
 class RankRendezvous:
-    """Rank 0's part: who has asked to be in the group. `own` is what rank 0 would ask of itself."""
+    """Rank 0's part: the ranks that have asked to join. `own` is the request that rank 0 would send to itself."""
 
     def __init__(self, own: JoinGroup, epoch: int, unique_id: bytes) -> None:
         self._own = own
@@ -57,7 +57,7 @@ class RankRendezvous:
         self.formed: GroupFormed | None = None
 
     def join(self, join: JoinGroup, epoch: int, call: Any) -> list[Answer | Refusal | Over]:
-        """An incarnation of a rank asks. The last one that was missing makes the group."""
+        """An incarnation of a rank asks to join. The last missing one completes the group."""
         if (refusal := self._refusal(join, call)) is not None:
             return [refusal]
         if self.formed is not None:
@@ -98,7 +98,7 @@ class RankRendezvous:
 def who_is_missing(ids: Sequence[str], epochs: Sequence[int], left: Sequence[Address], known: Sequence[Member]) -> str:
     """Why the group of these incarnations is over, in words; empty if nothing is known that ends it.
 
-    `left` are incarnations that have just gone, `known` is who is in the mesh.
+    `left` are incarnations that have just gone, `known` are those in the mesh.
     """
     pinned = dict(zip(ids, epochs, strict=True))
     for gone in left:
@@ -112,14 +112,14 @@ def who_is_missing(ids: Sequence[str], epochs: Sequence[int], left: Sequence[Add
 
 
 class RankCore(WorkerCore):
-    """A worker whose steps other ranks take part in: what it has begun to be told by one scheduler it runs to the end.
+    """A worker whose steps other ranks take part in: while steps of one scheduler run, no other scheduler takes over.
 
-    Another scheduler's adoption waits until nothing runs any more, queued steps included. To drop those would leave the
-    ranks that have begun them waiting for this one. If a step cannot end because another rank never got it, only the
-    end of the group helps: `num_deferred` is what the actor looks at.
+    Another scheduler's adoption waits until nothing runs any more, queued steps included: dropping those would leave
+    the ranks that have begun them waiting for this one. If a step cannot end because another rank never got it, only
+    the end of the group helps: the actor watches `num_deferred` for that.
 
-    The same scheduler's is answered at once: it holds the pages of the steps that run, and what such a step waits for
-    may be that this scheduler sends it to another rank again.
+    The same scheduler's adoption is answered at once: it holds the pages of the running steps, and such a step may be
+    waiting for this scheduler to send it to another rank again.
     """
 
     _deferred: tuple[AdoptArrived, ...] = ()
@@ -146,4 +146,4 @@ class RankCore(WorkerCore):
 
 
 MAX_DEFERRED: Final = 8
-"""Adoptions that wait at most; of more the last count, for an ask is repeated."""
+"""At most so many adoptions wait; of more, the last ones are kept, because callers repeat an ask."""

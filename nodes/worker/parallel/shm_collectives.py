@@ -1,14 +1,14 @@
-"""Collectives between processes of one host, over tensors in its memory: what a group on the CPU computes with.
+"""Collectives between processes of one host, over tensors in its memory: used by groups on the CPU.
 
-Data goes through one anonymous shared-memory file, in which each rank writes two slots, by turns. For each piece of an
-operation a rank writes its slot, tells every other rank so by one message on the socket between the two, waits for
-theirs, and reads all slots in the order of the ranks, so that a sum has the same bits at every rank and in every run.
-Two slots are enough: who has heard of piece n from all knows that all have read piece n - 1.
+Data goes through one anonymous shared-memory file, in which each rank writes to two slots of its own in turn. For each
+piece of an operation a rank writes its slot, sends every other rank one message on the socket between the two, waits
+for theirs, and reads all slots in the order of the ranks, so that a sum has the same bits at every rank and in every
+run. Two slots are enough: a rank that has the messages for piece n from all knows that all have read piece n - 1.
 
-Sockets rather than words in shared memory that are polled: a waiting rank sleeps, and a rank that dies, however it
-does, is known to all others at once by the end of its sockets. Messages carry the piece's number and shape, so that
-ranks which compute different things notice instead of mixing them. Rank 0 listens on an abstract socket whose name is
-in the unique id, so nothing is left lying in any directory; peers must be of the same user.
+Sockets, not polled words in shared memory: a waiting rank sleeps, and when a rank dies, in whatever way, all others
+notice at once because its sockets end. Messages carry the piece's number and the operation's kind and size, so that
+ranks that compute different things notice instead of mixing them. Rank 0 listens on an abstract socket named by the
+unique id, so no file is left behind in any directory; peers must be of the same user.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
 
 SLOT_BYTES: Final = 1 << 20
-"""Larger operations are done in pieces of so many bytes."""
+"""Larger operations are done in pieces of this many bytes."""
 
 _NAME_BYTES: Final = 16
 _HELLO: Final = struct.Struct("<4sII")
@@ -48,8 +48,8 @@ _ROUND_ROBIN: Final = 2
 class ShmCollectivesMaker(CollectivesMaker):
     """Groups on one host. `form_timeout_s` bounds `connect`, `wait_timeout_s` the waiting for others in one piece.
 
-    The latter must be longer than ranks may be apart, which is most while they load weights; a hanging step is ended
-    long before by the worker's own deadline.
+    The latter must be longer than ranks may be apart, which is most while they load weights; the worker's own deadline
+    ends a hung step long before.
     """
 
     def __init__(self, form_timeout_s: float, wait_timeout_s: float = 600.0) -> None:
@@ -59,9 +59,9 @@ class ShmCollectivesMaker(CollectivesMaker):
 
     @override
     def unique_id(self) -> bytes:
-        """Whoever has it finds rank 0 listening, or knows that it is gone."""
+        """A rank that has it finds rank 0 listening, or learns that rank 0 is gone."""
         unique_id = secrets.token_bytes(_NAME_BYTES)
-        # SEQPACKET: messages keep their bounds, and an end is seen at once.
+        # SEQPACKET: messages keep their boundaries, and a peer's end is noticed at once.
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(_address(unique_id))
         listener.listen()
@@ -104,7 +104,7 @@ class _Links(NamedTuple):
 
 
 class ShmCollectives(Collectives):
-    """One rank of a group over shared memory. Used from one thread but for `abort`."""
+    """One rank of a group over shared memory. Used from one thread, except `abort`."""
 
     def __init__(self, rank: int, size: int, links: _Links, wait_timeout_s: float) -> None:
         self.rank = rank
@@ -115,7 +115,7 @@ class ShmCollectives(Collectives):
         self._slots = slots.view(_ROUND_ROBIN, size, SLOT_BYTES)
         self._num_pieces = 0
         self._failure = ""
-        # An abort comes from another thread, and must not shut sockets whose numbers are somebody else's by then.
+        # An abort comes from another thread, and must not shut down closed sockets whose numbers are in use again.
         self._lock = threading.Lock()
 
     @override
@@ -155,7 +155,7 @@ class ShmCollectives(Collectives):
 
     @override
     def close(self) -> None:
-        """The others see it as the end of this rank."""
+        """The other ranks take it for the end of this rank."""
         self._fail("the group was closed")
         with self._lock:
             for peer in self._peers.values():
@@ -163,7 +163,7 @@ class ShmCollectives(Collectives):
             self._peers.clear()
 
     def _exchange(self, kind: int, piece: Tensor, num_bytes: int) -> Tensor:
-        """The pieces of all ranks, `[size, len(piece)]`, good until the next piece but one."""
+        """The pieces of all ranks, `[size, len(piece)]`, valid until the next piece but one."""
         self.check()
         number = self._num_pieces
         self._num_pieces += 1
@@ -173,7 +173,7 @@ class ShmCollectives(Collectives):
         return slots
 
     def _meet(self, message: bytes) -> None:
-        """Tell all others, and wait until all have told the same. Raises CollectiveFailed, and shuts the group then."""
+        """Send `message` to all others and wait for the same from each. Otherwise ends the group: CollectiveFailed."""
         try:
             for rank, peer in self._peers.items():
                 self._tell(rank, peer, message)
@@ -185,7 +185,7 @@ class ShmCollectives(Collectives):
     @staticmethod
     def _tell(rank: int, peer: socket.socket, message: bytes) -> None:
         try:
-            # Never full: no rank is more than a piece ahead of another.
+            # The socket is never full: no rank is more than a piece ahead of another.
             peer.send(message)
         except OSError as error:
             raise CollectiveFailed(f"rank {rank} is gone") from error
@@ -200,7 +200,7 @@ class ShmCollectives(Collectives):
             if left_s <= 0:
                 raise CollectiveFailed(f"ranks {sorted(waiting.values())} did not come in {self._wait_timeout_s:g} s")
             for fd, _ in poll.poll(left_s * 1000):
-                # Only once: whoever has answered may be a piece ahead before the last one has.
+                # Only once: a rank that has answered may be a piece ahead before the last one has answered.
                 poll.unregister(fd)
                 rank = waiting.pop(fd)
                 found = _received(self._peers[rank])
@@ -252,7 +252,7 @@ def _invite(listener: socket.socket, size: int, end: float) -> _Links:
 
 
 def _join(unique_id: bytes, rank: int, size: int, end: float) -> _Links:
-    """Any other rank."""
+    """Any other rank: join rank 0, and get the shared memory and the sockets from it."""
     with ExitStack() as stack:
         hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         hub.settimeout(_left(end))
@@ -274,7 +274,7 @@ def _join(unique_id: bytes, rank: int, size: int, end: float) -> _Links:
 
 
 def _received(peer: socket.socket) -> bytes:
-    """One message; none at the end, however it came."""
+    """One message; empty if the peer has ended, in whatever way."""
     try:
         return peer.recv(_PIECE.size)
     except ConnectionError:
@@ -302,7 +302,7 @@ def _greeted(hello: bytes, size: int) -> int:
 
 
 def _kept(peer: socket.socket) -> socket.socket:
-    """The same connection, not closed with what it was made in."""
+    """A duplicate of the connection, which stays open when the caller's `ExitStack` closes `peer`."""
     kept = peer.dup()
     kept.settimeout(None)
     return kept

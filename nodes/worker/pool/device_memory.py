@@ -1,7 +1,7 @@
 """Whether a model, its activations and a KV pool fit into a device's memory, and how large a pool may be (arithmetic).
 
-Needs no torch: `meshctl up` plans pools by it, the worker checks with it what it has measured. The bounds are of what
-the device network and its sampler hold at once, tensor by tensor, not of what an allocator makes of it.
+Needs no torch: `meshctl up` plans pools with it, and the worker checks its measurements with it. The bounds count the
+tensors that the device network and its sampler hold at once, not what an allocator adds.
 """
 
 import math
@@ -15,9 +15,9 @@ from nodes.models.registry import decoder, parameters
 from nodes.worker.errors import DeviceMemoryShort
 
 _SAMPLER_COPIES: Final = 4
-"""Float32 matrices of `[rows, vocab]` that the sampler has at once: logits, scaled, weights, and one being made."""
+"""Float32 matrices of `[rows, vocab]` that the sampler holds at once: logits, scaled, weights, and one being made."""
 SUMMED_ROWS: Final = 512
-"""Rows that are summed over ranks at once where the sum is taken in a fixed order, which needs all ranks' rows."""
+"""Rows that are summed over ranks at once if the order of the sum is fixed, which needs the rows of all ranks."""
 _GIB: Final = 1 << 30
 
 
@@ -31,12 +31,12 @@ class Footprint(NamedTuple):
 
     @property
     def left_for_pool(self) -> int:
-        """Bytes that the pool may take; negative if weights and activations do not fit themselves."""
+        """Bytes that the pool may take; negative if weights and activations alone do not fit."""
         return int(self.total * self.fraction) - self.weights - self.activations
 
 
 def weight_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
-    """Bytes of the weights of `spec` in `dtype`, and of the float32 tables of rotary angles, on the device of a rank.
+    """Bytes of the weights of `spec` in `dtype`, and of the float32 tables of rotary angles, on one rank's device.
 
     Raises TensorParallelUnfit.
     """
@@ -45,7 +45,7 @@ def weight_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
 
 
 def parameter_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
-    """Bytes of the weights alone; of rank 0, which has a few biases more than the others. May raise the same."""
+    """Bytes of rank 0's weights alone; it has a few more biases than the others. Raises TensorParallelUnfit."""
     shard = spec.shard(0, tp_size)
     count = 0
     for parameter in parameters(spec).values():
@@ -68,11 +68,11 @@ def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_dra
     attention = 2 * spec.hidden_size + joint + heads
     feed_forward = 2 * spec.hidden_size + 3 * len(shard.inner)
     if spec.num_experts:
-        # The rows of one expert, what it makes of them, and the float32 sum over all.
+        # The rows of one expert, its results, and the float32 sum over all experts.
         feed_forward += 5 * spec.hidden_size
     layers = max_batch_tokens * max(attention, feed_forward) * size
     if tp_size > 1:
-        # The ranks' rows as they come, and row by row.
+        # The rows of all ranks as they arrive, by rank, and again by row.
         layers += min(SUMMED_ROWS, max_batch_tokens) * 2 * tp_size * spec.hidden_size * size
     draws = min(max_draws, max_batch_tokens)
     drawing = max_batch_tokens * 2 * spec.hidden_size * size + draws * spec.vocab_size * (size + 4 * _SAMPLER_COPIES)

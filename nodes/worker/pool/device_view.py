@@ -1,7 +1,7 @@
-"""A KV pool's pages in a CUDA device's memory as tensors. The memory is the pool's; nothing here copies or frees it.
+"""A KV pool's pages in a CUDA device's memory as tensors. The pool owns the memory; nothing here copies or frees it.
 
 torch takes any object with `__cuda_array_interface__` (version 3, Numba's and CuPy's protocol) without copying, so that
-neither CuPy nor DLPack is needed here; bytes, because the protocol has no name for bfloat16.
+neither CuPy nor DLPack is needed here. It is given bytes, because the protocol has no name for bfloat16.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from nodes.worker.pool.view import PoolView
 
 
 class _CudaBytes:
-    """`num_bytes` at `pointer`, for whoever reads the array interface."""
+    """`num_bytes` at `pointer`, as an object with the array interface."""
 
     def __init__(self, pointer: int, num_bytes: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -29,7 +29,7 @@ class _CudaBytes:
 
 
 def view_device_pages(pages: DevicePages, layout: KVLayout) -> PoolView:
-    """The views of `PoolView` on `pages`. The mapping must stay open for as long as any of them is used.
+    """A `PoolView` of `pages`. The mapping must stay open for as long as any of its tensors is used.
 
     Raises DeviceUnfit if the bytes are not whole pages, or if torch could not see the memory in place.
     """
@@ -44,7 +44,7 @@ def view_device_pages(pages: DevicePages, layout: KVLayout) -> PoolView:
 
 
 def _in_place(tensor: Tensor, pages: DevicePages) -> Tensor:
-    # `as_tensor` copies in silence where the memory is another device's: a worker would then compute on a copy.
+    # `as_tensor` copies silently if the memory is on another device: a worker would then compute on a copy.
     if tensor.data_ptr() != pages.pointer or tensor.device.index != pages.device:
         raise DeviceUnfit(
             f"torch sees the pool's memory at {tensor.data_ptr():#x} on {tensor.device}, not at {pages.pointer:#x}"

@@ -1,8 +1,8 @@
-"""How a worker comes by its pool: named by the agent, or with pages that it makes itself.
+"""How a worker gets its pool: from the agent, or with pages that it makes itself.
 
 With `pool_in_worker` the agent gives a page table, the worker allocates the pages in its own process and exports them;
-the agent opens them when it first copies. That spares the agent's CUDA context where nothing is copied, and costs the
-group's KV when the worker dies.
+the agent opens them when it first copies. That saves the agent's CUDA context if nothing is copied, but the group's KV
+is lost when the worker dies.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ async def wait_for_pool(
     spec: ModelSpec,
     refused: Callable[[CallError], None],
 ) -> PagePool:
-    """Map the pool, or the table of one to be made, once there is one. `refused` hears why there is not.
+    """Map the pool, or its table if the pages are yet to be made, once there is one; `refused` is called if not.
 
-    Raises CallErrors that another try does not cure, and what `take_pool` raises but PoolReleased.
+    Raises CallErrors that a retry does not cure, and what `take_pool` raises, except PoolReleased.
     """
     question = (
         MakePages(group=config.group) if config.pool_in_worker else MapPool(group=config.group, rank=config.tp_rank)
@@ -40,7 +40,7 @@ async def wait_for_pool(
         handle = await asks.ask(
             ctx, config.agent, question, timeout_s=config.map_timeout_s, what="the pool", refused=refused
         )
-        # The answer was on its way when the memory was wanted back; the next one is that it is.
+        # The memory was released while the answer was on its way; the next answer will say so.
         with contextlib.suppress(PoolReleased):
             return take_pool(host, config, spec, handle)
 
@@ -57,7 +57,10 @@ def take_pool(host: MemoryHost, config: WorkerConfig, spec: ModelSpec, handle: P
 
 
 async def make_pages(ctx: Context, asks: PersistentAsk, config: WorkerConfig, host: MemoryHost, pool: PagePool) -> None:
-    """Make the pages of a table that `wait_for_pool` got, and have them offered. Raises DeviceError, BackendMissing."""
+    """Make the pages of a table from `wait_for_pool`, and offer them to the agent.
+
+    Raises DeviceError or BackendMissing.
+    """
     if not isinstance(host, CudaHost):
         raise BackendMissing(f"pages of {config.group} are to be made on {config.device}, and no device is used here")
     offer = OfferPages(group=config.group, incarnation=pool.info.incarnation, ipc_handle=host.make_pages(pool))

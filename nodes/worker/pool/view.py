@@ -1,4 +1,4 @@
-"""A KV pool's bytes as tensors. The memory is the pool's; nothing here copies it."""
+"""A KV pool's bytes as tensors. The pool owns the memory; nothing here copies it."""
 
 import warnings
 from typing import Final
@@ -32,6 +32,6 @@ class PoolView:
 
 def _from_buffer(memory: Buffer, dtype: torch.dtype) -> Tensor:
     with warnings.catch_warnings():
-        # torch warns of read-only buffers, which a worker's pool never is, and would of pools in tests that are.
+        # torch warns about read-only buffers. A worker's pool never is one, but pools in tests are.
         warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(memory, dtype=dtype)

@@ -1,7 +1,7 @@
-"""A step's buffers as columns, and what can be said about them without knowing any sequence. Used by the core.
+"""A step's buffers as columns, and the checks on them that need no sequence. Used by the core.
 
-Columns are lists, and a step is checked by what Python does with whole lists: a call into numpy takes a microsecond
-whatever it is about, and with some sixty of them a step of one row took 180 µs.
+Columns are lists, and a step is checked with Python's operations on whole lists: a call into numpy takes a microsecond
+however little it does, and with some sixty of them a step of one row took 180 µs.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from nodes.protocol.steps import MAX_SLOTS, ROW_WIDTH, RowColumn
 
 
 class Limits(NamedTuple):
-    """What a plan must keep to."""
+    """The limits that a plan must respect."""
 
     num_pages: int
     page_size: int
@@ -25,15 +25,15 @@ class Limits(NamedTuple):
 
     @property
     def most_pages(self) -> int:
-        """Pages that a sequence can have."""
+        """The most pages that a sequence can have."""
         return -(-self.context_length // self.page_size)
 
 
 class Columns(NamedTuple):
     """The rows of a step: a list `[n]` for each `RowColumn`, in that order; then its token and page ids, int32.
 
-    `token_ids` are a copy, to fill in what was drawn. `whose`: the columns that are the same in each step of a batch
-    that decodes, as they came.
+    `token_ids` is a copy, into which drawn tokens are filled. `whose`: the columns that stay the same from step to step
+    while a batch decodes, as they came.
     """
 
     slots: list[int]
@@ -60,7 +60,7 @@ NO_ROWS: Final = Columns([], [], [], [], [], [], [], array("i"), array("i"))
 def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits, before: Columns = NO_ROWS) -> Columns | str:
     """The columns of a step, or what is wrong with it as a whole, in words.
 
-    `before`: what was returned for another step. Where it is of the same rows, its lists are in what is returned.
+    `before`: the result for an earlier step. If that had the same rows, its lists are used again in this result.
     """
     parts = [memoryview(buffer).cast("B") for buffer in buffers]
     sizes = [len(part) for part in parts]
@@ -69,21 +69,21 @@ def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits, befo
     # Written so that NaN is refused, too: every comparison with it is false.
     if not plan.timeout_s > 0:
         return f"a step may take some time, not {plan.timeout_s:g} s"
-    # Before any cast, which would raise: what is wrong with a step is answered, and must not end its reader.
+    # Before any cast, which would raise: an invalid step must be answered, and must not end its reader.
     if sizes[0] % (4 * ROW_WIDTH) or sizes[1] % 4 or sizes[2] % 4:
         return f"buffers of {sizes} bytes do not hold rows of {ROW_WIDTH} numbers, token ids and page ids"
     if not sizes[0]:
         return "tokens or pages of no row" if sizes[1] or sizes[2] else NO_ROWS
     if not bytes(parts[0])[3::4].isascii():
-        # The highest byte of each number, little-endian, has its sign.
+        # The highest byte of each little-endian number holds its sign.
         return "no number of a row is negative"
     numbers, token_ids, page_ids = array("i"), array("i"), array("i")
-    # Copied: drawn tokens are filled in, and the frame's memory is the transport's.
+    # Copied, because drawn tokens are filled in, and the frame's memory belongs to the transport.
     for part, taken in zip(parts, (numbers, token_ids, page_ids), strict=True):
         taken.frombytes(part)
     whose = tuple([numbers[part] for part in _WHOSE])
-    # A batch that decodes has the same rows in each step. Bytes show that, and they need neither be made into lists
-    # again (5 us a column of 256) nor looked at.
+    # A batch that decodes has the same rows in each step. Comparing bytes shows that, and the columns need neither be
+    # made into lists again (5 us for a column of 256) nor checked.
     if is_same := before.whose == whose:
         slots, sequences, counts, draws = before.slots, before.sequences, before.counts, before.draws
     else:
@@ -99,21 +99,21 @@ def num_rows_of(buffers: Sequence[Buffer]) -> int:
 
 
 def slots_of(buffers: Sequence[Buffer]) -> list[int]:
-    """The slots of a step's rows; none where these cannot be read."""
+    """The slots of a step's rows; empty if the rows cannot be read."""
     rows = memoryview(buffers[0]).cast("B") if buffers else memoryview(b"")
     return [] if len(rows) % (4 * ROW_WIDTH) else rows.cast("i").tolist()[RowColumn.SLOT :: ROW_WIDTH]
 
 
 def stands_alone(buffers: Sequence[Buffer]) -> bool:
-    """No row hangs on what another step draws."""
+    """Whether no row depends on what another step draws."""
     token_ids = memoryview(buffers[1]).cast("B") if len(buffers) == 3 else memoryview(b"")
     return len(token_ids) % 4 > 0 or min(token_ids.cast("i"), default=0) >= 0
 
 
 def _problem(columns: Columns, limits: Limits, *, is_same: bool) -> str:
-    """Why its rows cannot be told apart, or taken one after the other; empty if they can.
+    """What is wrong with a step as a whole, in words; empty if nothing is.
 
-    `is_same`: whose they are was asked before.
+    `is_same`: its slots, counts and draws are those of an earlier step, and were checked then.
     """
     slots, _, _, counts, draws, firsts, numbers, token_ids, page_ids, _ = columns
     if not is_same and (problem := _problem_of(slots, counts, draws)):
@@ -125,7 +125,7 @@ def _problem(columns: Columns, limits: Limits, *, is_same: bool) -> str:
         sizes = f"{len(token_ids)} token ids and {len(page_ids)} page ids"
         return f"{sizes} are not those of rows with {num_tokens} tokens and {num_pages} pages"
     if page_ids:
-        # Page 0 is padding (kvstore/layout.py) and no sequence's: its KV would be read as a context.
+        # Page 0 is padding (kvstore/layout.py) and belongs to no sequence: its KV would be read as a context.
         if min(page_ids) < 1 or max(page_ids) >= limits.num_pages:
             return f"a page is not in 1..{limits.num_pages - 1}"
         if (last := max(map(add, firsts, numbers))) > limits.most_pages:
@@ -141,5 +141,5 @@ def _problem_of(slots: list[int], counts: list[int], draws: list[int]) -> str:
         return "a row draws one token or none"
     if max(slots) >= MAX_SLOTS:
         return f"slots are 0..{MAX_SLOTS - 1}"
-    # What the step under way draws is known by slot, so two rows of one would take each other's.
+    # The running step's draws are looked up by slot, so two rows of one slot would take each other's.
     return "a slot has one row in a step" if len(set(slots)) < len(slots) else ""

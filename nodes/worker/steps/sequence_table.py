@@ -1,9 +1,9 @@
-"""What a worker knows of the sequences that it computes: who has which slot, its pages, the token that it drew last.
+"""What a worker knows of the sequences that it computes: the slot of each, its pages, the token that it drew last.
 
-It belongs to one incarnation of the worker and one scheduler epoch, and is empty at the beginning of either. What is
-written to it goes by position: pages to their places, a drawn token to the position that it is for. Nothing is added
-up, so a step that is sent again leaves what it left before.
-Of sequences whose sampling looks back it has all tokens besides. Pure; owned by the core.
+The table belongs to one incarnation of the worker and one scheduler epoch, and is empty at the beginning of either.
+Everything is written by position: pages to their places, a drawn token to the position that it is for. Nothing
+accumulates, so a step that is sent again leaves the same state as before.
+For sequences whose sampling looks back it also holds all tokens. Pure; owned by the core.
 """
 
 from array import array
@@ -18,12 +18,12 @@ from nodes.worker.steps.columns import Columns
 
 
 class OpenSequence:
-    """A sequence in a slot. `drawn` is its token for position `drawn_at` (-1: none yet), of `pages` all are in place.
+    """A sequence in a slot. `drawn` is its token for position `drawn_at` (-1: none yet); `pages` has no gaps.
 
-    `tokens` are those at positions 0 and following, where its sampling looks back; replaced, never changed, since rows
-    that run refer to them. `num_known` is where its next row may begin at the latest. `is_plain`: it draws the most
-    likely token, at every position. `first_end`: where a row that draws may end at the earliest, if the tokens before
-    do not matter to it; else nowhere.
+    `tokens` are its tokens from position 0 on, if its sampling looks back; the array is replaced, never changed, since
+    running rows refer to it. `num_known` is the last position at which its next row may begin. `is_plain`: it draws the
+    most likely token at every position. `first_end` is the earliest end of a row that draws, for the quick check of
+    whole steps; if its sampling looks back, no row reaches it, so that its steps are checked row by row.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class OpenSequence:
             self.num_known, self.first_end = len(self.tokens), LAST_SEQUENCE
 
     def write(self, start: int, token_ids: "array[int]") -> "array[int] | None":
-        """The tokens of a row are at `start` and following. Returns all up to its end, if they are kept."""
+        """Note a row's tokens, from position `start` on. Returns all tokens up to its end, if they are kept."""
         if self.tokens is None:
             return None
         end = start + len(token_ids)
@@ -79,7 +79,7 @@ class SequenceTable:
     def clear(self) -> None:
         """Nothing is open."""
         self._slots: dict[int, OpenSequence] = {}
-        # What was found last, in which table and for which slots: these lists and dictionaries are never changed.
+        # The last result of a look-up, its table and its slots: these lists and dictionaries are never changed.
         self._found: list[OpenSequence] = []
         self._found_in, self._found_for = self._slots, list[int]()
 
@@ -89,9 +89,9 @@ class SequenceTable:
         return any((opened.get(slot) or self._slots.get(slot, _NOBODY).sampling).looks_back for slot in slots)
 
     def apply(self, opens: Sequence[Open], columns: Columns) -> list[OpenSequence] | str:
-        """Open what is opened and put pages in their places. Returns whose each row is.
+        """Open the sequences in `opens` and put pages in their places. Returns the sequence of each row.
 
-        Or why that cannot be, in words; nothing is changed then.
+        If that is impossible, returns why, in words, and changes nothing.
         """
         slots = self._slots
         if opens:
@@ -104,17 +104,17 @@ class SequenceTable:
                     )
             # In a copy: a step that is refused below must leave the table as it was.
             slots = slots | {one.slot: self._opened(one) for one in opens}
-        # The same lists are those of the step before, and a table that nothing was opened in has the same in its slots.
-        # `_NOBODY` for a free slot: its number is no sequence's, so the row is refused without another look.
+        # The same list object means the slots of the step before, and the same table that nothing was opened since.
+        # `_NOBODY` for a free slot: no sequence has its number, so the row is refused without another check.
         is_same = self._found_in is slots and self._found_for is columns.slots
         found = self._found if is_same else list(map(slots.get, columns.slots, repeat(_NOBODY)))
         if not is_same or columns.first_pages != [len(one.pages) for one in found]:
             if problem := _mismatch(found, columns):
                 return problem
-            # Of those whose sampling looks back it depends on more than pages whether a row can be theirs.
+            # If sampling looks back, more than pages must be checked, so the result is not kept for the next step.
             is_kept = not [one for one in found if one.tokens is not None]
             self._found, self._found_in, self._found_for = found, slots, columns.slots if is_kept else []
-        # Only when all rows are found good, so that a refused step leaves no half of itself behind.
+        # Only once all rows are known to be valid, so that a refused step leaves nothing behind.
         self._slots = slots
         if columns.page_ids:
             begin = 0
@@ -125,10 +125,10 @@ class SequenceTable:
         return found
 
     def record(self, columns: Columns, token_ids: Sequence[int]) -> None:
-        """A step drew `token_ids`, by row (-1: nothing). Who has a slot by now may be somebody else."""
+        """A step drew `token_ids`, by row (-1: nothing). Its slots may have other sequences by now."""
         slots, ends = self._slots, map(add, columns.starts, columns.counts)
         if self._found_in is slots and self._found_for is columns.slots:
-            # Nobody else has come since it began.
+            # No sequence was opened since the step began.
             for one, end, token_id in zip(self._found, ends, token_ids, strict=False):
                 if token_id >= 0:
                     one.drawn, one.drawn_at = token_id, end
@@ -140,19 +140,19 @@ class SequenceTable:
     def _opened(self, opening: Open) -> OpenSequence:
         one, before = OpenSequence(opening), self._slots.get(opening.slot, _NOBODY)
         if before.sequence == one.sequence:
-            # Opened again for a step that is sent again, whose input may be what it drew.
+            # Opened again for a step that is sent again, whose input may be the token drawn before.
             one.drawn, one.drawn_at = before.drawn, before.drawn_at
         return one
 
 
 def _mismatch(found: list[OpenSequence], columns: Columns) -> str:
-    """Why rows of these sequences are not those of `columns`, in words; empty if they are."""
+    """Why the rows of `columns` cannot be rows of these sequences, in words; empty if they can."""
     rows = zip(found, columns.slots, columns.sequences, columns.starts, columns.first_pages, strict=True)
     for one, slot, sequence, start, first in rows:
-        # A slot alone says nothing: its sequence may have ended, and another one have it, in a step that was lost.
+        # A slot alone proves nothing: in a step that was lost, its sequence may have ended and another been opened.
         if one.sequence != sequence:
             return f"sequence {sequence} is not open in slot {slot}"
-        # A gap means that a step with pages was lost: the scheduler tells everything again (`StepMismatch`).
+        # A gap means that a step with pages was lost: the scheduler sends everything again (`StepMismatch`).
         if first > len(one.pages):
             return f"sequence {sequence} has {len(one.pages)} pages, and is given pages from number {first} on"
         if start > one.num_known:

@@ -20,9 +20,9 @@ MISSING_INPUT: Final = "missing_input"
 class RunnableRow(NamedTuple):
     """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays.
 
-    `from_row` >= 0 only for a `PipelinedRunner`: the one input token is what that row of the plan launched just before
-    drew, and not known on the host; `token_ids` then holds -1 for it. `request_id` is for the log. `history` are the
-    sequence's tokens at positions `0 .. end - 1`, where its sampling looks back.
+    `from_row` >= 0 only for a `PipelinedRunner`: the single input token is the one that this row of the plan launched
+    just before drew; the host does not know it, and `token_ids` holds -1 for it. `request_id` is for the log. `history`
+    holds the sequence's tokens at positions `0 .. end - 1`, if its sampling looks back.
     """
 
     row: int
@@ -39,7 +39,7 @@ class RunnableRow(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Positions that are in the pages when the row has run."""
+        """How many positions are in the pages once the row has run."""
         return self.start + self.num_tokens
 
     @property
@@ -49,7 +49,7 @@ class RunnableRow(NamedTuple):
 
 
 def rows_from(fields: Iterable[tuple[Any, ...]]) -> list[RunnableRow]:
-    """Rows of their fields, all of them in order: 2.4 times as fast as calling `RunnableRow` for each of hundreds."""
+    """Rows from tuples of all their fields, in order: 2.4 times as fast as calling `RunnableRow` hundreds of times."""
     make = cast("Callable[[type[RunnableRow], tuple[Any, ...]], RunnableRow]", getattr(tuple, "__new__"))  # noqa: B009
     return list(map(make, repeat(RunnableRow), fields))
 
@@ -57,9 +57,9 @@ def rows_from(fields: Iterable[tuple[Any, ...]]) -> list[RunnableRow]:
 class RowColumns(Sequence[RunnableRow]):
     """All rows of a plan by column, in its order; each draws, its inputs are known, its sampling does not look back.
 
-    Runners that want rows get them, made when they are asked for; native kernels read the columns.
+    Runners that want rows get them, made on first use; native kernels read the columns.
     Row i is of `found[i]`: `counts[i]` tokens at positions from `starts[i]` on, in the step's token ids from
-    `token_offsets[i]` on; its sequence's pages are in the step's from `page_offsets[i]` on.
+    `token_offsets[i]` on; its sequence's pages are in the step's page ids from `page_offsets[i]` on.
     """
 
     __slots__ = ("_made", "_page_size", "counts", "found", "page_offsets", "starts", "token_offsets")
@@ -96,7 +96,7 @@ class RowColumns(Sequence[RunnableRow]):
 
     def _rows(self) -> list[RunnableRow]:
         if self._made is None:
-            # The same objects each time: who asks for one asks for others, and some are compared by identity.
+            # The same objects each time: callers ask for several rows, and compare some by identity.
             size = self._page_size
             fields = zip(
                 range(len(self.found)),
@@ -118,7 +118,7 @@ class RowColumns(Sequence[RunnableRow]):
 class RunnableStep(NamedTuple):
     """Rows that can be computed. `token_ids` and `page_ids` are the plan's, int32, with all placeholders filled.
 
-    The step hangs if it has not ended `timeout_s` after it was its turn.
+    The step counts as hung if it has not ended `timeout_s` after its turn came.
     """
 
     step: int
@@ -129,17 +129,17 @@ class RunnableStep(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the rows; those of rows that cannot be computed are in `token_ids` all the same."""
+        """Tokens of the rows; `token_ids` also holds those of rows that cannot be computed."""
         rows = self.rows
         return sum(rows.counts if isinstance(rows, RowColumns) else [row.num_tokens for row in rows])
 
 
 class StepOutcome(NamedTuple):
-    """`token_ids[i]` is what `rows[i]` of the step drew, -1 for nothing. `delay_s`: hold the answer back so long.
+    """`token_ids[i]` is what `rows[i]` of the step drew, -1 for nothing. `delay_s`: how long to hold the answer back.
 
-    `extras[i]` goes beside `token_ids[i]` (`StepResult.extras`); empty where no row has one.
+    `extras[i]` goes beside `token_ids[i]` (`StepResult.extras`); empty if no row has one.
 
-    `failure`: the traceback of what the step raised, if it did and its rows were run one by one; else empty.
+    `failure`: the traceback if the step raised and its rows were run one by one; else empty.
     """
 
     token_ids: Sequence[int]
@@ -150,16 +150,16 @@ class StepOutcome(NamedTuple):
 
 
 def drawn_outcome(step: RunnableStep, sampling: Sequence[int], drawn: Sequence[int]) -> StepOutcome:
-    """Of a step whose rows at the indices `sampling` have drawn these tokens, -1 where no logit was finite."""
+    """The outcome of a step whose rows at the indices `sampling` drew `drawn`, -1 if logits were not finite."""
     if len(drawn) == len(step.rows) and min(drawn) >= 0:
-        # All draw, and all have drawn: what decoding is. A row at a time it is 25 us for 256.
+        # All rows draw, and all have drawn, as in decoding. Row by row it would take 25 us for 256.
         return StepOutcome(drawn)
     token_ids = [-1] * len(step.rows)
     errors: list[RowError] = []
     for index, token_id in zip(sampling, drawn, strict=True):
         token_ids[index] = token_id
         if token_id < 0:
-            # Only what a row itself put in can make its numbers overflow: rows do not mix.
+            # Only a row's own input can make its numbers overflow: rows do not mix.
             errors.append(RowError(step.rows[index].row, POISONED, "the model's logits are not finite"))
     return StepOutcome(token_ids, errors)
 
@@ -171,7 +171,7 @@ class Runner(Protocol):
     """
 
     numerics: str
-    """Fingerprint of everything that bits depend on; equal at two workers exactly if their bits are."""
+    """Fingerprint of everything that bits depend on; equal for two workers exactly if their bits are equal."""
 
     def run(self, step: RunnableStep) -> StepOutcome:
         """Write KV of all rows, draw tokens for those that sample. May raise for a step that cannot be computed."""
@@ -182,18 +182,18 @@ class Runner(Protocol):
 class PipelinedRunner(Runner, Protocol):
     """A runner on a device that works on its own: a step may be launched before the one before has finished.
 
-    Steps finish in the order in which they were launched; at most two are on their way.
+    Steps finish in the order in which they were launched; at most two are in flight.
     """
 
     def launch(self, step: RunnableStep) -> Any:
-        """Queue a step on the device; what comes back is for `finish`. May raise, and has then launched nothing."""
+        """Queue a step on the device; the result is for `finish`. May raise, and has then launched nothing."""
         ...
 
     def finish(self, launched: Any) -> StepOutcome:
         """Wait for a launched step. May be called in another thread than `launch`. May raise if the device failed.
 
-        When it returns nothing of the step runs any more, whether it drew tokens or not: others are told then that its
-        pages are written, and copy them in streams that wait for nothing.
+        When it returns, nothing of the step runs any more, whether it drew tokens or not: other processes then learn
+        that its pages are written, and copy them on streams that wait for nothing.
         """
         ...
 
@@ -204,24 +204,24 @@ class PipelinedRunner(Runner, Protocol):
 
 @runtime_checkable
 class RemappableRunner(Runner, Protocol):
-    """A runner that can give up its pool, and what hangs on the pool's addresses, and keep its weights."""
+    """A runner that can give up its pool, and what depends on the pool's addresses, and keep its weights."""
 
     def unmap(self, *, backs_up: bool) -> None:
-        """Forget the pool; nothing runs. `backs_up`: let go of the weights too, with a copy in the host's memory.
+        """Forget the pool; nothing runs. `backs_up`: release the weights too, with a copy in the host's memory.
 
-        What is forgotten is freed when this returns. May raise; the runner is of no use then.
+        What is forgotten is freed when this returns. May raise; the runner is then unusable.
         """
         ...
 
     def remap(self, pool: PagePool) -> None:
-        """Compute over `pool`, with the same weights. May raise; the runner is of no use then."""
+        """Compute over `pool`, with the same weights. May raise; the runner is then unusable."""
         ...
 
 
 def with_inputs(step: RunnableStep, drawn: Mapping[int, int]) -> tuple[RunnableStep, list[RowError]]:
     """`step` with the inputs that it was to take from the device, once the step before has `drawn` them.
 
-    `drawn` are tokens by row of the plan before; rows whose input was not drawn are left out (`missing_input`).
+    `drawn` holds tokens by row of the previous plan; rows whose input was not drawn are left out (`missing_input`).
     """
     token_ids = step.token_ids[:]
     rows: list[RunnableRow] = []
@@ -238,7 +238,7 @@ def with_inputs(step: RunnableStep, drawn: Mapping[int, int]) -> tuple[RunnableS
 
 
 def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, errors: Sequence[RowError]) -> StepOutcome:
-    """The outcome of `step`, of which only `part` was run and gave `outcome`, and the rest gave `errors`."""
+    """The outcome of `step` if only its `part` was run, which gave `outcome`, and the rest gave `errors`."""
     found = {row.row: token_id for row, token_id in zip(part.rows, outcome.token_ids, strict=True)}
     token_ids = [found.get(row.row, -1) for row in step.rows]
     extras: Sequence[bytes] = ()
