@@ -1,7 +1,7 @@
-"""What a model asks of attention over a paged pool; one implementation per kind of device.
+"""The interface of attention over a paged pool; one implementation per kind of device.
 
-A step is planned once, then attended to once per layer. The order of sequences in a plan is the order of their rows in
-the batch; sequences with one token come first, longest first (`sort_key`), which is the order a runner lays rows in.
+A step is planned once; `attend` then runs once per layer. The order of sequences in a plan is the order of their rows
+in the batch; sequences with one token come first, longest first (`sort_key`), and runners lay out rows in this order.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the batch that are this sequence's."""
+        """How many rows of the batch belong to this sequence."""
         return self.end - self.start
 
 
@@ -41,7 +41,7 @@ class AttentionBackend(Protocol):
         """Write `k` and `v` of all rows to their pages, then attend over the pages.
 
         `q` is `[rows, heads, head_dim]` and `k` `[rows, kv_heads, head_dim]`, float32, after the rotary embedding; `v`
-        is `[rows, kv_heads, head_dim]`. Rows behind those of the plan's spans are padding and come back as zeros.
-        Returns `[rows, heads * head_dim]`, float32, good until the next call.
+        is `[rows, kv_heads, head_dim]`. Rows after those of the plan's spans are padding and come back as zeros.
+        Returns `[rows, heads * head_dim]`, float32, valid until the next call.
         """
         ...

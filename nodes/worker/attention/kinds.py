@@ -1,11 +1,11 @@
 """What the layers of a model attend to. A backend prepares one plan for each kind that its layers have.
 
-A window of W lets a position see W positions, itself among them, as in transformers (`kv > q - W`); FlashInfer counts
-what lies left of it, `window_left = W - 1` (`kv >= q - window_left`, `variants.cuh` of 0.6.13). Pages that have fallen
+A window of W lets a position see W positions including itself, as in transformers (`kv > q - W`); FlashInfer counts
+those to its left, `window_left = W - 1` (`kv >= q - window_left`, `variants.cuh` of 0.6.13). Pages that have fallen
 out of every window stay where they are: nothing is evicted, a sequence takes as much memory as without a window.
 
 A cross-attention layer sees encoder states in place of its own sequence: all of them, whatever the position. No model
-of the registry has one yet; device backends compute it, over states that somebody has put into pages.
+of the registry has one yet; device backends compute it, over states that the caller has put into pages.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class AttentionKind(NamedTuple):
-    """`window` positions at most are seen, itself among them; 0: all up to itself. `cross`: encoder states instead."""
+    """A position sees at most `window` positions with itself; 0: all up to itself. `cross`: encoder states instead."""
 
     window: int = 0
     cross: bool = False

@@ -4,15 +4,16 @@ Same bits: keys and values are reduced in splits of `SPLIT` positions counted fr
 small matrix product of fixed inner size, in float32; a row's maximum is taken over all of its splits (exact in any
 order), and the splits are summed one after the other. So a query row's bits depend neither on how many other rows,
 sequences or chunks are computed with it, nor on what lies behind the last position: that is masked to weight 0, and the
-pages hold numbers there (`write` zeroes the rest of a page when it begins it).
+pages hold no NaN there (`_write` zeroes the rest of a page when it begins one).
 
-A layer with a sliding window reads only splits that a window can touch, counted from 0 all the same: what is masked in
-one of them adds zeros, so it does not matter which of them are read.
+A layer with a sliding window reads only splits that a window can touch, still counted from 0: masked positions add
+zeros, so it does not matter which splits are read beyond those.
 
 A (sequence, split) pair is an item. Items are ordered by split, then by sequence, and sequences by falling length, so
-the items of one split are the first so many sequences: ragged batches need neither padding nor a loop over sequences.
-The query heads of one KV head are rows of one product, padded to a multiple of four. The denominator of the softmax is
-a column of ones beside the values. Follows the fixed-split idea of FlashDecoding as batch-invariant kernels use it.
+the items of one split are those of the first few sequences: ragged batches need neither padding nor a loop over
+sequences. The query heads of one KV head are rows of one product, padded to a multiple of four. The denominator of the
+softmax comes from a column of ones beside the values. Follows the fixed-split idea of FlashDecoding as batch-invariant
+kernels use it.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from nodes.worker.pool.view import PoolView
 
 SPLIT: Final = 64
 _ONES: Final = 16
-"""Columns beside the values, of which the first is the denominator: a multiple that keeps rows aligned."""
+"""Columns beside the values, the first of which gives the denominator; this many keep rows aligned."""
 _MAX_SCORE_BYTES: Final = 32 << 20
 _MAX_ITEM_HEADS: Final = 4096
 _ALL_SPLITS: Final = 1 << 31
@@ -41,7 +42,7 @@ _ALL_SPLITS: Final = 1 << 31
 class _Splits(NamedTuple):
     """Items of some sequences. `page_rows` is `[layers, items * pages per split]`; `counts[j]` items are of split j.
 
-    Splits are counted from `firsts` (`[sequences]`), the first of each sequence that is read.
+    Splits are counted from `firsts` (`[sequences]`), the first split of each sequence that is read.
     """
 
     page_rows: Tensor
@@ -55,14 +56,14 @@ class _Splits(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """All sequences have equally many splits."""
+        """Whether all sequences have the same number of splits."""
         return self.counts[0] == self.counts[-1]
 
 
 class _Decode(NamedTuple):
     """Sequences with one row each, rows `first .. first + counts[0] - 1` of the batch.
 
-    `bias` is `[items * heads, rows, SPLIT]`. `rows` takes the queries; what pads their heads stays zero.
+    `bias` is `[items * heads, rows, SPLIT]`. `rows` holds the queries; the padding of their heads stays zero.
     """
 
     first: int
@@ -72,7 +73,7 @@ class _Decode(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """One sequence with several rows from `first` on, `tiles` of which are computed at a time."""
+    """One sequence with several rows from `first` on, computed tile by tile."""
 
     first: int
     splits: _Splits
@@ -80,7 +81,7 @@ class _Chunk(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Rows `begin .. end-1` of a chunk; they see `splits` of the chunk's, `bias` masks those from `first_masked` on."""
+    """Rows `begin .. end-1` of a chunk; they see its splits `splits`, and `bias` masks those from `first_masked` on."""
 
     begin: int
     end: int
@@ -99,8 +100,8 @@ class _Reads(NamedTuple):
 class PagedPlan(NamedTuple):
     """One step. `cells` is `[layers, 2 * rows]`: where keys and values go; `fresh` names the cells to zero.
 
-    `written` is `[rows, 2, kv_heads, head_dim]` and `out` `[padded rows, kv_heads, group, head_dim]`; each layer uses
-    them anew. `reads` is by kind.
+    `written` is `[rows, 2, kv_heads, head_dim]` and `out` `[padded rows, kv_heads, group, head_dim]`; each layer
+    overwrites them. `reads` is by kind.
     """
 
     cells: Tensor
@@ -111,7 +112,7 @@ class PagedPlan(NamedTuple):
 
 
 class TorchPagedAttention(AttentionBackend):
-    """On the CPU, with torch's products. `kinds` are those of the layers, all of them seeing everything by default.
+    """On the CPU, with torch's products. `kinds` are those of the layers; by default all layers see everything.
 
     Raises BackendMissing for page sizes that do not divide the split, and for cross-attention.
     """
@@ -136,7 +137,7 @@ class TorchPagedAttention(AttentionBackend):
         self._gathered = torch.empty(2, 0)
 
     def over(self, pool: PoolView) -> "TorchPagedAttention":
-        """The same over another pool, whose layers all see everything."""
+        """The same attention over another pool, with layers that all see everything."""
         return TorchPagedAttention(pool, self.num_heads)
 
     def unmap(self) -> None:
@@ -178,7 +179,7 @@ class TorchPagedAttention(AttentionBackend):
     def _write(self, layer: int, plan: PagedPlan, k: Tensor, v: Tensor) -> None:
         if plan.fresh is not None and layer == 0:
             pages, offsets = plan.fresh
-            # What an earlier sequence left behind the end may be no number: masked it weighs 0, and 0 times NaN is NaN.
+            # An earlier sequence may have left NaN behind the end: masked it has weight 0, but 0 times NaN is NaN.
             self._pool.pages[pages, :, :, offsets] = 0
         num_rows = plan.written.shape[0]
         plan.written[:, 0] = k[:num_rows]
@@ -199,7 +200,7 @@ class TorchPagedAttention(AttentionBackend):
         rows[:, :, : self._group] = q
         if num_splits == 1:
             items = rows
-        # All sequences have as many splits, as one alone has: then views do what an index would copy.
+        # If all sequences have the same number of splits, as a single one has, views do without the copy of an index.
         elif splits.is_even:
             items = rows.expand(num_splits, *rows.shape) if num_sequences == 1 else rows.repeat(num_splits, 1, 1, 1)
         else:
@@ -263,7 +264,7 @@ class TorchPagedAttention(AttentionBackend):
         return _Reads(decodes, chunks)
 
     def _parts(self, spans: Sequence[Span], window: int) -> list[tuple[int, Sequence[Span]]]:
-        """Decoding sequences in runs that bound the memory of one gather."""
+        """Decoding sequences, cut into runs that bound the memory of one gather."""
         parts: list[tuple[int, Sequence[Span]]] = []
         first = num_items = 0
         for index, span in enumerate(spans):
@@ -277,7 +278,7 @@ class TorchPagedAttention(AttentionBackend):
         return parts
 
     def _plan_decode(self, first: int, spans: Sequence[Span], window: int) -> _Decode:
-        # As many splits of each as a window can touch: then a longer sequence never has fewer items than a shorter one.
+        # As many splits of each as a window can touch, so that no sequence has fewer items than a shorter one.
         splits, ends = self._plan_splits(spans, [-(-span.end // SPLIT) - _most_splits(window) for span in spans])
         sequences = splits.sequences.numpy()
         in_split = (ends[sequences] - SPLIT * (_split_numbers(splits.counts) + splits.firsts[sequences]))[:, None]
@@ -291,7 +292,7 @@ class TorchPagedAttention(AttentionBackend):
 
     def _plan_chunk(self, first: int, span: Span, window: int) -> _Chunk:
         splits, _ = self._plan_splits([span], [_first_split(span.start, window)])
-        # A tile's scores are its largest memory, and grow with the context: long prompts get smaller tiles.
+        # Scores take most of a tile's memory, and grow with the context: long prompts get smaller tiles.
         bytes_per_token = len(splits.counts) * SPLIT * 4 * self.num_heads
         size = max(min(SPLIT, _MAX_SCORE_BYTES // bytes_per_token), 1)
         return _Chunk(first, splits, [
@@ -304,7 +305,7 @@ class TorchPagedAttention(AttentionBackend):
         seen = -(-(span.start + end) // SPLIT) - base
         first = _first_split(span.start + begin, window) - base
         if self.layout.num_kv_heads == 1 and seen - first == 1:
-            # Not one split alone where there is one head: see `_plan_splits`.
+            # Never a single split of a single head: see `_plan_splits`.
             first, seen = (first - 1, seen) if first else (first, min(num_splits, 2))
         first_masked = first if window else (span.start + begin) // SPLIT
         num_rows = padded_rows((end - begin) * self._group)
@@ -323,7 +324,7 @@ class TorchPagedAttention(AttentionBackend):
         num_splits = -(-ends // SPLIT) - begins
         most = int(num_splits[0])
         if len(spans) * most * self.layout.num_kv_heads == 1:
-            # A batch of one matrix goes another way through the library, with other bits: add a masked one.
+            # The library computes a batch of one matrix in another way, with other bits: add a masked one.
             most = 2
             num_splits[0] = 2
         pages = np.zeros((len(spans), most * self._pages_per_split), dtype=np.int64)
@@ -345,7 +346,7 @@ class TorchPagedAttention(AttentionBackend):
         return cells + self._layers * (2 * size)
 
     def _fresh(self, spans: Sequence[Span]) -> tuple[Tensor, Tensor] | None:
-        """The cells behind the end of a page that a row begins."""
+        """The cells behind a sequence's end in a page that the step begins."""
         size = self.layout.page_size
         pages: list[int] = []
         offsets: list[int] = []
@@ -362,7 +363,7 @@ class TorchPagedAttention(AttentionBackend):
             heads, dim = self.layout.num_kv_heads, self.layout.head_dim
             shape = (num_items, heads, self._pages_per_split, self.layout.page_size)
             self._gathered = torch.zeros(2, *shape, dim + _ONES)
-            # A column of ones beside the values: their weighted sum is the sum of weights, by the same product.
+            # A column of ones beside the values: its weighted sum is the sum of the weights, from the same product.
             self._gathered[..., dim] = 1
 
 

@@ -1,8 +1,8 @@
 """Linear layers on the CPU: oneDNN kernels on weights packed once, with the element-wise work that follows fused in.
 
-Packing takes batch-1 decoding from half of memory speed to near it. A row's bits do not depend on the other rows of the
-call as long as there are at least `ROW_MULTIPLE` of them and their number is a multiple of it (`numerics` checks that
-on this machine); callers pad. `F.linear` does the same where oneDNN cannot.
+Packing takes batch-1 decoding from half of memory speed to nearly all of it. A row's bits do not depend on the other
+rows of the call as long as the number of rows is a multiple of `ROW_MULTIPLE` (`numerics` checks that on this machine);
+callers pad. `F.linear` does the same where oneDNN cannot.
 """
 
 from typing import Final, Protocol
@@ -112,5 +112,5 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, tile_rows: int = 0) 
 
 
 def padded_rows(num_rows: int) -> int:
-    """Rows that a batch of `num_rows` is computed as."""
+    """How many rows, with padding, a batch of `num_rows` is computed as."""
     return -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE

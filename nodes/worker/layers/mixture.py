@@ -1,4 +1,4 @@
-"""A mixture of experts (Shazeer et al. 2017): each row goes through the few that its router's softmax gives most."""
+"""A mixture of experts (Shazeer et al. 2017): each row goes through the few that the router's softmax ranks highest."""
 
 from collections.abc import Callable
 from typing import cast
@@ -10,10 +10,10 @@ from nodes.models.parts import Experts
 
 
 def mixture(x: Tensor, scores: Tensor, by: Experts, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """The weighted sum of experts of each row of `x`, float32 `[rows, hidden]`; `scores` are the router's.
+    """The weighted sum of experts for each row of `x`, float32 `[rows, hidden]`; `scores` are the router's.
 
-    `expert` computes the rows of one. A row's experts are added up in the order of their numbers, so that its bits do
-    not depend on the rows beside it.
+    `expert` computes the rows of one expert. A row's experts are added up in the order of their numbers, so that its
+    bits do not depend on the rows beside it.
     """
     shares = torch.softmax(scores.float(), -1)
     # Stable: of experts with equal shares the first are taken, on every device.
@@ -21,7 +21,7 @@ def mixture(x: Tensor, scores: Tensor, by: Experts, expert: Callable[[int, Tenso
     chosen, experts = chosen[:, : by.top_k], experts[:, : by.top_k]
     if by.normalized:
         chosen = chosen / chosen.sum(-1, keepdim=True)
-    # As it is rounded where models are trained.
+    # Rounded as in training.
     chosen = chosen.to(x.dtype).float()
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for number in cast("list[int]", experts.unique().tolist()):

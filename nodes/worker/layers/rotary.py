@@ -1,7 +1,7 @@
 """Rotary position embedding: a table of cosines and sines, and its application.
 
-The types of transformers' `rope_type`: `default`, `linear` (Chen et al. 2023), `llama3` (frequencies below a wavelength
-stay, above another are divided, between them smoothly), `yarn` and `longrope`.
+The types of transformers' `rope_type`: `default`, `linear` (Chen et al. 2023), `llama3` (frequencies of short
+wavelengths stay, those of long ones are divided, with a smooth transition), `yarn` and `longrope`.
 """
 
 import math
@@ -36,7 +36,7 @@ class RotaryTable:
         return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
 
     def tables(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, as of `rows`, of at least the first `num_positions`: `[positions, head_dim]`."""
+        """Cosine and sine, as in `rows`, of at least the first `num_positions`: `[positions, head_dim]`."""
         while self._cos.shape[0] < num_positions:
             self._grow()
         return self._cos, self._sin
@@ -72,7 +72,7 @@ def inverse_frequencies(parameters: RopeParameters, head_dim: int) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, parameters: RopeParameters, head_dim: int) -> Tensor:
-    """Pairs that turn `beta_fast` times in the original context stay, those of `beta_slow` turns are divided."""
+    """Pairs of `beta_fast` or more turns in the original context stay, those of `beta_slow` or fewer are divided."""
     turns = (parameters.beta_fast, parameters.beta_slow)
     context, base = parameters.original_context_length, 2 * math.log(parameters.theta)
     low, high = (head_dim * math.log(context / (count * 2 * math.pi)) / base for count in turns)

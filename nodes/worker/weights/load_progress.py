@@ -1,6 +1,7 @@
-"""How far the loading of a model is: counted in the thread that reads tensors, where it does, and told on the loop.
+"""Progress of loading a model: counted where tensors are read, in that thread, and reported on the event loop.
 
-Needs no torch. The thread's context says whom to tell, so that nothing between engine and networks has to hand it on.
+Needs no torch. A context variable names the load in progress, so that nothing between engine and networks has to pass
+it on.
 """
 
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ _LAYERS: Final = "model.layers."
 
 
 class LoadProgress:
-    """Bytes and layers that are in memory. Written by one thread, read by another: each attribute is set at once."""
+    """Bytes and layers in memory. Written by one thread and read by another; each attribute is set atomically."""
 
     def __init__(self) -> None:
         self._num_layers = 0
@@ -21,10 +22,10 @@ class LoadProgress:
         self._done_bytes = 0
         self._layer = 0
         self.kernels_note = ""
-        """Why the model is computed with slower kernels than there could be; empty: it is not."""
+        """Why slower kernels are in use than there could be; empty: they are not."""
 
     def begin(self, spec: ModelSpec, total_bytes: int) -> None:
-        """A model of so many bytes, in the dtype that it is computed in, is to be loaded; again, perhaps."""
+        """Loading begins, perhaps again, of a model of `total_bytes` in its compute dtype."""
         self._num_layers, self._layer, self._done_bytes, self._total_bytes = spec.num_layers, 0, 0, total_bytes
 
     def loaded(self, name: str, num_bytes: int) -> None:
@@ -44,4 +45,4 @@ class LoadProgress:
 
 
 current_load: ContextVar[LoadProgress | None] = ContextVar("current_load", default=None)
-"""Of the model that this thread loads, if anybody wants to know."""
+"""Progress of the model that this thread loads; None: nobody follows it."""

@@ -1,7 +1,7 @@
 """Where a model's tensors come from: safetensors files, mapped, never unpickled.
 
-Called by the models while they are built. A tensor is converted to the compute dtype when it is asked for and fused or
-packed at once, so that no more than the packed weights stay in memory; pages of the files can be dropped by the system.
+Called by the models while they are built. A tensor is converted to the compute dtype when it is requested and fused or
+packed at once, so that only the packed weights stay in memory; the system can drop pages of the files.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ class WeightSource(Protocol):
     def part(self, name: str, part: Part) -> Tensor:
         """A part of one tensor, with zeros for what lies beyond its end; raises as `tensor` does.
 
-        No more of a file is read than the part.
+        Only the part is read from the file.
         """
         ...
 
@@ -77,7 +77,7 @@ class SafetensorsWeights(WeightSource):
             raise WeightsUnfit(f"{name!r} in {self._directory} cannot be read: {error}. Download it again.") from error
 
     def _checked(self, name: str, tensor: Tensor) -> Tensor:
-        # One pass at memory speed; only where something is wrong, or a sum overflows, a second one looks closer.
+        # One pass at memory speed; a second one looks closer only if something is wrong, or the sum overflows.
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
             raise WeightsUnfit(
                 f"{name!r} in {self._directory} has numbers that are not finite: nothing could be computed with it."
@@ -95,6 +95,6 @@ class SafetensorsWeights(WeightSource):
 
 
 def padded_part(found: Tensor, part: Part) -> Tensor:
-    """`found` with zeros behind it up to the part's length; for parts in dimension 0, others come back as they are."""
+    """`found` padded with zeros to the part's length; only in dimension 0, other parts are returned unchanged."""
     missing = part.end - part.begin - found.shape[part.dim]
     return torch.cat((found, found.new_zeros(missing, *found.shape[1:]))) if missing and part.dim == 0 else found

@@ -23,7 +23,7 @@ def open_weights(spec: ModelSpec, dtype: torch.dtype, tp_size: int = 1) -> Weigh
 
 
 class CountedWeights:
-    """A `WeightSource` that counts what is read of another, anew from the embedding on, which is read first."""
+    """A `WeightSource` that counts what is read from another; the embedding, always read first, restarts the count."""
 
     def __init__(self, source: WeightSource, progress: LoadProgress, spec: ModelSpec, total_bytes: int) -> None:
         self._source = source

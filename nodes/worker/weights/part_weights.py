@@ -1,4 +1,4 @@
-"""The tensors of a model's parts, as every implementation of its operations loads them: this rank's, joined, once."""
+"""Loads the tensors of a model's parts, for every implementation of its operations: this rank's, joined, once each."""
 
 from collections.abc import Sequence
 
@@ -25,13 +25,13 @@ class PartWeights:
         self.embedding = self._tensor(model.embedding.weight)
 
     def norm(self, norm: Norm) -> Tensor:
-        """The weight and its offset, `[size]` in float32, in which the offset loses nothing of the weight."""
+        """The weight plus its offset, `[size]`, in float32, so that adding the offset loses nothing of the weight."""
         return self._tensor(norm.weight).float() + norm.offset
 
     def product(self, *linears: Linear) -> tuple[Tensor, Tensor | None]:
         """Weight `[out, in]` and bias `[out]` of several products of one input; the embedding itself, if it is tied.
 
-        What is added to a sum over all ranks is added by the first of them.
+        A bias that is added to a sum over all ranks is given to the first of them alone.
         """
         weight = self._joined([parameter for one in linears for parameter in one.weights])
         biases = [bias for one in linears if not (one.is_summed and self._shard.rank) for bias in one.biases]
@@ -41,7 +41,7 @@ class PartWeights:
         if parameters[0].name == self._embedding_name:
             return self.embedding
         tensors = [self._tensor(parameter) for parameter in parameters]
-        # One alone is not copied: it may be a whole matrix that is still in its file.
+        # A single tensor is not copied: it may be a whole matrix that is still in its file.
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
     def _tensor(self, parameter: Parameter) -> Tensor:

@@ -1,9 +1,9 @@
 """int8 weights: each row of a matrix as whole numbers up to 127, times a 127th of its largest magnitude.
 
-Only weights are quantised, when they are loaded; what they are multiplied with stays in the compute dtype. Matrices
-are: those of linear layers, the embedding and the head. Norms, biases and routers of experts are not: they are small,
-and a router that chooses otherwise changes more than rounding does. Scales of 128 numbers each instead of whole rows
-were measured: the error of a logit is smaller by a tenth, which does not pay for reading them.
+Only weights are quantised, when they are loaded; what they are multiplied with stays in the compute dtype. The matrices
+of linear layers, the embedding and the head are quantised. Norms, biases and routers of experts are not: they are
+small, and a router that chooses other experts changes more than rounding does. One scale for every 128 numbers instead
+of every row was measured: the error of a logit is smaller by a tenth, which does not pay for reading the scales.
 """
 
 from typing import Final
@@ -34,7 +34,7 @@ def quantized_names(spec: ModelSpec) -> frozenset[str]:
 
 
 def rounded_to_int8(weight: Tensor, name: str = "") -> Tensor:
-    """`[out, in]` of numbers that int8 and a row's scale can express, in the dtype given. Raises WeightsUnfit."""
+    """`weight`, `[out, in]`, rounded to what int8 and a row's scale can express, in its dtype. Raises WeightsUnfit."""
     rows = weight.float()
     scales = rows.abs().amax(1, keepdim=True) / _LARGEST
     if not scales.isfinite().all():
@@ -42,13 +42,13 @@ def rounded_to_int8(weight: Tensor, name: str = "") -> Tensor:
             f"{name or 'a weight'} has numbers that are not finite, which int8 cannot express."
             " Download the model again."
         )
-    # What is all zeros, or so small that a 127th is no normal number, is zeros.
+    # A row of zeros, or so small that a 127th of it is not a normal number, becomes zeros.
     divisors = torch.where(scales < _LEAST_SCALE, torch.inf, scales)
     return ((rows / divisors).round_() * scales).to(weight.dtype)
 
 
 class QuantizedWeights:
-    """A `WeightSource` of what is left of another's numbers in int8: for torch, which computes with them as ever."""
+    """A `WeightSource` that rounds another's numbers to int8: for torch, which computes with them as usual."""
 
     def __init__(self, source: WeightSource, spec: ModelSpec) -> None:
         self._source = source

@@ -46,7 +46,7 @@ class RandomWeights(WeightSource):
         return padded_part(self._numbers(name, begin * width, end * width).view(end - begin, *shape[1:]), part)
 
     def _numbers(self, name: str, begin: int, end: int) -> Tensor:
-        """Elements `begin .. end-1` of a tensor that is flattened."""
+        """Elements `begin .. end-1` of a flattened tensor."""
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         parameter = self._parameters[name]

@@ -1,4 +1,4 @@
-"""What the device network asks of attention, and the plain torch form, the oracle of all others.
+"""The device network's interface to attention, and its plain torch form, the oracle of all others.
 
 Unlike the CPU's backends these keep the plan of the step between calls, because a captured graph has no arguments.
 """
@@ -18,8 +18,8 @@ from nodes.worker.pool.view import PoolView
 
 
 def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
-    """Raises BackendMissing if a layer has a window: over what is cached it begins elsewhere for each row and sequence,
-    which no call of FlashInfer can be told.
+    """Raises BackendMissing if a layer has a window: over the cached positions it begins elsewhere for each row and
+    sequence, which no call of FlashInfer can express.
     """
     if any(kind.window for kind in kinds):
         raise BackendMissing(
@@ -37,7 +37,7 @@ class DeviceAttention(Protocol):
     """Whether `attend` may be captured as part of a CUDA graph."""
 
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
-        """Prepare the attending of all layers of one step. Never captured; may wait for the plan before."""
+        """Prepare attention in all layers for one step. Never captured; may wait for the previous plan."""
         ...
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class DeviceAttention(Protocol):
 
 
 class CrossAttending(Protocol):
-    """What a backend does besides for layers of kind CROSS. Such layers are not captured."""
+    """What a backend does in addition for layers of kind CROSS. Such layers are not captured."""
 
     def attend_cross(self, layer: int, q: Tensor) -> Tensor:
         """Attend over all encoder states of each row's sequence, which lie in the pages that `HostBatch.encoder` names.
@@ -65,10 +65,10 @@ class CrossAttending(Protocol):
 
 
 class TorchAttention(DeviceAttention, CrossAttending):
-    """Gathers each sequence's pages and attends in float32. Slow, right, on any device.
+    """Gathers each sequence's pages and attends in float32. Slow but correct, on any device.
 
-    `kinds` are those of the layers, all of them seeing everything by default. `merged`: sequences with several rows go
-    the way of `nodes.worker.ops.torch.merged`; raises BackendMissing where a layer has a window.
+    `kinds` are those of the layers; by default all layers see everything. `merged`: sequences with several rows are
+    computed as in `nodes.worker.ops.torch.merged`; raises BackendMissing if a layer has a window.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TorchAttention(DeviceAttention, CrossAttending):
         *,
         merged: bool = False,
     ) -> None:
-        """`static`: arrays at fixed addresses that are read in the place of those that `plan` is given."""
+        """`static`: arrays at fixed addresses that are read instead of those that `plan` is given."""
         self.can_capture = False
         self._kinds = tuple(kinds) or (FULL,) * pool.layout.num_layers
         if merged:

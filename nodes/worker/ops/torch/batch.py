@@ -1,4 +1,4 @@
-"""A step's rows as the flat int32 arrays that device kernels want, and their way to the device.
+"""A step's rows as the flat int32 arrays that device kernels read, and their copy to the device.
 
 Sequences with one row come first, then those with several. Everything that goes to the device is one array and one
 copy. Page tables are in FlashInfer's form: `indptr` into `indices`, and how full each last page is.
@@ -21,7 +21,7 @@ KNOWN: Final = -1
 
 
 def runs(starts: "npt.NDArray[np.int64]", counts: "npt.NDArray[np.int64]") -> "npt.NDArray[np.int64]":
-    """`starts[i], starts[i] + 1, ...`, `counts[i]` numbers of each, one run after the other. There is at least one."""
+    """For each i the `counts[i]` numbers from `starts[i]` on, one run after the other. There is at least one run."""
     ends = counts.cumsum()
     return np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1], dtype=np.int64)
 
@@ -56,7 +56,7 @@ class PageTable(NamedTuple):
         )
 
     def cached(self, page_size: int) -> "PageTable":
-        """The same rows over what was there before the first of each sequence: no pages at all for some, perhaps."""
+        """The same rows over the positions before each sequence's first row; some sequences may have no such pages."""
         lengths = self.lengths - (self.query_indptr[1:] - self.query_indptr[:-1])
         num_pages = (-(-lengths // page_size)).astype(np.int64)
         return PageTable(
@@ -71,12 +71,12 @@ class PageTable(NamedTuple):
 class HostBatch(NamedTuple):
     """One step, on the host. Arrays of `[rows]`: the input token, its position, and the page and offset of its KV.
 
-    `sources[r]` >= 0: the token is what that row of the plan before drew, and only the device knows it. `sampled` are
-    the batch's rows whose logits are wanted, `sampling` the indices of the same rows in the step, `draws` how. The
-    first `num_decodes` sequences have one row each.
+    `sources[r]` >= 0: the token is what that row of the previous plan drew, and only the device knows it. `sampled` are
+    the batch's rows whose logits are needed, `sampling` the indices of the same rows in the step, `draws` how they
+    draw. The first `num_decodes` sequences have one row each.
 
-    `encoder`, for cross-attention alone: the same rows over the pages of their encoder states, no pages where there are
-    none. `host_batch` leaves it out: steps do not name such pages yet.
+    `encoder`, only for cross-attention: the same rows over the pages of their encoder states, without pages if there
+    are no states. `host_batch` leaves it out: steps do not name such pages yet.
     """
 
     token_ids: Ints
@@ -179,7 +179,7 @@ def pack(batch: HostBatch) -> Ints:
     """All arrays of `DeviceBatch` one after the other."""
     return np.concatenate(
         (
-            # In one array, for one copy to the device: each transfer costs its start, and there would be seven of them.
+            # In one array, for one copy to the device: each transfer has a start-up cost, and there would be seven.
             batch.token_ids,
             batch.positions,
             batch.write_pages,
@@ -192,7 +192,7 @@ def pack(batch: HostBatch) -> Ints:
 
 
 def unpack(packed: Tensor, num_rows: int, num_sampled: int) -> DeviceBatch:
-    """The parts of a packed tensor; `indices` is what lies behind the others."""
+    """The parts of a packed tensor; `indices` is everything behind the others."""
     sizes = [num_rows] * 5 + [num_sampled]
     return DeviceBatch(*torch.split(packed, [*sizes, packed.shape[0] - sum(sizes)]))
 
@@ -200,8 +200,8 @@ def unpack(packed: Tensor, num_rows: int, num_sampled: int) -> DeviceBatch:
 def pinned(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """A host tensor with the numbers of `array`, in page-locked memory if `device` copies out of it asynchronously.
 
-    New for each step: torch's allocator of page-locked memory hands a block out again only when the copies that were
-    begun from it have ended, so a step may be prepared while the one before is still on its way.
+    New for each step: torch's allocator of page-locked memory reuses a block only when all copies begun from it have
+    ended, so a step may be prepared while the one before is still in flight.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory() if device.type == "cuda" else tensor

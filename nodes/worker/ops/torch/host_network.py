@@ -1,7 +1,7 @@
 """A model on the CPU: `Ops` over torch, the oracle of all other implementations.
 
 Hidden states are in the compute dtype, attention is in float32. Kernels are in `layers.linear`, memory is in
-`attention`. A row's bits do not depend on the rows that are computed with it, as far as those of the kernels do not.
+`attention`. A row's bits do not depend on the rows that are computed with it, provided that the kernels' do not.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class TorchNetwork(Ops[Tensor]):
     def embed(self, by: Embedding) -> Tensor:
         """Hidden states `[rows, hidden]` of the step's tokens."""
         found = self._embedding.index_select(0, self._planned.token_ids)
-        # As it is rounded where models are trained.
+        # Rounded as in training.
         return found if by.scale == 1 else found.mul_(torch.tensor(by.scale, dtype=found.dtype))
 
     @override
@@ -98,13 +98,13 @@ class TorchNetwork(Ops[Tensor]):
 
     @override
     def gated(self, x: Tensor, by: Gated) -> Tensor:
-        """Two products, not one of both widths: fusing the activation saves more than the call costs."""
+        """Two products, not one of twice the width: fusing the activation saves more than the extra call costs."""
         gate, up = self._linears[by.gate.name], self._linears[by.up.name]
         return up.times(x, gate.silu(x) if by.activation == "silu" else _gelu_tanh(gate(x)))
 
     @override
     def moe(self, x: Tensor, by: Experts, add: Tensor) -> Tensor:
-        """`add` plus what the chosen experts make of each row."""
+        """`add` plus the weighted results of each row's chosen experts."""
 
         def expert(number: int, some: Tensor) -> Tensor:
             gated, down = by.experts[number]
@@ -123,7 +123,7 @@ class TorchNetwork(Ops[Tensor]):
         turned = rotate(turned, *step.angles[by.rope])
         q, k = turned[:, : spec.num_heads], turned[:, spec.num_heads :]
         if by.scale != spec.head_dim**-0.5:
-            # Backends scale by the size of a head.
+            # Backends always scale by `head_dim ** -0.5`.
             q = q * (by.scale * spec.head_dim**0.5)
         v = heads[:, spec.num_heads + spec.num_kv_heads :]
         return self._attention.attend(by.layer, step.plan, q, k, v).to(qkv.dtype)
@@ -135,7 +135,7 @@ class TorchNetwork(Ops[Tensor]):
 
     @override
     def head(self, x: Tensor, by: Linear) -> Tensor:
-        """Any number of rows, none included."""
+        """The logits of any number of rows, including none."""
         num_rows = x.shape[0]
         if not num_rows:
             return x.new_empty(0, self._spec.vocab_size)
@@ -169,7 +169,7 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    """`x / 2 * (1 + tanh(u))`, which is `x * sigmoid(2 * u)`. F.gelu rounds a call's last few elements otherwise."""
+    """`x / 2 * (1 + tanh(u))`, which is `x * sigmoid(2 * u)`. F.gelu rounds a call's last few elements differently."""
     wide = x.float()
     u = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
     return (wide / (1 + torch.exp(-2 * u))).to(x.dtype)

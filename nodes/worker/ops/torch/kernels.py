@@ -13,7 +13,7 @@ from nodes.worker.layers.rotary import inverse_frequencies
 
 
 class Kernels(Protocol):
-    """Norms, rotary embedding and activation, on rows of any device; what is said to be overwritten is."""
+    """Norms, rotary embedding and activation, on rows of any device; arguments are overwritten only as documented."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / rms(x) * weight` for `x` of shape `[rows, size]`."""
@@ -28,9 +28,9 @@ class Kernels(Protocol):
         ...
 
     def rotate(self, positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor) -> None:
-        """Rotary embedding of `[rows, heads, head_dim]`, overwritten; rows may be strided. `cos_sin`: `cos_sin_table`.
+        """Rotary embedding of `[rows, heads, head_dim]`, overwritten; rows may be strided.
 
-        `positions` is int32 `[rows]`.
+        `positions` is int32 `[rows]`, `cos_sin` comes from `cos_sin_table`.
         """
         ...
 
@@ -72,7 +72,7 @@ class TorchKernels(Kernels):
 def cos_sin_table(spec: ModelSpec, rope: RopeParameters, device: torch.device) -> Tensor:
     """Float32 `[context_length, head_dim]`: the cosines of a position's angles, then their sines.
 
-    The form of vLLM and FlashInfer. Whole from the start, because a captured graph keeps its address.
+    The layout of vLLM and FlashInfer. Complete from the start, because a captured graph keeps its address.
     """
     positions = torch.arange(spec.context_length, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, spec.head_dim))

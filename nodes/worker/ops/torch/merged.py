@@ -1,6 +1,6 @@
-"""Prefill in two parts, joined: new tokens among themselves, and new tokens over what was cached before them.
+"""Prefill in two parts that are then joined: new tokens over each other, and new tokens over the cached ones.
 
-Softmax over a union of keys is the mean of the softmaxes over its parts, weighed by their sums of exponentials (Ye et
+Softmax over a union of keys is the mean of the softmaxes over its parts, weighted by their sums of exponentials (Ye et
 al. 2025, recursive attention; FlashInfer's `merge_state`). This is the plain torch form, the oracle of FlashInfer's.
 Logarithms of sums are to base 2 here, as in FlashInfer (`cascade.cuh` of 0.6.13: "logsumexp values with base 2").
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 def attend_part(q: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Attention of `q` (`[rows, heads, dim]`) over `keys` and `values` (`[positions, kv_heads, dim]`), in float32.
 
-    `causal`: row r sees the positions up to r alone. Returns `[rows, heads, dim]` and the base 2 logarithms of the sums
+    `causal`: row r sees only the positions up to r. Returns `[rows, heads, dim]` and the base 2 logarithms of the sums
     of exponentials, `[rows, heads]`; over no positions at all these are 0 and minus infinity.
     """
     num_rows, num_heads, dim = q.shape
@@ -34,7 +34,7 @@ def attend_part(q: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> tup
 def merge(a: Tensor, sums_a: Tensor, b: Tensor, sums_b: Tensor) -> Tensor:
     """Attention over both parts, `[rows, heads, dim]`, from what `attend_part` returned for each.
 
-    For every row and head one of them at least has seen a position.
+    For every row and head at least one of the parts has seen a position.
     """
     highest = torch.maximum(sums_a, sums_b)
     share_a, share_b = torch.exp2(sums_a - highest).unsqueeze(-1), torch.exp2(sums_b - highest).unsqueeze(-1)

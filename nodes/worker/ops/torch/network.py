@@ -1,11 +1,11 @@
-"""A model on a device: `Ops` of few large kernels, in the place of the CPU's many fused small ones.
+"""A model on a device: `Ops` of a few large kernels, in place of the CPU's many small fused ones.
 
-Queries, keys and values come from one product and gate and up from one, the residual is added by the norm that follows,
+Queries, keys and values come from one product, gate and up from another, the norm that follows adds the residual,
 everything is rounded to the compute dtype between kernels, and nothing depends on the number of rows or waits for the
-host, so that it can be captured.
+host, so that a run can be captured.
 
 With `Collectives` it is one rank's part of the network (Shoeybi et al. 2019): two sums over the ranks in each layer,
-behind the attention's output and behind down, one for the embedding, and the logits gathered, so that every rank has
+after the attention's output and after down, one for the embedding, and the logits are gathered, so that every rank has
 the same ones and draws the same tokens. Embedding and head are both cut by the vocabulary, tied or not: together they
 are a tenth to a half of a model's weights, and one sum more among dozens is cheap.
 """
@@ -63,9 +63,9 @@ class DeviceNetwork(Ops[Value]):
     """The weights of one model on `device`, or one rank's parts of them, and `Ops` on its tensors.
 
     `tile_rows` > 0 runs every product in calls of so many rows: a row's bits then do not depend on how many rows are
-    computed with it, as far as one kernel is chosen for one shape. Sums over ranks are then taken in the ranks' order.
+    computed with it, if the same shape always gets the same kernel. Sums over ranks are then taken in the ranks' order.
 
-    Raises TensorParallelUnfit, or what `source` raises, whose tensors are always the whole model's.
+    Raises TensorParallelUnfit, or what `source` raises. `source` always has the tensors of the whole model.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class DeviceNetwork(Ops[Value]):
 
     @property
     def can_capture(self) -> bool:
-        """Whether nothing in it waits for numbers."""
+        """Whether no operation waits for computed numbers."""
         return not self.spec.num_experts
 
     @property
@@ -136,12 +136,12 @@ class DeviceNetwork(Ops[Value]):
             elsewhere = (rows < 0) | (rows >= num_rows)
             # Exact: all ranks but one add zeros.
             found = self._summed(found.masked_fill_(elsewhere.unsqueeze(1), 0))
-        # As it is rounded where models are trained.
+        # Rounded as in training.
         return _Hidden(found if by.scale == 1 else found.mul_(float(torch.tensor(by.scale, dtype=found.dtype))))
 
     @override
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
-        """RMS norm of each row of `x`, with `add` added behind it."""
+        """RMS norm of each row of `x`, with `add` added after it."""
         weight = self._norms[by.weight.name]
         if isinstance(x, Tensor):
             normed = self.kernels.rms_norm(x, weight, by.eps)
@@ -167,7 +167,7 @@ class DeviceNetwork(Ops[Value]):
 
     @override
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
-        """Waits for the device, which says how many rows each expert has."""
+        """Waits for the device, which alone knows how many rows each expert has."""
         rows = _rows(x)
 
         def expert(number: int, some: Tensor) -> Tensor:
@@ -188,11 +188,11 @@ class DeviceNetwork(Ops[Value]):
         for norm, part in ((by.q_norm, q), (by.k_norm, k)):
             if norm is not None:
                 weight = self._norms[norm.weight.name]
-                # Over each head, or over all of a row's together, which lie side by side.
+                # Over each head, or over all heads of a row together, which lie side by side.
                 self.kernels.head_norm(part.view(part.shape[0], -1, weight.shape[0]), weight, norm.eps)
         self.kernels.rotate(step.positions, q, k, self._cos_sin[by.rope])
         if by.scale != shard.head_dim**-0.5:
-            # Attention scales by the size of a head.
+            # Attention always scales by `head_dim ** -0.5`.
             q = q * (by.scale * shard.head_dim**0.5)
         return step.attention.attend(by.layer, q, k, v)
 
@@ -227,7 +227,7 @@ class DeviceNetwork(Ops[Value]):
             return x
         if not self._tile_rows:
             return self.collectives.all_reduce(x)
-        # A library chooses the order of its sums by the size of the message.
+        # A collective library chooses the order of its sums by the size of the message.
         return torch.cat([_summed_in_order(self.collectives, rows) for rows in torch.split(x, SUMMED_ROWS)])
 
     def _product(self, x: Tensor, by: _Product) -> Tensor:
@@ -247,7 +247,7 @@ def _summed_in_order(collectives: Collectives, x: Tensor) -> Tensor:
 
 
 def _rows(x: Value) -> Tensor:
-    """What can be computed with; of hidden states nothing is pending then."""
+    """`x` as a tensor to compute with; what was pending of hidden states is added first."""
     if isinstance(x, Tensor):
         return x
     if x.pending is not None:

@@ -1,8 +1,8 @@
-"""Runs steps on a device: lays out rows, forwards them (or replays a graph), draws tokens, and says so by an event.
+"""Runs steps on a device: lays out rows, forwards them (or replays a graph), draws tokens, and records an event.
 
 `launch` queues a step on the device's stream and returns; `finish` waits for its tokens. A step may be launched before
-the one before has finished: input tokens that the host does not know yet are taken from where that step leaves what it
-draws. All of it works on any torch device, so that its logic is tested on the CPU.
+the one before has finished: input tokens that the host does not know yet are taken from where that step leaves its
+drawn tokens. All of it works on any torch device, so that its logic can be tested on the CPU.
 """
 
 import gc
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Launched(NamedTuple):
-    """A step on its way. `token_ids` (host, int64) hold what `sampling` (indices of the step's rows) drew after `done`.
+    """A step in flight. After `done`, `token_ids` (host, int64) has what `sampling` (indices of the step's rows) drew.
 
     `before` is the step launched just before, if rows of this one take their input from it.
     """
@@ -59,7 +59,7 @@ class Launched(NamedTuple):
 
 
 class DeviceRunner(PipelinedRunner, RemappableRunner):
-    """A runner of one device. Owns the device's stream; called from one thread but for `finish`."""
+    """A runner of one device. Owns the device's stream; called from one thread, except `finish`."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         self._drawn = torch.full((max_rows,), NOT_DRAWN, dtype=torch.int64, device=self._device)
         self._last: Launched | None = None
         self.numerics = numerics
-        # How it gets over another pool: see `RemappableRunner`. Set by whoever loads it.
+        # How to compute over another pool (see `RemappableRunner`). Set by the loader of this runner.
         self.view_of: Callable[[PagePool], PoolView] = _view_of_host
         self.over: Callable[[PoolView], tuple[DeviceAttention, DecodeGraphs | None]] | None = None
         self.saver: MemorySaver | None = None
@@ -90,7 +90,7 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
 
     @override
     def launch(self, step: RunnableStep) -> Launched:
-        """Raises CollectiveFailed for whatever goes wrong in a group of ranks."""
+        """Raises CollectiveFailed for any failure in a group of ranks."""
         with of_all_ranks(self._network.collectives, f"step {step.step}"):
             return self._launch(step)
 
@@ -100,7 +100,7 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
             tokens = self._draw(step, batch, logits) if batch.draws else None
             on_host, done = self._to_host(tokens)
         before = self._last if any(row.from_row >= 0 for row in step.rows) else None
-        # What came before the step before is not needed any more: without this every step would keep its predecessor.
+        # The step before the previous one is not needed any more: without this, every step would keep all before it.
         before = before and before._replace(before=None)
         self._last = Launched(step.rows, batch.sampling, on_host, done, before)
         return self._last
@@ -121,7 +121,7 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
                 message = f"row {row.from_row} of the step before drew no token"
                 errors.append(RowError(row.row, MISSING_INPUT, message))
             elif row.sampling is not None and token_id == NOT_DRAWN:
-                # Only what a row itself put in can make its numbers overflow: rows do not mix.
+                # Only a row's own input can make its numbers overflow: rows do not mix.
                 errors.append(RowError(row.row, POISONED, "the model's logits are not finite"))
             token_ids.append(token_id)
         return StepOutcome(token_ids, errors)
@@ -133,14 +133,14 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
 
     @override
     def unmap(self, *, backs_up: bool) -> None:
-        """Graphs go with the addresses they were captured with, workspaces with attention."""
+        """Graphs are dropped because they captured the pool's addresses; workspaces go with attention."""
         self.synchronize()
         self._last = None
         self._graphs = None
         del self._attention
         gc.collect()
         if self._device.type == "cuda":
-            # Activations, workspaces and graphs are free to torch alone until then.
+            # Until then the memory of activations, workspaces and graphs is free for torch alone.
             torch.cuda.empty_cache()
         if backs_up:
             assert self.saver is not None, "weights are where they can be backed up"
@@ -166,16 +166,16 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         return {step.rows[index].row: logits[i] for i, index in enumerate(batch.sampling)}
 
     def _draw(self, step: RunnableStep, batch: HostBatch, logits: Tensor) -> Tensor:
-        """Token ids of the rows that draw; also left at their number in the plan, where the next step finds them."""
+        """Token ids of the rows that draw; also stored by their number in the plan, where the next step finds them."""
         tokens = sample_on_device(logits, batch.draws)
         sources = batch.sources[batch.sampled]
         if (sources != KNOWN).any():
             on_device = self._to_device(sources)
             before = self._drawn.index_select(0, on_device.clamp(min=0))
-            # What follows a row that failed has failed, however many steps are on their way.
+            # A row that continues a failed one has failed too, however many steps are in flight.
             tokens = torch.where((on_device != KNOWN) & (before == NOT_DRAWN), NOT_DRAWN, tokens)
         numbers = np.array([step.rows[index].row for index in batch.sampling], dtype=np.int64)
-        # Else a row that draws nothing in this step would seem to have drawn what its number did in the last.
+        # Otherwise a row that draws nothing would seem to have drawn what the row of its number drew in the last step.
         self._drawn.fill_(NOT_DRAWN)
         self._drawn.index_copy_(0, self._to_device(numbers), tokens)
         return tokens
@@ -198,8 +198,8 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         return batch, self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled)
 
     def _resolved(self, arrays: DeviceBatch) -> DeviceBatch:
-        """With the tokens that the step before drew in the place of what the host does not know."""
-        # Nothing was drawn where that row failed: its successor computes token 0 for nobody, see `finish`.
+        """`arrays` with the tokens that the previous step drew filled in where the host does not know them."""
+        # A row that failed drew nothing: the row that continues it computes token 0 in vain, see `finish`.
         drawn = self._drawn.index_select(0, arrays.sources.clamp(min=0)).clamp_(min=0).to(torch.int32)
         return arrays._replace(token_ids=torch.where(arrays.sources == KNOWN, arrays.token_ids, drawn))
 
@@ -207,13 +207,13 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         return pinned(array, self._device).to(self._device, non_blocking=True)
 
     def _to_host(self, tokens: Tensor | None) -> "tuple[Tensor, torch.cuda.Event | None]":
-        """Begin to copy `tokens`, and an event that says that the step and this copy are done."""
+        """Begin to copy `tokens`; returns the copy and an event that occurs when the step and this copy are done."""
         if self._device.type != "cuda":
             return torch.empty(0, dtype=torch.int64) if tokens is None else tokens.clone(), None
         on_host = torch.empty(0 if tokens is None else tokens.shape[0], dtype=torch.int64, pin_memory=True)
         if tokens is not None:
             on_host.copy_(tokens, non_blocking=True)
-        # Whoever waits for it sleeps, rather than keep a core busy.
+        # A thread that waits for it sleeps, instead of keeping a core busy.
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
         return on_host, done

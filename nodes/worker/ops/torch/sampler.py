@@ -1,18 +1,19 @@
-"""Draws tokens on the device, all rows at once, by the random numbers and the rules of `nodes.worker.sampler`.
+"""Draws tokens on the device, all rows at once, with the random numbers and the rules of `nodes.worker.sampler`.
 
-The uniform numbers do not depend on logits, so the host makes them by the hash and sends them with the parameters. On
-the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round otherwise a draw can
-differ where its number falls within a rounding of the border between two tokens.
+The uniform numbers do not depend on logits, so the host makes them with the hash and sends them with the parameters. On
+the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round differently a draw can
+differ if its number falls within a rounding error of the border between two tokens.
 
-What logits are drawn from is made by the same code as the CPU's (`adjusted`), the draws are not: of 16 rows of 151,936
-logits on one core (AVX-512, medians of CPU time in turns) this takes 4.6 to 5.0 times as long with `top_p`, where
-windows sort fewer candidates, 1.4 to 1.6 times with `top_k` or temperature alone, and 2.1 times for the most likely
-token, which is looked up by piece there. Nor do windows fit a device: how many a row needs is an answer to wait for.
+Logits are adjusted by the same code as on the CPU (`adjusted`), but drawn from by other code. On the CPU that of
+`nodes.worker.sampler` is faster: for 16 rows of 151,936 logits on one core (AVX-512, medians of CPU time in turns) this
+takes 4.6 to 5.0 times as long with `top_p`, where windows sort fewer candidates, 1.4 to 1.6 times with `top_k` or
+temperature alone, and 2.1 times for the most likely token, which is looked up by piece there. But windows do not suit a
+device: the host would have to wait to learn how many a row needs.
 
-Filters need the most likely tokens in order. Rows whose `top_k` bounds them are sorted that far only; the others as far
-as `_FIRST_TRY` tokens, and whole if that did not settle all of them, which takes one look at the device. A token is
-found by its weight and its rank among equal weights, so that the order among equals (lower id first) does not depend on
-what the device's sorting makes of them.
+Filters need the most likely tokens in order. Rows whose `top_k` bounds them are sorted only that far; the others as far
+as `_FIRST_TRY` tokens, and entirely if that did not settle all of them, which takes one answer from the device. A token
+is found by its weight and its rank among equal weights, so that the order among equals (lower id first) does not depend
+on the device's sorting.
 """
 
 import math
@@ -31,7 +32,7 @@ _FIRST_TRY: Final = 1024
 
 
 class _Random(NamedTuple):
-    """Parameters of the random rows, `[rows]` each; float64, but `temperature` and `lowest`, which are float32."""
+    """Parameters of the random rows, `[rows]` each; float64, except `temperature` and `lowest`, which are float32."""
 
     temperature: Tensor
     lowest: Tensor
@@ -40,7 +41,7 @@ class _Random(NamedTuple):
     number: Tensor
 
     def rows(self, which: Tensor) -> "_Random":
-        """Of some rows only."""
+        """The parameters of some rows only."""
         return _Random(*(field.index_select(0, which) for field in self))
 
 
@@ -65,7 +66,7 @@ def sample_on_device(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """The same for rows that are biased or random."""
+    """`sample_on_device` for rows that are biased, penalised or random."""
     rows = adjusted(logits, draws, partial(_placed, device=logits.device))
     highest, drawn = _most_likely(rows)
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy]
@@ -86,7 +87,7 @@ def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _draw(rows: Tensor, highest: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Token ids of random rows; of those without a finite logit any id that is in the vocabulary or its padding."""
+    """Token ids of random rows; for those without a finite logit, any id in the vocabulary or its padding."""
     parameters = _parameters(draws, rows.device)
     scaled = (rows - highest.unsqueeze(-1)) / parameters.temperature.unsqueeze(-1)
     weights = torch.exp(scaled)
@@ -112,7 +113,7 @@ def _draw(rows: Tensor, highest: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _draw_any(weights: Tensor, sums: Tensor, number: Tensor) -> Tensor:
-    """From the whole vocabulary: first the piece, then the token in it."""
+    """Draw from the whole vocabulary: first the piece, then the token in it."""
     num_rows, num_pieces = sums.shape
     every = torch.full((num_rows,), num_pieces, device=sums.device)
     target = number * sums[:, -1]
@@ -125,7 +126,7 @@ def _draw_any(weights: Tensor, sums: Tensor, number: Tensor) -> Tensor:
 
 
 def _draw_filtered(scaled: Tensor, parameters: _Random, total: Tensor, most: int, bounded: bool) -> Tensor:
-    """From the tokens that pass; `total` is the weight of all. `bounded`: `most` candidates are enough for all rows."""
+    """Draw from the tokens that pass; `total` is the weight of all. `bounded`: `most` candidates do for all rows."""
     size = scaled.shape[1]
     width = min(most, size)
     top = scaled.topk(width, dim=-1).values
@@ -149,10 +150,10 @@ def _draw_filtered(scaled: Tensor, parameters: _Random, total: Tensor, most: int
 
 
 def _first_above(sums: Tensor, target: Tensor, count: Tensor, *, inclusive: bool = False) -> Tensor:
-    """Per row: index of the first of `count` sums above `target` (or equal to it); if none is, that of the highest."""
+    """Per row: index of the first of `count` sums above `target` (`inclusive`: or equal); if none, of the highest."""
     found = torch.searchsorted(sums, target.unsqueeze(1), right=not inclusive).squeeze(1)
     highest = torch.searchsorted(sums, _at(sums, count - 1).unsqueeze(1)).squeeze(1)
-    # NaN sorts behind everything: rows that have one are not drawn, but must not index outside.
+    # NaN sorts behind everything: rows that have one are not drawn, but must not index out of range.
     return torch.where(found < count, found, highest).clamp(max=sums.shape[1] - 1)
 
 
