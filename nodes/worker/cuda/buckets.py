@@ -10,9 +10,9 @@ _STEP: Final = 8
 
 
 def bucket_sizes(most: int = MAX_BUCKET) -> list[int]:
-    """1, 2, 4, then 8 to `most` in steps of 8 (mini-sglang's); `most` itself is the last even where it is no multiple.
+    """1, 2, 4, then 8 to `most` in steps of 8 (mini-sglang's); `most` itself is the last even if it is no multiple.
 
-    Small steps, because a padded row costs as much as another; raises ValueError if `most` is below 1.
+    Small steps, because a padded row costs as much as a real one; raises ValueError if `most` is below 1.
     """
     if most < 1:
         raise ValueError(f"the largest bucket has at least one row, not {most}")

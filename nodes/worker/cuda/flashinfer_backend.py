@@ -1,8 +1,8 @@
-"""FlashInfer's kernels (Ye et al. 2025, version 0.6): the only file that knows them. Imported when a GPU worker starts.
+"""FlashInfer's kernels (Ye et al. 2025, version 0.6): only this file imports it, when a GPU worker starts.
 
-Not yet run on a GPU: written after the sources of 0.6.13. Everything is called by keyword, because 0.6.18 moves
-positions. `backend="fa2"`, because it takes any strides, so that a layer of the page-major pool is a view.
-How steps are planned is in `flashinfer_plans`.
+Not yet run on a GPU: written after the sources of 0.6.13. All arguments are passed by keyword, because 0.6.18 changes
+their positions. `backend="fa2"`, because it takes any strides, so that a layer of the page-major pool is a view.
+`flashinfer_plans` plans the steps.
 """
 
 import importlib
@@ -29,8 +29,8 @@ HEAD_DIMS: Final = (64, 128, 256)
 
 
 def load_flashinfer() -> Any:
-    """The module. Raises BackendMissing where it is not installed or does not import."""
-    # The norms of the other choice need nvidia-cutlass-dsl, which is not among the requirements here.
+    """The module. Raises BackendMissing if it is not installed or cannot be imported."""
+    # FlashInfer's other norms need nvidia-cutlass-dsl, which is not among the requirements here.
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         return importlib.import_module("flashinfer")
@@ -42,7 +42,7 @@ def load_flashinfer() -> Any:
 
 
 class FlashInferKernels(Kernels):
-    """Each by one kernel of FlashInfer."""
+    """Each operation by one kernel of FlashInfer."""
 
     def __init__(self, flashinfer: Any) -> None:
         self._flashinfer = flashinfer
@@ -62,7 +62,7 @@ class FlashInferKernels(Kernels):
     @override
     def rotate(self, positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor) -> None:
         rows, _, dim = q.shape
-        # Flattening heads keeps the view: they lie side by side inside a row, whatever the stride of rows.
+        # Flattening the heads needs no copy: they lie side by side inside a row, whatever the stride of rows.
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
             positions=positions,
             query=q.view(rows, -1),
@@ -82,9 +82,9 @@ class FlashInferKernels(Kernels):
 class FlashInferAttention(DeviceAttention, CrossAttending):
     """Rows of decoding sequences go through one kernel, those of chunks through another.
 
-    `kinds` are those of the layers, all of them seeing everything by default; a plan is made for each that occurs.
+    `kinds` are those of the layers; by default all layers see everything. A plan is made for each kind that occurs.
     `merged`: chunks attend in two parts, see `flashinfer_merged`. Raises BackendMissing for shapes that FlashInfer has
-    no kernels for, and for windows where `merged`.
+    no kernels for, and for windows if `merged`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Cross-attention by FlashInfer: every row sees all encoder states of its sequence. Its oracle is `TorchAttention`.
 
 Not yet run on a GPU: written after the sources of 0.6.13. The paged prefill kernel without causality serves chunks and
-single rows alike. A sequence without states gets zeros from it (a row that sees nothing is divided by nothing there);
-where no sequence has any, it is not called. Not captured in graphs: no model here needs it yet.
+single rows alike. A sequence without states gets zeros from it (it does not divide by the empty sum of a row that sees
+nothing); if no sequence has any states, it is not called. Not captured in graphs: no model here needs it yet.
 """
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from nodes.worker.ops.torch.batch import PageTable, pinned
 
 
 class CrossAttention:
-    """For the layers of kind CROSS."""
+    """Attention for the layers of kind CROSS."""
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
@@ -21,7 +21,7 @@ class CrossAttention:
         self._any_states = False
 
     def plan(self, encoder: PageTable) -> None:
-        """For all rows of a batch; `encoder` is `HostBatch.encoder`."""
+        """Plan all rows of a batch; `encoder` is `HostBatch.encoder`."""
         planner = self._planner
         self._any_states = encoder.indices.shape[0] > 0
         if self._any_states:

@@ -1,9 +1,9 @@
 """Prefill in two parts by FlashInfer, joined by its `merge_state`; `merged` says what is computed and is its oracle.
 
-Not yet run on a GPU: written after the sources of 0.6.13. What is cached may end inside a page whose rest this step
-writes: the lengths say where. A sequence without anything cached gets zeros and a sum of next to nothing from the paged
-kernel (there minus infinity is -50,000), so that its rows keep what they have; if no sequence has, that kernel is not
-called.
+Not yet run on a GPU: written after the sources of 0.6.13. The cached positions may end inside a page whose rest this
+step writes: the lengths say where. For a sequence with nothing cached the paged kernel returns zeros and a sum of next
+to nothing (its minus infinity is -50,000), so that merging leaves its rows unchanged; if no sequence has anything
+cached, that kernel is not called.
 """
 
 import torch
@@ -16,11 +16,11 @@ from nodes.worker.ops.torch.batch import PageTable, pinned
 
 _MOST_THREADS = 1024
 _VECTOR = 8
-"""Numbers of 16 bits that a thread of `merge_state` takes: one block merges all heads of a row."""
+"""How many 16-bit numbers a thread of `merge_state` takes; one block merges all heads of a row."""
 
 
 class MergedPrefill:
-    """Raises BackendMissing for shapes that `merge_state` cannot be launched for."""
+    """Prefill attention in two parts. Raises BackendMissing for shapes that `merge_state` cannot be launched for."""
 
     def __init__(self, planner: Planner) -> None:
         if planner.num_heads * planner.layout.head_dim > _MOST_THREADS * _VECTOR:
@@ -34,7 +34,7 @@ class MergedPrefill:
         self._any_cached = False
 
     def plan(self, chunks: PageTable) -> None:
-        """For the sequences of `chunks`, whose rows are the batch's last."""
+        """Plan the sequences of `chunks`, whose rows are the batch's last."""
         planner = self._planner
         cached = chunks.cached(planner.layout.page_size)
         table = planner.on_host(cached)

@@ -1,20 +1,20 @@
 """FlashInfer's wrappers: how they are made, what memory they share, and how a step is planned on them.
 
-Not yet run on a GPU: written after the sources of 0.6.13, as all of `flashinfer_backend`, which hands the module in.
+Not yet run on a GPU: written after the sources of 0.6.13, like all of `flashinfer_backend`, which passes the module in.
 
 One 128 MiB workspace serves all wrappers, as all run on one stream and none leaves anything there for the next. A
 schedule, though, is read by every layer of the step, so each kind of layer has its own. A wrapper's `plan` writes its
-schedule to its own page-locked buffer and copies it to the device on the stream, later than the call returns: the
-buffer must not be written again before that copy was made, so each plan waits for the copies of the plan before. With
+schedule to its own page-locked buffer and copies it to the device on the stream, after the call has returned: the
+buffer must not be written again before that copy is made, so each plan waits for the copies of the plan before. With
 two steps in flight that copy is behind the step before the last, which has ended when the next is planned, so the wait
 costs nothing.
 
-Nothing else in a plan waits for the device, as all that it reads lies on the host. What it costs there, by the sources:
-decoding by tensor cores it takes Python's `max` over the tensor of lengths, one small tensor for each row (4 us a row,
-0.9 ms for 256, measured on a CPU), for a number that only other backends read. `fast_decode_plan`, public in 0.6.13 and
-up to 0.6.18 at least, leaves that out, and the filling of the arrays, for wrappers with arrays of their own that were
-planned before: those of captured steps. Others keep it: to prefill, the longest sequence could be told as
-`max_sequence_kv`, but then the plan for "fa2" fails (0.6.13).
+Nothing else in a plan waits for the device, as all that it reads lies on the host. Its cost on the host, by the
+sources: when decoding by tensor cores it takes Python's `max` over the tensor of lengths, one small tensor for each row
+(4 us a row, 0.9 ms for 256, measured on a CPU), for a number that only other backends read. `fast_decode_plan`, public
+from 0.6.13 to 0.6.18 at least, leaves out that and the filling of the arrays, for wrappers that have arrays of their
+own and were planned before: those of captured steps. Others pay for it: to prefill, the longest sequence could be
+passed as `max_sequence_kv`, but then the plan for "fa2" fails (0.6.13).
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ from nodes.worker.pool.view import PoolView
 
 _WORKSPACE_BYTES: Final = 128 << 20
 _SCHEDULE_BYTES: Final = 1 << 20
-"""Per kind, for all buckets: a decode schedule takes a few KiB, and FlashInfer's default is 8 MiB."""
+"""Per kind, for all buckets: a decode schedule takes a few KiB, while FlashInfer's default is 8 MiB."""
 _PLAIN_GROUPS: Final = (1, 2, 3)
-"""Query heads per KV head for which the kernel without tensor cores is there and faster (mini-sglang's limit of 4)."""
+"""Query heads per KV head for which the kernel without tensor cores exists and is faster (mini-sglang's limit of 4)."""
 
 
 class HostTable(NamedTuple):
@@ -47,7 +47,7 @@ class HostTable(NamedTuple):
 class Planner:
     """What all wrappers of one worker have in common: pool, shapes, workspaces. `kinds` are those of the layers.
 
-    `distinct` are those that occur, but for cross-attention.
+    `distinct` are those that occur, except cross-attention.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class Planner:
         self._copied = torch.cuda.Event() if self.device.type == "cuda" else None
 
     def wait(self) -> None:
-        """Return when the copies of the last plan have been made."""
+        """Wait until the copies of the last plan have been made."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def planned(self) -> None:
-        """All copies of a plan have been begun."""
+        """Note that all copies of a plan have been begun."""
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.device))
 
     def tensor_cores(self, kind: AttentionKind) -> bool:
-        """Which kernel decodes. The one without tensor cores reads what lies before a window and masks it."""
+        """Whether to decode with tensor cores. The other kernel reads what lies before a window and masks it."""
         return self._tensor_cores or kind.window > 0
 
     def decode_wrapper(self, kind: AttentionKind) -> Any:
-        """For one row of each sequence, any number of them."""
+        """For one row of each sequence, and any number of sequences."""
         return self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             float_workspace_buffer=self.workspace,
             kv_layout="NHD",
@@ -115,7 +115,7 @@ class Planner:
         )
 
     def on_host(self, table: PageTable) -> HostTable:
-        """For the plans of all kinds."""
+        """`table` as the plans of all kinds read it."""
         arrays = (table.query_indptr, table.indptr, table.last_page_len, table.lengths)
         counts = table.query_indptr[1:] - table.query_indptr[:-1]
         query_indptr, indptr, last_page_len, lengths = (pinned(array, self.device) for array in arrays)
@@ -131,18 +131,18 @@ class Planner:
             num_kv_heads=self.layout.num_kv_heads,
             head_dim=self.layout.head_dim,
             page_size=self.layout.page_size,
-            # FlashInfer counts what lies left of a position, and -1 is all.
+            # FlashInfer counts the positions to the left; -1 means all.
             window_left=kind.window - 1,
             q_data_type=self.dtype,
             kv_data_type=self.dtype,
             seq_lens=table.lengths,
-            # Whole sequences rather than splits of fixed size: those change the number of blocks, which a captured
-            # graph cannot.
+            # Whole sequences, not splits of fixed size: those change the number of blocks, which is fixed in a
+            # captured graph.
             disable_split_kv=self.deterministic,
         )
 
     def plan_again(self, wrapper: Any, table: HostTable, indices: Tensor, kind: AttentionKind) -> None:
-        """As `plan_decode`, for a wrapper that has been planned so before and whose arrays are filled already."""
+        """As `plan_decode`, for a wrapper that was planned by it before and whose arrays are filled already."""
         assert self.fast_plan is not None, "see Captured"
         self.fast_plan(
             wrapper,
@@ -210,7 +210,7 @@ class Planner:
             paged_kv_cache=self.layers[layer],
             kv_indices=arrays.write_pages,
             kv_indptr=self.numbers[: num_rows + 1],
-            # Not read by the kernel but for its length.
+            # The kernel reads nothing of it but its length.
             kv_last_page_len=self.numbers[:num_rows],
             kv_layout="NHD",
         )
@@ -219,7 +219,7 @@ class Planner:
 class Captured:
     """Decode wrappers for exactly `num_rows` sequences, one for each kind, and the arrays that captured kernels read.
 
-    Page numbers go to `indices`.
+    Page numbers are copied to `indices`.
     """
 
     def __init__(self, planner: Planner, num_rows: int, indices: Tensor) -> None:
@@ -237,7 +237,7 @@ class Captured:
         """Schedule one row of each sequence of `table` for all kinds."""
         planner = self._planner
         again = self._planned and planner.fast_plan is not None
-        # The quick plan leaves the wrapper's arrays alone, which the captured kernels read.
+        # The quick plan does not fill the wrapper's arrays, which the captured kernels read.
         if again:
             self._indptr.copy_(table.indptr, non_blocking=True)
             self._last_page_len.copy_(table.last_page_len, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Decode steps captured once per bucket and replayed: one launch in the place of some three hundred.
+"""Decode steps captured once per bucket and replayed: one launch in place of some three hundred.
 
 Each bucket reads its input from static arrays and leaves its logits in a static tensor, which the next replay of any
 bucket may overwrite: they share memory. What a replay needs is copied on the same stream before it, so a step can be
@@ -25,7 +25,7 @@ class Recorder(Protocol):
     """Captures work on the device."""
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
-        """Run and capture `work`: its result, and what does it again, on the same memory, into the same result."""
+        """Run and capture `work`. Returns its result, and a call that repeats it in the same memory."""
         ...
 
 
@@ -39,7 +39,7 @@ class GraphRecorder(Recorder):
 
     @override
     def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
-        """Runs `work` before, so that kernels are compiled and libraries have their workspaces."""
+        """Runs `work` twice beforehand, so that kernels are compiled and libraries have their workspaces."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -55,7 +55,7 @@ class GraphRecorder(Recorder):
 
 
 class _Bucket(NamedTuple):
-    """One captured batch size: where its input goes, its attention to be planned, and its logits `[rows, vocab]`."""
+    """One captured batch size: where its input goes, the attention to plan, and its logits `[rows, vocab]`."""
 
     arrays: DeviceBatch
     attention: DeviceAttention
@@ -90,7 +90,7 @@ class DecodeGraphs:
         return self._buckets.choose(batch.num_rows) if fits else 0
 
     def replay(self, batch: HostBatch, on_device: DeviceBatch) -> Tensor:
-        """Logits `[rows, vocab]` of a batch that was padded to a bucket; good until the next replay on the stream."""
+        """Logits `[rows, vocab]` of a batch that was padded to a bucket; valid until the next replay on the stream."""
         bucket = self._captured[batch.num_rows]
         for name in ("token_ids", "positions", "write_pages", "write_offsets"):
             getattr(bucket.arrays, name).copy_(getattr(on_device, name))
@@ -114,7 +114,7 @@ class DecodeGraphs:
 
 
 def padding_batch(num_rows: int) -> HostBatch:
-    """A decode step of nothing but padding: what is captured, and what is measured."""
+    """A decode step of nothing but padding, for capturing and measuring."""
     nothing = np.zeros(0, dtype=np.int32)
     start = np.zeros(1, dtype=np.int32)
     table = PageTable(start, start, nothing, nothing, nothing)

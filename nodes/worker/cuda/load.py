@@ -30,7 +30,7 @@ from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.weights.opening import open_weights
 
 TILE_ROWS: Final = 64
-"""Rows of one product with `deterministic`: as many as memory speed allows nearly for the price of one."""
+"""Rows of one product with `deterministic`: about as many as cost hardly more than one, given the memory's speed."""
 
 
 def load_cuda_runner(
@@ -40,7 +40,7 @@ def load_cuda_runner(
 
     With `collectives` only this rank's parts are loaded, and all ranks must load.
 
-    Must be called in the thread that will launch the steps: the current device and stream are a thread's own. Nothing
+    Must be called in the thread that will launch the steps: the current device and stream are set per thread. Nothing
     runs on the device any more when it returns. Not yet run on a GPU.
     """
     if not torch.cuda.is_available():
@@ -61,7 +61,7 @@ def load_cuda_runner(
     device = torch.device("cuda", cuda_ordinal(pool.info.device))
     torch.cuda.set_device(device)
     if config.deterministic:
-        # Else a product may be cut along its inner dimension, and the parts summed in bfloat16.
+        # Otherwise a product may be cut along its inner dimension, and the parts summed in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     view = _view_of(pool)
     dtype = pool.info.layout.dtype
@@ -92,10 +92,10 @@ def _view_of(pool: PagePool) -> PoolView:
 def load_host_runner(
     spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives
 ) -> NativeRunner | DeviceRunner:
-    """One rank of a group on the CPU, by native kernels; by torch where they do not compute it.
+    """One rank of a group on the CPU, by native kernels, or by torch if they do not support the model.
 
     Its bits are not those of one worker alone. Raises WorkerError, ModelError or CollectiveFailed. Must be called in
-    the thread that will run the steps: the number of threads is a thread's own setting.
+    the thread that will run the steps: torch's number of threads is set per calling thread.
     """
     own_threads = default_threads()
     num_threads = config.num_threads or own_threads
@@ -112,7 +112,7 @@ def load_host_runner(
 def build_runner(
     spec: ModelSpec, config: WorkerConfig, view: PoolView, collectives: Collectives | None = None
 ) -> tuple[DeviceRunner, DeviceNetwork, DeviceAttention]:
-    """A runner over `view` on whatever device that is; on the CPU, where tests build it, with the torch backend only.
+    """A runner over `view`, on the device of that; on the CPU, where tests build it, with the torch backend only.
 
     Raises WorkerError or ModelError.
     """
@@ -143,7 +143,7 @@ def build_runner(
 def _graphs(
     config: WorkerConfig, network: DeviceNetwork, attention: DeviceAttention, view: PoolView
 ) -> DecodeGraphs | None:
-    """Decode steps, captured, if they are to be and can be. They hold the addresses of pool and workspaces."""
+    """Captured decode steps, if configured and possible. They hold the addresses of pool and workspaces."""
     if not (config.cuda_graphs and attention.can_capture and network.can_capture):
         return None
     most = min(MAX_BUCKET, config.max_batch_tokens)
@@ -157,7 +157,7 @@ def fingerprint(
 ) -> str:
     """Names everything that bits depend on, as far as it is known without computing: see `Runner.numerics`.
 
-    `attention` is the backend with its version. Graphs count, because their steps are padded to other numbers of rows.
+    `attention` is the backend with its version. Graphs matter, because their steps are padded to other numbers of rows.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     parts = (
@@ -167,7 +167,7 @@ def fingerprint(
         str(dtype).removeprefix("torch."),
         attention,
         "graphs" if graphs else "eager",
-        # Sums over the inner dimension are cut otherwise.
+        # The sums over the inner dimension are cut differently.
         *((f"tp{tp_size}",) if tp_size > 1 else ()),
         "fixed" if deterministic else "varies",
     )

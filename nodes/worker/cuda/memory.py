@@ -1,4 +1,4 @@
-"""How much memory the largest step takes, asked of the device itself; the arithmetic is in `device_memory`."""
+"""How much memory the largest step takes, measured on the device; the arithmetic is in `device_memory`."""
 
 from array import array
 
@@ -12,7 +12,7 @@ from nodes.worker.steps.step import RunnableRow, RunnableStep
 
 
 def largest_step(num_rows: int, page_size: int, context_length: int) -> RunnableStep:
-    """A step of `num_rows` rows, or as many as one context has: a decoding sequence and a chunk behind one position.
+    """A step of `num_rows` rows, or as many as one context has: a decoding sequence, and a chunk after one position.
 
     Both are on the padding page, where nothing is lost, and go through every kernel that a step can need.
     """
@@ -25,7 +25,7 @@ def largest_step(num_rows: int, page_size: int, context_length: int) -> Runnable
 
 
 def measured_activation_bytes(network: DeviceNetwork, attention: DeviceAttention, num_rows: int, page_size: int) -> int:
-    """Peak bytes that the largest step takes on the network's CUDA device, its kernels compiled and warm after it.
+    """Peak bytes that the largest step takes on the network's CUDA device; its kernels are compiled and warm after it.
 
     Not yet run on a GPU.
     """

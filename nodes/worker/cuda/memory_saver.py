@@ -5,12 +5,12 @@ the host and frees them; `resume` maps others at the same addresses and copies b
 memory cannot be exported to other processes, so KV pools are never made inside.
 
 `hook_mode="torch"` gives the region an allocator of torch's own kind (a `torch.cuda.MemPool`), and nothing has to be
-preloaded into the process. The other mode, `preload`, could pause the memory of CUDA graphs too, which are captured
-again here anyhow, since the pool's addresses change.
+preloaded into the process. The other mode, `preload`, could pause the memory of CUDA graphs too, but they are captured
+again here anyway, since the pool's addresses change.
 
-Written for version 0.0.10 (`region(tag, enable_cpu_backup)`, `pause(tag)`, `resume(tag)`). Not yet run on a GPU:
-assumed is that weights keep their addresses and bits over a pause, that a region costs no more than the rounding of its
-blocks to 2 MiB, and that `pause` returns with the memory free to other processes.
+Written for version 0.0.10 (`region(tag, enable_cpu_backup)`, `pause(tag)`, `resume(tag)`). Not yet run on a GPU: it is
+assumed that weights keep their addresses and bits over a pause, that a region costs no more than the rounding of its
+blocks to 2 MiB, and that `pause` returns with the memory free for other processes.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class MemorySaver:
 
     @contextlib.contextmanager
     def region(self) -> Generator[None, None, None]:
-        """What this thread allocates on the device inside can be paused."""
+        """A context in which this thread's allocations on the device can be paused later."""
         with self._saver.region(tag=TAG, enable_cpu_backup=True):
             yield
 
@@ -41,15 +41,15 @@ class MemorySaver:
         self._saver.pause(tag=TAG)
 
     def resume(self) -> None:
-        """Have the memory again, with what was in it. Raises what the library raises if there is none."""
+        """Take the memory back, with what was in it. Raises what the library raises if none is free."""
         self._saver.resume(tag=TAG)
 
 
 @functools.cache
 def load_memory_saver() -> MemorySaver:
-    """The process's memory saver. Raises MemorySaverMissing where it is not installed or does not work here.
+    """The process's memory saver. Raises MemorySaverMissing if it is not installed or does not work here.
 
-    The same one each time: the library refuses to be told its mode once it has been used.
+    The same one each time: the library refuses to have its mode set once it has been used.
     """
     try:
         module: Any = importlib.import_module("torch_memory_saver")

@@ -1,19 +1,19 @@
 """Collectives between CUDA devices by NCCL, through CuPy's binding: the only file of the worker that imports CuPy.
 
 Operations are queued on torch's current stream on tensors of torch, by address, so they can be captured in CUDA graphs
-as any kernel; NCCL takes operations of one communicator in and outside of graphs (`NCCL_GRAPH_MIXING_SUPPORT`, on by
-itself). Whatever first happens to a communicator connects it, which cannot be captured: a size is run before it is
+like any kernel; NCCL accepts operations of one communicator inside and outside of graphs (`NCCL_GRAPH_MIXING_SUPPORT`,
+on by default). A communicator's first operation connects it, which cannot be captured: each size is run before it is
 captured (`GraphRecorder`), so that the algorithm chosen for it is connected.
 
-The host waits for nothing here. A rank that is gone makes the others' kernels run for ever: the worker's deadline of a
-step calls `abort`, which ends them, and kills the process; `check` then keeps a result that an abort cut short from
-being told. Making the communicator blocks until all ranks have come, so it is done in a thread that can be given up.
-Communicators are aborted, never destroyed: destroying waits for the other ranks. Even an abort returns only when the
-graphs that captured the communicator are freed (`commDestroySync`), after it has ended the kernels, so nobody waits for
-it.
+The host waits for nothing here. If a rank is gone, the kernels of the others run for ever: the worker's deadline of a
+step calls `abort`, which ends them, and kills the process; `check` then prevents a result that an abort cut short from
+being reported. Making the communicator blocks until all ranks have come, so it is done in a thread that can be given
+up. Communicators are aborted, never destroyed: destroying waits for the other ranks. Even an abort returns only when
+the graphs that captured the communicator are freed (`commDestroySync`), after it has ended the kernels, so nobody waits
+for it.
 
-Not yet run on a GPU. One device per rank: NCCL refuses a second rank on one, but for `NCCL_MULTI_RANK_GPU_ENABLE=1` of
-version 2.30.
+Not yet run on a GPU. One device per rank: NCCL refuses a second rank on a device, except with
+`NCCL_MULTI_RANK_GPU_ENABLE=1` of version 2.30.
 """
 
 import importlib
@@ -43,7 +43,7 @@ class NcclCollectivesMaker(CollectivesMaker):
 
     @override
     def unique_id(self) -> bytes:
-        """A thread of NCCL waits for the others at an address that is in it."""
+        """The id contains an address at which a thread of NCCL waits for the other ranks."""
         try:
             return bytes(_nccl().get_unique_id())
         except RuntimeError as error:
@@ -57,7 +57,7 @@ class NcclCollectivesMaker(CollectivesMaker):
 
     @override
     def connect(self, unique_id: bytes, rank: int, size: int, device: str) -> "NcclCollectives":
-        """Raises BackendMissing where there is no NCCL."""
+        """Raises BackendMissing if there is no NCCL."""
         nccl, on = _nccl(), torch.device("cuda", cuda_ordinal(device))
         # Registered buffers would stay pinned for as long as a graph lives.
         os.environ.setdefault(_GRAPH_REGISTER, "0")
@@ -69,12 +69,12 @@ class NcclCollectivesMaker(CollectivesMaker):
             try:
                 _set_device(on)
                 communicator.__init__(size, unique_id, rank)
-            except Exception as error:  # noqa: BLE001 # told by the thread that waits
+            except Exception as error:  # noqa: BLE001 # raised by the thread that waits
                 outcome.append(error)
             else:
                 outcome.append(None)
 
-        # In a thread, since initialising has no timeout of its own: with a rank missing it waits for ever.
+        # In a thread, since initialising has no timeout of its own: if a rank is missing it waits for ever.
         thread = threading.Thread(target=initialise, name="nccl-init", daemon=True)
         thread.start()
         thread.join(self._form_timeout_s)
@@ -122,7 +122,7 @@ class NcclCollectives(Collectives):
 
     @override
     def check(self) -> None:
-        """Asks NCCL for what failed since, such as a lost connection."""
+        """Also asks NCCL for failures since then, such as a lost connection."""
         if found := self._asynchronous_error():
             self._fail(found)
         if self._failure:
@@ -130,7 +130,7 @@ class NcclCollectives(Collectives):
 
     @override
     def abort(self) -> None:
-        """The others do not notice."""
+        """The other ranks do not notice."""
         self._fail("the group was aborted")
 
     @override
@@ -139,7 +139,7 @@ class NcclCollectives(Collectives):
         self._fail("the group was closed")
 
     def _asynchronous_error(self) -> str:
-        # Locked, because an abort frees what is asked here.
+        # Locked, because an abort frees the communicator that is asked here.
         with self._lock:
             try:
                 if not self._failure:
@@ -181,7 +181,7 @@ def _in_background(work: Any) -> None:
 
 
 def _set_device(device: torch.device) -> None:
-    """The current device is a thread's own."""
+    """Set the current device of the calling thread; each thread has its own."""
     torch.cuda.set_device(device)
 
 

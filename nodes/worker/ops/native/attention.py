@@ -1,4 +1,4 @@
-"""Paged attention of the native kernels: one call of a program's list, and what it takes."""
+"""Paged attention of the native kernels: the arguments of one call in a program's list."""
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Final

@@ -1,7 +1,7 @@
-"""The kernels' library: which build this CPU and the configuration get, whether it is of these sources, its functions.
+"""Loads the kernels' library: chooses the build for this CPU, checks that it is of these sources, types its functions.
 
-Loaded when a worker first asks for it, in the worker: a role may be forked from a process that has imported this, and
-the library's threads begin at their first work. Where there is no library torch computes, which is slower and right;
+Loaded in the worker, when it is first needed: a role may be forked from a process that has imported this module, and
+the library starts its threads with its first work. Without a library torch computes, which is slower but correct;
 `Choice.note` says why, for people.
 """
 
@@ -44,7 +44,7 @@ class Library(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The build to compute with, or None and in `note` why torch computes."""
+    """The build to compute with, or None, with the reason why torch computes in `note`."""
 
     build: Library | None
     note: str
@@ -55,11 +55,11 @@ class BuildUnfit(Exception):
 
 
 def choose_library(wanted: str = AUTO) -> Choice:
-    """The best build for this CPU, or the one that `wanted` names (`torch`: none); where there is none, says why."""
+    """The best build for this CPU, or the one that `wanted` names (`torch`: none); if there is none, says why."""
     if wanted == TORCH:
         return Choice(None, "torch kernels: set so")
     if wanted == AUTO and not has_builds():
-        # No note where there is nothing to do about it: another architecture than x86-64.
+        # No note, because the user can do nothing about an architecture other than x86-64.
         return Choice(None, "")
     flags = cpu_flags()
     names = [name for name, build in BUILDS.items() if wanted in (AUTO, name) and flags.issuperset(build.needs)]
@@ -77,7 +77,7 @@ def choose_library(wanted: str = AUTO) -> Choice:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """What the first CPU has that programs may use, as the kernel says it."""
+    """The features that programs may use on the first CPU, as the Linux kernel lists them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -96,7 +96,7 @@ def path_of(name: str) -> Path:
 
 
 def load_build(name: str, path: Path) -> Library:
-    """The build at `path`. Raises BuildUnfit if it is missing, does not load or is of other sources than these."""
+    """The build at `path`. Raises BuildUnfit if it is missing, does not load or was built from other sources."""
     if not path.exists():
         if compiler() is None:
             raise BuildUnfit("no compiler; install g++, then make setup")
@@ -108,7 +108,7 @@ def load_build(name: str, path: Path) -> Library:
             found.restype, found.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise BuildUnfit(f"{path.name} cannot be loaded ({error}); run make setup") from error
-    # Else a source that was edited would be believed to run, and two workers of one mesh to compute alike.
+    # Otherwise an edited source would seem to be running, and two workers of one mesh would seem to compute alike.
     if (digest := sources_digest()) and functions.kvmesh_sources().decode() != digest:
         raise BuildUnfit(f"{path.name} was built from other sources; run make setup")
     return Library(name, functions)

@@ -1,4 +1,4 @@
-"""Loads a model for the native kernels, where this machine has some that compute it."""
+"""Loads a model for the native kernels, if this machine has some that compute it."""
 
 import torch
 
@@ -29,10 +29,10 @@ def load_native_runner(
     num_threads: int,
     collectives: Collectives | None = None,
 ) -> NativeRunner | None:
-    """The model as a recorded program; None, and said to whom waits for the load, where torch has to compute it.
+    """The model as a recorded program; None if torch has to compute it, with the reason in the load's progress.
 
-    Nothing that was loaded is left then. With `collectives` it is this rank's part, and all ranks must load; what one
-    of them cannot compute none does. Raises what `source` raises, and CollectiveFailed.
+    Nothing that was loaded is left then. With `collectives` it is this rank's part, and all ranks must load; if one of
+    them has no native kernels, none uses them. Raises what `source` raises, and CollectiveFailed.
     """
     library, why = _fitting_library(config, TORCH_DTYPES[view.layout.dtype], spec.quantization)
     if (
@@ -50,11 +50,11 @@ def load_native_runner(
 def _fitting_library(
     config: WorkerConfig, dtype: torch.dtype, quantization: Quantization
 ) -> tuple[Library | None, str]:
-    """What computes here, or None and why not."""
+    """The library that computes here, or None and why not."""
     library, note = choose_library(config.kernels)
     if library is None or (difference := disagreement(library, dtype, quantization)) <= TOLERANCE[dtype]:
         return library, note
-    # Not an error: torch is right, and somebody waits for the mesh.
+    # Not an error: torch computes correctly, and somebody waits for the mesh.
     return None, (
         f"torch kernels: the native ones ({library.name}) compute something else on this CPU (logits differ by"
         f" {difference:.2g} of their deviation); please report it with /proc/cpuinfo"
@@ -79,19 +79,19 @@ def _load(
 
     def set_threads(count: int) -> None:
         library.set_threads(count)
-        # Torch's own stand still beside them, for what is left to it is small.
+        # torch's own threads would idle beside them: little work is left to torch.
         torch.set_num_threads(1)
 
     numerics = check_numerics(
         lambda: list(program_results(spec, library, weights, model, view.layout, collectives)),
         "any",
         numbers_of(spec, dtype),
-        # Sums over the inner dimension are cut otherwise.
+        # The sums over the inner dimension are cut differently.
         f"native-{library.name}" + (f"-tp{shard.size}" if shard.size > 1 else ""),
         num_threads,
         set_threads,
     )
-    # Rather slower than a text that depends on who else is served: failover promises the same bits.
+    # Better slower than a text that depends on the other requests: failover promises the same bits.
     if numerics.rule == "varies":
         return "torch kernels: bits of the native ones vary with the batch here"
     return NativeRunner(steps, numerics.fingerprint)

@@ -1,7 +1,7 @@
-"""Whether the kernels compute what torch computes, tried on a small model before they get a real one.
+"""Tests whether the kernels compute what torch computes, on a small model, before they get a real one.
 
-A build may meet a processor that it never ran on, a compiler that translates it wrongly, or memory that is damaged; its
-bits would still be the same in any batch, which is all that `numerics` looks at.
+A build may meet a processor that it never ran on, a compiler that translates it wrongly, or damaged memory; its bits
+would still be the same in any batch, which is all that `numerics` checks.
 """
 
 from typing import Final
@@ -25,16 +25,16 @@ from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 from nodes.worker.weights.random_weights import RandomWeights
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""Largest difference of a logit, in units of the logits' deviation. Measured with AVX2: 1e-6 and 0.02."""
+"""Largest accepted difference of a logit, in units of the logits' deviation. Measured with AVX2: 1e-6 and 0.02."""
 _PROMPT: Final = 70
 _AT_ONCE: Final = 66
 
 
 def disagreement(library: Library, dtype: torch.dtype, quantization: Quantization = "none") -> float:
-    """Largest difference of a logit from torch's, in units of their deviation; infinite where one is no number.
+    """Largest difference of a logit from torch's, in units of their deviation; infinite if one is not a number.
 
-    A chunk over two splits, the rest of the prompt, then a single row, through two layers with norms of heads, one of
-    which has a window. Takes 30 to 60 ms; computes in one thread, since here others would only be in the way.
+    Runs a chunk over two splits, the rest of the prompt, then a single row, through two layers with norms of heads, one
+    of which has a window. Takes 30 to 60 ms; torch computes in one thread, since more would only be in the way here.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
     weights = RandomWeights(spec, dtype)
     layout = spec.kv_layout("bfloat16" if dtype == torch.bfloat16 else "float32")
     kinds, num_pages = kinds_of(spec.layer_windows), layout.num_pages_for(_PROMPT)
-    # One each: pages that both wrote to would hide that one of them writes wrongly.
+    # A pool for each: shared pages would hide that one of them writes wrongly.
     pools = [PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout) for _ in range(2)]
     model = decoder(spec)
     packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library, quantized_names(spec))
@@ -61,7 +61,7 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, _PROMPT, dtype=np.int32)
     pages = np.arange(1, 1 + num_pages, dtype=np.int32)
     worst = 0.0
-    # 66 is past a split of 64 keys, so the merging of splits is tried as well.
+    # 66 is past a split of 64 keys, so the merging of splits is tested as well.
     for begin, end in ((0, _AT_ONCE), (_AT_ONCE, _PROMPT - 1), (_PROMPT - 1, _PROMPT)):
         last = np.array([end - begin - 1], dtype=np.int32)
         spans = np.array([begin, end - begin, 0, 0], dtype=np.int32)
@@ -70,6 +70,6 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
         expected = oracle.forward(token_ids, [Span(begin, end, pages)], torch.from_numpy(last.astype(np.int64))).float()
         assert found is not None
         difference = float((found.float() - expected).abs().max() / expected.std())
-        # A comparison with what is no number is false whichever way it is asked.
+        # Any comparison with NaN is false.
         worst = max(worst, difference) if difference < float("inf") else float("inf")
     return worst

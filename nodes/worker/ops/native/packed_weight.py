@@ -13,16 +13,16 @@ DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def row_bytes(library: Library, dtype: torch.dtype) -> int:
-    """Bytes of a number of rows that products of `dtype` read: 4 of bfloat16 where no instruction takes pairs of it."""
+    """Bytes of each number in the rows that products read: 4 for bfloat16 if no instruction multiplies pairs of it."""
     return library.functions.kvmesh_row_bytes(DTYPES[dtype])
 
 
 class PackedWeight:
-    """One weight, or gate and up of a gated layer, packed in memory of its own, which ends with this object.
+    """One weight, or gate and up of a gated layer, packed in memory of its own, which is freed with this object.
 
     Weights are `[out, in]`, of one shape and dtype (float32 or bfloat16), and are not kept; nor are biases, `[out]`.
-    With `is_int8` they are rounded to it, a row each with a scale (`weights/quantization.py` says how), and raise
-    WeightsUnfit where they are not finite.
+    With `is_int8` weights are rounded to int8 with a scale for each row (see `weights/quantization.py`); raises
+    WeightsUnfit if they are not finite.
     """
 
     def __init__(

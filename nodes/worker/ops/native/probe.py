@@ -1,4 +1,4 @@
-"""Tries a recorded program: the first layer and the head, on pages of their own, put together in several ways."""
+"""Tests a recorded program: the first layer and the head, on pages of their own, with rows batched in several ways."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def program_results(
 ) -> Iterator[tuple[bool, Tensor]]:
     """Whether some positions have the same bits in one piece, in chunks and as single rows; and logits `[4, vocab]`."""
     first = copy.copy(model)
-    # One layer: bits that depend on the batch do so in each, and a load should not wait for all of them.
+    # One layer is enough: bits that depend on the batch would do so in each, and all of them would delay the load.
     first.layers = model.layers[:1]
     layout = msgspec.structs.replace(layout, num_layers=1)
     num_pages = layout.num_pages_for(_EDGES[-1])
@@ -50,7 +50,7 @@ def program_results(
     token_ids = np.random.default_rng(1).integers(0, spec.vocab_size, _EDGES[-1], dtype=np.int32)
 
     def logits(*rows: _Rows, ends: Sequence[int] = ()) -> Tensor:
-        """Of the last position of each, or of those before `ends` of the only one."""
+        """Logits of the last position of each of `rows`, or of the positions before `ends` of a single one."""
         table: list[tuple[int, int, int, int]] = []
         at = 0
         for one in rows:
@@ -71,8 +71,8 @@ def program_results(
     ends = _EDGES[1:]
     whole = logits(_Rows(0, 0, ends[-1]), ends=ends)
     chunks = torch.cat([logits(_Rows(1, begin, end)) for begin, end in pairwise(_EDGES)])
-    # A copy that stops short of a split's end, for the single row below.
+    # A copy that stops one position short of `ends[1]`, for the single row below.
     logits(_Rows(2, 0, ends[1] - 1))
-    # A single row, one beside it that goes on elsewhere, and a chunk.
+    # A single row, the single row that continues that copy, and a chunk.
     mixed = logits(_Rows(0, ends[-1] - 1, ends[-1]), _Rows(2, ends[1] - 1, ends[1]), _Rows(1, ends[1], ends[2]))
     yield torch.equal(chunks, whole) and torch.equal(mixed, whole[[3, 1, 2]]), whole

@@ -1,7 +1,7 @@
 """A model as a list of operations (`program.h`): how it is put together, and the memory that it runs in.
 
-An operation is one phase of a step. What it reads and writes are values, rows of numbers whose count is a step's; a
-value has a buffer from the operation that makes it to the last that reads it, so a few buffers serve all layers.
+An operation is one phase of a step. It reads and writes values: rows of numbers, as many rows as the step has. A value
+holds a buffer from the operation that makes it to the last that reads it, so a few buffers serve all layers.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ _TAG_BYTES: Final = 64
 
 
 class ProgramUnfit(Exception):
-    """The kernels cannot express a model; the message says what of it."""
+    """The kernels cannot express a model; the message says which part of it."""
 
 
 class Operation(ctypes.Structure):
@@ -94,9 +94,9 @@ class _Program(ctypes.Structure):
 
 
 class Value(NamedTuple):
-    """What an operation makes: `width` numbers of `item_bytes` for each row, all of them or those that are sampled.
+    """What an operation makes: `width` numbers of `item_bytes` for each row, or for each sampled row (`is_selected`).
 
-    `per_row`: so many times, where each row goes through several experts.
+    `per_row`: how many times for each row, if a row goes through several experts.
     """
 
     number: int
@@ -107,7 +107,7 @@ class Value(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Before operation `before`: `value` becomes the sum of all ranks', and is added to `add` if there is one."""
+    """Before operation `before`, `value` is summed over all ranks, and the sum is added to `add` if there is one."""
 
     before: int
     value: Value
@@ -115,7 +115,7 @@ class Sum(NamedTuple):
 
 
 class Recorder:
-    """Takes operations down, one after the other; `Program` makes a list of them that runs."""
+    """Records operations, one after the other; `Program` turns them into a list that runs."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -124,12 +124,12 @@ class Recorder:
         self.attended: list[tuple[Value, Value]] = []
         self.sums: list[Sum] = []
         self.owned: list[object] = []
-        """What operations point to."""
+        """Objects that operations point to."""
         self._made: list[int] = []
         self._last: list[int] = []
 
     def value(self, width: int, item_bytes: int, *, is_selected: bool = False, per_row: int = 1) -> Value:
-        """What the next operation makes."""
+        """A new value, which the next operation makes."""
         value = Value(len(self.values), width, item_bytes, is_selected, per_row)
         self.values.append(value)
         self._made.append(len(self.operations))
@@ -137,23 +137,23 @@ class Recorder:
         return value
 
     def append(self, kind: int, x: Value | None, y: Value, **fields: Any) -> None:
-        """One operation that makes `y` of `x`, or changes it; `fields` are others of `Operation`."""
+        """Record one operation that makes `y` from `x`, or changes `y`; `fields` are other fields of `Operation`."""
         for read in (x, y, fields.get("add"), fields.get("choices")):
             if read is not None:
                 self._last[read.number] = len(self.operations)
         self.operations.append(operation(kind, x, y, **fields))
 
     def sum_over_ranks(self, value: Value, add: Value | None = None) -> Value:
-        """What was made last is a part of a sum; returns where the sum is."""
+        """Record that `value`, just made, is one rank's part of a sum; returns the value that will hold the sum."""
         self.sums.append(Sum(len(self.operations), value, add))
         for one in (value, add):
             if one is not None:
-                # As if the next operation read it: what that one makes must not lie in the same place.
+                # As if the next operation read it: that one's result must not be put in the same buffer.
                 self._last[one.number] = len(self.operations)
         return value if add is None else add
 
     def append_experts(self, experts: Sequence[Operation], x: Value, y: Value) -> None:
-        """One operation that makes `y` of `x`, of each row by the product of the expert that it was gathered for."""
+        """Record one operation that makes `y` from `x`, each row by the product of the expert it was gathered for."""
         owned = (Operation * len(experts))(*experts)
         self.owned.append(owned)
         fields = {"num_experts": len(experts), "top_k": y.per_row, "n": experts[0].n, "k": experts[0].k}
@@ -166,7 +166,7 @@ class Recorder:
             made = self.values[norm.y]
             # Fused, what the norm makes never reaches memory, so nobody but that product may read it.
             is_alone = self._made[made.number] == index and self._last[made.number] == index + 1
-            # Rows that the product changes are not to be read by a thread that is late with its norm.
+            # A thread that is late with its norm must not read rows that the product has changed.
             is_kept = norm.x not in (product.y, product.add)
             if norm.kind == NORM and product.kind in _PRODUCTS and product.x == norm.y and is_alone and is_kept:
                 norm.norm, product.norm = index + 1, index
@@ -179,7 +179,7 @@ class Recorder:
         places: list[int] = []
         for value, made, last in zip(self.values, self._made, self._last, strict=True):
             num_bytes = value.width * value.item_bytes * value.per_row
-            # Of the same size only: a row's address in it is its number times its bytes.
+            # Only a buffer of the same size: a row's address in it is the row's number times its bytes.
             free = [index for index, end in enumerate(busy_until) if end < made and buffers[index] == num_bytes]
             if not free:
                 buffers.append(num_bytes)
@@ -193,7 +193,7 @@ class Recorder:
 def operation(
     kind: int, x: Value | None, y: Value, add: Value | None = None, choices: Value | None = None, **fields: Any
 ) -> Operation:
-    """One operation, not in any list; `fields` are others of `Operation`."""
+    """One operation, not in any list; `fields` are other fields of `Operation`."""
     read = {"x": x, "y": y, "add": add, "choices": choices}
     numbers = {name: NONE if value is None else value.number for name, value in read.items()}
     return Operation(kind=kind, is_selected=y.is_selected, norm=NONE, **numbers, **fields)
@@ -239,7 +239,7 @@ class Program:
     def run(self, step: Step, collectives: Collectives | None = None) -> None:
         """Compute a step; what it points to must live until this returns. Raises CollectiveFailed.
 
-        `collectives` if it was recorded for one of several ranks.
+        `collectives` is required if the program was recorded for one of several ranks.
         """
         if step.num_rows > self._capacity:
             self._reserve(step.num_rows)
@@ -257,13 +257,13 @@ class Program:
         self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step), done, len(self._operations))
 
     def _rows(self, value: Value, num_rows: int) -> Tensor:
-        """A float32 value of the step that runs, `[rows, width]`, where it lies."""
+        """A float32 value of the running step, `[rows, width]`, in place."""
         floats = c_float * (num_rows * value.width)
         at: int = self._buffers[value.number].at
         return torch.frombuffer(floats.from_address(at), dtype=torch.float32).view(num_rows, value.width)
 
     def _reserve(self, num_rows: int) -> None:
-        """Buffers for so many rows, and some more, for what comes next is often a little longer."""
+        """Allocate buffers for `num_rows` and some more, because the next step is often a little larger."""
         # In steps of 64 rows, so that a batch that grows by one does not allocate at each step.
         self._capacity = rows = -(-num_rows // 64) * 64
         best_bytes = 8 * -(-self._head_width // _PANEL)
@@ -272,7 +272,7 @@ class Program:
             starts.append(end)
             end += -(-row_bytes * rows // _ALIGNMENT) * _ALIGNMENT
         self._memory = None
-        # The old one is given back first: the two together could be more than there is.
+        # The old memory was freed first: both together could be more than there is.
         memory = self._memory = _Memory(self._library, max(end, 1))
         for value, place, buffer in zip(self._values, self._places, self._buffers, strict=True):
             buffer.at, buffer.width = memory.at + starts[place], value.width
@@ -285,7 +285,7 @@ class Program:
 
 
 class _Memory:
-    """Zeroed bytes that end with this object."""
+    """Zeroed bytes that are freed with this object."""
 
     def __init__(self, library: Library, num_bytes: int) -> None:
         self.at: int = library.functions.kvmesh_allocate(num_bytes)

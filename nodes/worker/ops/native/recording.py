@@ -1,4 +1,4 @@
-"""Records a model: `Ops` whose values are rows to come, so that what a network asks becomes a list of operations.
+"""Records a model: `Ops` whose values stand for future rows, so that a network's calls become a list of operations.
 
 Hidden states, and what products make of them, stay in float32; what products read is in the model's dtype.
 """
@@ -44,7 +44,7 @@ _CHOICE_BYTES: Final = 12
 
 
 class Recording(Ops[Value]):
-    """`Ops` that compute nothing and list operations. Raises ProgramUnfit for what the kernels have none for."""
+    """`Ops` that compute nothing and list operations. Raises ProgramUnfit for what the kernels do not support."""
 
     def __init__(self, spec: ModelSpec, library: Library, weights: Weights, layout: KVLayout, shard: Shard) -> None:
         self._spec = spec
@@ -54,13 +54,13 @@ class Recording(Ops[Value]):
         self._layout = layout
         self._dtype = weights.dtype
         self._recorder = Recorder()
-        # Rounded or not may take as many bytes, so it is the value's number that tells.
+        # The values in the model's dtype, by number: their bytes do not tell, for they may be as many as of float32.
         self._rounded: set[int] = set()
         self.ropes: list[RopeParameters] = []
-        """Of each attention that was recorded."""
+        """The rotary embedding of each recorded attention."""
 
     def program(self, model: Decoder) -> Program:
-        """`model` as a list. Its weights must outlive it."""
+        """`model` as a list. The model's weights must outlive the list."""
         model.run(self)
         return Program(self._library, self._recorder, DTYPES[self._dtype])
 
@@ -74,12 +74,12 @@ class Recording(Ops[Value]):
         scale = float(torch.tensor(by.scale, dtype=self._dtype))
         at = weight.at if is_packed else weight.data_ptr()
         self._recorder.append(EMBED, None, y, n=y.width, weight=at, is_int8=is_packed, scale=scale)
-        # Of a token that another rank has these are zeros.
+        # For a token that another rank holds, these are zeros.
         return self._recorder.sum_over_ranks(y) if self._shard.size > 1 else y
 
     @override
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
-        """What is added to is a hidden state, and stays one."""
+        """Records a norm; `add` is a hidden state, which is updated in place and stays one."""
         self._require_wide(x)
         fields = {"n": x.width, "weight": self._weights.norms[by.weight.name].data_ptr(), "eps": by.eps}
         if add is None:
@@ -92,7 +92,7 @@ class Recording(Ops[Value]):
 
     @override
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
-        """Records a product; what is added to is written in place."""
+        """Records a product; `add` is updated in place."""
         x = self._narrow(x)
         fields, is_part = self._product(by), by.is_summed and self._shard.size > 1
         # A part is summed over the ranks first: `add` would be in the sum once for each of them.
@@ -184,7 +184,7 @@ class Recording(Ops[Value]):
 
     @override
     def head(self, x: Value, by: Linear) -> Value:
-        """The logits, or a rank's of them, are the step's own; what comes back is never read."""
+        """Records the head. The logits, or a rank's part, go to the step; the value returned is never read."""
         x, fields = self._narrow(x), self._product(by)
         self._recorder.append(HEAD, x, x, **fields)
         self._recorder.append(DRAW, x, x, n=fields["n"])
@@ -202,8 +202,8 @@ class Recording(Ops[Value]):
         return self._recorder.value(width, _FLOAT_BYTES, is_selected=is_selected)
 
     def _narrow(self, x: Value) -> Value:
-        """As products read it."""
-        # Of a model in float32 nothing is rounded, and hidden states are read as they are.
+        """`x` as products read it."""
+        # In a float32 model nothing is rounded, and hidden states are read as they are.
         if x.number in self._rounded or self._dtype == torch.float32:
             return x
         y = self._round(x.width, is_selected=x.is_selected)
@@ -211,7 +211,7 @@ class Recording(Ops[Value]):
         return y
 
     def _round(self, width: int, *, is_selected: bool = False, per_row: int = 1) -> Value:
-        """Rows in the model's dtype, as the kernels keep them."""
+        """A value of rows in the model's dtype, as the kernels keep them."""
         item_bytes = row_bytes(self._library, self._dtype)
         y = self._recorder.value(width, item_bytes, is_selected=is_selected, per_row=per_row)
         self._rounded.add(y.number)

@@ -1,6 +1,6 @@
-"""Runs steps by a recorded program: one call of the library for each, the sampler for rows that are not greedy.
+"""Runs steps with a recorded program: one call of the library for each, the sampler for rows that are not greedy.
 
-Synchronous, used by one thread. Stateless between steps but for the pages.
+Synchronous, used by one thread. Keeps no state between steps except the pages.
 """
 
 import struct
@@ -36,7 +36,7 @@ class NativeRunner(RemappableRunner):
 
     @override
     def unmap(self, *, backs_up: bool) -> None:
-        """In host memory there is nowhere else to keep weights."""
+        """`backs_up` must be False: in host memory there is nowhere else to keep weights."""
         assert not backs_up, "host memory is not backed up in host memory"
         self._steps.unmap()
 
@@ -49,7 +49,7 @@ class NativeRunner(RemappableRunner):
     def run(self, step: RunnableStep) -> StepOutcome:
         """Write KV of all rows, draw tokens for those that sample. Raises if the step cannot be computed.
 
-        Raises CollectiveFailed for whatever goes wrong in a group of ranks.
+        Raises CollectiveFailed for any failure in a group of ranks.
         """
         if self._steps.collectives is None:
             return self._run(step)
@@ -59,10 +59,10 @@ class NativeRunner(RemappableRunner):
     def _run(self, step: RunnableStep) -> StepOutcome:
         columns, sampling, altered = columns_of(step)
         if not altered and self._steps.collectives is None:
-            # No tensor is made, so torch need not be told that none is for training: of 45 us of Python about a step
-            # of one row (its kernels: 370 us) that and the objects for its draws were 15.
+            # No tensor is made, so `inference_mode` is not needed: of 45 us of Python for a step of one row (its
+            # kernels: 370 us), that and the objects for its draws were 15.
             return drawn_outcome(step, sampling, self._steps.run(columns, wants_logits=False)[0].tolist())
-        # Greedy rows have the head's own argmax: a row's logits are 608 kB at 151,936 words, written and read again.
+        # Greedy rows use the head's own argmax: a row's logits are 608 kB at 151,936 words, to be written and read.
         with torch.inference_mode():
             likely, logits = self._steps.run(columns, wants_logits=bool(altered))
             drawn = likely.tolist()
@@ -82,21 +82,21 @@ class NativeRunner(RemappableRunner):
 
 
 def columns_of(step: RunnableStep) -> tuple[Columns, Sequence[int], list[tuple[int, Draw]]]:
-    """The step as the program takes it, and the indices of its rows that draw. Of those that do not simply take the
-    most likely token: their places among them, and how they draw.
+    """The step as the program takes it, and the indices of its rows that draw; for each of those that does not simply
+    take the most likely token, its place among them and how it draws.
     """
     rows, token_ids = step.rows, step.token_ids
     if isinstance(rows, RowColumns):
         starts, counts, page_offsets, firsts = rows.starts, rows.counts, rows.page_offsets, rows.token_offsets
         sampling = range(len(starts))
-        # Most requests are greedy and nothing more, or none is: an object for each draw took 100 us at 256 rows.
+        # Usually most requests are plainly greedy, or none is: an object for each draw took 100 us at 256 rows.
         unsure: Iterable[int] = [at for at, one in enumerate(rows.found) if not one.is_plain]
     else:
         _, starts, counts, _, offsets, page_offsets, _, samplings, *_ = zip(*rows, strict=True)
         firsts = list(accumulate(counts, initial=0))
         num_tokens = firsts.pop()
         if len(token_ids) != num_tokens or list(offsets) != firsts:
-            # Rows that could not be computed were left out of the step, and not their tokens.
+            # Rows that could not be computed were left out of the step, but their tokens were not.
             token_ids = array("i")
             for offset, count in zip(offsets, counts, strict=True):
                 token_ids.extend(step.token_ids[offset : offset + count])
@@ -119,7 +119,7 @@ def _draw_of(row: RunnableRow) -> Draw:
 
 
 def _packed(numbers: list[int]) -> "array[int]":
-    """As C packs it: an array makes numbers of a list one by one, which takes 50 us for 1,024 and not 23."""
+    """Packed by C code: `array` converts the numbers of a list one by one, which takes 50 us for 1,024 and not 23."""
     packed = array("i")
     packed.frombytes(struct.pack(f"={len(numbers)}i", *numbers))
     return packed

@@ -1,6 +1,6 @@
-"""What the kernels are built from and for: read by `setup.py`, and by `builds.py` to see whether a build is this one.
+"""What the kernels are built from and for: read by `setup.py`, and by `builds.py` to check that a build is current.
 
-Needs nothing but the standard library, for it runs where the project is not installed yet.
+Needs nothing but the standard library, because it runs before the project is installed.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ BUILDS: Final[dict[str, Build]] = {
 FLAGS: Final = (
     "-std=c++17",
     "-O3",
-    # What is fused is written so: the compiler's own choice would be another in each build.
+    # Fused operations are written out: the compiler's own choice would differ between builds.
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-exceptions",
@@ -39,23 +39,23 @@ FLAGS: Final = (
     "-fvisibility=hidden",
     "-pthread",
     "-Wall",
-    # About vectors as arguments of functions that no other library calls.
+    # It warns about vectors as arguments of functions, which no other library calls here.
     "-Wno-psabi",
 )
 
 
 def has_builds() -> bool:
-    """Whether there is an instruction set here that the kernels are written for."""
+    """Whether the kernels are written for this machine's architecture."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def source_files() -> list[Path]:
-    """The translation unit and its headers; empty where only what was built of them is installed."""
+    """The translation unit and its headers; empty if only the builds are installed."""
     return sorted([*DIRECTORY.glob("*.cpp"), *DIRECTORY.glob("*.h")])
 
 
 def sources_digest() -> str:
-    """Equal for equal sources and flags; empty where there are no sources."""
+    """Equal for equal sources and flags; empty if there are no sources."""
     files = source_files()
     if not files:
         return ""

@@ -22,12 +22,12 @@ from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import most_likely
 
 Ints: TypeAlias = "array[int] | npt.NDArray[np.int32]"
-"""Contiguous int32. Arrays of Python are made and read for a step of few rows in a tenth of the time."""
+"""Contiguous int32. For a step of few rows, Python arrays are made and read in a tenth of numpy's time."""
 
 
 class Columns(NamedTuple):
-    """A step. `token_ids` is of its rows; `spans` has four numbers for each: first position, tokens, first of `pages`,
-    first row; `sampled` are the rows that draw.
+    """A step. `token_ids` are those of its rows; `spans` has four numbers for each sequence: first position, number of
+    tokens, index of its first page in `pages`, first row; `sampled` are the rows that draw.
     """
 
     token_ids: Ints
@@ -37,10 +37,10 @@ class Columns(NamedTuple):
 
 
 class NativeSteps:
-    """A model's program over `pool`, whose memory may be another one later. Raises ProgramUnfit.
+    """A model's program over `pool`, which `remap` may replace later. Raises ProgramUnfit.
 
-    With `collectives` it is one rank's part of it: between its operations sums are taken over all ranks, and the logits
-    are gathered, so that every rank has the same ones.
+    With `collectives` it is one rank's part: between operations sums are taken over all ranks, and the logits are
+    gathered, so that every rank has the same ones.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class NativeSteps:
         self.collectives = collectives
         if collectives is not None:
             assert isinstance(weights.embedding, Tensor), "ranks have no int8 weights"
-            # One row more: what tokens that another rank has look up.
+            # One more row, of zeros, for tokens that another rank holds.
             weights = weights._replace(embedding=F.pad(weights.embedding, (0, 0, 0, 1)))
         recording = Recording(spec, library, weights, pool.layout, self._shard)
         self._program = recording.program(model)
@@ -97,9 +97,9 @@ class NativeSteps:
         # 151,936 words).
         logits = torch.empty(num_sampled, len(self._shard.vocab)) if wants_logits else None
         if len(self._blocks) < 3 * num_rows:
-            # Kept, since each step overwrites what it reads of it: made anew it is zeroed first, 12 bytes a row.
+            # Kept, since each step overwrites what it reads; a new one would be zeroed first, 12 bytes a row.
             self._blocks = array("i", bytes(2 * 12 * num_rows))
-        # One structure for all steps: to make one takes 4 us, to set its fields 1.
+        # One structure for all steps: making one takes 4 us, setting its fields 1.
         step = self._step
         step.pool, step.token_ids, step.spans = self._pool_at, _at(token_ids), _at(spans)
         step.pages, step.sampled, step.drawn, step.blocks = _at(pages), _at(sampled), _at(drawn), _at(self._blocks)
@@ -112,7 +112,7 @@ class NativeSteps:
         return drawn, logits
 
     def _reach(self, num_positions: int) -> None:
-        """Angles of so many positions."""
+        """Make the angles of `num_positions` available to the kernels."""
         if num_positions <= self._num_positions:
             return
         tables = {rope: table.tables(num_positions) for rope, table in self._rotary.items()}
@@ -123,5 +123,5 @@ class NativeSteps:
 
 
 def _at(ints: Ints) -> int:
-    """Where they lie."""
+    """The address of the first one."""
     return ints.buffer_info()[0] if isinstance(ints, array) else ints.ctypes.data

@@ -14,9 +14,9 @@ from nodes.worker.weights.part_weights import PartWeights
 
 
 class Weights(NamedTuple):
-    """Products, packed, and norms, float32, by the names of their parts and of their weights.
+    """Packed products by the names of their parts, and float32 norms by the names of their weights.
 
-    `dtype` is computed in. An embedding of int8 is packed, and is the head's own weight where they are tied.
+    `dtype` is the compute dtype. An int8 embedding is packed, and is also the head's weight if the two are tied.
     """
 
     dtype: torch.dtype
@@ -28,9 +28,9 @@ class Weights(NamedTuple):
 def pack_weights(
     model: Decoder, weights: PartWeights, library: Library, quantized: Container[str] = frozenset()
 ) -> Weights:
-    """Read and pack everything that `model` computes with; what is named in `quantized` as int8.
+    """Read and pack everything that `model` computes with; weights named in `quantized` as int8.
 
-    Raises what `weights` raises, MemoryError, and WeightsUnfit where int8 cannot express a weight.
+    Raises what `weights` raises, MemoryError, and WeightsUnfit if int8 cannot express a weight.
     """
     name, embedding = model.embedding.weight.name, weights.embedding
     table = PackedWeight(library, (embedding,), is_int8=True) if name in quantized else embedding
@@ -39,7 +39,7 @@ def pack_weights(
         if isinstance(part, Norm):
             packed.norms[part.weight.name] = weights.norm(part).contiguous()
             continue
-        # Tied to the embedding: packed once and read by both, or the largest matrix would lie in memory twice.
+        # Tied to the embedding: packed once and read by both, otherwise the largest matrix would be in memory twice.
         if part.name == name and isinstance(table, PackedWeight):
             packed.products[name] = table
             continue
