@@ -1,10 +1,10 @@
-// Causal attention over pages, with all that comes between the projection of queries, keys and values and its result:
-// norms of heads, rotation, the writing of pages.
+// Causal attention over pages, with everything between the projected queries, keys and values and the result: norms of
+// heads, rotation, writing of pages.
 //
 // Positions are reduced in splits of 64 counted from 0, one after the other, with a running maximum (online softmax).
-// Within a split each sum has one accumulator. What a row does not see has weight 0, which adds nothing to a sum, and
-// what lies behind the last position that its block sees is not read; so a row's bits depend neither on the chunk that
-// it comes in nor on what else is in the batch, and numbers of former owners of a page do no harm.
+// Within a split each sum has one accumulator. A position that a row does not see has weight 0, which adds nothing to a
+// sum, and nothing is read behind the last position that the row's block sees; so a row's bits depend neither on the
+// chunk that it comes in nor on what else is in the batch, and numbers left by former owners of a page do no harm.
 #pragma once
 #include "norm.h"
 
@@ -31,7 +31,7 @@ struct AttendCall {
 struct Block {
   const int32_t* pages;
   int start, first, tokens, row, kv_head;   // positions first .. first + tokens - 1; `start` is the span's first
-  int end;                                  // of the span
+  int end;                                  // the span's
 };
 
 static Block block_of(const AttendCall& call, int item) {
@@ -49,7 +49,7 @@ INLINE Scalar* cell_of(const AttendCall& call, const Block& block, int position)
   return (Scalar*)page + (position % call.page_size * call.kv_heads + block.kv_head) * (int64_t)call.head_dim;
 }
 
-// One head of queries or keys as attention multiplies it.
+// One head of queries or keys as attention multiplies it: normed and rotated.
 static void prepare_head(const AttendCall& call, const float* from, const float* norm, int position, float* to) {
   const int dim = call.head_dim, half = dim / 2;
   const float *cos = call.cos + (int64_t)position * dim, *sin = call.sin + (int64_t)position * dim;
@@ -80,11 +80,11 @@ static void write_block(const AttendCall& call, const Block& block) {
       store_first(key + to_value + i, load_first(call.v + at + i, count), count);
     }
   }
-  // A page that the span begins is left with zeros behind the span's end: whoever reads it later may multiply them by 0.
+  // A page that the span begins gets zeros behind the span's end: whatever reads it later may multiply them by 0.
   const int last = block.end - 1;
   if (block.first + block.tokens != block.end || last / call.page_size * call.page_size < block.start) return;
   for (int position = block.end; position % call.page_size; position++) {
-    // The page is that of the span's last position, also where the table ends with it.
+    // Counted from the span's last position, because the page table may end with it.
     Scalar* key = cell_of<Scalar>(call, block, last) + (position - last) * (int64_t)call.kv_heads * dim;
     memset(key, 0, dim * sizeof(Scalar));
     memset(key + to_value, 0, dim * sizeof(Scalar));
@@ -106,7 +106,7 @@ INLINE __m256 load_eight(const Bfloat16* from) {
   return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
 }
 
-// Eight numbers of eight rows to eight rows of eight numbers, `stride` apart.
+// Transposes eight rows of eight numbers; the results are stored `stride` numbers apart.
 INLINE void transpose_eight(const __m256 (&r)[8], float* to, int stride) {
   __m256 a[8], b[8];
   UNROLL for (int i = 0; i < 4; i++) {
@@ -151,7 +151,7 @@ static void gather(const AttendCall& call, const Block& block, int base, int cou
   }
 }
 
-// Turns a row's scores of one split into weights, and scales what was summed up before by what the maximum has grown.
+// Turns a row's scores of one split into weights, and scales the sums so far down if the maximum has grown.
 INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
   float* scores = scratch.weights + row * SPLIT;
   const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;

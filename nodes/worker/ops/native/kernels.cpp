@@ -1,8 +1,8 @@
-// The C interface of the kernels, called by ctypes (library.py declares the same signatures).
+// The C interface of the kernels, called by ctypes (builds.py declares the same signatures).
 //
-// No C++ library, no exceptions, no Python: what is here needs pthreads and Linux alone. Pointers are to memory of the
-// caller that lives until the call returns. Built once for each instruction set (sources.py), with floating-point
-// contraction off: what is fused is written so.
+// No C++ library, no exceptions, no Python: this needs only pthreads and Linux. Pointers are to memory of the caller
+// that lives until the call returns. Built once for each instruction set (sources.py), with floating-point contraction
+// off: fused operations are written out.
 #include <sys/mman.h>
 
 #include "program.h"
@@ -25,7 +25,7 @@ EXPORT void kvmesh_set_threads(int threads) {
   __atomic_store_n(&pool.threads, threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads, __ATOMIC_RELAXED);
 }
 
-// Zeroed memory, in huge pages as far as it fills them: reading weights from them is a third faster. Null: there is none.
+// Zeroed memory, in huge pages as far as it fills them: reading weights from them is a third faster. Null: no memory.
 EXPORT void* kvmesh_allocate(int64_t bytes) {
   const int64_t kept = whole_pages(bytes);
   char* found = (char*)mmap(nullptr, kept + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -40,12 +40,12 @@ EXPORT void* kvmesh_allocate(int64_t bytes) {
 
 EXPORT void kvmesh_free(void* memory, int64_t bytes) { munmap(memory, whole_pages(bytes)); }
 
-// Bytes that a weight of n outputs and k inputs takes when it is packed, or two for a gated layer of n outputs.
+// Bytes that a packed weight of n outputs and k inputs takes, or two of them for a gated layer of n outputs.
 EXPORT int64_t kvmesh_packed_bytes(int dtype, int is_int8, int is_gated, int64_t n, int64_t k) {
   return num_panels(n, is_gated) * with_weights(dtype, is_int8, [&](auto type) { return panel_bytes<decltype(type)>(k); });
 }
 
-// 0, or 1 if a number that is to become int8 is not finite.
+// Packs a weight. Returns 0, or 1 if a number that is to become int8 is not finite.
 EXPORT int kvmesh_pack(
     int dtype, int is_int8, const void* weight, const void* second, int64_t n, int64_t k, void* packed) {
   int has_bad = 0;
@@ -53,7 +53,7 @@ EXPORT int kvmesh_pack(
   return has_bad;
 }
 
-// Bytes of a number of the rows that products of this dtype read and write.
+// Bytes of each number in the rows that products of this dtype read and write.
 EXPORT int kvmesh_row_bytes(int dtype) {
   return dtype == BFLOAT16 ? sizeof(RowOf<Bfloat16>) : sizeof(RowOf<float>);
 }
@@ -75,7 +75,7 @@ EXPORT void kvmesh_norm(
   }
 }
 
-// Operations first .. last - 1 of a step of a model. Its columns are the caller's until this returns.
+// Computes operations first .. last - 1 of a step of a model. The step's columns must not change until this returns.
 EXPORT void kvmesh_step(Program* program, const Step* step, int first, int last) {
   compute_step(*program, *step, first, last);
 }

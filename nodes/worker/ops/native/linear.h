@@ -1,20 +1,20 @@
-// Linear layers: packing of a weight into panels (see product.h), and their product with what follows it fused in.
+// Linear layers: packing of weights into panels (see product.h), and the product, with what follows it fused in.
 #pragma once
 #include "product.h"
 #include "threads.h"
 
 constexpr int BLOCK_ROWS = 132;      // 22 tiles for which a panel is read, and widened, once
-constexpr int LEAST_ROWS = 24;       // of a part of a panel: with fewer, widening it shows
-constexpr int64_t BLOCK_K = 128;     // of a panel at a time, 32 KB of it when it is widened: in the first cache
+constexpr int LEAST_ROWS = 24;       // for a part of a panel: with fewer, the cost of widening it shows
+constexpr int64_t BLOCK_K = 128;     // of a panel at a time: 32 KB when widened, which stay in the first-level cache
 
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 enum Epilogue { PLAIN = 0, PLUS = 1, GATED_SILU = 2, GATED_GELU = 3 };
 
 struct LinearCall {
-  const void* x;        // [rows, k], as are other and y of what rows are kept as (product.h: Rows)
+  const void* x;        // [rows, k]; x, other and y are of the type that rows are kept as (product.h: Rows)
   const void* weight;   // packed
   const float* bias;    // [n], or null; of a gated layer [2][n], the gate's first
-  const void* other;    // [rows, n], of PLUS
+  const void* other;    // [rows, n], for PLUS
   void* y;              // [rows, n]
   int64_t rows, n, k;
   int dtype, is_int8, epilogue; // dtype: of the model, and of the weight if that is not int8
@@ -22,14 +22,14 @@ struct LinearCall {
 
 struct PackCall {
   const void* weight;   // [n, k]
-  const void* second;   // [n, k], or null; panels then are half of the one (the gate), half of the other
+  const void* second;   // [n, k], or null; with it, panels are half of the first (the gate), half of the second
   void* packed;
   int* has_bad;         // set to 1 if int8 is asked for and a number is not finite
   int64_t n, k;
   int dtype, is_int8;
 };
 
-// Outputs of a panel: a gated layer's are made of two columns each.
+// Outputs of a panel: a gated layer makes each output from two columns.
 INLINE int panel_outputs(bool is_gated) { return is_gated ? PANEL / 2 : PANEL; }
 INLINE int64_t num_panels(int64_t n, bool is_gated) {
   return (n + panel_outputs(is_gated) - 1) / panel_outputs(is_gated);
@@ -40,7 +40,7 @@ INLINE int64_t panel_bytes(int64_t k) {
   return Type::HEAD_BYTES + (k + Type::K_PER_STEP - 1) / Type::K_PER_STEP * Type::STEP_BYTES;
 }
 
-// Where column `column` of `panel` lies in the weight that is packed; null: it is beyond the last.
+// Where column `column` of `panel` lies in the weight to be packed; null: it is beyond the last.
 template <class Scalar>
 INLINE const Scalar* column_of(const PackCall& call, int64_t panel, int column) {
   const int outputs = panel_outputs(call.second);
@@ -54,7 +54,7 @@ static void pack_panel(const PackCall& call, int64_t panel) {
   constexpr int PER = Type::K_PER_STEP;
   Scalar* to = (Scalar*)((char*)call.packed + panel * panel_bytes<Type>(call.k));
   const int64_t steps = panel_bytes<Type>(call.k) / Type::STEP_BYTES;
-  // A few columns at a time: their rows of the weight are read in order, and what is written stays in the cache.
+  // Some steps at a time: each row of the weight is read in order, and what is written stays in the cache.
   for (int64_t begin = 0; begin < steps; begin += 64)
     for (int column = 0; column < PANEL; column++) {
       const Scalar* weight = column_of<Scalar>(call, panel, column);
@@ -69,7 +69,7 @@ static void pack_panel(const PackCall& call, int64_t panel) {
 INLINE float to_float(float x) { return x; }
 INLINE float to_float(Bfloat16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }
 
-// Each column as whole numbers up to 127, times a 127th of the largest.
+// Each column as whole numbers up to 127, times a 127th of its largest magnitude.
 template <class Scalar>
 static void pack_panel_int8(const PackCall& call, int64_t panel) {
   typedef Int8Of<Scalar> Type;
@@ -86,7 +86,7 @@ static void pack_panel_int8(const PackCall& call, int64_t panel) {
       is_good = is_good && x <= __FLT_MAX__;
     }
     if (!is_good) __atomic_store_n(call.has_bad, 1, __ATOMIC_RELAXED);
-    // What is all zeros, or so small that a 127th is no normal number, is zeros: there is nothing to divide by.
+    // A column of zeros, or so small that a 127th is not a normal number, becomes zeros: there is nothing to divide by.
     const float scale = is_good && largest / 127.0f >= __FLT_MIN__ ? largest / 127.0f : 0;
     scales[column] = scale;
     for (int64_t k = 0; scale && k < call.k; k++)
@@ -104,7 +104,7 @@ static void unpack_row(const void* packed, int64_t k, int64_t n, float scale, fl
   for (int64_t i = 0; i < k; i++) to[i] = (float)from[i * PANEL] * scale;
 }
 
-// SiLU, or GELU by its tanh, which is x times the sigmoid of a cubic.
+// SiLU, or GELU in its tanh form, which is x times the sigmoid of a cubic.
 INLINE Floats activated(Floats x, bool is_gelu) {
   const Floats inner = is_gelu ? x * (1.5957691216f + 0.0713548163f * x * x) : x;
   return x / (1.0f + exponential(-inner));
@@ -130,7 +130,7 @@ INLINE void finish_row(const LinearCall& call, int64_t panel, int64_t row, const
   }
 }
 
-// A block of k of one panel, times rows that are cut into tiles.
+// Multiplies rows, cut into tiles, by a block of k of one panel.
 template <class Type>
 static void multiply_block(
     const typename Type::Factor* x, int64_t x_stride, int rows, const char* weight, int64_t count, float* sums,
@@ -151,11 +151,11 @@ static void multiply_block(
       shared = wide;
     }
   for (int tile = 0; tile < tiles; tile++) {
-    // Tiles of nearly equal size: of seven rows, three and four.
+    // Tiles of nearly equal size: seven rows make three and four.
     const int first = rows * tile / tiles, size = rows * (tile + 1) / tiles - first;
     const Factor* by = x + first * x_stride;
     if (is_padded) {
-      // What lies behind an odd end may be anything, and the packed zero that it meets does not make that nothing.
+      // What lies behind an odd end may be NaN, and multiplying it by the packed zero would not make it zero.
       for (int r = 0; r < size; r++) {
         memcpy(padded + r * BLOCK_K, by + r * x_stride, count * sizeof *by);
         padded[r * BLOCK_K + count] = 0;
@@ -165,7 +165,7 @@ static void multiply_block(
     const int64_t by_stride = is_padded ? BLOCK_K : x_stride;
     float* to = sums + first * PANEL;
     if (tiles == 1) {
-      // Of int8 the processor's own guesses fetch too little (1.3 times at one row); of others they do best alone.
+      // For int8 the processor's own prefetching does too little (1.3 times at one row); for others it does best alone.
       const Ahead ahead = {weight + bytes, Type::HEAD_BYTES ? bytes : 0};
       multiply<Kernel>(size, by, by_stride, weight, Type::STEP_BYTES, steps, to, PANEL, PANEL / LANES, is_first, ahead);
       return;
@@ -203,16 +203,16 @@ static void multiply_panel(
   }
 }
 
-// Into how many items a panel is cut: as few as hold no more rows than a block, unless there are too few panels to go
-// round.
+// Into how many parts the rows of a panel are cut: as few as have no more rows than a block, or more if there are too
+// few panels for the threads.
 INLINE int parts_of_panel(int64_t panels, int64_t rows, int threads) {
   const int64_t wanted = (8 * threads + panels - 1) / panels, most = rows / LEAST_ROWS;
   const int64_t least = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, parts = wanted < most ? wanted : most;
   return (int)(parts > least ? parts : least);
 }
 
-// All panels for some rows, then for the next: rows of a block stay in the second cache from panel to panel. With all
-// rows for one panel, then for the next, a product of 512 rows took 1.15 times as long.
+// All panels for some rows, then all for the next rows: a block's rows stay in the second-level cache from panel to
+// panel. With all rows for one panel, then for the next panel, a product of 512 rows took 1.15 times as long.
 template <class Type, class Finish>
 static void multiply_part(
     const void* x, const void* packed, int64_t k, int64_t rows, int64_t panels, int parts, int item, Finish finish) {
@@ -222,7 +222,7 @@ static void multiply_part(
       [&](int64_t row, float* sums) { finish(panel, row, sums); });
 }
 
-// `run` with the type of weights by which rows of `dtype` are multiplied.
+// Calls `run` with the type of weights that rows of `dtype` are multiplied by.
 template <class Run>
 INLINE auto with_weights(int dtype, bool is_int8, Run run) {
   if (dtype == BFLOAT16) return is_int8 ? run(Int8Of<Bfloat16>{}) : run(PairsOfBfloat16{});

@@ -1,19 +1,19 @@
 // A feed-forward layer of experts (Shazeer et al. 2017): which of them each row goes through, and the rows of each.
 //
-// How many rows an expert has is known only in the middle of a step, and helpers must know a phase's number of items
-// before (threads.h). So items are counted for as many experts as can be chosen, and those that no row chose are empty.
+// How many rows an expert has is known only in the middle of a step, but helpers must know a phase's number of items
+// before (threads.h). So items are counted for as many experts as can be chosen, and those beyond the chosen are empty.
 #pragma once
 #include "norm.h"
 
-// One of a row's experts: its number, the row's share of it, and the row's place among all that were gathered.
+// One of a row's experts: its number, its share in the row's result, and the row's place among all gathered rows.
 struct Choice {
   int32_t expert;
   float share;
   int32_t place;
 };
 
-// The experts that a row's scores are highest for, of equal ones the first, in the order of their numbers: in which
-// their results are added up, whatever the other rows choose. Scores that are no numbers make all shares none.
+// The experts with a row's highest scores, of equal ones the first, in the order of their numbers, which is the order
+// in which their results are added up, whatever the other rows choose. A score that is NaN makes all shares NaN.
 template <class Scalar>
 static void choose_experts(const float* scores, int num_experts, int top_k, bool is_normalized, Choice* found) {
   for (int expert = 0; expert < num_experts; expert++) {
@@ -32,7 +32,7 @@ static void choose_experts(const float* scores, int num_experts, int top_k, bool
   float chosen = 0;
   for (int i = 0; i < top_k; i++) chosen += found[i].share = exponential(splat(found[i].share - highest))[0] / all;
   for (int i = 0; i < top_k; i++) {
-    // Rounded as it is where models are trained.
+    // Rounded as in training.
     Scalar share;
     store_first(&share, splat(is_normalized ? found[i].share / chosen : found[i].share), 1);
     Choice one = {found[i].expert, load_first(&share, 1)[0], 0};

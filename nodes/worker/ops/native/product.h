@@ -1,9 +1,10 @@
-// Products of a few rows with 64 columns of a packed matrix, in registers: what linear layers and attention are made of.
+// Products of a few rows with 64 columns of a packed matrix, in registers: what linear layers and attention consist of.
 //
-// A packed panel is 64 columns of the matrix, step after step: one k of float32, a pair of k of bfloat16 column by
-// column, or int8 with a scale for each column in front. Each output has one accumulator, which takes its products in
-// the order of k however many rows and columns are computed with it; between blocks of k it is kept in memory as
-// float32, which is exact. So a row's bits cannot depend on its neighbours, and rows need no padding.
+// A packed panel is 64 columns of the matrix, step after step: a step is one k of float32, a pair of k of bfloat16 for
+// each column, or one or two k of int8, with a scale for each column in front of the panel. Each output has one
+// accumulator, which takes its products in the order of k however many rows and columns are computed with it; between
+// blocks of k it is kept in memory as float32, which is exact. So a row's bits cannot depend on its neighbours, and
+// rows need no padding.
 #pragma once
 #include "simd.h"
 
@@ -14,9 +15,9 @@
 constexpr int PANEL = 64;
 constexpr int TILE_ROWS = 6;
 
-// What rows between operations are kept as, for a model of this dtype: what products multiply. Without an instruction
-// for pairs of bfloat16 they are widened by whoever makes them; when each product widened them again, for every panel,
-// a prefill of 128 took 1.13 times as long.
+// The type that rows are kept as between operations, for a model of this dtype: the type that products multiply.
+// Without an instruction for pairs of bfloat16, the operation that makes rows widens them; when each product widened
+// them again, for every panel, a prefill of 128 took 1.13 times as long.
 template <class Scalar>
 struct Rows {
   typedef Scalar Row;
@@ -32,9 +33,9 @@ struct Rows<Bfloat16> {
 template <class Scalar>
 using RowOf = typename Rows<Scalar>::Row;
 
-// How weights lie in memory. `Scalar` is the model's dtype, `Factor` what rows are multiplied as, `Kernel` the type whose
-// `add_step` computes, `Wide` that of weights which several tiles of rows share: converting them once for all tiles is
-// exact, so bits are the same.
+// How weights lie in memory. `Scalar` is the model's dtype, `Factor` the type in which rows are multiplied, `Kernel`
+// the type whose `add_step` computes, `Wide` the type of weights that several tiles of rows share: converting them once
+// for all tiles is exact, so the bits are the same.
 struct Float32 {
   typedef float Scalar;
   typedef float Factor;
@@ -60,7 +61,7 @@ struct PairsOfBfloat16 {
   static constexpr int K_PER_STEP = 2, STEP_BYTES = PANEL * 4, COLUMN_BYTES = 4, HEAD_BYTES = 0;
 };
 
-// 64 numbers of one k after the other. What they are times is in front: 64 float32.
+// 64 numbers for one k after the other. Their scales are in front: 64 float32.
 struct Int8 {
   typedef float Factor;
   typedef int8_t Weight;
@@ -90,8 +91,8 @@ struct Int8Of<Bfloat16> : PairsOfInt8 {
 };
 #endif
 
-// Vectors of columns for a tile of so many rows. With 16 registers the rows that keep the multipliers busy leave room
-// for a quarter of a panel; few rows take more columns, for it needs eight sums at once to hide a multiplication's time.
+// Vectors of columns for a tile of so many rows. With 16 registers, enough rows to keep the multipliers busy leave room
+// for a quarter of a panel; few rows take more columns, because hiding a multiplication's latency takes eight sums.
 template <int ROWS>
 constexpr int vectors_of() {
   if (LANES == 16) return 4;
@@ -127,7 +128,7 @@ INLINE void add_step(
   add_pairs(sums, x, x_stride, pairs);
 }
 
-// Whole numbers up to 127 are bfloat16 as they are: the upper halves of their float32.
+// Whole numbers up to 127 are exact in bfloat16: the upper halves of their float32.
 INLINE Ints pairs_of(const char* w) {
   return (Ints)(((Words)load((const int8_t*)w) >> 16) | (Words)load((const int8_t*)w + PANEL));
 }
@@ -156,7 +157,7 @@ INLINE void add_step(Floats (&sums)[ROWS][VECTORS], PairsOfBfloat16, const float
 }
 #endif
 
-// `steps` of a panel as `Wide` has them.
+// Converts `steps` of a panel to its `Wide` type.
 template <class Type>
 static void widen(Type, const char* w, int64_t steps, char* to) {
   for (int64_t i = 0; i < steps * PANEL; i += LANES) store((float*)to + i, load((const typename Type::Weight*)w + i));
@@ -182,7 +183,7 @@ static void widen(PairsOfBfloat16, const char* w, int64_t steps, char* to) {
 }
 #endif
 
-// Memory that is read next, fetched meanwhile, a little in each step.
+// Memory that is read next: prefetched meanwhile, a little in each step.
 struct Ahead {
   const char* at;
   int64_t bytes;
@@ -210,7 +211,7 @@ static void multiply_rows(
     const typename Type::Factor* x, int64_t x_stride, const char* w, int64_t w_stride, int64_t steps, float* sums,
     int64_t stride, int num_vectors, bool is_first, Ahead ahead) {
   constexpr int MOST = vectors_of<ROWS>();
-  // Where nothing is to be fetched, what is there already.
+  // If there is nothing to prefetch, an address that is in the cache already.
   const char* next = ahead.bytes ? ahead.at : (const char*)x;
   const int64_t next_stride = ahead.bytes ? ahead.bytes * MOST / (num_vectors * steps) + 1 : 0;
   int j = 0;

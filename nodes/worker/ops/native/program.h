@@ -1,9 +1,9 @@
 // A step of a model: a list of operations, recorded once, over as many rows as the step has.
 //
-// Each operation is one phase of one job (threads.h). Which numbers of rows there are is known by the caller before the
-// step begins, so it says each phase's number of items beforehand. Hidden states, the rows of queries, keys and values
-// and logits are float32; what products read is rounded once to the model's dtype, and kept as `Rows` says. What a row's numbers are does not
-// depend on the other rows: every operation is either of one row, or a product or attention, where that holds too.
+// Each operation is one phase of one job (threads.h). The caller knows all numbers of rows before the step begins, so
+// it publishes each phase's number of items beforehand. Hidden states, the rows of queries, keys and values, and logits
+// are float32; what products read is rounded once to the model's dtype, and kept as `Rows` says. A row's numbers do not
+// depend on the other rows: every operation works on single rows, or is a product or attention, where that holds too.
 #pragma once
 #include "attention.h"
 #include "mixture.h"
@@ -20,22 +20,22 @@ struct Operation {
   int32_t is_selected;             // over the rows that are sampled, else over all
   int32_t x, y;                    // buffers that are read and written
   int32_t add;                     // buffer, or -1
-  int32_t norm;                    // of products: the operation before, whose norm of `x` is computed here if rows are
-                                   // few, or -1; `x` is what it writes
-  int32_t is_gelu;                 // of GATED: else SiLU
+  int32_t norm;                    // of products: the NORM before, which is computed here if rows are few, or -1; `x`
+                                   // is what it writes. Of a NORM: that product, or -1
+  int32_t is_gelu;                 // of GATED: GELU, else SiLU
   int32_t attend;                  // of WRITE and ATTEND: index
   int32_t choices;                 // of GATHER and COMBINE: buffer of Choice [rows][top_k]
   int32_t num_experts, top_k;      // of ROUTE to COMBINE
   int32_t is_normalized;           // of ROUTE: shares of one among those chosen
-  int32_t is_int8;                 // the weight, which then is packed of EMBED too
-  int64_t n, k;                    // outputs and inputs of a product; n: width of a norm, at `k` of the row
-  const Operation* experts;        // of EXPERTS, [num_experts]: a PRODUCT or GATED for what was gathered
-  const void* weight;              // packed, but for EMBED and NORM
+  int32_t is_int8;                 // the weight; that of EMBED is then packed, too
+  int64_t n, k;                    // outputs and inputs of a product; of a norm its width, and where in a row it begins
+  const Operation* experts;        // of EXPERTS, [num_experts]: a PRODUCT or GATED for the gathered rows
+  const void* weight;              // packed, except of EMBED (but see is_int8) and NORM
   const float* bias;               // or null; of GATED [2][n]
   float eps, scale;
 };
 
-// What the model is, its memory, and for one step at a time how many items each phase has.
+// The model's operations, its memory, and for the current step how many items each phase has.
 struct Program {
   const Operation* operations;
   const Buffer* buffers;
@@ -55,8 +55,8 @@ struct Step {
   const int32_t* spans;            // [spans][4], see AttendCall
   const int32_t* pages;
   const int32_t* sampled;          // [sampled]: their rows
-  int32_t* drawn;                  // [sampled]: the most likely token, lowest id first; -1: some logit is not finite
-  float* logits;                   // [sampled, vocab], or null: nobody asks for them
+  int32_t* drawn;                  // [sampled]: the most likely token, lowest id first; -1: a NaN, an inf, or all -inf
+  float* logits;                   // [sampled, vocab], or null: not requested
   int32_t* blocks;                 // room for [rows][3]
   int32_t num_rows, num_spans, num_sampled;
 };
@@ -64,10 +64,10 @@ struct Step {
 struct StepCall {
   const Program* program;
   const Step* step;
-  int32_t first, num_phases;       // operations: a phase each
+  int32_t first, num_phases;       // of the operations, each of which is a phase
 };
 
-// With so few rows each thread norms them itself, which is shorter than to wait for each other once more.
+// With so few rows each thread norms them itself, which is faster than waiting for each other once more.
 constexpr int FEW_ROWS = 2;
 
 INLINE int rows_per_item(int rows) { return rows > 64 ? 16 : rows > 8 ? 4 : 1; }
@@ -137,7 +137,7 @@ INLINE void finish_gated(const Program& program, const Operation& one, int64_t p
   }
 }
 
-// The highest logit of a panel and its first column; not a number if there is one.
+// The highest logit of a panel and its first column; NaN if the panel has one.
 INLINE void finish_head(
     const Program& program, const Operation& one, const Step& step, int64_t panel, int64_t row, float* sums) {
   const int count = one.n - panel * PANEL < PANEL ? (int)(one.n - panel * PANEL) : PANEL;
@@ -185,7 +185,7 @@ static void draw_row(const Program& program, const Operation& one, const Step& s
   step.drawn[row] = token;
 }
 
-// What a product reads: rows that a phase before has written, or that this thread norms now, once for all its items.
+// The rows that a product reads: written by an earlier phase, or normed now by this thread, once for all its items.
 template <class Scalar>
 INLINE const void* product_rows(const Program& program, const Operation& one, int rows, int thread) {
   if (one.norm < 0 || program.counts[one.norm]) return program.buffers[one.x].at;
@@ -217,7 +217,7 @@ static void run_experts(const Program& program, const Operation& one, int item) 
   });
 }
 
-// One thread for all rows: 512 of them, of 128 experts, take a hundredth of what their products do.
+// One thread for all rows: 512 of them, with 128 experts, take a hundredth of the time of their products.
 template <class Scalar>
 static void route_rows(const Program& program, const Operation& one, int rows) {
   Choice* choices = row_of<Choice>(program, one.y, 0);
@@ -303,7 +303,7 @@ static void run_item(const Program& program, const Step& step, int number, int i
 }
 
 static bool run_step(const StepCall& call, const Turn& turn) {
-  // Until an item is taken nothing may be looked at but the call: the step may be over, and its memory gone.
+  // Until it has taken an item, a thread may read nothing but the call: the step may be over, and its memory gone.
   for (int phase = 0; phase < call.num_phases; phase++)
     if (!turn.each_published(phase, turn.phases ? nullptr : call.program->counts + call.first, [&](int item) {
           const Program& program = *call.program;
@@ -331,14 +331,14 @@ static int count_items(const Program& program, const Operation& one, const Step&
       return most * (int)num_panels(one.n, one.experts->kind == GATED);
     }
     case NORM:
-      // `norm` of a norm is the product that can compute it itself.
+      // The `norm` of a NORM is the product that can compute it itself.
       if (one.norm >= 0 && rows <= FEW_ROWS) return 0;
       [[fallthrough]];
     default: return (rows + rows_per_item(rows) - 1) / rows_per_item(rows);
   }
 }
 
-// Blocks of as many tokens as a thread has room for; returns how many.
+// Cuts the spans into blocks of at most `tokens` tokens, for which a thread has room; returns how many.
 static int cut_blocks(const Step& step, int tokens, int32_t* has_chunks) {
   int num_blocks = 0;
   *has_chunks = 0;
@@ -355,7 +355,7 @@ static int cut_blocks(const Step& step, int tokens, int32_t* has_chunks) {
   return num_blocks;
 }
 
-// Operations first .. last - 1, of which those before have been computed: all, or what lies between two sums over ranks.
+// Computes operations first .. last - 1, after all before them: the whole step, or a part between two sums over ranks.
 static void compute_step(Program& program, const Step& step, int first, int last) {
   const int threads = __atomic_load_n(&pool.threads, __ATOMIC_RELAXED);
   int num_blocks = 0;

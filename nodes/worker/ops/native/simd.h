@@ -1,8 +1,8 @@
 // Vectors of float32, as wide as the instruction set has them, and what the kernels do with them.
 //
-// Written in the compiler's own vector types, so that all builds share one source; only fused multiplication and the
-// product of bfloat16 pairs need to name an instruction. Nothing here depends on where in memory a value lies: whatever
-// is short of a whole vector is filled up with zeros and goes the same way.
+// Written in the compiler's own vector types, so that all builds share one source; only a few operations, such as fused
+// multiplication and the product of bfloat16 pairs, name an instruction. Nothing here depends on where in memory a
+// value lies: anything shorter than a vector is padded with zeros and computed in the same way.
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
@@ -43,10 +43,10 @@ INLINE Floats load(const Bfloat16* from) {
   return (Floats)(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
 }
 
-// Compilers take a conversion of vectors apart here: the instruction is named.
+// Compilers split a conversion of vectors here, so the instruction is named.
 INLINE Floats load(const int8_t* from) {
 #if LANES == 16 && defined(__AVX512F__)
-  // The form without a mask has an operand that some compilers warn of.
+  // The form without a mask has an operand that some compilers warn about.
   const Ints wide = (Ints)_mm512_maskz_cvtepi8_epi32(0xffff, load_as<__m128i>(from));
 #elif LANES == 8
   const Ints wide = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
@@ -56,8 +56,8 @@ INLINE Floats load(const int8_t* from) {
   return __builtin_convertvector(wide, Floats);
 }
 
-// Rounds to bfloat16, in the upper halves: to the nearest, ties to even; not-a-number stays one, whose mantissa rounding
-// up could carry away.
+// Rounds to bfloat16, in the upper halves: to the nearest, ties to even. NaN is treated apart, because rounding up
+// could carry its mantissa away.
 INLINE Words rounded(Floats x) {
   const Words bits = (Words)x;
   return x == x ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000;
@@ -68,7 +68,7 @@ INLINE void store(Bfloat16* to, Floats x) {
   memcpy(to, &half, sizeof half);
 }
 
-// A bfloat16 kept as the float32 that it is equal to.
+// A bfloat16 kept as the float32 of equal value.
 struct Widened {
   float value;
 };
@@ -101,7 +101,7 @@ INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #elif LANES == 8
   return _mm256_fmadd_ps(a, b, c);
 #else
-  // Wide vectors on a CPU that has none: how the tests run the wide kernels' logic anywhere.
+  // Wide vectors on a CPU that has none, so that the tests can run the wide kernels' logic anywhere.
   struct Halved {
     __m256 low, high;
   } x, y, z;
@@ -113,7 +113,7 @@ INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// The second operand where either is not a number, so that those of the second survive.
+// If either operand is NaN, the result is the second one, so that a NaN there survives.
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
@@ -136,7 +136,7 @@ INLINE float largest_lane(Floats x) {
   return x[0];
 }
 
-// The first lane that is set of a comparison's result, or LANES.
+// The first lane that is set in a comparison's result, or LANES.
 INLINE int first_set(Ints mask) {
 #if LANES == 8
   const int bits = _mm256_movemask_ps((__m256)mask) | 1 << 8;
@@ -149,7 +149,7 @@ INLINE int first_set(Ints mask) {
   return __builtin_ctz(bits);
 }
 
-// e to the x, relative error about 1e-7; beyond +-87 it stays where float32's range ends, so that nothing overflows.
+// e to the x, relative error about 1e-7; x is kept within -87 and 88, where float32's range ends, so nothing overflows.
 INLINE Floats exponential(Floats x) {
   x = larger(splat(-87.0f), x);
   x = smaller(splat(88.0f), x);

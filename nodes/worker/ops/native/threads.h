@@ -1,12 +1,12 @@
-// Who computes: the calling thread, helped by threads of this library's own.
+// The threads that compute: the caller's, helped by threads of this library's own.
 //
-// Nobody waits for a thread, only for work: a phase of a job is a number of items, and it is over when all are done,
-// whoever did them. So a helper that the system does not run costs nothing but its help; a barrier that waits for all
-// of them took 80 us instead of 0.1 when another process had the core. Each thread takes its own part of the items,
-// for the sake of its cache, and then from the others' parts.
+// Threads never wait for a thread, only for work: a phase of a job is a number of items, and it is over when all are
+// done, by whichever threads. So a helper that the system does not run costs nothing but its help; a barrier that waits
+// for all of them took 80 us instead of 0.1 when another process had the core. Each thread takes its own part of the
+// items, for the sake of its cache, and then from the others' parts.
 //
 // Counters carry the job's number in their upper half, so a helper that comes late takes nothing. Until it has taken an
-// item of a job a helper may look at nothing but the job's own copy of its arguments: what those point to may be gone.
+// item of a job, a helper may read nothing but the job's own copy of its arguments: what those point to may be gone.
 #pragma once
 #include <linux/futex.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@
 
 constexpr int MAX_THREADS = 64;
 constexpr int MAX_PHASES = 2048;
-constexpr int SPINS = 3000;        // of a helper before it sleeps: about as long as a step of a small model is away
+constexpr int SPINS = 3000;        // of a helper before it sleeps: about the time until a small model's next step
 constexpr int SPINS_BEFORE_YIELD = 200;
 
 struct alignas(64) Counter {
@@ -29,7 +29,7 @@ struct alignas(64) Counter {
 
 struct Phase {
   Counter done;
-  int num_items;                     // where the job says it beforehand, or 0
+  int num_items;                     // valid if the job publishes it beforehand
   Counter taken[MAX_THREADS];
 };
 
@@ -45,7 +45,7 @@ static struct Pool {
   alignas(64) uint32_t number;     // of the job; odd while the next one is being written
   alignas(64) uint32_t sleepers;
   alignas(64) int is_taken;        // by a caller
-  int threads = 1;                 // that are to compute, the caller included
+  int threads = 1;                 // how many compute, the caller included
   int started;
   pid_t pid;
   Job job;
@@ -58,7 +58,7 @@ struct Turn {
   int thread, threads;
   Phase* phases;
 
-  // `work(item)` for items that nobody else does. False: this thread has come too late, the job is over.
+  // Calls `work(item)` for items that no other thread has taken. False: this thread came too late, the job is over.
   template <class Work>
   bool each(int phase, int num_items, Work work) const {
     if (!phases) {
@@ -77,10 +77,10 @@ struct Turn {
     return wait(shared, num_items);
   }
 
-  // The same for the number of items that was published with the job: what a helper that is late may not compute itself.
+  // The same for the number of items that was published with the job: a late helper may not compute that number itself.
   template <class Work>
   bool each_published(int phase, const int* counts, Work work) const {
-    // Whoever reads the number of a later job finds counters that are that job's, for they were written before it.
+    // A thread that reads a later job's number here finds that job's counters, too: they were written before it.
     return each(phase, phases ? __atomic_load_n(&phases[phase].num_items, __ATOMIC_ACQUIRE) : counts[phase], work);
   }
 
@@ -124,14 +124,14 @@ static void* help(void* argument) {
     seen = number;
     Job job = pool.job;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    // Else it was overwritten while it was read, and is over.
+    // Otherwise the job was overwritten while it was read, and is over.
     if (__atomic_load_n(&pool.number, __ATOMIC_RELAXED) == number && thread < job.threads)
       job.run(job.arguments, Turn{number, thread, job.threads, pool.phases});
   }
   return nullptr;
 }
 
-// Helpers begin when they are first needed, after any fork; a process that was forked from one with helpers has none.
+// Helpers are started when first needed, after any fork; a process that was forked from one with helpers has none.
 static void start_helpers(int threads) {
   pid_t pid = getpid();
   if (pool.pid != pid) {
@@ -140,7 +140,7 @@ static void start_helpers(int threads) {
     pool.sleepers = 0;
   }
   if (pool.started >= threads - 1) return;
-  // Signals are the interpreter's: its own threads are to get them.
+  // Helpers block all signals: the interpreter's own threads must get them.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -172,8 +172,8 @@ static void publish(Run run, const void* arguments, size_t size, int threads, in
     syscall(SYS_futex, &pool.number, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, MAX_THREADS, nullptr, nullptr, 0);
 }
 
-// Run a job of so many phases with all threads; returns when it is done. Any number of threads may call at once: the
-// pool is one caller's at a time, and the others compute alone meanwhile. `counts`, for jobs that ask for them, are the
+// Run a job of so many phases with all threads; returns when it is done. Any number of threads may call at once: one
+// caller at a time has the pool, and the others compute alone meanwhile. `counts`, for jobs that need them, are the
 // phases' numbers of items.
 template <class Arguments>
 static void run_job(
