@@ -1,4 +1,4 @@
-"""The operations that a network is computed with: eight coarse ones, on values that only they look into.
+"""The operations that a network is computed with: eight coarse ones, on values that the network never looks into.
 
 Implemented over torch for any device (`nodes.worker.ops.torch.network`) and for the CPU alone (`host_network`, the
 oracle), and by recording a program of native kernels (`nodes.worker.ops.native.recording`).

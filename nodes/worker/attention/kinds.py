@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class AttentionKind(NamedTuple):
-    """A position sees at most `window` positions with itself; 0: all up to itself. `cross`: encoder states instead."""
+    """A position sees up to `window` positions, itself included; 0: no limit. `cross`: encoder states instead."""
 
     window: int = 0
     cross: bool = False

@@ -30,7 +30,7 @@ from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.weights.opening import open_weights
 
 TILE_ROWS: Final = 64
-"""Rows of one product with `deterministic`: about as many as cost hardly more than one, given the memory's speed."""
+"""Rows of one product with `deterministic`: about as many as take hardly longer than one, as memory is the limit."""
 
 
 def load_cuda_runner(
@@ -112,7 +112,7 @@ def load_host_runner(
 def build_runner(
     spec: ModelSpec, config: WorkerConfig, view: PoolView, collectives: Collectives | None = None
 ) -> tuple[DeviceRunner, DeviceNetwork, DeviceAttention]:
-    """A runner over `view`, on the device of that; on the CPU, where tests build it, with the torch backend only.
+    """A runner over `view`, on its device; on the CPU, where tests build it, with the torch backend only.
 
     Raises WorkerError or ModelError.
     """

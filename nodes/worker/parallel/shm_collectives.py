@@ -173,7 +173,7 @@ class ShmCollectives(Collectives):
         return slots
 
     def _meet(self, message: bytes) -> None:
-        """Send `message` to all others and wait for the same from each. Otherwise ends the group: CollectiveFailed."""
+        """Send `message` to all others, wait for the same from each. On failure end the group: CollectiveFailed."""
         try:
             for rank, peer in self._peers.items():
                 self._tell(rank, peer, message)

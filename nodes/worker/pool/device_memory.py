@@ -72,7 +72,7 @@ def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_dra
         feed_forward += 5 * spec.hidden_size
     layers = max_batch_tokens * max(attention, feed_forward) * size
     if tp_size > 1:
-        # The rows of all ranks as they arrive, by rank, and again by row.
+        # The gathered rows of all ranks: as they arrive, and again in the order of rows.
         layers += min(SUMMED_ROWS, max_batch_tokens) * 2 * tp_size * spec.hidden_size * size
     draws = min(max_draws, max_batch_tokens)
     drawing = max_batch_tokens * 2 * spec.hidden_size * size + draws * spec.vocab_size * (size + 4 * _SAMPLER_COPIES)

@@ -29,7 +29,7 @@ async def wait_for_pool(
     spec: ModelSpec,
     refused: Callable[[CallError], None],
 ) -> PagePool:
-    """Map the pool, or its table if the pages are yet to be made, once there is one; `refused` is called if not.
+    """Map the pool, or its table if the pages are yet to be made, once there is one; until then `refused` gets errors.
 
     Raises CallErrors that a retry does not cure, and what `take_pool` raises, except PoolReleased.
     """

@@ -92,7 +92,7 @@ struct Int8Of<Bfloat16> : PairsOfInt8 {
 #endif
 
 // Vectors of columns for a tile of so many rows. With 16 registers, enough rows to keep the multipliers busy leave room
-// for a quarter of a panel; few rows take more columns, because hiding a multiplication's latency takes eight sums.
+// for a quarter of a panel; few rows take more columns, as it takes eight sums at once to hide a multiplication's time.
 template <int ROWS>
 constexpr int vectors_of() {
   if (LANES == 16) return 4;

@@ -54,7 +54,7 @@ class Recording(Ops[Value]):
         self._layout = layout
         self._dtype = weights.dtype
         self._recorder = Recorder()
-        # The values in the model's dtype, by number: their bytes do not tell, for they may be as many as of float32.
+        # The values in the model's dtype, by number; their size does not tell, as it may be the same as in float32.
         self._rounded: set[int] = set()
         self.ropes: list[RopeParameters] = []
         """The rotary embedding of each recorded attention."""

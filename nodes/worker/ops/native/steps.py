@@ -78,7 +78,7 @@ class NativeSteps:
         self._pool_at = pool.pages.data_ptr()
 
     def run(self, columns: Columns, *, wants_logits: bool = True) -> tuple["array[int]", Tensor | None]:
-        """The most likely token of each sampled row, -1 where a logit is not finite; their logits, `[sampled, vocab]`.
+        """The most likely token of each sampled row, -1 if its logit is not finite; the logits, `[sampled, vocab]`.
 
         Logits are float32. KV of all rows is written to the pages. Raises CollectiveFailed.
         """

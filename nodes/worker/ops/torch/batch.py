@@ -127,7 +127,7 @@ class HostBatch(NamedTuple):
 
 
 class DeviceBatch(NamedTuple):
-    """The arrays of a `HostBatch` on the device, int32; all are parts of one tensor, in the order of `PACKED`."""
+    """The arrays of a `HostBatch` on the device, int32; all are parts of one tensor, in the order of `pack`."""
 
     token_ids: Tensor
     positions: Tensor

@@ -4,7 +4,7 @@ The uniform numbers do not depend on logits, so the host makes them with the has
 the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round differently a draw can
 differ if its number falls within a rounding error of the border between two tokens.
 
-Logits are adjusted by the same code as on the CPU (`adjusted`), but drawn from by other code. On the CPU that of
+Logits are adjusted by the same code as on the CPU (`adjusted`), but other code draws from them. On a CPU that of
 `nodes.worker.sampler` is faster: for 16 rows of 151,936 logits on one core (AVX-512, medians of CPU time in turns) this
 takes 4.6 to 5.0 times as long with `top_p`, where windows sort fewer candidates, 1.4 to 1.6 times with `top_k` or
 temperature alone, and 2.1 times for the most likely token, which is looked up by piece there. But windows do not suit a
