@@ -1,4 +1,4 @@
-"""Which dtype a model is computed in where its own is none that is computed in: float16. Pure.
+"""Which dtype a model is computed in if its own is float16, in which nothing here computes. Pure.
 
 Decided once, before anything is started, and told to every actor: pools, workers and checks have to agree.
 """
@@ -10,11 +10,11 @@ from kvstore.pool.device import CPU
 from nodes.model_spec import ModelSpec
 
 BFLOAT16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
-"""Of CPUs that multiply bfloat16, as /proc/cpuinfo names them; the last is ARM's."""
+"""Flags of CPUs that multiply bfloat16, as /proc/cpuinfo names them; the last is ARM's."""
 
 
 class ComputeDtype(NamedTuple):
-    """The dtype to ask of everybody (`auto`: the checkpoint's own), and what people should know of it."""
+    """The dtype for all actors (`auto`: the checkpoint's own), and what people should know about it."""
 
     dtype: str
     note: str = ""
@@ -23,8 +23,8 @@ class ComputeDtype(NamedTuple):
 def choose_dtype(asked: str, spec: ModelSpec, device: str, cpu_flags: Collection[str]) -> ComputeDtype:
     """`asked`, unless that is the checkpoint's own and the checkpoint is float16.
 
-    bfloat16 has float16's size and float32's range, with 8 significant bits for 11. Where the device computes in it, it
-    is what memory and speed ask for; elsewhere float32 keeps every bit, which costs nothing but memory.
+    bfloat16 has float16's size and float32's range, with 8 significant bits instead of 11. Where the device computes in
+    it, it is the choice for memory and speed; elsewhere float32 keeps every bit and costs only memory.
     """
     if asked != "auto" or spec.dtype != "float16":
         return ComputeDtype(asked)

@@ -1,7 +1,7 @@
-"""How many pages the KV pools on one CUDA device get: what is left when all that share the device have theirs. Pure.
+"""How many pages the KV pools on one CUDA device get: what everything else on the device leaves. Pure.
 
-Each worker group has weights and activations of its own there, and each process that uses the device a context. Bounds
-of the model's share come from `nodes/worker/pool/device_memory.py`; the worker checks with what it measures.
+Each worker group has its own weights and activations there, and each process that uses the device its own context.
+Bounds of the model's share come from `nodes/worker/pool/device_memory.py`; the worker checks them by measuring.
 """
 
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ _GIB: Final = 1 << 30
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of one device's memory, all of it and what nobody uses now. `name` as in `cuda:0`."""
+    """One device's memory in bytes, in total and free at the moment. `name` as in `cuda:0`."""
 
     name: str
     total_bytes: int
@@ -35,8 +35,9 @@ class DeviceMemory(NamedTuple):
 class DeviceLoad(NamedTuple):
     """What `num_groups` workers of one model need on a device, besides their pools, and how much they may use.
 
-    With `tp_size` > 1 each of them is one rank of a tensor-parallel group, whose others are on other devices. Without
-    `has_agent` the kv_agent never opens a page there: workers make them (`--pool-in-worker`) and none is copied.
+    With `tp_size` > 1 each of them is one rank of a tensor-parallel group, and the other ranks are on other devices.
+    Without `has_agent` the kv_agent never opens a page there: workers make the pages (`--pool-in-worker`) and none is
+    copied.
     """
 
     spec: ModelSpec
@@ -59,7 +60,7 @@ class DeviceLoad(NamedTuple):
 
     @property
     def overhead_bytes(self) -> int:
-        """What one worker's process takes of the device besides."""
+        """What else one worker's process takes of the device."""
         return WORKER_OVERHEAD_BYTES + (GROUP_OVERHEAD_BYTES if self.tp_size > 1 else 0)
 
     @property
@@ -106,7 +107,7 @@ def _gib(num_bytes: int) -> str:
 
 
 def check_device_options(settings: Settings, tp_size: int) -> None:
-    """Raises BadConfig where what is asked for takes a device, or the CPU, or goes not with the rest."""
+    """Raises BadConfig if an option needs a device, or the CPU, or cannot be combined with another."""
     device = settings.device
     if settings.quantize != "none" and (device != CPU or tp_size > 1):
         raise BadConfig(

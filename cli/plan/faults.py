@@ -1,4 +1,4 @@
-"""What is wrong with plain data that should become a struct, in words for whoever typed it. Pure.
+"""What is wrong with plain data that should become a struct, in words for the person who typed it. Pure.
 
 msgspec finds the fault and names types and patterns; people want the setting, what it is now, and what it may be.
 """
@@ -23,7 +23,7 @@ class Fault(NamedTuple):
 def find_fault(value: Any, expected: Any, path: str = "", *, strict: bool) -> Fault | None:
     """The first thing in `value` that keeps it from becoming `expected`; None if nothing does.
 
-    With `strict` False words stand for numbers, as the environment has them. `path` names what the value is.
+    With `strict` False strings may stand for numbers, as in the environment. `path` names the value.
     """
     if isinstance(expected, type) and issubclass(expected, msgspec.Struct) and isinstance(value, Mapping):
         return _fault_of_fields(cast("Mapping[str, Any]", value), expected, path, strict=strict)
@@ -37,8 +37,8 @@ def find_fault(value: Any, expected: Any, path: str = "", *, strict: bool) -> Fa
 
 
 def unknown_name(name: str, known: Iterable[str], what: str) -> Fault:
-    """`name` is none of `known`: with what it most likely should be, or all of them."""
-    # One may be several things at once, an actor and a role, say.
+    """The fault that `name` is none of `known`; suggests the most likely one, or all of them."""
+    # A name may be several things at once, such as an actor and a role.
     names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, names, n=1)
     do = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
@@ -64,7 +64,7 @@ def _words(expected: Any) -> str:
 
 
 def _type_words(info: inspect.Type) -> str:
-    """What a value has to be; empty where only msgspec knows."""
+    """What a value has to be; empty if only msgspec knows."""
     match info:
         case inspect.Metadata():
             schema = cast("dict[str, Any]", info.extra_json_schema or {})

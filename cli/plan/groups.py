@@ -1,7 +1,7 @@
 """Which worker groups there are, how many ranks each has, and which device each rank computes on. Pure.
 
-Ranks are dealt out to the devices in order, group by group: with two devices a prefill and a decode group of one rank
-each have one for themselves. Used by `cli/plan/topology.py`.
+Ranks are dealt out to the devices in order, group by group: with two devices, a prefill and a decode group of one rank
+each get a device of their own. Used by `cli/plan/topology.py`.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class WorkerGroup(NamedTuple):
 
 
 def plan_groups(settings: Settings, spec: ModelSpec, devices: Sequence[str]) -> list[WorkerGroup]:
-    """The groups that the settings ask for on this host, on these devices; none: on the CPU. Raises BadConfig."""
+    """The groups that the settings ask for on this host, on these devices (none: on the CPU). Raises BadConfig."""
     phases: tuple[Phase, ...] = ("prefill", "decode", "mixed")
     wanted: list[tuple[Phase, str, int]] = [
         (phase, on_host(f"{phase}-{number}", settings.on), settings.tp_size(phase))

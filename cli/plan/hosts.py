@@ -1,4 +1,4 @@
-"""What a topology file says of its hosts (`[hosts.NAME]`), and what has to be true of all of them together. Pure.
+"""What a topology file says about its hosts (`[hosts.NAME]`), and what has to hold for all of them together. Pure.
 
 Used by `cli/plan/settings.py` when it has read everything; a mesh on one host has no such table.
 """
@@ -42,14 +42,14 @@ Ports = Annotated[
 ]
 
 OF_HOSTS: Final = ("prefill", "decode", "mixed", "gateways", "tokenizers", "detokenizers")
-"""Settings of a mesh on one host that every host has for itself where there are several."""
+"""Settings of the mesh if it has one host, and of each host if there are several."""
 
 
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What runs on one of several hosts. `address` is what the others dial, `bind` the IP address it listens at.
 
-    `ports` ("7500-7599") are those it listens at, where a firewall has to know; any, if it is empty.
-    `registry` is true of at most one host; without one the first of the file has it. `device` is the mesh's unless set.
+    `ports` ("7500-7599") are the ports it listens at, for a firewall that has to know them; empty: any. `registry` is
+    true for at most one host; if for none, the first host of the file has it. `device` is the mesh's unless set.
     """
 
     address: Address
@@ -66,7 +66,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether nobody but this machine reaches where it listens."""
+        """Whether only this machine can reach where it listens."""
         return is_loopback(self.bind)
 
     @property
@@ -82,7 +82,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def hosts_fault(table: Any) -> Fault | None:
-    """What is wrong with `[hosts]` as it was read: the first host that cannot be understood by itself."""
+    """What is wrong with `[hosts]` as it was read: the first host whose own table is faulty."""
     if not isinstance(table, Mapping):
         return find_fault(table, dict[str, Any], "hosts", strict=True)
     for name, fields in cast("Mapping[str, Any]", table).items():
@@ -97,7 +97,7 @@ def hosts_fault(table: Any) -> Fault | None:
 
 
 def registry_host(hosts: Mapping[str, HostSettings]) -> str:
-    """The host that the registry runs on: who says so, or else the first; "" without hosts."""
+    """The host that the registry runs on: the one that says so, or else the first; "" without hosts."""
     return next((name for name, host in hosts.items() if host.registry), next(iter(hosts), ""))
 
 
@@ -108,7 +108,7 @@ def mesh_groups(hosts: Mapping[str, HostSettings]) -> tuple[int, int, int]:
 
 
 def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[str]) -> None:
-    """Raises BadConfig where hosts do not make a mesh together, or `own` names none of them.
+    """Raises BadConfig if the hosts do not make up a mesh, or `own` names none of them.
 
     `given` are the settings that were given for the mesh as a whole.
     """

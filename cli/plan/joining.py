@@ -25,7 +25,7 @@ class Joiner(NamedTuple):
 
 
 def plan_joiner(options: Mapping[str, Any], token: JoinToken, machine: str, routed: str) -> Joiner:
-    """The host that a command line describes; `machine` and `routed` are its name and address unless it says others.
+    """The host that a command line describes; `machine` and `routed` are its name and address by default.
 
     Raises BadConfig, WrongUsage.
     """
@@ -67,7 +67,7 @@ def plan_joiner(options: Mapping[str, Any], token: JoinToken, machine: str, rout
 def joined_settings(
     token: JoinToken, joiner: Joiner, told: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Settings:
-    """What a mesh told of itself, with the host that joins and what its command line says. Raises BadConfig."""
+    """The settings that the mesh told, with the host that joins and its command line's options. Raises BadConfig."""
     own = {name: value for name, value in msgspec.to_builtins(joiner.host).items() if value is not None}
     hosts, kv = dict(told.get("hosts", {})), dict(told.get("kv", {}))
     for size, other in (("pages", "memory"), ("memory", "pages")):
@@ -79,6 +79,6 @@ def joined_settings(
 
 
 def host_name_of(machine: str) -> str:
-    """A name for a host by what its machine calls itself, up to the first dot: valid, at most 12 characters."""
+    """A valid host name of at most 12 characters, made from the machine's own name up to its first dot."""
     name = re.sub(r"[^a-z0-9-]", "-", machine.partition(".")[0].lower()).strip("-")[:12].strip("-")
     return name if name and not name.isdigit() else f"h{name}"[:12]

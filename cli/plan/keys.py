@@ -1,4 +1,4 @@
-"""Which keys links between hosts are encrypted by: where this host has them, and whether they are the ones it needs.
+"""The keys that encrypt links between hosts: where this host has them, and whether they are the ones it needs.
 
     DIRECTORY/host.json      this host's own pair
     DIRECTORY/allowed.json   the hosts of the mesh: at the registry's host the list itself, elsewhere a copy
@@ -22,14 +22,14 @@ from mesh.runtime.key_files import DamagedKeyFile, KeyDirectory
 from nodes.roles import REGISTRY
 
 REGISTRY_ROLES: Final = (REGISTRY, ALL_ROLES)
-"""Of the registry's host, which has others too."""
+"""Of the registry's host, which may have all the other roles too."""
 
 ENCRYPTED: Final = "links between hosts are encrypted, each host by its key; KV pages between them are plain"
 INSECURE: Final = "insecure: links and KV pages between hosts are plain, and whoever reaches the network can join"
 
 
 def key_directory(settings: Settings, environment: Mapping[str, str]) -> Path:
-    """Where the keys of this host for a mesh are: as set, or in the user's configuration. Absolute."""
+    """The directory of this host's keys for a mesh: as set, or in the user's configuration. Absolute."""
     if settings.keys:
         return Path(settings.keys).expanduser().absolute()
     base = Path(environment.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
@@ -37,9 +37,9 @@ def key_directory(settings: Settings, environment: Mapping[str, str]) -> Path:
 
 
 def settle_keys(settings: Settings, environment: Mapping[str, str]) -> Settings:
-    """The settings with `keys` as the directory in force; "" where links are plain, or there are none.
+    """The settings with `keys` as the directory in force; "" if links are plain, or there are none.
 
-    Raises BadKeys where keys are needed, or there are some, and they cannot be used.
+    Raises BadKeys if keys are needed and there are none, or if there are some that cannot be used.
     """
     host = settings.own_host
     if host is None or settings.insecure:
@@ -86,7 +86,7 @@ def _check(settings: Settings, path: Path, own: HostKey) -> None:
 
 
 def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
-    """The error of a host that has its own keys alone."""
+    """The error of a host that has its own keys and no list of others."""
     registry = settings.registry_host or "HEAD"
     if own.host == settings.registry_host:
         do = f"put it back, or begin anew with `{_words_new(settings, own.host, '--force')}`"
@@ -97,13 +97,13 @@ def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
 
 
 def _words_new(settings: Settings, host: str, *arguments: str) -> str:
-    # No command line says the topology file that has told this one who has the registry.
+    # The printed command names no topology file, from which this one knows where the registry is.
     registry = ("--registry",) if host == settings.registry_host else ()
     return words(settings, "new", "--host", host, *registry, *arguments)
 
 
 def links_note(settings: Settings) -> str:
-    """What people should know of links between hosts, by settings that are settled; "" where there are none."""
+    """What people should know about links between hosts, from settled settings; "" if there are no such links."""
     if not settings.hosts:
         return ""
     if settings.keys:
@@ -112,9 +112,9 @@ def links_note(settings: Settings) -> str:
 
 
 def pinned(own: HostKey, registry: str, public_key: str) -> AllowList:
-    """What a host knows that has been told the key of the registry's host and nothing else: version 0.
+    """The list of a host that has been told the key of the registry's host and nothing else: version 0.
 
-    Any list that comes from there is newer. Raises MeshError where the key is none, or this host's own.
+    Any list that the registry's host sends is newer. Raises MeshError if the key is not one, or is this host's own.
     """
     hosts = (AllowedHost(registry, public_key, REGISTRY_ROLES), AllowedHost(own.host, own.public_key))
     known = AllowList(0, hosts)
@@ -123,13 +123,13 @@ def pinned(own: HostKey, registry: str, public_key: str) -> AllowList:
 
 
 def read_own(path: Path) -> HostKey | None:
-    """This host's pair; None where there is none. Raises BadKeys."""
+    """This host's pair; None if there is none. Raises BadKeys."""
     with key_files(path) as files:
         return files.read_key()
 
 
 def read_allowed(path: Path) -> AllowList | None:
-    """The list beside it; None where there is none. Raises BadKeys."""
+    """The list beside it; None if there is none. Raises BadKeys."""
     with key_files(path) as files:
         return files.read_allowed()
 
@@ -142,7 +142,7 @@ def write_allowed(path: Path, allowed: AllowList) -> None:
 
 @contextlib.contextmanager
 def key_files(path: Path) -> Generator[KeyDirectory]:
-    """A directory of keys. What cannot be done with its files is raised as BadKeys, in the words of all commands."""
+    """A directory of keys. Errors with its files are raised as BadKeys, in the form that all commands print."""
     try:
         yield KeyDirectory(path)
     except MeshError as error:
@@ -153,6 +153,6 @@ def key_files(path: Path) -> Generator[KeyDirectory]:
 
 
 def words(settings: Settings, *arguments: str) -> str:
-    """A `meshctl keys` command of the same mesh, as it is typed."""
+    """A `meshctl keys` command for the same mesh, as it is typed."""
     name = ("--name", settings.name) if settings.name != "default" else ()
     return shlex.join(["meshctl", "keys", *arguments, *name])

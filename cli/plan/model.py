@@ -1,6 +1,6 @@
-"""What a mesh is to serve: from what stands in the settings to files on this machine, the same for all actors.
+"""The model that a mesh serves: from its name in the settings to files on this machine, the same for all actors.
 
-Called by `meshctl up` and by whatever looks at a topology without starting it, which fetches nothing.
+Called by `meshctl up`, and by commands that plan a topology without starting it: those fetch nothing.
 """
 
 import signal
@@ -23,14 +23,14 @@ _SHORT_COMMIT: Final = 12
 
 
 class ModelNotHere(BadModel):
-    """The model is one of the hub, not in the cache, and nothing is to be fetched."""
+    """The model is on the hub and not in the cache, and nothing is to be fetched."""
 
 
 class ModelPlan(NamedTuple):
-    """`argument` is how every actor finds `spec`; `origin` says where it is from, for clients (empty: `argument`).
+    """`argument` is how every actor finds `spec`; `origin` tells clients where it is from (empty: `argument`).
 
-    `settings` have what follows from the model: the dtype to compute in, and the template's whole path. `notes` are
-    what people should know of it.
+    `settings` are completed with what follows from the model: the dtype to compute in, and the template's full path.
+    `notes` are what people should know about it.
     """
 
     settings: Settings
@@ -41,7 +41,7 @@ class ModelPlan(NamedTuple):
 
 
 def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> ModelPlan:
-    """Find the model, and with `fetches` have it fetched. Raises BadModel, BadConfig, or ModelNotHere without."""
+    """Find the model, or with `fetches` fetch it. Raises BadModel, BadConfig, or without `fetches` ModelNotHere."""
     template = _check_template(settings.chat_template)
     argument, origin = _locate(settings.model, progress, fetches=fetches)
     try:
@@ -54,13 +54,13 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
         ) from error
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
-    # The pools' layouts are made of this one: a worker that computed otherwise would be refused its pool.
+    # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
     own = spec.within(settings.context_length or 0).quantized(settings.quantize)
     return ModelPlan(settings, own, argument, origin, _notes(spec, dtype))
 
 
 def names_hub(model: str) -> bool:
-    """Whether `model` is one of the hub: it could be, and is no directory here."""
+    """Whether `model` is one of the hub: the name has the form, and is no directory here."""
     return parse_hub_name(model) is not None and not Path(model).is_dir()
 
 
@@ -90,11 +90,11 @@ def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]
         if wanted is not None:
             progress.note(f"{model} is the directory {path.resolve()} here, which goes before a model of the hub")
         return str(path.resolve()), ""
-    # A third of a second, which only those pay who name a model so.
+    # The import takes a third of a second, so only a model of the hub pays for it.
     from cli.hub import files as hub
 
     if fetches:
-        # As Ctrl-C ends it: half a file may be gigabytes, and nobody would remove it.
+        # These signals end it as Ctrl-C does: half a file may be gigabytes, and nobody would remove it.
         with on_signals((signal.SIGTERM, signal.SIGHUP), _interrupt):
             snapshot = hub.fetch(wanted, progress)
     else:
@@ -122,7 +122,7 @@ def _interrupt(_number: int, _frame: Any) -> None:
 def _check_template(file: str) -> str:
     if not file:
         return ""
-    # jinja is the tokenizer's; whoever gives no template does without it here.
+    # jinja belongs to the tokenizer; without a template it is not imported here.
     from nodes.tokenizer.chat_template import ChatTemplate
     from nodes.tokenizer.errors import TemplateError
 

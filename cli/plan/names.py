@@ -1,6 +1,6 @@
-"""What actors of a host are called that every host has one of. Pure.
+"""Ids of the actors that every host has one of. Pure.
 
-On a mesh of several hosts ids end in `.HOST`, so that no two hosts have an actor of one id; without hosts they do not.
+On a mesh of several hosts ids end in `.HOST`, so that no two hosts have actors of the same id; otherwise they do not.
 """
 
 from mesh.membership.view import SUPERVISOR

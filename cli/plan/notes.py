@@ -1,4 +1,4 @@
-"""What people should know of a topology before it starts, though nothing is wrong with it. Pure."""
+"""What people should know about a topology before it starts, though nothing is wrong with it. Pure."""
 
 from typing import Final
 
@@ -7,13 +7,13 @@ from nodes.gateway.config import GatewayConfig
 
 _OWN_FILES: Final = 64
 _PEER_FILES: Final = 8
-"""Descriptors of a link: two sockets each way, with what ZeroMQ wakes itself by."""
+"""File descriptors of a link: two sockets each way, with those by which ZeroMQ wakes itself."""
 
 
 def topology_notes(
     settings: Settings, gateway: GatewayConfig | None, num_actors: int, max_files: int | None
 ) -> list[str]:
-    """Of the whole mesh, and of this host's gateway if it has one, whose process may have `max_files` descriptors."""
+    """Notes on the whole mesh, and on this host's gateway if it has one. A process may have `max_files` descriptors."""
     notes: list[str] = []
     prefill, decode, mixed = settings.mesh_groups
     if not mixed and not decode:

@@ -1,7 +1,7 @@
 """How many pages the KV pools of a mesh get: what was asked for, or what fits, in shared memory or on devices. Pure.
 
-All pools of a mesh have as many pages, those of tensor-parallel ranks too. What they hold bounds the context that is
-served: a request is decoded in one pool. Used by `cli/plan/topology.py`.
+All pools of a mesh have the same number of pages, those of tensor-parallel ranks too. Their size bounds the context
+that is served, since a request is decoded in one pool. Used by `cli/plan/topology.py`.
 """
 
 from bisect import bisect_right
@@ -26,15 +26,15 @@ _DEFAULT_CONTEXTS: Final = 4
 _MIN_DEFAULT_TOKENS: Final = 16_384
 _USABLE_SHARE: Final = 0.8
 _LEAST_CONTEXT: Final = 2048
-"""Where nobody asked for a context: with less a model that was made for more is no use, and whoever started it so did
-not mean to (64 MiB of shared memory, a container's default, are 450 tokens of a model of 0.6 billion parameters)."""
+"""The least if no context length was given: with less, a model made for more is no use, and was hardly started so on
+purpose (64 MiB of shared memory, a container's default, hold 450 tokens of a model of 0.6 billion parameters)."""
 
 
 _OTHER_MEMORY: Final = "or have the pools in another memory ([kv] directory)"
 
 
 class PoolPlan:
-    """The pools of `groups`. `free_bytes` are those of the directory, `devices` what the devices in use have."""
+    """The pools of `groups`. `free_bytes` is the room in their directory, `devices` the memory of devices in use."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class PoolPlan:
         self._free_bytes = free_bytes
         self._devices = {memory.name: memory for memory in devices}
         self._num_workers = sum(group.tp_size for group in groups)
-        # The pages of groups of few ranks are the largest.
+        # Groups with the fewest ranks have the largest pages.
         self._layout = max((group.layouts[0] for group in groups), key=lambda layout: layout.page_bytes)
         self._is_on_host = groups[0].devices[0] == CPU
         self._wanted_context = settings.context_length or spec.context_length
         self._least_context = settings.context_length or min(spec.context_length, _LEAST_CONTEXT)
         if settings.hosts and settings.kv.pages is None and settings.kv.memory is None:
-            # By what each host has free each would serve another context, and no host knows what others have.
+            # Sized by its own free memory each host would serve another context, and no host knows what others have.
             self._least_context = self._wanted_context
         self._least_pages = self._layout.num_pages_for(self._least_context) + 1
 
@@ -78,10 +78,10 @@ class PoolPlan:
         ]
 
     def context(self, pools: Sequence[PoolConfig]) -> ServedContext:
-        """What a request may have: of all pools that requests are decoded in, the smallest has to hold it."""
+        """The context that a request may have: the smallest pool in which requests are decoded has to hold it."""
         decoding = {group.name for group in self._groups if group.phase != "prefill"}
-        # Prefill groups that are alone decode too. Beside others their pools do not count: what is too long for them is
-        # prefilled where it is decoded.
+        # Prefill groups decode too if there are no others. Otherwise their pools do not count: a prompt too long for
+        # them is prefilled where it is decoded.
         sizes = [pool for pool in pools if pool.group in decoding] or pools
         kv_tokens = min((pool.num_pages - 1) * pool.layout.page_size for pool in sizes)
         length = min(self._wanted_context, kv_tokens)
@@ -93,7 +93,7 @@ class PoolPlan:
         )
 
     def require_room(self, pools: Sequence[PoolConfig]) -> int:
-        """Bytes that the pools' files take. Raises NoMemory if their directory has not as many."""
+        """Bytes that the pools' files take. Raises NoMemory if their directory has less room."""
         num_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout, pool.device) for pool in pools)
         if num_bytes > self._free_bytes:
             raise NoMemory(
@@ -112,7 +112,7 @@ class PoolPlan:
         return "--mem-fraction or fewer groups" if kv.memory is None else "--kv-memory"
 
     def _too_small(self, num_pages: int) -> NoMemory:
-        """The error where pools do not hold the least context."""
+        """The error for pools that do not hold the least context."""
         kv, layout = self._settings.kv, self._layout
         num_tokens = max(0, num_pages - 1) * layout.page_size
         needed = _file_bytes("", self._least_pages, layout)
@@ -155,7 +155,7 @@ class PoolPlan:
                     do="give more with --kv-memory",
                 )
             return num_pages
-        # A context that was asked for is meant: it may have more than what is taken unasked.
+        # A context length that was given is intended, so it may take more than the default.
         most_bytes = max(_MAX_DEFAULT_POOL_BYTES, _file_bytes("", self._least_pages, layout))
         tokens = max(self._wanted_context * _DEFAULT_CONTEXTS, _MIN_DEFAULT_TOKENS)
         return min(layout.num_pages_for(tokens) + 1, _pages_in(min(self._share_bytes, most_bytes), layout))
@@ -168,7 +168,7 @@ class PoolPlan:
             wanted = max(2, parse_bytes(settings.kv.memory) // layout.page_bytes)
         num_workers = Counter(device for group in self._groups for device in group.devices)
         tp_size = self._groups[0].tp_size
-        # One group alone has nobody to copy pages from or to.
+        # A single group has no other to copy pages from or to.
         has_agent = not settings.pool_in_worker or len(self._groups) > 1
         return min(
             device_pages(
@@ -195,18 +195,18 @@ def _pages_in(num_bytes: int, layout: KVLayout) -> int:
 
 
 def context_elsewhere(settings: Settings, spec: ModelSpec) -> ServedContext:
-    """What a host without pools says a request may have, whose KV is on other hosts.
+    """The context that a host without pools reports; its requests' KV is on other hosts.
 
     All hosts go by one file: pools are as large as it says, or hold the context that is wanted (`PoolPlan`).
     """
     wanted = settings.context_length or spec.context_length
-    # The pages of groups of few ranks are the largest.
+    # Groups with the fewest ranks have the largest pages.
     phases = zip(("prefill", "decode", "mixed"), settings.mesh_groups, strict=True)
     tp_size = min((settings.tp_size(phase) for phase, count in phases if count), default=1)
     kv, layout = settings.kv, spec.kv_layout(settings.dtype, settings.kv.page_size, 0, tp_size)
     num_pages = kv.pages if kv.memory is None else _pages_in(parse_bytes(kv.memory), layout)
     if num_pages is None:
-        # Each host's memory decides, and it is not known here.
+        # It depends on each host's memory, which is not known here.
         return ServedContext(length=wanted, model_length=spec.context_length)
     kv_tokens = max(0, num_pages - 1) * layout.page_size
     length = min(wanted, kv_tokens)

@@ -1,4 +1,4 @@
-"""The roles that a mesh is made of, and what can be set of each: fields that `[roles.ROLE]` overrides. Pure."""
+"""The roles that a mesh is made of, and what can be set for each: fields that `[roles.ROLE]` overrides. Pure."""
 
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ from nodes.worker.config import WorkerConfig
 class BuiltIn(NamedTuple):
     """A role that ships with the package: its configuration, its actor's module and class, and when it drains.
 
-    Whoever holds clients goes first (tier 0), whoever others need to finish goes later.
+    Roles that hold clients drain first (tier 0), roles that others need in order to finish drain later.
     """
 
     config: type[msgspec.Struct]
@@ -66,25 +66,25 @@ PLANNED: Final = {
     "worker": _GROUPS,
     "workers": _GROUPS,
 }
-"""Fields in which several actors, or actors and supervisor, have to agree, and the setting that decides for all."""
+"""Fields on which several actors, or actors and supervisor, must agree, and the setting that decides each for all."""
 
 
 def overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dict[str, Any]:
-    """What of a configuration differs from the defaults, as plain data, with the user's own fields on top."""
+    """The fields of a configuration that differ from the defaults, as plain data, with the user's own on top."""
     fields = {
         field.name: msgspec.to_builtins(getattr(config, field.name))
         for field in msgspec.structs.fields(config)
         if field.required or getattr(config, field.name) != field.default
     }
     for name in overrides:
-        # One gateway on another port than `ps` and `up` look at would never be ready for them.
+        # A gateway on another port than the one that `ps` and `up` check would never be ready for them.
         if name in PLANNED and name in config.__struct_fields__:
             raise BadConfig(
                 f"{name} cannot be set in [roles.{role}]",
                 why="others go by it too",
                 do=f"take it out; {PLANNED[name]} decides it for the whole mesh",
             )
-    # The environment has words only.
+    # The environment has strings only.
     given = check_config(role, fields | overrides)
     return fields | {name: msgspec.to_builtins(getattr(given, name)) for name in overrides}
 
@@ -104,6 +104,6 @@ def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
         try:
             return msgspec.convert(fields, config_type, strict=False)
         except ValueError as error:
-            # Fields that are right one by one and not together.
+            # Each field is right by itself, but not together with others.
             fault = Fault(str(error), "correct it")
     raise BadConfig(f"the configuration of a {role} cannot be used", why=fault.why, do=fault.do)

@@ -37,9 +37,9 @@ MAX_NAME_CHARS: Final = 200
 _CPU_CHUNK: Final = 256
 _CPU_STEP_S: Final = 0.2
 """Room for one to four pages beside 16 rows of a model of 0.5 billion parameters on two cores (135 or 51 ms for the
-rows, 2.6 or 1.9 for a prompt token, by torch's kernels or native ones); steps of smaller models are full before."""
+rows, 2.6 or 1.9 ms a prompt token, by torch's kernels or native ones); steps of smaller models are full before."""
 _DEVICE_CHUNK: Final = 2048
-"""A device needs some thousand rows for its products to be as fast as it can multiply."""
+"""A device needs some thousand rows in a product to multiply at full speed."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -82,30 +82,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One mesh: on one host, or this host's part of it where `hosts` says what runs on which.
 
     `device` is where workers compute and KV pools lie: the CPU, or CUDA devices, which are dealt out in order; on each
-    of them weights, activations and pools take at most `mem_fraction` of its memory. `deterministic` takes fixed tiles
-    and splits no sequence there, so that bits depend less on the batch, which no GPU has shown yet (on the CPU they
-    never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. With
-    `pool_in_worker` workers make the pages of their pools themselves: one CUDA context less where no pages are copied,
-    and a worker's death costs its KV. `chunk`, if left alone, is 256 on the CPU and 2,048 on a device. `max_step_ms`:
-    while streams run, so many prompt tokens join a step that it takes about so long, which is then the longest gap in a
-    stream; 200 if left alone on the CPU. 0 sets no such limit, as on a device, where it has not been tried.
+    device weights, activations and pools take at most `mem_fraction` of its memory. `deterministic` uses fixed tiles
+    and splits no sequence there, so that bits depend less on the batch, though no GPU has shown it yet (on the CPU
+    they never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. With
+    `pool_in_worker` workers make the pages of their pools themselves: this saves a CUDA context where no pages are
+    copied, but a worker's death costs its KV. `chunk` is 256 on the CPU and 2,048 on a device by default.
+    `max_step_ms`: while streams run, a step takes only so many prompt tokens that it lasts about this long, which is
+    then the longest gap in a stream. The default is 200 on the CPU, and 0, no limit, on a device, where it is untried.
 
-    `quantize` rounds weights when they are loaded: to `int8` on the CPU, by workers that compute alone. A step of one
-    row reads half of bfloat16's bytes then; logits differ, and pages of KV are not those of other workers.
+    `quantize` rounds weights when they are loaded: to `int8` on the CPU, in workers that compute alone. A step of one
+    row then reads half of bfloat16's bytes; logits and pages of KV differ from those of other workers.
 
-    `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
-    two left alone there are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp`
-    and `decode_tp` in groups of that kind. `served_name` is what clients call the model, by default the model's own
-    name; several are a list, or one text with commas between them, and answers carry the first. `chat_template` is a
-    file to use in the place of the model's own template. `cors_origins`, a list or a text with commas, are web pages
-    that browsers let ask here, or `*`. `roles` overrides fields of a role's own configuration:
-    `[roles.gateway] max_inflight = 100`. With `external` actors that no supervisor of the mesh knows may have its roles
-    too, and are sent requests.
+    `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; if only `mixed` is set there
+    are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp` and `decode_tp` in
+    groups of that kind. `served_name` is what clients call the model, by default the model's own name; several names
+    are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
+    instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
+    browsers may send requests, or `*`. `roles` overrides fields of a role's own configuration:
+    `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
+    roles too, and are sent requests.
 
-    With `hosts` each of them has counts of its own in the place of these, and `on` is the one that this machine is:
-    never in the file, it comes from `--host`, which else is `host`, where gateways listen for HTTP. The registry is
-    found at `registry_port` of its host, and at the next one. `keys` is the directory of this host's keys, by which
-    links between hosts are encrypted (`cli/plan/keys.py`); `insecure` does without, also beyond the loopback.
+    With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
+    in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry
+    listens at `registry_port` of its host and at the next port. `keys` is the directory of this host's keys, which
+    encrypt links between hosts (`cli/plan/keys.py`); `insecure` does without, also beyond the loopback.
     """
 
     name: Name = "default"
@@ -149,12 +149,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def own_host(self) -> HostSettings | None:
-        """What the file says of this host; None on a mesh of one host."""
+        """What the file says about this host; None on a mesh of one host."""
         return self.hosts[self.on] if self.hosts else None
 
     @property
     def own_counts(self) -> "Settings | HostSettings":
-        """Who says how many gateways, tokenizers and detokenizers this host has."""
+        """The settings that say how many gateways, tokenizers and detokenizers this host has."""
         return self.own_host or self
 
     @property
@@ -187,7 +187,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def max_step_s(self) -> float:
-        """Seconds that a step of prompts and running streams is to take at most, default filled in; 0: no limit."""
+        """Seconds that a step of prompts and running streams may take at most, default filled in; 0: no limit."""
         if self.max_step_ms is None:
             return _CPU_STEP_S if self.device == "cpu" else 0.0
         return self.max_step_ms / 1e3
@@ -231,9 +231,9 @@ def load_settings(
     options: Mapping[str, Any],
     told: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Overlay all sources and check them. Options that are None are not given. Raises BadConfig.
+    """Overlay all sources and check them. Options that are None count as not given. Raises BadConfig.
 
-    `told` is what the mesh's registry says, in the place of a file.
+    `told` is what the mesh's registry says, instead of a file.
     """
     settings, own, given = overlay_settings(file, environment, options, told)
     if not settings.hosts:
@@ -248,7 +248,7 @@ def overlay_settings(
     options: Mapping[str, Any],
     told: Mapping[str, Any] | None = None,
 ) -> tuple[Settings, str, Collection[str]]:
-    """The same of any host: the settings, which host was said, and what was given. Raises BadConfig."""
+    """The same for any host: the settings, the name given for this host, and what was set. Raises BadConfig."""
     _check_log_variables(environment)
     document: dict[str, Any] = _read_file(file) if file is not None else dict(told or {})
     source = str(file) if file is not None else "the defaults" if told is None else "what the registry told"
@@ -256,7 +256,7 @@ def overlay_settings(
     given = {key: value for key, value in options.items() if value is not None}
     own = ""
     if settings.hosts:
-        # Where there are hosts, that word says which of them this is, and only the file where gateways listen.
+        # With hosts, `--host` says which of them this is, and only the file says where gateways listen.
         own = str(given.pop("host", None) or environment.get(_HOST_VARIABLE, ""))
     for name, path in _variables(environment).items():
         if not _is_setting(path) or (settings.hosts and name == _HOST_VARIABLE):
@@ -264,7 +264,7 @@ def overlay_settings(
         _set(document, path, environment[name])
         source = f"the environment variable {name}"
         if environment[name].startswith("tcp://"):
-            # A pod beside a service named kvmesh has KVMESH_PORT=tcp://10.0.0.1:8000 and more of the kind.
+            # A pod beside a service named kvmesh has KVMESH_PORT=tcp://10.0.0.1:8000 and others like it.
             source += " (Kubernetes sets it for a service of that name: enableServiceLinks: false)"
         settings = _convert(document, source, strict=False)
     for key, value in given.items():
@@ -282,14 +282,14 @@ def overlay_settings(
 
 
 def _on_host(settings: Settings, own: str) -> Settings:
-    """The settings as one of the hosts has them. Each host's device is filled in: here the mesh's becomes its own."""
+    """The settings as one host has them. Every host's device is filled in, and `device` becomes this host's."""
     devices = {name: host.device or settings.device for name, host in settings.hosts.items()}
     hosts = {name: msgspec.structs.replace(host, device=devices[name]) for name, host in settings.hosts.items()}
     return msgspec.structs.replace(settings, on=own, hosts=hosts, device=hosts[own].device)
 
 
 def foreign_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables that look like ours and set nothing, in words: they are somebody else's, or misspelled."""
+    """Warnings about variables that look like ours but set nothing: they are somebody else's, or misspelled."""
     found: list[str] = []
     known = [ENVIRONMENT_PREFIX + "__".join(path).upper() for path in _paths(Settings)] + sorted(_OTHER_VARIABLES)
     for name, path in _variables(environment).items():
@@ -314,10 +314,10 @@ def parse_bytes(text: str) -> int:
 
 
 _OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY"})
-"""Documented, and no settings of a mesh."""
+"""Documented variables that are not settings of a mesh."""
 _HOST_VARIABLE: Final = "KVMESH_HOST"
 _NOT_BY_WORDS: Final = ("roles", "hosts", "on")
-"""What no single word sets."""
+"""Settings that no single string can set."""
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
@@ -335,12 +335,12 @@ def _is_setting(path: list[str]) -> bool:
         case ["roles", role, field]:
             return role in CONFIG_TYPES and field in CONFIG_TYPES[role].__struct_fields__
         case _:
-            # A table by itself is none: the environment has words only.
+            # A table by itself is not one: the environment has strings only.
             return path in _paths(Settings)
 
 
 def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
-    """Every setting that is no table."""
+    """The path of every setting that is not a table."""
     paths: list[list[str]] = []
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
@@ -388,12 +388,12 @@ def role_fault(role: str, fields: Mapping[str, Any]) -> Fault | None:
     """What is wrong with `[roles.ROLE]`, which names some fields of a role's configuration."""
     if role not in CONFIG_TYPES:
         return unknown_name(role, CONFIG_TYPES, "role")
-    # The environment has words only.
+    # The environment has strings only.
     return find_fault(fields, CONFIG_TYPES[role], f"roles.{role}", strict=False)
 
 
 def _set(document: dict[str, Any], path: list[str], value: Any) -> None:
     for key in path[:-1]:
-        # Every setting on the way is a table: other paths are none, and the file has been checked.
+        # Everything on the way is a table: other paths are not settings, and the file has been checked.
         document = cast("dict[str, Any]", document.setdefault(key, {}))
     document[path[-1]] = value

@@ -1,6 +1,6 @@
-"""What all hosts of a mesh have to have in common, and what a host without a topology file takes over. Pure.
+"""What all hosts of a mesh must have in common, and what a host without a topology file takes over from it. Pure.
 
-The registry is configured with both (`cli/plan/topology.py`); `mesh/membership/spec.py` compares.
+The registry is configured with both (`cli/plan/topology.py`); `mesh/membership/spec.py` compares hosts.
 """
 
 from typing import Any, Final
@@ -18,7 +18,7 @@ _SHARED: Final = (
 
 
 def host_spec(settings: Settings, spec: ModelSpec, context: ServedContext, release: str) -> dict[str, str]:
-    """What this host takes the mesh to be, of settings whose dtype is filled in; as text by name."""
+    """What this host takes the mesh to be, as text by name. The dtype of `settings` must be filled in."""
     return {
         "mesh": settings.name,
         "release": release,
@@ -32,7 +32,7 @@ def host_spec(settings: Settings, spec: ModelSpec, context: ServedContext, relea
 
 
 def shared_settings(settings: Settings, model: str) -> dict[str, Any]:
-    """What a host takes over that joins by a token; `model` is how another machine may find it."""
+    """What a host that joins by a token takes over; `model` is how another machine may find the model."""
     kv = {"page_size": settings.kv.page_size, "pages": settings.kv.pages, "memory": settings.kv.memory}
     given = {name: msgspec.to_builtins(getattr(settings, name)) for name in _SHARED}
     given |= {"model": model, "kv": {name: value for name, value in kv.items() if value is not None}}

@@ -1,8 +1,8 @@
-"""The token by which a machine joins a mesh that its topology file does not name: one word to copy. Pure.
+"""The token with which a machine joins a mesh whose topology file does not name it: one word to copy. Pure.
 
     kvmesh1.BASE64URL    of a msgpack array (mesh, address, port, host, public key) and 4 bytes of its BLAKE2b
 
-It says where the registry is and by which key to know it, and is no secret: who may join is for the registry's list.
+It says where the registry is and which key identifies it. It is no secret: the registry's list decides who may join.
 """
 
 import base64
@@ -23,7 +23,7 @@ _MAX_CHARS: Final = 1024
 
 class JoinToken(msgspec.Struct, frozen=True, array_like=True):
     """The mesh `mesh`, whose registry is on `host` and dialed at `address` and `port`. `public_key` is that host's, ""
-    where links are plain.
+    if links are plain.
     """
 
     mesh: Name
@@ -33,13 +33,13 @@ class JoinToken(msgspec.Struct, frozen=True, array_like=True):
     public_key: str = ""
 
     def text(self) -> str:
-        """As it is copied."""
+        """The token, as it is copied."""
         content = msgspec.msgpack.encode(self)
         return _PREFIX + base64.urlsafe_b64encode(content + _check(content)).decode().rstrip("=")
 
 
 def parse_token(text: str) -> JoinToken:
-    """The token that was given. Raises BadConfig: it was cut short or mistyped, or is of another version."""
+    """Decode a token. Raises BadConfig if it was cut short or mistyped, or is of another version."""
     text = text.strip()
     version, dot, body = text.partition(".")
     if not dot or not version.startswith("kvmesh") or len(text) > _MAX_CHARS:

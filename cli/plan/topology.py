@@ -42,7 +42,7 @@ Start = Literal["plain", "fork"]
 class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """One actor to start. `start`: `plain` is a new interpreter, `fork` is forked from the warm zygote.
 
-    `config` is what it is configured with alone, `supervised` what it is told besides under a supervisor.
+    `config` is its configuration when it runs alone, `supervised` what is added under a supervisor.
     `start_timeout_s`: seconds until it has to be ready. Actors of one `kind` stand in for each other.
     """
 
@@ -75,10 +75,10 @@ class Machine(NamedTuple):
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """A whole mesh, or one host's part of it. `pool_bytes` is what all KV pools take in the settings' directory, in
-    files beginning with `pool_prefix`, where pools on a device have only their page tables.
+    files whose names begin with `pool_prefix`; pools on a device have only their page tables there.
 
-    `preloads` are the modules that the zygote imports, `notes` what people should know before it starts. `spec` is what
-    all hosts have in common, empty on a mesh of one.
+    `preloads` are the modules that the zygote imports, `notes` what people should know before the mesh starts. `spec`
+    is what all hosts have in common, empty on a mesh of one host.
     """
 
     settings: Settings
@@ -99,13 +99,13 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gateway_host(self) -> str:
-        """The other host that clients connect to; "" where they do so here, or this host knows of none."""
+        """The other host that clients connect to; "" if they connect to this one, or it knows of no gateway."""
         hosts = {} if self.has_gateway else self.settings.hosts
         return next((name for name, host in hosts.items() if host.gateways), "")
 
     @property
     def url(self) -> str:
-        """Where clients connect; of a gateway that listens on loopback only, on its own host."""
+        """Where clients connect; works only on the gateway's own host if that listens on loopback only."""
         host = self.settings.host
         if host in ("0.0.0.0", "::"):
             loopback = "127.0.0.1" if host == "0.0.0.0" else "::1"
@@ -121,7 +121,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 def plan_topology(settings: Settings, spec: ModelSpec, model: str, machine: Machine, origin: str = "") -> Topology:
     """The mesh that `settings` ask for; `model` is how actors find `spec`. Raises BadConfig or NoMemory.
 
-    `origin` is what clients are told of where the model comes from, in the place of `model`: a repository, its commit.
+    `origin` is what clients are told instead of `model` about where it comes from: a repository and its commit.
     """
     return _Planner(settings, spec, model, machine, origin).plan()
 
@@ -151,7 +151,7 @@ class _Planner:
                 do="leave --device out, or give a model",
             )
         self._groups = plan_groups(settings, spec, [memory.name for memory in machine.devices])
-        # Cores are shared out: two workers of two threads each on 2 cores took 108 ms for a layer's step of 4 ms.
+        # Cores are divided up: two workers of two threads each on 2 cores took 108 ms for a layer's step of 4 ms.
         num_workers = sum(group.tp_size for group in self._groups)
         self._num_threads = settings.threads or max(1, machine.num_cores // max(1, num_workers))
         check_device_options(settings, max((group.tp_size for group in self._groups), default=1))
@@ -171,7 +171,7 @@ class _Planner:
         spec = host_spec(settings, self._spec, context, release()) if settings.on else {}
         actors: list[ActorLaunch] = []
         if settings.on == settings.registry_host:
-            # On several hosts it has to be found before anything is known of the mesh.
+            # On several hosts it has to be found before anything else is known about the mesh.
             registry = RegistryConfig()
             if settings.on:
                 told = shared_settings(settings, self._origin or self._model)
@@ -179,7 +179,7 @@ class _Planner:
             actors.append(self._launch("registry", registry))
         actors += self._several("gateway", counts.gateways, self._gateway(context))
         if self._groups:
-            # The supervisor removes the segments in the end: until then the next agent finds them.
+            # The supervisor removes the segments at the end; until then the next agent finds them.
             actors.append(self._launch(self._agent_id, self._kv_agent(pools), unlink_on_stop=False))
         tokenizer = TokenizerConfig(
             model=self._model, context_length=context.length, chat_template=settings.chat_template
@@ -209,7 +209,7 @@ class _Planner:
         if own is None or own.port_range is None:
             return
         first, last = own.port_range
-        # Two for each, the supervisor among them; the registry has its own.
+        # Two for each actor and for the supervisor; the registry has ports of its own.
         needed = 2 * sum(launch.role != roles.REGISTRY for launch in actors) + 2
         if last - first + 1 < needed:
             raise BadConfig(
@@ -233,10 +233,10 @@ class _Planner:
         host = settings.own_host
         if host is None or len(settings.hosts) == 1:
             return config
-        # With keys, too: who connects proves a secret of the pair, and its bytes are as plain as without.
+        # With keys, too: an agent that connects proves a secret of the pair, but its bytes are as plain as without.
         trusted = settings.insecure or bool(settings.keys)
         tcp = TcpSettings(host=host.address, bind=host.bind, trusted_network=trusted)
-        # What lies on devices goes the same way: the default is for agents of one host.
+        # Pages on devices go the same way: the default transport is for agents of one host.
         device_transport = config.device_transport if settings.device == CPU else TCP
         return msgspec.structs.replace(config, host_transport=TCP, device_transport=device_transport, tcp=tcp)
 
@@ -261,7 +261,7 @@ class _Planner:
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,
-            # Several share the port; alone it must not share it with a stranger.
+            # Several gateways share the port; a single one must not share it with a stranger.
             reuse_port=settings.own_counts.gateways > 1,
         )
 
@@ -325,21 +325,21 @@ class _Planner:
     def _overrides(self, role: str, config: msgspec.Struct) -> dict[str, Any]:
         given = self._settings.roles.get(role, {})
         if isinstance(config, KVAgentConfig) and "tcp" in given:
-            # Where it listens follows from the host: who sets the number of streams means to keep that.
+            # Where it listens follows from the host, and stays so if only the number of streams, say, is set.
             return given | {"tcp": msgspec.to_builtins(config.tcp) | given["tcp"]}
         return given
 
     def _launch(self, actor_id: str, config: msgspec.Struct, **supervised: object) -> ActorLaunch:
         role = next(role for role, built_in in BUILT_IN.items() if isinstance(config, built_in.config))
         supervision = self._settings.supervision
-        # A process that was forked cannot use CUDA if anything before it in the family has.
+        # A forked process cannot use CUDA if one of its ancestors has.
         uses_cuda = self._settings.device != CPU and role in (roles.KV_AGENT, roles.WORKER)
         return ActorLaunch(
             actor_id=actor_id,
             role=role,
             kind=_kind(role, config),
             config=overlay(role, config, self._overrides(role, config)),
-            # Somebody waits until an actor is back, and an interpreter takes half a second to start.
+            # Requests wait until an actor is back, and an interpreter takes half a second to start.
             start="fork" if supervision.fork and not uses_cuda else "plain",
             drain_tier=BUILT_IN[role].drain_tier,
             supervised=supervised,
@@ -348,7 +348,7 @@ class _Planner:
 
 
 def _kind(role: str, config: msgspec.Struct) -> str:
-    """Which actors do the same work: those of a role, of worker groups of one phase only, and rank by rank."""
+    """Actors of one kind do the same work: they have the same role, and for worker groups the same phase and rank."""
     match config:
         case SchedulerConfig():
             return f"{config.phase} {role}"
