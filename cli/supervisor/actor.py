@@ -1,6 +1,7 @@
 """The supervisor as an actor: hears every actor's heartbeats, tells the mesh who died, answers `meshctl`.
 
-Decides nothing: deaths and restarts are `mesh/supervision/core.py`, processes are `cli/supervisor/keeper.py`.
+It decides nothing: deaths and restarts are decided in `mesh/supervision/core.py`; `cli/supervisor/keeper.py` owns the
+processes.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from cli.supervisor.keeper import ProcessKeeper
 
 _STATS_TIMEOUT_S = 1.0
-"""Who is stopped or hangs is shown without figures."""
+"""An actor that is stopped or hangs is shown without figures."""
 
 _Passed = StopMesh | RestartActors | ListLogs | ReadLogs
 
@@ -62,7 +63,7 @@ _Passed = StopMesh | RestartActors | ListLogs | ReadLogs
 class SupervisorActor(Actor):
     """The supervisor's half of the mesh; `keeper` owns the processes. `keys` are this host's, None without any.
 
-    `watch` is None where the registry is this host's own.
+    `watch` is None if the registry is this host's own.
     """
 
     role: ClassVar[str] = SUPERVISOR
@@ -81,7 +82,7 @@ class SupervisorActor(Actor):
         self._lost: set[Address] = set()
 
     async def start(self) -> None:
-        """Remember when."""
+        """Note the time, and make what needs the actor's context."""
         self._started_at = self.ctx.now()
         self._deaths = Deaths(self.ctx)
         self._rolling = WholeRestart(self.ctx, self._look, self._absent)
@@ -123,13 +124,13 @@ class SupervisorActor(Actor):
                 super().on_ask(call)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Whoever waits for an actor to be gone looks again; who has come hears whose keys are taken."""
+        """Wake those that wait for an actor to be gone; tell supervisors that have come the allow list."""
         self._look_again()
         if self._push is not None:
             self._push.look()
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """The same; without a registry nobody is told who has left."""
+        """Wake them for a lost supervisor too: without a registry nobody says that it has left."""
         if peer.actor_id in [one.actor_id for one in other_supervisors(self.ctx)]:
             self._lost.add(peer)
             self._look_again()
@@ -154,7 +155,7 @@ class SupervisorActor(Actor):
 
     @property
     def _other_hosts(self) -> set[str]:
-        """Those in the mesh now."""
+        """The other hosts that are in the mesh now."""
         return {host_of(one.actor_id) for one in other_supervisors(self.ctx)}
 
     def _absent(self) -> str:
@@ -179,7 +180,7 @@ class SupervisorActor(Actor):
             call.reply(LogList(roles=folder.roles(), hosts=sorted(hosts - {self._host})))
 
     async def _pass_on(self, call: Call, request: _Passed, host: str) -> None:
-        """To another host's supervisor, with its answer."""
+        """Pass a request on to another host's supervisor, and its answer back."""
         other = supervisor_id(host)
         if self.ctx.members.get(other) is None:
             if host in self._keeper.settings.hosts:
@@ -196,7 +197,7 @@ class SupervisorActor(Actor):
             call.reply(answer.message)
 
     async def _stop_whole_mesh(self, request: StopMesh) -> None:
-        # What was lost and found again before is here.
+        # A supervisor that was lost earlier and found again is here.
         self._lost.clear()
         try:
             registry_host, drain_s = self._keeper.settings.registry_host, self._keeper.drain_timeout_s
@@ -218,7 +219,7 @@ class SupervisorActor(Actor):
         members = {member.actor_id: member for member in [me, *self.ctx.members.all()]}
         figures: dict[str, ActorFigures] = {}
         if question.figures:
-            # The supervisor of another host asks its own.
+            # The supervisor of another host asks its own actors.
             here = [one for one in members.values() if not me.host or one.host == me.host]
             figures = actor_figures(here, await ask_stats(self.ctx, here, _STATS_TIMEOUT_S))
         answer = self._keeper.list_actors()
@@ -241,7 +242,7 @@ class SupervisorActor(Actor):
         return own
 
     def _troubles(self) -> list[str]:
-        """What keeps this host from the others."""
+        """What keeps this host apart from the others."""
         found = [self._watch.trouble] if self._watch is not None and self._watch.trouble else []
         if self._keys is not None and self._keys.trouble:
             found.append(f"host {self._host} cannot read its keys: {self._keys.trouble}")
@@ -257,16 +258,16 @@ class SupervisorActor(Actor):
         self._deaths.tell(dead, reason)
 
     def on_peer_down(self, sender: Address, down: PeerDown) -> None:
-        """Who is dead on another host is said to this one's actors."""
+        """Tell this host's actors who is dead on another host."""
         self._deaths.pass_on(sender, down)
 
     def tell_drained(self, drained: dict[str, int]) -> None:
-        """Tell everybody, those who come later too, who stays away by an operator's wish: ids and last epochs."""
+        """Announce who stays away at an operator's request, also to those that come later: ids and last epochs."""
         self.ctx.announce(**msgspec.structs.asdict(SupervisorAttributes(drained=drained)))
 
 
 def _host_of(me: Member, members: Mapping[str, Member], actor: ActorStatus) -> str:
-    """Empty on a mesh of one host, where it would be the same for all."""
+    """The actor's host; empty on a mesh of one host, where it would be the same for all."""
     own = host_of(me.actor_id)
     if not own or actor.supervised:
         return own

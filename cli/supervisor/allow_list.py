@@ -1,9 +1,9 @@
-"""The list of hosts whose keys are taken, on its way from the registry's host to all others.
+"""Passes on the list of hosts whose keys are accepted, from the registry's host to all others.
 
     supervisor of the registry's host --TakeAllowList, until answered--> supervisors of the other hosts
     supervisor of another host --allowed.json--> its actors, which look at the file every heartbeat
 
-Each host so has a copy, which counts while the registry is away; a later version replaces an earlier one, and never the
+So each host has a copy, which holds while the registry is away. A later version replaces an earlier one, never the
 other way round. A file that is damaged or gone is written again as it was. Owned by `SupervisorActor` on a mesh with
 keys.
 """
@@ -20,18 +20,18 @@ from mesh.membership.keys import AllowList, BadKey
 from mesh.runtime.key_files import KeyFileError, KeyRing
 
 _LOOK_S: Final = 1.0
-"""A change is told so late at most, and so often again to who does not answer."""
+"""The longest until a change is told; also the pause before it is told again to a supervisor that did not answer."""
 
 
 class Telling:
-    """Who has still to be told which version. Pure."""
+    """Which supervisors still have to be told which version. Pure."""
 
     def __init__(self) -> None:
         self._taken: dict[Address, int] = {}
         self._asked: set[Address] = set()
 
     def due(self, supervisors: Iterable[Address], version: int) -> list[Address]:
-        """Those to ask now; they count as asked until `answered`. Who is none of `supervisors` is forgotten."""
+        """Those to ask now; they count as asked until `answered`. Any not among `supervisors` are forgotten."""
         known = set(supervisors)
         self._taken = {address: taken for address, taken in self._taken.items() if address in known}
         found = sorted(one for one in known - self._asked if self._taken.get(one, -1) < version)
@@ -39,17 +39,17 @@ class Telling:
         return found
 
     def answered(self, address: Address, version: int | None) -> None:
-        """An ask has ended: the supervisor has this version, or None where it has not said so."""
+        """An ask has ended: the supervisor has this version; None if it has not said so."""
         self._asked.discard(address)
         if version is not None:
             self._taken[address] = version
 
 
 class AllowListPush:
-    """Tells other supervisors, if this host is the registry's, and takes what that one tells.
+    """Tells other supervisors the list if this host is the registry's, and takes what the registry's host tells.
 
     Args:
-        keys: of this host. Whoever owns its transport has it look whether its file is another.
+        keys: this host's. The owner of the transport has them check whether their file has changed.
     """
 
     def __init__(self, ctx: Context, keys: KeyRing) -> None:
@@ -60,7 +60,7 @@ class AllowListPush:
         self._tick()
 
     def look(self) -> None:
-        """Tell whoever has to be told: a supervisor has come, or the list has changed."""
+        """Tell the supervisors that need it: one has come, or the list has changed."""
         allowed = self._keys.allowed
         if allowed.registry().host != self._keys.own.host:
             return
@@ -68,8 +68,8 @@ class AllowListPush:
             self._ctx.spawn(self._tell(address, allowed), name=f"keys-{address}")
 
     def take(self, call: Call, message: TakeAllowList) -> None:
-        """A list came. Only from the registry's host, whose key its connection was made by."""
-        # The file may have been written since: by the message before this one, say.
+        """Take a list that has come, but only over a connection made with the key of the registry's host."""
+        # The file may have been written since, for instance by the message before this one.
         self._keys.poll()
         allowed = self._keys.allowed
         if host_of(call.sender.actor_id) != allowed.registry().host:

@@ -1,9 +1,9 @@
 """Processes of the supervisor: started, signalled, reaped.
 
-The supervisor is a subreaper, so an actor whose parent (the zygote's short-lived helper, a tokenizer's renderer's
-tokenizer) is gone becomes its child. All deaths come by SIGCHLD and are told to whoever watches that process; a child
-that died before anybody knew of it is remembered for a while. Once it is reaped its pid may be another's, so processes
-are told apart by pid and start time. Until it is reaped a pid cannot be used again, so signals go by pid.
+The supervisor is a subreaper, so a process whose parent is gone becomes its child: an actor when the zygote's
+short-lived helper exits, a renderer when its tokenizer dies. Deaths come by SIGCHLD and are reported to the watcher of
+that process; a child that died before it was watched is remembered for a while. Once a child is reaped its pid may be
+reused, so processes are told apart by pid and start time. Until then it cannot be reused, so signals go by pid.
 """
 
 import asyncio
@@ -45,25 +45,25 @@ class Children:
     def watch(self, process: Process, on_exit: OnExit) -> None:
         """Call `on_exit(status)` once, later, when the child has been reaped; `status` as of `waitstatus_to_exitcode`.
 
-        It may be a child, or a process that becomes one because its parent is dead.
+        `process` is a child, or one that becomes a child because its parent is dead.
         """
-        # Its end may be known before its name: a fork that dies at once is reaped before the zygote's word is read.
+        # Its end may be known already: a fork that dies at once is reaped before the zygote's message about it is read.
         for dead, status in self._unclaimed:
             if process.is_same(dead):
                 self._unclaimed.remove((dead, status))
                 self._loop.call_soon(on_exit, status)
                 return
         self._watched[process.pid] = _Watched(process.start_time, on_exit)
-        # It may have died between its birth and this call, with the signal long handled.
+        # It may have died before this call, with the signal already handled.
         self._loop.call_soon(self._reap)
 
     def unwatch(self, pid: int) -> None:
-        """Tell nobody of this child's end."""
+        """Do not report this child's end."""
         self._watched.pop(pid, None)
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a watched child; nothing if it is gone already."""
-        # Nobody else: a pid that is not watched may have been reaped, and be a stranger's.
+        # Only to watched ones: a pid that is not watched may have been reaped, and be a stranger's.
         if pid in self._watched:
             try:
                 os.kill(pid, number)
@@ -71,7 +71,7 @@ class Children:
                 return
 
     def unwatched(self) -> list[int]:
-        """Children that nobody watches, by whatever thread they were started: orphans of descendants."""
+        """Children that nobody watches, whichever thread has them: orphans of descendants."""
         found: list[int] = []
         # Each thread has its own list of children in /proc.
         for task in Path("/proc/self/task").iterdir():
@@ -80,7 +80,7 @@ class Children:
         return sorted(pid for pid in found if pid not in self._watched)
 
     async def end_unwatched(self, grace_s: float) -> None:
-        """Wait until nobody unwatched is left; what lives after `grace_s` is killed, and what that leaves in turn."""
+        """Wait until no unwatched child is left. After `grace_s` those alive are killed, and the orphans they leave."""
         deadline = self._loop.time() + grace_s
         while orphans := self.unwatched():
             if self._loop.time() >= deadline:
@@ -88,7 +88,7 @@ class Children:
                 for pid in orphans:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-            # A bound, since a signal may come between the look and the waiting.
+            # Bounded, since a signal may come between the check and the wait.
             await self.next_death(0.1)
 
     async def next_death(self, timeout_s: float) -> None:
@@ -107,7 +107,7 @@ class Children:
     def _reap(self) -> None:
         while True:
             try:
-                # Looked at before it is reaped: its start time goes with it.
+                # Left unreaped until its start time is read, which is gone afterwards.
                 dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -120,8 +120,8 @@ class Children:
     def _ended(self, process: Process, status: int) -> None:
         self._died.set()
         watched = self._watched.get(process.pid)
-        # Else it is a later process with a pid that was watched, and the watched one's end was told before. Without a
-        # descriptor to read its start with it is taken for that: an end that is not told is waited for for ever.
+        # Otherwise a later process had the watched pid, and the watched one's end was reported before. If no descriptor
+        # was left to read its start time with, it counts as the watched one: a missed end is waited for for ever.
         if watched is not None and process.is_same(Process(process.pid, watched.start_time)):
             del self._watched[process.pid]
             watched.on_exit(status)
@@ -142,17 +142,17 @@ def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], envi
         *((os.POSIX_SPAWN_DUP2, here, there) for there, here in fds.items()),
     ]
     pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions, setsid=True)
-    # Nobody has reaped it yet: only the event loop's own callbacks do.
+    # It cannot have been reaped yet: only the event loop's own callbacks do that.
     return Process.of(pid)
 
 
 def become_subreaper() -> None:
-    """Orphans among the descendants of this process become its children."""
+    """Have orphaned descendants of this process become its children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> None:
-    """The name that `ps` and `top` show; 15 characters."""
+    """Set the name that `ps` and `top` show, at most 15 characters."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
 

@@ -1,12 +1,13 @@
-"""A supervisor's word that an incarnation is dead, as it goes round the mesh.
+"""How a supervisor's message that an incarnation is dead goes round the mesh.
 
     supervisor of its host --ipc--> actors of that host
                            --PeerDown, over the network--> supervisor of each other host --said_by, ipc--> its actors
                            --Leave--> registry, which tells everybody too
 
-So a death costs a message for each host, on links that stay, and not three for each actor of the mesh, most of which
-have never spoken to this supervisor. Who has no supervisor, or whose way is full, is told without it; what is lost with
-a supervisor that dies meanwhile the registry says, and without a registry the connection that ended.
+So a death costs one message per host, on links that stay, instead of three per actor of the mesh, most of which have
+never spoken to this supervisor. Actors of a host without a supervisor, or whose supervisor's queue is full, are told
+directly. If a supervisor dies before it has passed the message on, its actors learn of the death from the registry, or
+without a registry from the connection that ended.
 """
 
 import msgspec
@@ -23,7 +24,7 @@ _LEAVE_TIMEOUT_S = 1.0
 
 
 class Deaths:
-    """What one supervisor says, and passes on, of who is dead."""
+    """What one supervisor says, and passes on, about dead actors."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -31,10 +32,10 @@ class Deaths:
     def tell(self, dead: Address, reason: str) -> None:
         """An actor of this host was reaped: everybody is told, so that nobody waits for it."""
         down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
-        # Its own view as well, which would bring the dead to life at the next registry.
+        # In its own view as well, which would otherwise bring the dead actor back to life at the next registry.
         self._ctx.bury(dead, reason)
         self._tell_own(down)
-        # On a mesh of one host all are its own, whatever they call the machine.
+        # On a mesh of one host all actors are its own, whatever they call the machine.
         if own := self._host:
             heard = {host_of(one.actor_id) for one in other_supervisors(self._ctx) if self._tell(one.actor_id, down)}
             for member in self._ctx.members.all():
@@ -43,7 +44,7 @@ class Deaths:
         self._ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
 
     def pass_on(self, sender: Address, down: PeerDown) -> None:
-        """What another host's supervisor has said of its own. Passed on to a supervisor it would not be believed."""
+        """Tell only this host's actors what another's supervisor says of its own; supervisors would not believe it."""
         self._tell_own(msgspec.structs.replace(down, said_by=sender.actor_id))
 
     @property
@@ -53,7 +54,7 @@ class Deaths:
     def _tell_own(self, down: PeerDown) -> None:
         own = self._host
         for member in self._ctx.members.all():
-            # A mesh of one host gives no actor a host in its id, nor its supervisor.
+            # On a mesh of one host no id names a host, not even the supervisor's.
             is_own = not own or _host_of(member) == own
             if is_own and member.actor_id not in (down.actor_id, self._ctx.address.actor_id):
                 self._tell(member.actor_id, down)

@@ -1,7 +1,6 @@
-"""Asks the driver for a device's memory by NVML, because the supervisor must not touch CUDA: its children could not.
+"""Asks the driver for a device's memory by NVML: if the supervisor used CUDA, its children could not.
 
-A CUDA context would cost the supervisor half a gigabyte of the device besides. Tested over stand-ins for NVML; not yet
-run on a GPU.
+A CUDA context would also cost half a gigabyte of the device. Tested over stand-ins for NVML; not yet run on a GPU.
 """
 
 import importlib
@@ -48,7 +47,7 @@ def ask_device(ordinal: int, environment: Mapping[str, str]) -> DeviceMemory:
 
 
 def device_id(ordinal: int, environment: Mapping[str, str]) -> str:
-    """What NVML knows the device by: CUDA counts those that CUDA_VISIBLE_DEVICES names. Raises BadConfig.
+    """NVML's id of the device, as CUDA counts only those that CUDA_VISIBLE_DEVICES names. Raises BadConfig.
 
     Without that variable both count from 0; the orders differ only on hosts with devices of several kinds, unless
     CUDA_DEVICE_ORDER is PCI_BUS_ID.
@@ -75,7 +74,7 @@ def _names(visible: str) -> list[str]:
 
 
 def _ask(name: str, question: Callable[[Any], Answer]) -> Answer:
-    """The answer of a library that is let go again; in a thread, because a driver that hangs must not hang `up`."""
+    """Ask NVML, which is shut down again afterwards; in a thread, because a driver that hangs must not hang `up`."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:

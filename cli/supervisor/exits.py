@@ -1,6 +1,6 @@
-"""How processes ended: in words, in one word for counters, and whether it was anybody's doing but their own.
+"""How processes ended: in words, in one word for counters, and whether somebody else ended them.
 
-A SIGKILL that the supervisor did not send is somebody else's doing, unless the kernel has killed for want of memory
+A SIGKILL that the supervisor did not send is somebody else's doing, unless the kernel has killed for lack of memory
 since the last one; every other end is the process's own.
 """
 
@@ -16,7 +16,7 @@ _SAME_KILL_S: Final = 1.0
 
 
 class Exit(NamedTuple):
-    """The end of a process. `cause` is one of few: `exit_3`, `SIGSEGV`, `out_of_memory`."""
+    """The end of a process. `cause` is one of a few values: `exit_3`, `SIGSEGV`, `out_of_memory`."""
 
     status: int
     text: str
@@ -25,7 +25,7 @@ class Exit(NamedTuple):
 
 
 class Exits:
-    """Reads exit statuses. `counts` are the files where the kernel counts what it killed for want of memory."""
+    """Reads exit statuses. `counts` are the files where the kernel counts its kills for lack of memory."""
 
     def __init__(self, counts: Sequence[Path] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._counts = kernel_counts() if counts is None else counts
@@ -43,7 +43,7 @@ class Exits:
         return Exit(status, text, cause, foreign=True)
 
     def _was_short_of_memory(self) -> bool:
-        """Whether the kernel has killed somebody since the last look; who it was is not told."""
+        """Whether the kernel has killed a process for lack of memory since the last look; it does not say which."""
         now, num_kills = self._clock(), self._count()
         if num_kills > self._num_kills:
             self._num_kills, self._grew_at = num_kills, now
@@ -62,7 +62,7 @@ class Exits:
 
 
 def kernel_counts() -> list[Path]:
-    """The system's count, and that of this process's own control group, which a container without the first has."""
+    """The system's count, and that of this process's own control group: a container may have only the latter."""
     counts = [Path("/proc/vmstat")]
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()
@@ -76,7 +76,7 @@ def kernel_counts() -> list[Path]:
 
 
 def describe_exit(status: int) -> tuple[str, str]:
-    """In words and in one: `exit 3` and `exit_3`, or `signal 9 (SIGKILL)` and `SIGKILL`."""
+    """An exit status in words and in one word: `exit 3` and `exit_3`, or `signal 9 (SIGKILL)` and `SIGKILL`."""
     if status >= 0:
         return f"exit {status}", f"exit_{status}"
     try:

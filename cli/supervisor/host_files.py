@@ -8,7 +8,7 @@ from mesh.runtime.run_directory import HostRecord, RunDirectory
 from nodes.roles import REGISTRY
 
 _ANY_EPOCH: Final = 0
-"""Whoever listens there says which incarnation it is."""
+"""The registry that listens there says which incarnation it is."""
 
 
 def write_host_files(run: RunDirectory, settings: Settings, spec: dict[str, str]) -> None:
@@ -29,12 +29,12 @@ def write_host_files(run: RunDirectory, settings: Settings, spec: dict[str, str]
 
 
 def registry_endpoint(settings: Settings) -> Endpoint:
-    """Where the registry of a mesh of several hosts is dialed from others: its control channel, and the port after."""
+    """Where other hosts dial the registry of a mesh of several: its control channel, and its data at the port after."""
     return endpoint_at(settings.hosts[settings.registry_host].address, settings.registry_port)
 
 
 def endpoint_at(address: str, port: int) -> Endpoint:
-    """The same by its address and port."""
+    """The same for an address and its first port."""
     where = f"[{address}]" if ":" in address else address
     control, data = (f"tcp://{where}:{port + number}" for number in range(2))
     return Endpoint(control, data)

@@ -57,13 +57,13 @@ from nodes.worker.environment import TORCH_ENVIRONMENT
 
 _NOWHERE = Endpoint("", "")
 _SECRET_FD: Final = 4
-"""Where an actor that is no fork reads the host's secret; a zygote has its channel there."""
+"""Where an actor that is not forked reads the host's secret; a zygote has its channel there."""
 
 
 class Listeners(msgspec.Struct, kw_only=True):
-    """Whom the keeper tells: `dead` and `drained` the mesh, `ready` and `stopped` the command.
+    """The keeper's callbacks: `dead` and `drained` tell the mesh, `ready` and `stopped` the command.
 
-    `drained` takes all that stay away now, with their last epochs; `member` looks one up in the view.
+    `drained` takes all actors that stay away now, with their last epochs; `member` looks an actor up in the view.
     """
 
     dead: Callable[[Address, str], None]
@@ -76,7 +76,7 @@ class Listeners(msgspec.Struct, kw_only=True):
 class ProcessKeeper:
     """All actors of one mesh. `supervisor_fd` is the reading end of the pipe that ends with this process.
 
-    `secret` is what actors of this host prove themselves by.
+    `secret` is what actors of this host prove their identity with.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class ProcessKeeper:
         epochs = {launch.actor_id: directory.last_epoch(launch.actor_id) for launch in topology.actors}
         actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
         self.core = Supervisor(actors, policy, epochs)
-        # Every actor ends with this process, so ending it for one event would take the whole mesh down. What a lost
-        # event leaves wrong is the state of one actor, and that one's next heartbeat, exit or deadline sets it right.
+        # Every actor ends with this process, so ending it over one event would take the whole mesh down. A lost event
+        # leaves one actor's state wrong, and that actor's next heartbeat, exit or deadline sets it right.
         self._driver = CoreDriver[Event, Command](record, "supervision", self._handle, self._perform, ends_owner=False)
         self._timer = DeadlineTimer(lambda: record.ctx, self.core.deadline, lambda _: self._feed(Tick()))
 
     def begin(self, manifest: Manifest) -> None:
-        """Start everything. `manifest` is what the processes are added to."""
+        """Start everything. `manifest` is the one that processes are added to."""
         self._manifest = manifest
         self._write_manifest()
         with self.directory.written():
@@ -146,11 +146,11 @@ class ProcessKeeper:
             self._zygote.start()
         self._feed(Begin())
         if self._driver.has_failed:
-            # Nothing serves yet that going on could save, and a mesh half begun would wait for ever.
+            # Nothing serves yet that could be saved by going on, and a half-started mesh would wait for ever.
             raise RuntimeError(f"supervision failed at its first event: see {self.directory.log(SUPERVISOR)}")
 
     def beat(self, address: Address, state: str, progress: str) -> None:
-        """An actor is alive and says it is in `state`, and how far with what takes long."""
+        """An actor is alive, says that it is in `state`, and how far it is with slow work."""
         if address.actor_id not in self._launches:
             return
         self._record.hello(address.actor_id)
@@ -167,12 +167,12 @@ class ProcessKeeper:
         self._feed(Stop(reason, force))
 
     def restart(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
-        """Begin to drain actors, named by id or role; their epochs.
+        """Begin to drain actors, named by id or role. Returns their epochs.
 
-        Raises UnknownActor or, where they are to come again, NotRecordable; then nothing has happened.
+        Raises UnknownActor, or NotRecordable if they are to be started again; then nothing has happened.
         """
         launches = self._launches
-        # Whoever is served goes before those who serve it.
+        # Actors go before those that serve them.
         actor_ids = sorted(
             meant(names, ((one.actor_id, one.role) for one in launches.values())),
             key=lambda actor_id: launches[actor_id].drain_tier,
@@ -184,8 +184,8 @@ class ProcessKeeper:
         return epochs
 
     def _require_recordable(self, epochs: dict[str, int]) -> None:
-        # A healthy actor would end, and nobody could take its place. What is written here is what is there already, as
-        # many bytes as the next epoch takes.
+        # Otherwise a healthy actor would end, and none could take its place. This writes what is there already, which
+        # takes as many bytes as the next epoch will.
         try:
             for address in epochs.items():
                 self.directory.issue(*address)
@@ -193,14 +193,14 @@ class ProcessKeeper:
             raise NotRecordable(f"the next epoch cannot be recorded in {self.directory.path}: {error}") from error
 
     def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
-        """The proof of an actor that somebody starts by hand. Raises NotGiven for what is not his to be."""
+        """The proof of an actor that somebody starts by hand. Raises NotGiven for an id or role that is reserved."""
         if actor_id in self._secret.supervised or role in NEVER_GIVEN:
             raise NotGiven(f"{actor_id} as {role} is this supervisor's own to start: take another --actor-id")
         return self._secret.prove(actor_id, epoch, role)
 
     @property
     def settings(self) -> Settings:
-        """Of the mesh, as this host has them."""
+        """The mesh's settings, as this host has them."""
         return self._topology.settings
 
     def list_actors(self) -> ActorList:
@@ -217,7 +217,7 @@ class ProcessKeeper:
         )
 
     def close(self) -> None:
-        """Let the zygote end; all actors have."""
+        """Let the zygote end; all actors have ended."""
         self._timer.cancel()
         self._zygote.close()
 
@@ -228,7 +228,7 @@ class ProcessKeeper:
     def _handle(self, event: Event, now: float) -> list[Command]:
         commands = self.core.handle(event, now)
         if self.core.drained != self._drained:
-            # Before anybody is asked to end, so that it is known by then what for.
+            # Before any actor is asked to end, so that others know by then that it does so by request.
             self._drained = self.core.drained
             self._listeners.drained(self._drained)
         return commands
@@ -238,7 +238,7 @@ class ProcessKeeper:
             case Spawn(actor_id, epoch):
                 self._spawn(self._launches[actor_id], Address(actor_id, epoch))
             case Kill(actor_id, _):
-                # By pid, which is safe: a child's cannot be used again before it is reaped, here, on this loop.
+                # By pid, which is safe: a child's pid cannot be reused before it is reaped, here, on this loop.
                 self._children.signal(self._processes[actor_id].pid, signal.SIGKILL)
             case Terminate(actor_id, _):
                 self._children.signal(self._processes[actor_id].pid, signal.SIGTERM)
@@ -291,7 +291,7 @@ class ProcessKeeper:
                 fds = {SUPERVISOR_FD: self._supervisor_fd, _SECRET_FD: secret}
                 process = spawn_process(arguments, log, fds, self._environment)
         except OSError as error:
-            # Not from inside: the core is in the middle of performing what its last event led to.
+            # Not at once: the commands that the core's last event led to are still being performed.
             self._loop.call_soon(self._spawn_failed, address, str(error))
         else:
             self._loop.call_soon(self._spawned, address, process)
@@ -318,11 +318,11 @@ class ProcessKeeper:
         self._released.discard(address)
         self._write_manifest()
         try:
-            # Whoever was killed left them, and the next incarnation has names of its own.
+            # An actor that was killed leaves them behind, and the next incarnation's have other names.
             self.directory.run.remove_sockets(address)
         except OSError as error:
             self._record.trouble(f"sockets of {address} cannot be removed: {error}")
-        # What the actor wrote of itself says more than its exit status does.
+        # What the actor wrote about its end says more than its exit status does.
         error = self.directory.take_error(address)
         end = self._exits.read(status)
         reason = end.text if error is None else error.message
@@ -338,7 +338,7 @@ class ProcessKeeper:
         now = self._loop.time()
         member = self._listeners.member(actor_id)
         lives = process is not None and member is not None and member.epoch == watch.epoch
-        # It is there and well, and takes no work.
+        # It is there and healthy, but takes no work.
         is_released = watch.state == READY and Address(actor_id, watch.epoch) in self._released
         return ActorStatus(
             actor_id=actor_id,
@@ -368,18 +368,17 @@ class ProcessKeeper:
 
 
 def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:
-    """The arguments of `meshctl` that run one actor; `--config` is still to come."""
+    """The arguments of `meshctl` that run one actor, without `--config`."""
     return ["run", launch.role, "--name", mesh, "--actor-id", launch.actor_id, "--epoch", str(epoch)]
 
 
 def actor_environment(num_threads: int) -> dict[str, str]:
-    """Environment of all actors: threads that do not spin on each other's cores, and none in what must be forked."""
+    """Environment of all actors: threads do not spin on each other's cores, and the zygote, which forks, has none."""
     return {
         **TORCH_ENVIRONMENT,
         "TOKENIZERS_PARALLELISM": "false",
         **os.environ,
-        # After `os.environ`: with more, importing numpy would start threads in the zygote, which could then fork
-        # nobody.
+        # After `os.environ`: with more, importing numpy would start threads in the zygote, which then could not fork.
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": str(num_threads),
         "PYTHONUNBUFFERED": "1",

@@ -1,4 +1,4 @@
-"""The log files of a mesh: bounded, with one predecessor each, and read by parts."""
+"""The log files of a mesh: bounded, with one predecessor each, and read in parts."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,13 @@ from mesh.membership.view import SUPERVISOR
 _CHECK_INTERVAL_S: Final = 10.0
 _BLOCK_BYTES: Final = 1 << 16
 _MAX_BYTES: Final = 1 << 20
-"""Of one answer: heartbeats of the actor that reads wait while it does."""
+"""Limit of one answer: while the supervisor reads, its own heartbeats wait."""
 _UNNAMED: Final = (SUPERVISOR, ZYGOTE)
-"""Whose files do not say the host."""
+"""Actors whose log files do not name the host."""
 
 
 async def keep_small(folder: Path, max_bytes: int) -> None:
-    """Rotate what actors append to now and then, until cancelled."""
+    """Rotate the logs that actors append to, now and then, until cancelled."""
     while True:
         await asyncio.sleep(_CHECK_INTERVAL_S)
         # A full disk is a reason to try again, not to stop.
@@ -31,13 +31,13 @@ async def keep_small(folder: Path, max_bytes: int) -> None:
 
 
 def rotate(folder: Path, max_bytes: int) -> list[Path]:
-    """Move the content of files over the bound to `NAME.log.1`; which ones were.
+    """Move the content of files over the bound to `NAME.log.1`. Returns those files.
 
     Actors keep their descriptors, so a full file is copied and cut, not renamed.
     """
     full = [path for path in sorted(folder.glob("*.log")) if path.stat().st_size > max_bytes]
     for path in full:
-        # Lines that come between copy and cut are lost: the price of descriptors that stay open.
+        # Lines that are written between copy and cut are lost: the price of descriptors that stay open.
         shutil.copyfile(path, _predecessor(path))
         with path.open("r+b") as file:
             file.truncate(0)
@@ -45,7 +45,7 @@ def rotate(folder: Path, max_bytes: int) -> list[Path]:
 
 
 class LogFolder:
-    """The logs of one host, as `meshctl logs` shows them; on one of several hosts every id says which."""
+    """The logs of one host, as `meshctl logs` shows them; on one of several hosts every id names the host."""
 
     def __init__(self, directory: MeshDirectory) -> None:
         self._directory = directory
@@ -59,11 +59,11 @@ class LogFolder:
         return ""
 
     def roles(self) -> dict[str, str]:
-        """By actor id: of the actors that the last mesh was made of, or where nobody knows, of all that have a log."""
+        """Roles by actor id: of the actors of the last mesh, or if those are not known, of all that have a log."""
         return {actor_id: role for actor_id, (role, _) in self._actors().items()}
 
     def read(self, request: ReadLogs) -> LogParts:
-        """What is asked for. Of an id that is none of `roles` there is nothing."""
+        """What the request asks for; nothing for ids that are not in `roles`."""
         actors = self._actors()
         max_bytes = _MAX_BYTES // max(len(request.places), 1)
         return LogParts(
@@ -76,7 +76,7 @@ class LogFolder:
 
     def _actors(self) -> dict[str, tuple[str, Path]]:
         directory, host = self._directory, self.host
-        # A directory serves many meshes of the name, one after the other, with other actors each.
+        # A directory serves many meshes of its name, one after the other, each with other actors.
         roles = directory.actors() or {path.stem: "" for path in sorted(directory.logs.glob("*.log"))}
         return {
             on_host(name, host if role in _UNNAMED else ""): (role, directory.log(name)) for name, role in roles.items()
@@ -90,7 +90,7 @@ def read_part(path: Path, place: int | None, num_lines: int | None, max_bytes: i
     if place is None:
         place = -num_older if num_lines is None else _last_lines(path, older, num_lines)
     elif place > size:
-        # It was cut since, and what was there is in the file before it; unless somebody else emptied it.
+        # The file was cut since, and what was there is in the file before it, unless somebody else emptied it.
         place = min(place - num_older, 0)
     place = max(place, -num_older)
     file, start = (older, num_older + place) if place < 0 else (path, place)
@@ -116,7 +116,7 @@ def _tail(path: Path, num_lines: int) -> tuple[int, int]:
         at -= num_bytes
         block = _read(path, at, num_bytes)
         found += block.count(b"\n")
-    # A line is whole only at the file's beginning, or behind the end of another.
+    # A line is whole only at the file's beginning, or after the end of another.
     return (at + block.index(b"\n") + 1 if at > 0 else 0), found
 
 

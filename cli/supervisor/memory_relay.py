@@ -1,4 +1,4 @@
-"""Requests about groups' memory, from `meshctl` to the kv_agents whose pools they are: split by owner, joined again."""
+"""Passes requests about groups' memory from `meshctl` to the kv_agents with the pools; splits them, joins answers."""
 
 import asyncio
 from typing import Any, Final
@@ -17,7 +17,7 @@ _ASK_TIMEOUT_S: Final = 2.0
 
 
 async def relay(ctx: Context, call: Call, request: MemoryRequest, absent: str) -> None:
-    """Ask every agent that is meant, and answer `call` with all they say, or the first refusal.
+    """Ask every agent concerned, and answer `call` with all their answers, or with the first refusal.
 
     `absent` says which hosts cannot be asked; empty if all can.
     """

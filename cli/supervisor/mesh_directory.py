@@ -9,7 +9,7 @@
         logs/             one file per actor, and one rotated away
         errors/           why an actor gave up, in its own words
 
-The supervisor is the only writer (but for errors/). `meshctl ps|down|logs` and the next `up` read.
+The supervisor is the only writer (except in errors/). `meshctl ps|down|logs` and the next `up` read.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ Content = TypeVar("Content")
 
 
 def segment_prefix(uid: int, mesh: str, host: str = "") -> str:
-    """Names of a mesh's segments begin so, on one of several hosts with its name: two may share a directory.
+    """How names of a mesh's segments begin; one of several hosts adds its name, since two may share a directory.
 
-    The dots, which no mesh's name has, keep `a` apart from `a-b`; the underline, hosts from meshes.
+    The dots, which no mesh's name has, keep `a` apart from `a-b`; the underscore keeps hosts apart from meshes.
     """
     return f"kvmesh-{uid}.{mesh}{'_' if host else ''}{host}."
 
@@ -55,7 +55,7 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that has to be gone when the mesh is, on this host. `started_at` is Unix time."""
+    """Everything on this host that has to be gone when the mesh is. `started_at` is Unix time."""
 
     mesh: str
     pid: int
@@ -78,7 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Pools(msgspec.Struct, frozen=True):
-    """What of a kv_agent's configuration says where its segments are."""
+    """The part of a kv_agent's configuration that says where its segments are."""
 
     directory: str = "/dev/shm"
 
@@ -86,7 +86,7 @@ class _Pools(msgspec.Struct, frozen=True):
 class StartError(msgspec.Struct, frozen=True):
     """Why an actor could not start, as it leaves it in errors/.
 
-    `known_epoch`: of the later incarnation that the mesh knows, where it was refused for that; else 0.
+    `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0.
     """
 
     code: str
@@ -133,13 +133,13 @@ class MeshDirectory:
                 self._require_own(path)
 
     def remove_new(self) -> None:
-        """Nothing was begun in what was made just now, and nobody needs it. Under the lock."""
+        """Remove the directory if it was just made, since nothing was begun in it. Under the lock."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager
     def written(self, what: str = "written", do: str = "make room there") -> Generator[None]:
-        """Around what a supervisor writes before it can go on. Raises CliError where that is not possible."""
+        """For writes without which a supervisor cannot go on. Raises CliError if they fail."""
         try:
             yield
         except OSError as error:
@@ -164,12 +164,12 @@ class MeshDirectory:
             os.close(descriptor)
 
     def sign_lock(self) -> None:
-        """Say that this process is the supervisor, before there is a manifest to say so. Under the lock."""
+        """Write into the lock that this process is the supervisor, before a manifest says so. Under the lock."""
         with contextlib.suppress(OSError):
             self._lock.write_text("{} {}\n".format(*Process.of(os.getpid())))
 
     def holder(self) -> Process | None:
-        """Who signed the lock last: the supervisor, where no manifest says who it is, as long as that process lives."""
+        """The process that signed the lock last. While it lives it is the supervisor, even if no manifest says so."""
         with contextlib.suppress(OSError, ValueError):
             pid, started = read_file(self._lock).split()
             return Process(int(pid), int(started))
@@ -178,7 +178,7 @@ class MeshDirectory:
     def load_manifest(self) -> Manifest | None:
         """The last manifest written; None if there is none.
 
-        Raises BadManifest where one must not be acted on, and CliError if the whole directory is another user's.
+        Raises BadManifest if it must not be acted on, and CliError if the whole directory is another user's.
         """
         try:
             self._require_own(self.path)
@@ -187,7 +187,7 @@ class MeshDirectory:
             return None
         except (OSError, *NOT_JSON) as error:
             raise self._bad_manifest(str(error)) from None
-        # What it names is killed and removed: nothing but this mesh's own may be meant.
+        # What it names gets killed and removed, so it may name only what is this mesh's own.
         prefix = segment_prefix(os.getuid(), self.mesh, host_of(manifest.supervisor_id))
         if manifest.mesh != self.mesh:
             raise self._bad_manifest(f"it is the manifest of a mesh named {manifest.mesh!r}")
@@ -197,7 +197,7 @@ class MeshDirectory:
         return manifest
 
     def read_manifest(self) -> Manifest | None:
-        """The last manifest written; None if there is none, or none that can be believed."""
+        """The last manifest written; None if there is none, or it cannot be trusted."""
         try:
             return self.load_manifest()
         except CliError:
@@ -212,23 +212,23 @@ class MeshDirectory:
         self._manifest.unlink(missing_ok=True)
 
     def epochs(self) -> dict[str, int]:
-        """The last epoch issued to each actor id, as recorded; none where the file is lost or damaged."""
+        """The last epoch issued to each actor id, as recorded; empty if the file is lost or damaged."""
         epochs = _read(self._epochs, dict[str, int]) or {}
         return epochs if all(0 <= epoch < MAX_EPOCH for epoch in epochs.values()) else {}
 
     def last_epoch(self, actor_id: str) -> int:
-        """What the next epoch of an actor has to be above: the last one issued, or the clock's Unix seconds.
+        """The number that an actor's next epoch has to exceed: the last one issued, or the clock's Unix seconds.
 
-        With the clock in them epochs grow also where the file is gone, as with a container that is made anew. Where
-        the clock is behind too the registry's refusal names the epoch that it knows, see `mesh/supervision/core.py`.
+        Thanks to the clock, epochs grow even if the file is gone, as in a container that is made anew. If the clock is
+        behind too, the registry's refusal names the epoch that it knows, see `mesh/supervision/core.py`.
         """
-        # An epoch a second is more than restarts take: 10 a minute, but for those that somebody kills by hand.
+        # One epoch a second is more than restarts use: 10 a minute, not counting kills by hand.
         return max(self.epochs().get(actor_id, 0), int(time.time()))
 
     def issue(self, actor_id: str, epoch: int) -> bool:
-        """Record that an epoch is used, before it is; False if there was no room but that of the last record.
+        """Record an epoch before it is used. False if there was only room to write over the last record.
 
-        Raises OSError where it cannot be recorded at all.
+        Raises OSError if it cannot be recorded at all.
         """
         epochs = self.epochs()
         epochs[actor_id] = max(epoch, epochs.get(actor_id, 0))
@@ -242,7 +242,7 @@ class MeshDirectory:
 
     def pool_directory(self) -> str:
         """Where the kv_agent that was started last has its segments, for when no manifest says so."""
-        # By its name, which says the host on a mesh of several.
+        # Found by its name, which on a mesh of several hosts includes the host.
         configs = sorted((self.path / "configs").glob(f"{agent_id('')}*.json"), key=lambda path: path.lstat().st_mtime)
         told = _read(configs[-1], _Pools) if configs else None
         return told.directory if told is not None and Path(told.directory).is_absolute() else _Pools().directory
@@ -252,15 +252,15 @@ class MeshDirectory:
         with contextlib.suppress(BindError):
             host = self.run.host()
             return segment_prefix(os.getuid(), self.mesh, host.name if host is not None else "")
-        # With the file that says which host this was, what it left behind has lost its name.
+        # Without the file that says which host this was, the names of what it left behind are not known.
         return segment_prefix(os.getuid(), self.mesh)
 
     def write_actors(self, roles: dict[str, str]) -> None:
-        """Record which actors, by id, the mesh that begins now is made of."""
+        """Record the actors of the mesh that begins now: roles by id."""
         _write(self._actors, roles)
 
     def actors(self) -> dict[str, str]:
-        """The roles of the actors of the last mesh by id; empty where nobody has recorded them, or none can be read."""
+        """The roles of the actors of the last mesh by id; empty if they were not recorded, or cannot be read."""
         return _read(self._actors, dict[str, str]) or {}
 
     def log(self, actor_id: str) -> Path:
@@ -284,7 +284,7 @@ class MeshDirectory:
         return self.path / "errors" / f"{address.actor_id}.{address.epoch}.json"
 
     def already_running(self) -> AlreadyRunning:
-        """The error of whoever wants to be this mesh's supervisor, and is not the first."""
+        """The error for a process that wants to be this mesh's supervisor while there is one."""
         manifest, holder = self.read_manifest(), self.holder()
         if manifest is not None:
             who = f"its supervisor is process {manifest.pid}, at {manifest.url}"
@@ -316,7 +316,7 @@ class MeshDirectory:
 
 
 def _read(path: Path, kind: type[Content]) -> Content | None:
-    """What is in a JSON file of this user; None where there is none, or none that can be read."""
+    """The content of a JSON file of this user; None if there is none, or it cannot be read."""
     try:
         return msgspec.json.decode(read_file(path), type=kind)
     except (OSError, *NOT_JSON):

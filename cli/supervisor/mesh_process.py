@@ -98,8 +98,8 @@ class _MeshProcess:
         if note := await require_welcome(settings, self._topology.spec, Asker(self._directory.run, settings.on)):
             self._progress.line(f"note: {note}")
         children = Children(loop)
-        # Actors have the reading end and read its end when this process is gone, however it ended: no word has to be
-        # sent.
+        # Actors have the reading end and see end-of-file when this process is gone, however it ended: no message is
+        # needed.
         reader, writer = os.pipe()
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
@@ -138,7 +138,7 @@ class _MeshProcess:
                 watching.cancel()
                 keeper.close()
                 await system.stop()
-                # After the system: renderers and forks of a zygote that died have no other parent by now.
+                # After the system: by now renderers, and forks of a zygote that died, have no other parent.
                 await children.end_unwatched(_ORPHAN_GRACE_S)
         finally:
             os.close(writer)
@@ -147,12 +147,12 @@ class _MeshProcess:
         return self._outcome(code, failure)
 
     async def _end_if_refused(self) -> None:
-        """A host that the registry, which came later, will never take in, serves nobody: end it, with the reason."""
+        """End this host, with the reason, if a registry that came later refuses it for good: it would serve nobody."""
         await self._system.shutdown_asked()
         self._refusal = self._system.over
         if self._refusal is not None:
             if isinstance(self._refusal, Superseded):
-                # The next start goes above it.
+                # The next start goes above the known epoch.
                 self._directory.issue(self._system.address.actor_id, self._refusal.known_epoch)
             self._keeper.stop(self._refusal.message, force=True)
 
@@ -166,7 +166,7 @@ class _MeshProcess:
         )
 
     def _member(self, actor_id: str) -> Member | None:
-        """What an actor said of itself when it said hello; the registry's word may come later than its heartbeat."""
+        """What an actor said of itself in its hello: news from the registry may come later than its heartbeat."""
         peer = self._system.links.get(actor_id)
         if peer is not None and peer.member is not None:
             return peer.member
@@ -190,7 +190,7 @@ class _MeshProcess:
         )
 
     def _signalled(self, number: signal.Signals) -> None:
-        # A terminal that closes may say so more than once, and means no hurry.
+        # A terminal that closes may send SIGHUP more than once, and that is no request to hurry.
         self._num_signals += number != signal.SIGHUP
         self._interrupted = self._interrupted or (number == signal.SIGINT and not self._was_ready)
         self._keeper.stop(signal.Signals(number).name, force=self._num_signals > 1)
@@ -199,10 +199,10 @@ class _MeshProcess:
         self._actor.ctx.spawn(self._wait_until_served(), name="probe")
 
     async def _wait_until_served(self) -> None:
-        """Every actor is ready; the mesh is when the gateway says that requests can be served."""
+        """Every actor is ready; the mesh is ready once its gateway says that requests can be served."""
         settings = self._topology.settings
         if not self._topology.has_gateway:
-            # What is served is for the gateway's host to say; hosts may start in any order, so it is not waited for.
+            # The gateway's host says what is served. Hosts may start in any order, so this one does not wait for it.
             self._ready_without_gateway()
             return
         deadline = asyncio.get_running_loop().time() + settings.supervision.start_timeout_s
@@ -210,7 +210,7 @@ class _MeshProcess:
             # It may have been told to stop meanwhile.
             if self._keeper.core.stopping:
                 return
-            # On several hosts that is as long as the others take to come.
+            # On several hosts this takes until the others have come.
             absent = absent_hosts(settings, self._actor.ctx.members)
             self._record.working("mesh", f"waits: {'; '.join(filter(None, (waits_for, absent)))}")
             if not settings.on and asyncio.get_running_loop().time() > deadline:
@@ -220,7 +220,7 @@ class _MeshProcess:
                 return
             await asyncio.sleep(_PROBE_INTERVAL_S)
         self._record.working("mesh", "")
-        # The same; `ready` would be the last word of a mesh that ends.
+        # The same again: `ready` must not be the last message of a mesh that ends.
         if self._keeper.core.stopping:
             return
         topology = self._topology

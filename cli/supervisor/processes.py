@@ -1,6 +1,6 @@
 """Processes by pid and start time: a pid alone may be a stranger's by now.
 
-A pid is believed only together with the process's start time, checked after a pidfd holds the process fast.
+A pid is trusted only together with the process's start time, checked once a pidfd holds on to the process.
 """
 
 import contextlib
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 
 
 class Process(NamedTuple):
-    """One process, and no later one with its pid; `start_time` as of `start_time()`, 0 where it could not be read."""
+    """One process, and no later one with its pid; `start_time` as of `start_time()`, 0 if it could not be read."""
 
     pid: int
     start_time: int
 
     @classmethod
     def of(cls, pid: int) -> "Process":
-        """The process that has this pid now: a child that nobody has reaped yet, or there is no telling who it is."""
+        """The process that has this pid now. Must be a child that is not reaped yet, or it may be any other process."""
         return cls(pid, start_time(pid) or 0)
 
     def is_same(self, other: "Process") -> bool:
-        """Whether both are one process, as far as is known of their starts."""
+        """Whether both are one process, as far as their start times are known."""
         return self.pid == other.pid and (
             self.start_time == other.start_time or 0 in (self.start_time, other.start_time)
         )
@@ -36,17 +36,17 @@ def start_time(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name stands in parentheses and may hold any character; the state, field 3, follows the last one.
+    # The name stands in parentheses and may hold any character; the state, field 3, follows the last parenthesis.
     return int(stat.rpartition(")")[2].split()[19])
 
 
 def open_process(pid: int, started: int) -> int | None:
     """A pidfd of the living process with this pid and start time; None if it is gone. The caller closes it.
 
-    None also for what this user may not signal, which is no process of a mesh of theirs.
+    Also None if this user may not signal it: then it is no process of a mesh of theirs.
     """
     try:
-        # First the pidfd, then the start time: in the other order the process could be another one in between.
+        # First the pidfd, then the start time: in the other order another process could get the pid in between.
         descriptor = os.pidfd_open(pid)
     except (OSError, OverflowError):
         return None
@@ -77,7 +77,7 @@ def wait_dead(descriptor: int, timeout_s: float) -> bool:
 
 @contextlib.contextmanager
 def on_signals(numbers: Iterable[signal.Signals], handle: Callable[[int, Any], None]) -> Generator[None]:
-    """Have signals handled so, as long as this lasts."""
+    """Have `handle` handle these signals, as long as the context lasts."""
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
@@ -87,8 +87,8 @@ def on_signals(numbers: Iterable[signal.Signals], handle: Callable[[int, Any], N
 
 
 def leave_terminal(log: Path) -> None:
-    """Have this process a session of its own, an empty stdin, and `log` in the place of stdout and stderr."""
-    # With the terminal's session Ctrl-C, and its end, would reach a mesh that was sent to the background.
+    """Give this process a session of its own, an empty stdin, and `log` as stdout and stderr."""
+    # In the terminal's session, Ctrl-C and the terminal's end would reach a mesh in the background.
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

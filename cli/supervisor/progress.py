@@ -12,13 +12,13 @@ READY_MARK: Final = "\x00ready\n"
 """Follows the ready text on a pipe, for the process that waits for it."""
 
 WORK_LINE_S: Final = 3.0
-"""Between two lines that say how far one actor is, and before the first."""
+"""The time between two lines about how far one actor is, and before the first."""
 
 
 class Progress:
-    """Writes lines to a descriptor, or nowhere. Nobody listening any more (a closed terminal) is not an error.
+    """Writes lines to a descriptor, or nowhere. It is no error if nobody listens any more (a closed terminal).
 
-    `is_terminal`: a line that is written over is seen as such, at the pipe's other end if it is a pipe.
+    `is_terminal`: a terminal shows the lines, if need be at the pipe's other end, so that lines can be overwritten.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Progress:
             del self._stages[actor_id]
 
     def working(self, actor_id: str, text: str) -> None:
-        """An actor says how far it is: a line now and then, for those who wait; nothing for what is done at once."""
+        """An actor says how far it is: a line now and then, for people who wait; none for work that is done at once."""
         said, at = self._work.setdefault(actor_id, ("", self.elapsed_s))
         if not text:
             del self._work[actor_id]
@@ -68,7 +68,7 @@ class Progress:
             self.note(f"{actor_id:<22} {text}")
 
     def ready(self, text: str) -> None:
-        """The mesh serves; with a pipe this is the last that goes through it."""
+        """The mesh serves; on a pipe this is the last output."""
         self.line("\n" + text)
         if self._is_pipe:
             self.write(READY_MARK)
@@ -92,7 +92,7 @@ class Progress:
 
 
 def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str:
-    """The same of a host without a gateway: `note` says where the others are."""
+    """As `ready_text`, for a host without a gateway; `note` says where the registry and the gateway are."""
     name = "" if mesh == "default" else f" --name {mesh}"
     return f"host {host} of the mesh {mesh} is ready in {seconds:.1f} s\n{note}\n\n  meshctl ps{name}\n"
 
@@ -100,11 +100,11 @@ def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str
 def ready_text(url: str, model: str, mesh: str, seconds: float, context: str, note: str = "") -> str:
     """What a user sees at the end of a good start. `context`: how long requests may be, in words.
 
-    `note` is what makes its weights others than the model's, or it slower than it could be, if anything does, and on
-    several hosts how links between them are protected.
+    `note` says what, if anything, makes its weights differ from the model's or slows it down, and on several hosts how
+    links between them are protected.
     """
     name = "" if mesh == "default" else f" --name {mesh}"
-    # Greedy: at the temperature of 1 that requests have by default the bundled model says 72 or 92 one time in 20.
+    # Greedy: at the default temperature of 1 the bundled model answers 72 or 92 one time in 20.
     messages = '[{"role": "user", "content": "What is 37 + 45?"}]'
     body = f'{{"model": "{model}", "temperature": 0, "messages": {messages}}}'
     return (

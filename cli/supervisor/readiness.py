@@ -1,4 +1,4 @@
-"""Whether the mesh serves, as its gateway on this host says, and who has not come to a mesh of several hosts."""
+"""Whether the mesh serves, as its gateway on this host says, and which of several hosts are absent from the mesh."""
 
 from typing import Final
 
@@ -11,8 +11,8 @@ _ASK_S: Final = 1.0
 
 
 async def unready_reason(host: str, port: int) -> str:
-    """What the gateway's readiness route lacks, by one HTTP request; empty where it says that requests are served."""
-    # Addresses to listen at; nothing can be reached at them.
+    """What the gateway's readiness route says is missing, by one HTTP request; empty if requests are served."""
+    # Addresses to listen at; one cannot connect to them.
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         page = await get_page(target, port, "/health/ready", _ASK_S)
@@ -22,7 +22,7 @@ async def unready_reason(host: str, port: int) -> str:
 
 
 def absent_hosts(settings: Settings, members: Membership) -> str:
-    """Hosts of the topology whose supervisors are no members, in words; empty where all are, or there is one."""
+    """Hosts of the topology whose supervisors are no members, in words; empty if all are, or there is one host."""
     absent = [name for name in settings.hosts if name != settings.on and members.get(supervisor_id(name)) is None]
     if not absent:
         return ""

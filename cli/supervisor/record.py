@@ -1,6 +1,7 @@
 """What a supervisor has seen and done, where it can be read later: its log, its counters, the lines of `meshctl up`.
 
-The lines go to whoever started the mesh and is still there. With `-d` nobody is once it is ready, so all is logged.
+The lines go to the command that started the mesh, while it runs. With `-d` it ends once the mesh is ready, so all of it
+is logged too.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +30,11 @@ from mesh.supervision.events import (
 )
 
 ZYGOTE: Final = "zygote"
-"""What actors are forked from, in its log's name and in counters."""
+"""The process that actors are forked from, as its log and counters name it."""
 
 
 class _Told(NamedTuple):
-    """How a state is told: the event in the log, its level, and what counts it, if anything always does."""
+    """How a state is reported: the event in the log, its level, and the counter that always counts it, if any."""
 
     event: str
     level: str = "info"
@@ -67,11 +68,11 @@ class SupervisionRecord:
 
     @property
     def ctx(self) -> Context:
-        """The supervisor's own; there is none before its actor has a place in the mesh."""
+        """The supervisor's own; there is none before its actor is part of the mesh."""
         return self._context()
 
     def state(self, report: Report) -> None:
-        """An actor is in another state."""
+        """An actor's state has changed."""
         self._tell(report)
         is_first = report.state == SPAWNING and report.actor_id not in self._started
         self._count_state(report)
@@ -86,11 +87,11 @@ class SupervisionRecord:
         if report.wait_s is not None:
             fields["next_start_in_s"] = round(report.wait_s, 3)
         told = _STATES[report.state]
-        # On a healthy start each actor says in its own log that it joined, and is ready here.
+        # On a healthy start each actor's own log says that it joined, and this one that it is ready: that is enough.
         getattr(self._log, "debug" if is_first else told.level)(told.event, **fields)
 
     def working(self, actor_id: str, progress: str) -> None:
-        """An actor says how far it is with what takes long, or with an empty text that it is done."""
+        """An actor says how far it is with slow work, or with an empty text that it is done."""
         self._progress.working(actor_id, progress)
 
     def apart(self, trouble: str) -> None:
@@ -101,14 +102,14 @@ class SupervisionRecord:
             self._log.info("registry_found")
 
     def hello(self, actor_id: str) -> None:
-        """An actor is heard of; its first word counts."""
+        """An actor was heard from; only the first time counts."""
         self._progress.stage(actor_id, "hello")
 
     def death(self, died: Died) -> None:
         """An actor's process was reaped."""
         in_order = died.cause == IN_ORDER
         if died.cause == NOT_WANTED or (in_order and died.actor_id in self._draining):
-            # Who ends by wish has not died on anybody, and who follows is no restart. Its states say that it has ended.
+            # An end by request is no death, and the next start no restart. The actor's states say that it has ended.
             return
         self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
         self._died.add(died.actor_id)
@@ -116,7 +117,7 @@ class SupervisionRecord:
         tell("actor_died", peer=died.actor_id, peer_epoch=died.epoch, cause=died.cause, reason=died.reason)
 
     def zygote_death(self, end: Exit) -> None:
-        """What actors are forked from is gone."""
+        """The zygote is dead."""
         self._count("mesh_supervisor_deaths_total", ZYGOTE, end.cause)
         self._log.warning("zygote_died", cause=end.cause, reason=end.text)
         self._progress.note(f"{ZYGOTE:<22} ended: {end.text}; it is started again")
@@ -127,7 +128,7 @@ class SupervisionRecord:
         self._log.info("mesh_stops", reason=reason, force=force)
 
     def trouble(self, text: str) -> None:
-        """Something that the supervisor cannot do, and goes on without."""
+        """Something that the supervisor cannot do, but can go on without."""
         self._progress.note(text)
         self._log.warning("supervisor_trouble", reason=text)
 
@@ -157,12 +158,12 @@ class SupervisionRecord:
         elif report.state == BACKOFF and report.wait_s:
             self._count("mesh_supervisor_backoffs_total", actor_id)
         elif report.state == SPAWNING and actor_id in self._died:
-            # Not where what it was to be forked from fell: no process of it was lost.
+            # Not if it could not be forked because the zygote died: no process of its own was lost.
             self._count("mesh_supervisor_restarts_total", actor_id)
             self._died.remove(actor_id)
 
     def _count(self, name: str, actor_id: str, reason: str = "") -> None:
-        # The labels say whom it is about; a scrape does not put the supervisor's own in their place.
+        # The labels name the actor that this is about; a scrape does not replace them with the supervisor's own.
         labels = {"actor": actor_id, "role": self._roles.get(actor_id, ZYGOTE)} | ({"reason": reason} if reason else {})
         self.ctx.metrics.count(name, 1.0, **labels)
 

@@ -1,4 +1,4 @@
-"""What a supervisor refuses, by the codes that its answers carry, and whom a wish means. Pure."""
+"""What a supervisor refuses, with the codes that its answers carry, and which actors a request names. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from mesh.errors import MeshError
 
 
 class Refused(MeshError):
-    """A supervisor does not do what it was asked."""
+    """A supervisor refuses a request."""
 
 
 class UnknownActor(Refused, code="unknown_actor"):
@@ -15,17 +15,17 @@ class UnknownActor(Refused, code="unknown_actor"):
 
 
 class NotRecordable(Refused, code="not_recordable"):
-    """No new epoch can be recorded, so nobody could be started again."""
+    """No new epoch can be recorded, so no actor could be started again."""
 
 
 class NotGiven(Refused, code="not_given"):
-    """An actor is the supervisor's own to start, and nobody else gets a proof to be it."""
+    """Only the supervisor may start this actor, so nobody else gets a proof for it."""
 
 
 def meant(names: Iterable[str], actors: Iterable[tuple[str, str]], absent: str = "") -> list[str]:
-    """Ids of those of `actors` (id and role) that names mean, in the order of the names, each once.
+    """Ids of those of `actors` (id and role) that `names` refer to, in the order of the names, each once.
 
-    Raises UnknownActor for a name that is neither; `absent` says who may have it and cannot be asked.
+    Raises UnknownActor for a name that is neither; `absent` says which hosts may have it but cannot be asked.
     """
     roles = dict(actors)
     found: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Whether the registry takes this host in: said in the log, by `meshctl ps`, and while `up` waits.
+"""Watches whether the registry takes this host in; reported in the log, by `meshctl ps`, and while `up` waits.
 
     member --a join has failed, and a second later none has succeeded--> apart --a join succeeds--> member
 
@@ -11,7 +11,7 @@ from cli.supervisor.record import SupervisionRecord
 from mesh.actor import Context
 
 _LOOK_S: Final = 1.0
-"""A join that fails where nobody refuses it is made again in less."""
+"""A failed join that nobody refused is repeated sooner than that."""
 
 
 class RegistryWatch:
@@ -19,8 +19,8 @@ class RegistryWatch:
 
     Args:
         host: the name of this one.
-        where: the registry is dialed, on another host.
-        record: where it is said.
+        where: the address of the registry, on another host.
+        record: where changes are reported.
     """
 
     def __init__(self, host: str, where: str, record: SupervisionRecord) -> None:
@@ -28,7 +28,7 @@ class RegistryWatch:
         self._record = record
         self._was_apart = False
         self.trouble = ""
-        """What people should know; empty for a member, and for whom no join has failed yet."""
+        """What people should know; empty if the host is a member, or no join has failed yet."""
 
     def begin(self, ctx: Context) -> None:
         """`ctx` is the supervisor's own."""
@@ -38,7 +38,7 @@ class RegistryWatch:
     def _look(self) -> None:
         self._ctx.later(_LOOK_S, self._look)
         why = self._ctx.join_trouble
-        # The first join of all goes to an epoch that nobody has, and fails.
+        # The very first join goes to an epoch that nobody has, and fails.
         text = f"{self._what}: {why}" if why and self._was_apart else ""
         self._was_apart = bool(why)
         if text != self.trouble:

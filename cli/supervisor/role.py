@@ -45,7 +45,7 @@ _Failure = (
     | TransferError
 )
 StartFailure = CliError | _Failure
-"""What an actor's start may end with that a person has to know of."""
+"""Errors of an actor's start that a person has to know about."""
 _REMEDIES: Final = {
     ExitCode.BAD_CONFIG: "correct its configuration or environment",
     ExitCode.BAD_MODEL: "correct the model, or give another",
@@ -60,7 +60,7 @@ NO_FD: Final = -1
 class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor.
 
-    `secret` is that supervisor's; `proof` is what it gives to who is started by hand beside it.
+    `secret` is that supervisor's; `proof` is what it gives to an actor that is started by hand beside it.
     """
 
     mesh: str
@@ -75,7 +75,7 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_role(run: RoleRun) -> int:
-    """Run the actor until it is told to stop; its exit code, as in `cli/exit_codes.py`."""
+    """Run the actor until it is told to stop. Returns its exit code, as in `cli/exit_codes.py`."""
     directory = MeshDirectory(run.mesh)
     address = Address(run.actor_id, run.epoch)
     name_process(run.actor_id)
@@ -102,7 +102,7 @@ def run_role(run: RoleRun) -> int:
         code = exit_code_of(error)
         known_epoch = error.known_epoch if isinstance(error, Superseded) else 0
         if run.supervisor_fd == NO_FD and known_epoch:
-            # Nobody reads errors/ for whom nobody supervises; the next `meshctl run` looks here.
+            # Nobody reads errors/ for an actor without a supervisor; the next `meshctl run` reads this.
             with contextlib.suppress(OSError):
                 directory.issue(run.actor_id, known_epoch)
         told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
@@ -111,7 +111,7 @@ def run_role(run: RoleRun) -> int:
 
 
 def _failed(directory: MeshDirectory, address: Address, told: CliError, error: StartError) -> ExitCode:
-    """Leave the reason to the supervisor, and words to whoever reads stderr."""
+    """Leave the reason to the supervisor, and a message on stderr."""
     directory.write_error(address, error)
     sys.stderr.write(f"{told}\n")
     return told.exit_code
@@ -129,19 +129,19 @@ def exit_code_of(error: StartFailure) -> ExitCode:
         case PoolExhaustedMemory() | DeviceMemoryShort():
             return ExitCode.NO_MEMORY
         case GroupNotFormed() | Superseded():
-            # Another rank was not there in time, or the epoch was too low: the next one may be right.
+            # Another rank was not there in time, or the epoch was too low: the next try may succeed.
             return ExitCode.FAILED
         case BadSetting() | WrongMesh() | PoolDenied() | DeviceUnavailable() | WorkerError() | TransferError():
             return ExitCode.BAD_CONFIG
         case DeviceError():
-            # The agent that made the pages has just died, or the device failed in this process: the next one may do.
+            # The agent that made the pages has just died, or the device failed in this process: another try may do.
             return ExitCode.FAILED
 
 
 def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
-    """The actor of a role; `config` is of the role's own kind, as `check_config` gives it."""
+    """The actor of a role; `config` is of the role's own type, as `check_config` returns it."""
     built_in = BUILT_IN[role]
-    # It is imported here, alone: a process pays for its own role only.
+    # Only this module is imported: a process pays for its own role alone.
     make = getattr(importlib.import_module(built_in.module), built_in.actor)
     match role:
         case roles.REGISTRY:

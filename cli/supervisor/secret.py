@@ -1,6 +1,6 @@
-"""The host's secret: who needs a proof from it, and its way to an actor that is no fork.
+"""The host's secret: which roles need a proof from it, and how an actor that is not forked gets it.
 
-That is a pipe which both ends close at once.
+It comes through a pipe that both ends close at once.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ _MAX_BYTES = 1 << 16
 
 
 def draw_secret(settings: Settings, supervised: Iterable[str]) -> HostSecret:
-    """A new one for a host's supervisor. With `external` the roles of a mesh's own are for everybody to have."""
+    """A new secret for a host's supervisor. With `external` the mesh's own roles need no proof."""
     return HostSecret.draw(settings.name, settings.on, supervised, () if settings.external else CONFIG_TYPES)
 
 
 @contextlib.contextmanager
 def secret_pipe(secret: HostSecret) -> Generator[int]:
-    """The reading end of a pipe with the secret in it, as long as this lasts. Raises OSError."""
+    """The reading end of a pipe with the secret in it, open as long as the context lasts. Raises OSError."""
     reader, writer = os.pipe()
     try:
         try:
@@ -39,7 +39,7 @@ def secret_pipe(secret: HostSecret) -> Generator[int]:
 
 
 def read_secret(descriptor: int) -> HostSecret:
-    """Read what `secret_pipe` wrote, to the end, and close it. Raises WrongUsage where there is no such thing."""
+    """Read what `secret_pipe` wrote, to the end, and close it. Raises WrongUsage if there is no secret."""
     try:
         with open(descriptor, "rb") as pipe:
             return msgspec.msgpack.decode(pipe.read(_MAX_BYTES), type=HostSecret)

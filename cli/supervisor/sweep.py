@@ -1,7 +1,7 @@
 """Removes what a dead supervisor left: processes, sockets, segments. Called under the mesh's lock.
 
-Nothing else is ever killed (see `processes.py`) or removed: a manifest that cannot be believed is not followed; which
-segments are the mesh's follows from its name.
+Nothing else is ever killed (see `processes.py`) or removed: a manifest that cannot be trusted is not followed, and the
+mesh's name tells which segments are its own.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _REAP_TIMEOUT_S = 10.0
 
 
 def sweep(directory: MeshDirectory) -> list[str]:
-    """Kill and remove all leftovers; what was found, in words.
+    """Kill and remove all leftovers. Returns what was found, in words.
 
     Raises AlreadyRunning, before anything is touched, if the supervisor lives all the same: somebody removed its lock.
     """
@@ -31,7 +31,7 @@ def sweep(directory: MeshDirectory) -> list[str]:
     except BadManifest as error:
         found.append(f"a manifest that cannot be used, so its actors are left to end by themselves ({error.why})")
     if manifest is not None:
-        # The lock is held by now, so a living supervisor's was removed under it: its mesh must not be swept away.
+        # This process has the lock, so if the supervisor lives, its lock was removed: its mesh must not be swept away.
         if manifest.pid != os.getpid() and is_alive(manifest.pid, manifest.start_time):
             raise directory.already_running()
         found += [f"process {record.pid} ({record.actor_id})" for record in kill_all(manifest.processes)]
@@ -58,7 +58,7 @@ def _entries(path: Path) -> list[Path]:
 
 
 def _remove_all(paths: Iterable[Path], kind: str) -> list[str]:
-    """Remove files that may be gone already; what was there, in words."""
+    """Remove files that may be gone already. Returns what was there, in words."""
     found: list[str] = []
     for path in paths:
         try:
@@ -73,7 +73,7 @@ def _remove_all(paths: Iterable[Path], kind: str) -> list[str]:
 
 
 def kill_all(records: list[ProcessRecord]) -> list[ProcessRecord]:
-    """Kill those that still live and wait until they are dead; which ones did."""
+    """Kill those that still live and wait until they are dead. Returns those."""
     opened: dict[int, ProcessRecord] = {}
     try:
         for record in records:
@@ -83,8 +83,8 @@ def kill_all(records: list[ProcessRecord]) -> list[ProcessRecord]:
                 # It may end by itself at any moment.
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        # One for all: they die side by side, and a process in the kernel's hands (a device's memory, NFS) may take
-        # seconds.
+        # One deadline for all: they die in parallel, and a process that waits for the kernel (a device's memory, NFS)
+        # may take seconds.
         deadline = time.monotonic() + _REAP_TIMEOUT_S
         for descriptor in opened:
             wait_dead(descriptor, deadline - time.monotonic())

@@ -1,6 +1,6 @@
-"""Before a host of several starts anything: whether the mesh that is there already can take it in.
+"""Checks, before one of several hosts starts anything, whether the mesh that is there already can take it in.
 
-Hosts start in any order, so where no registry answers nothing is known, and the host begins. Called by
+Hosts start in any order, so if no registry answers nothing is known, and the host starts anyway. Called by
 `cli/supervisor/mesh_process.py`; a mesh's name is checked again whenever an actor joins.
 """
 
@@ -31,7 +31,7 @@ _ANY_EPOCH: Final = 0
 
 
 class Ask(Protocol):
-    """Asks one actor, wherever it is; None where it does not answer in time."""
+    """Asks one actor, wherever it is; None if it does not answer in time."""
 
     async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
         """The answer of `peer`, which listens at `endpoint`."""
@@ -45,11 +45,11 @@ class Asker(NamedTuple):
     host: str
 
     async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
-        """The answer; None where there is none within 2 s, or who listens is somebody else.
+        """The answer; None if there is none within 2 s, or somebody else listens there.
 
         Raises MeshFull, CannotBind.
         """
-        # It dials as this host, by its keys, and is dialed by nobody.
+        # It dials as this host, with its keys, and listens nowhere.
         options = replace(ZeroMQOptions.of_host(self.run), bind="")
         name = on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host)
         try:
@@ -75,9 +75,10 @@ class Asker(NamedTuple):
 
 
 async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask) -> str:
-    """Raise BadConfig, or AlreadyRunning, where this host would only disturb the mesh that it found.
+    """Raise BadConfig or AlreadyRunning if this host would only disturb the mesh that it found.
 
-    `spec` is what this host takes the mesh to be. What people should know of a registry that does not answer, "" else.
+    `spec` is what this host takes the mesh to be. Returns what people should know about a registry that does not
+    answer, else "".
     """
     host = settings.on
     if not host or host == settings.registry_host:
@@ -109,7 +110,7 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
     known = next((member for member in there.members if member.actor_id == supervisor_id(host)), None)
     if known is None:
         return ""
-    # Not by its local endpoints, which are another machine's files. One that has died answers nothing: it has returned.
+    # Not by its local endpoints, which are another machine's files. No answer: it died, and this is its return.
     answer = await ask(known.address, Endpoint(known.endpoint.control, known.endpoint.data), Ping())
     if isinstance(answer, Pong):
         raise AlreadyRunning(
@@ -121,13 +122,13 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
 
 
 def not_taken_in(refusal: MeshError, mesh: str, host: str) -> CliError:
-    """What is said of a host that began before it could ask, and that the registry, once there, does not take in."""
+    """The error for a host that began before it could ask, and that the registry then does not take in."""
     kind, what = StartFailed, f"the mesh {mesh!r} does not take this host in"
     do = "correct that and start it again; nothing is left running"
     if isinstance(refusal, WrongMesh):
         kind = BadConfig
     elif isinstance(refusal, Superseded) and host:
-        # Of two that began before there was a registry, the one with the higher epoch stays.
+        # Of two hosts of this name that began before there was a registry, the one with the higher epoch stays.
         kind, what = HostTaken, f"the mesh {mesh!r} has a host {host} that began later than this one"
         do = (
             f"if that is another machine, start this one as another host (--host); if there is none, start {host} again"
@@ -136,7 +137,7 @@ def not_taken_in(refusal: MeshError, mesh: str, host: str) -> CliError:
 
 
 async def _unknown_key(settings: Settings) -> str:
-    """Who shows a key that is not on the list is closed without a word; a registry that hangs looks the same."""
+    """A peer whose key is not on the list is disconnected without a message; a registry that hangs looks the same."""
     own = read_own(Path(settings.keys))
     address, port = settings.hosts[settings.registry_host].address, settings.registry_port
     try:

@@ -2,7 +2,7 @@
 
     meshctl --ask, ipc--> supervisor.a --ask, 2 s--> supervisor.b, supervisor.c
 
-Each speaks for its own host's actors. Who does not answer is named, and who was there is listed as `unknown`.
+Each speaks for its own host's actors. A host that does not answer is named, and its actors are listed as `unknown`.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from mesh.errors import CallError
 from mesh.membership.view import SUPERVISOR, Member
 
 UNKNOWN: Final = "unknown"
-"""State of an actor whose host does not answer: what the registry has said of it may be long past."""
+"""State of an actor whose host does not answer: what the registry has said about it may be long out of date."""
 
 ASK_TIMEOUT_S: Final = 2.0
-"""A supervisor answers in milliseconds, with figures of a hung actor in a second."""
+"""A supervisor answers in milliseconds, or in a second if it asks a hung actor for figures."""
 
 
 def other_supervisors(ctx: Context) -> list[Member]:
-    """Those of other hosts that are members now, by their ids."""
+    """Supervisors of other hosts that are members now, sorted by their ids."""
     return [one for one in ctx.members.by_role(SUPERVISOR, ready=False) if one.actor_id != ctx.address.actor_id]
 
 

@@ -2,9 +2,9 @@
 
     meshctl --ask--> supervisor.b --the same--> supervisor of the registry's host --`here`--> each host in its turn
 
-The supervisor of the registry's host holds the lease: while it rolls, another wish is refused, whoever has it. A host's
-own supervisor goes from one of its actors to the next; hosts go one after the other, so that never two that stand in
-for each other are away by wish.
+The supervisor of the registry's host holds the lease: while a restart is under way, it refuses any other. A host's own
+supervisor goes from one of its actors to the next; hosts go one after the other, so that two actors that stand in for
+each other are never both away by request.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from mesh.supervision.events import GIVEN_UP
 
 _LOOK_S: Final = 0.2
 _PATIENCE_S: Final = 600.0
-"""For one host: who drains has its own timeout, and who loads a large model from a slow disk takes minutes."""
+"""For one host: a drain has its own timeout, and loading a large model from a slow disk takes minutes."""
 
 
 class WholeRestart:
@@ -38,7 +38,7 @@ class WholeRestart:
         self.is_running = False
 
     async def run(self, call: Call, request: RestartActors, supervisor_of: Callable[[str], str]) -> None:
-        """Answer `call` with whom it means, and roll over them. `supervisor_of` names a host's supervisor."""
+        """Answer `call` with the actors named, and restart them in turn. `supervisor_of` names a host's supervisor."""
         if self.is_running:
             call.fail("restart_running", "another drain or restart is under way in this mesh", retryable=True)
             return
@@ -59,7 +59,7 @@ class WholeRestart:
             self.is_running = False
 
     async def _roll(self, supervisor: str, request: RestartActors, epochs: Mapping[str, int]) -> bool:
-        """One host's. False: it could not be asked, or an actor did not come again; hosts after it are left alone."""
+        """Restart one host's. False if it cannot be asked, or an actor does not return: later hosts are left alone."""
         ctx = self._ctx
         order = RestartActors(names=list(epochs), stay_away=request.stay_away, here=True)
         try:

@@ -1,8 +1,9 @@
-"""The end of a mesh of several hosts: tier by tier over all of its supervisors, the registry's host last but the asked.
+"""Stops a mesh of several hosts, tier by tier over all its supervisors.
 
-A supervisor drains its own host's actors by tiers; here are the tiers that hosts need of each other. A gateway may
-still have requests for schedulers of any host, so all gateways are empty before the first scheduler drains, and what
-prefills for another host's scheduler goes on until that one is done.
+The registry's host ends after the others, and the host that was asked ends last. A supervisor drains its own host's
+actors by tiers; the tiers here are those across hosts. A gateway may still have requests for schedulers of any host, so
+all gateways are empty before the first scheduler drains, and what prefills for another host's scheduler goes on until
+that scheduler is done.
 """
 
 import asyncio
@@ -25,9 +26,9 @@ _LOOK_S: Final = 0.1
 async def stop_whole_mesh(
     ctx: Context, request: StopMesh, registry_host: str, timeout_s: float, left: Callable[[str, float], Awaitable[None]]
 ) -> None:
-    """Drain and end all other hosts; the caller's own is for the caller to end then. Waits `timeout_s` a tier at most.
+    """Drain and end all other hosts; the caller then ends its own. Waits `timeout_s` a tier at most.
 
-    `left` waits until an actor is gone, so many seconds at most.
+    `left` waits until an actor is gone, at most as many seconds as it is given.
     """
     others = [one.actor_id for one in other_supervisors(ctx)]
     if not request.force:
@@ -36,7 +37,7 @@ async def stop_whole_mesh(
     last = [one for one in others if host_of(one) == registry_host]
     for some in ([one for one in others if one not in last], last):
         asked = [one for one in some if await _ask(ctx, one, StopMesh(reason=request.reason, force=request.force))]
-        # Who does not answer is cut off or gone: nothing here can end it, and it must not keep the others.
+        # A host that does not answer is cut off or gone: nothing here can end it, and it must not hold up the others.
         await asyncio.gather(*(left(one, timeout_s) for one in asked))
 
 

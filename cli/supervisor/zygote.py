@@ -1,4 +1,4 @@
-"""The warm process that actors are forked from: all imported, no operation of torch run, one thread.
+"""The warm process that actors are forked from: everything imported, no operation of torch run, one thread.
 
     supervisor --ForkRequest--> zygote --fork--> helper --fork--> actor
                <----Forked-----        <process-        (helper exits: the actor becomes the supervisor's child)
@@ -7,11 +7,11 @@
                <------Forked-------                <-process-
                <------------------------ZygoteReady---------------------------
 
-A spare is another zygote, which waits until this one is dead: importing again takes seconds in which nobody comes back.
+A spare is another zygote, which waits until this one is dead: importing again takes seconds in which no actor returns.
 A child forked after one parallel matmul hangs, since the pool's threads are not in it; so the zygote runs nothing and
-checks before every fork that it is alone in its process. Measured: import 0.3 s without torch and 0.9 to 1.6 s with
-it, fork to ready 19 to 33 ms.
-Frames are MessagePack over a SOCK_SEQPACKET pair; the end of the pair is the end of the zygote. Started by
+checks before every fork that it has a single thread. Measured: import 0.3 s without torch and 0.9 to 1.6 s with it,
+fork to ready 19 to 33 ms.
+Frames are MessagePack over a SOCK_SEQPACKET pair; when the pair is closed the zygote ends. Started by
 `cli/supervisor/zygote_client.py` with OPENBLAS_NUM_THREADS=1 and what `nodes/worker/environment.py` lists.
 """
 
@@ -50,13 +50,13 @@ class SpareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything is imported; requests are taken. A spare has imported nothing: 0.0."""
+    """Everything is imported; requests are taken. A spare imports nothing itself: 0.0."""
 
     import_s: float
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The actor, or the spare, lives, and its parent is no longer the zygote. Both numbers: `processes.Process`."""
+    """The actor, or the spare, lives, and the zygote is not its parent. The numbers are as in `processes.Process`."""
 
     number: int
     pid: int
@@ -64,7 +64,7 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """There is no actor, or no spare."""
+    """No actor, or no spare, was forked."""
 
     number: int
     reason: str
@@ -87,14 +87,14 @@ def main(descriptor: int, modules: list[str]) -> int:
     import_s = time.monotonic() - began
     while channel is not None:
         channel.send(msgspec.msgpack.encode(ZygoteReady(import_s=import_s)))
-        # A spare comes back from there, too: with its own channel, and nothing of the other's on its stack.
+        # A forked spare returns from there too, with its own channel and nothing of this zygote's on its stack.
         channel = _serve(channel)
         import_s = 0.0
     return 0
 
 
 def _serve(channel: socket.socket) -> socket.socket | None:
-    """Fork until the supervisor hangs up: None. In a spare that was forked here: the channel that is its own."""
+    """Fork until the supervisor hangs up, then return None. In a spare that is forked here, return its own channel."""
     with channel:
         while True:
             frame, descriptors, _, _ = socket.recv_fds(channel, MAX_FRAME_BYTES, 1)
@@ -109,12 +109,12 @@ def _serve(channel: socket.socket) -> socket.socket | None:
                 answer = ForkFailed(number=request.number, reason=str(error))
             else:
                 if process is None:
-                    # In the child: an actor never comes back from here, a spare goes on as a zygote.
+                    # In the child: an actor never returns from here, a spare goes on as a zygote.
                     if isinstance(request, ForkRequest):
                         _run_actor(request, channel)
                     return for_spare
                 answer = Forked(number=request.number, pid=process.pid, start_time=process.start_time)
-            # The spare has its own copy; kept here the channel would outlive it, and its end would not be seen.
+            # The spare has its own copy. If this one stayed open, nobody would see the channel end with the spare.
             if for_spare is not None:
                 for_spare.close()
             channel.send(msgspec.msgpack.encode(answer))
@@ -151,7 +151,7 @@ def _fork_orphan() -> Process | None:
         if orphan == 0:
             os.close(writer)
             return None
-        # While this helper has not reaped it the pid is that orphan's, even if it has died.
+        # Until this helper reaps it the pid is that orphan's, even if it has died.
         os.write(writer, _PROCESS.pack(*Process.of(orphan)))
         _exit(0)
     os.close(writer)
@@ -166,7 +166,7 @@ def _fork_orphan() -> Process | None:
 
 
 def _exit(status: int) -> NoReturn:
-    """End past the interpreter's end, which would run what the zygote registered for its own."""
+    """Exit without the interpreter's shutdown, which would run what the zygote registered for its own."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,12 +1,12 @@
-"""The supervisor's end of the zygote: starts it, asks for forks, has a spare, and starts it again if both are dead.
+"""The supervisor's end of the zygote: starts it, asks for forks, keeps a spare, and starts it again if both are dead.
 
     none --start--> warming --ZygoteReady--> serving, asked for a spare <--ZygoteReady-- spare
       ^                |                        |
       |               dies                     dies
       |                v                        v
-      +---- ending: what is nameless is killed, what was asked fails ----> the spare serves, if there is one
+      +---- ending: unreported forks are killed, requests fail ----> the spare serves, if there is one
 
-A zygote that dies takes nothing with it but the requests it was asked: its forks are the supervisor's children.
+A zygote that dies takes only its open requests with it: its forks are the supervisor's children.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ _CHANNEL_FD: Final = 4
 
 OnForked = Callable[[Process], None]
 OnFailed = Callable[[str, bool], None]
-"""Called with the reason, and whether somebody else's kill is it."""
+"""Called with the reason, and whether somebody else killed the zygote."""
 
 
 class _Zygote:
-    """One of them. A spare has no process until the one that forks it has told."""
+    """One zygote. A spare has no `process` until the zygote that forks it reports it."""
 
     def __init__(self, channel: socket.socket, process: Process | None = None) -> None:
         self.channel = channel
@@ -56,7 +56,8 @@ class _Zygote:
 class ZygoteClient:
     """One zygote and its spare, started when first needed. Callbacks come on the loop, one of the two per request.
 
-    It imports `modules`. One that leaves a request unanswered for `timeout_s` is killed. Ends are told to `on_death`.
+    The zygote imports `modules`. If it leaves a request unanswered for `timeout_s`, it is killed. `on_death` is told of
+    every end.
     """
 
     def __init__(
@@ -90,17 +91,17 @@ class ZygoteClient:
 
     @property
     def pids(self) -> list[int]:
-        """Of the one that serves and of its spare, as far as they live."""
+        """Those of the zygote that serves and of its spare, as far as they live."""
         return [one.process.pid for one in (self._serving, self._spare) if one is not None and one.process is not None]
 
     def start(self) -> None:
-        """Start it if it does not run, so that it is warm when needed. What waits fails if that cannot be done."""
-        # While the last one's nameless forks are being ended nothing is started: they could not be told from new ones.
+        """Start a zygote if none runs, so that it is warm when needed. If that fails, so do the waiting requests."""
+        # Nothing is started while unreported forks of the last one are being killed: new ones would look the same.
         if self._serving is not None or self._ending is not None:
             return
         here, there = _channel()
         with there:
-            # `there` is closed here at once: only with one end left on each side is the end of the other one seen.
+            # `there` is closed here at once: a side sees the other one's end only if it holds no copy of it.
             arguments = ["-m", "cli.supervisor.zygote", str(_CHANNEL_FD), *self._modules]
             fds = {SUPERVISOR_FD: self._supervisor_fd, _CHANNEL_FD: there.fileno()}
             try:
@@ -117,19 +118,19 @@ class ZygoteClient:
         self._numbers += 1
         request = ForkRequest(number=self._numbers, run=run, log=str(log))
         self._waiting[request.number] = (request, on_forked, on_failed)
-        # Not cancelled when it is answered: by then its number is not waited for, and the call does nothing.
+        # Not cancelled by an answer: the number is no longer waited for then, and the call does nothing.
         self._loop.call_later(self._timeout_s, self._overdue, request.number)
         self.start()
         if self._serving is not None and self._serving.ready:
             self._send(self._serving, request)
 
     def close(self) -> None:
-        """Let it end, with whoever waits for unwatched children. Forks that were asked for and not answered fail."""
+        """Let both zygotes end; `Children.end_unwatched` waits for them. Unanswered requests fail."""
         for zygote in (self._serving, self._spare):
             if zygote is not None:
                 self._hang_up(zygote)
                 if zygote.process is not None:
-                    # Its end is wanted now, and is to count as nobody's death.
+                    # Its end is wanted now, and must not count as a death.
                     self._children.unwatch(zygote.process.pid)
         if self._ending is not None:
             self._ending.cancel()
@@ -148,12 +149,12 @@ class ZygoteClient:
             reason = f"its configuration takes {len(frame)} of {MAX_FRAME_BYTES} bytes"
             self._loop.call_soon(on_failed, reason, False)
             return
-        # It is dead, which its end will tell, or hangs, which the request's own deadline will.
+        # The zygote is dead, which its exit will tell, or hangs, which the request's own deadline will.
         with contextlib.suppress(OSError):
             socket.send_fds(zygote.channel, [frame], descriptors)
 
     def _ask_spare(self) -> None:
-        """Have one forked, unless there is one, or nobody who can."""
+        """Have a spare forked, unless there is one, or no zygote that can do it."""
         serving = self._serving
         if self._spare is not None or serving is None or not serving.ready:
             return
@@ -173,7 +174,7 @@ class ZygoteClient:
             except OSError:
                 frame = b""
             if not frame:
-                # Its end comes as a death, with a status to tell.
+                # Its end is reported as a death, with a status.
                 self._loop.remove_reader(zygote.channel.fileno())
                 return
             self._take(zygote, msgspec.msgpack.decode(frame, type=ZygoteMessage))
@@ -189,7 +190,7 @@ class ZygoteClient:
                 if self._spare is not None:
                     self._watch(self._spare, Process(message.pid, message.start_time))
             case ForkFailed() if message.number == self._spare_number:
-                # The next death of either asks again; until then there is none.
+                # The next death of either zygote asks again; until then there is no spare.
                 self._drop_spare()
             case Forked():
                 if waiting := self._waiting.pop(message.number, None):
@@ -203,7 +204,7 @@ class ZygoteClient:
     def _serve(self, zygote: _Zygote) -> None:
         for request, _, _ in list(self._waiting.values()):
             self._send(zygote, request)
-        # After what is waited for.
+        # After the waiting requests.
         self._ask_spare()
 
     def _overdue(self, number: int) -> None:
@@ -213,7 +214,7 @@ class ZygoteClient:
             self._children.signal(serving.process.pid, signal.SIGKILL)
 
     def _ended(self, zygote: _Zygote, status: int) -> None:
-        # What it has told before its end holds.
+        # What it reported before its end still counts.
         self._receive(zygote)
         self._hang_up(zygote)
         end = self._exits.read(status)
@@ -225,13 +226,13 @@ class ZygoteClient:
         elif zygote is self._serving:
             self._serving = None
             if self._spare is not None and self._spare.process is None:
-                # Nobody has told who it is, so it ends with the other nameless ones.
+                # Its pid was never reported, so it is killed with the other unreported forks.
                 self._drop_spare()
             lost, self._waiting = self._waiting, {}
             self._ending = self._loop.create_task(self._end_nameless(end, lost), name="end-of-zygote")
 
     async def _end_nameless(self, end: Exit, lost: dict[int, tuple[ForkRequest, OnForked, OnFailed]]) -> None:
-        """It may have forked actors whose pid it told nobody: they end before others take their places."""
+        """Kill actors that were forked but whose pids were never reported, before others take their places."""
         await self._children.end_unwatched(0.0)
         self._ending = None
         self._serving, self._spare = self._spare, None
@@ -240,7 +241,7 @@ class ZygoteClient:
         if self._serving is not None and self._serving.ready:
             self._serve(self._serving)
         elif end.foreign or self._waiting:
-            # Warm again before somebody needs it. One that ends by itself is started as seldom as actors are tried.
+            # Warm again before it is needed. One that ended by itself is started again only when an actor is.
             self.start()
 
     def _drop_spare(self) -> None:
@@ -260,7 +261,7 @@ class ZygoteClient:
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:
-    """Ours, which does not block, and the zygote's."""
+    """Our end, which does not block, and the zygote's."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.setblocking(False)
     return here, there
