@@ -26,7 +26,7 @@ from mesh.wire.message import Message
 ASK_TIMEOUT_S: Final = 3.0
 _UNKNOWN_NAME: Final = ("unknown_actor", "unknown_group", "unknown_host")
 _AWAY: Final = ("absent_host", DeadlineExceeded.code, PeerLost.code, Unreachable.code)
-"""Another host's supervisor was to be asked, and was not reached or did not answer."""
+"""Codes that mean: another host's supervisor could not be reached, or did not answer."""
 
 _numbers: Final = itertools.count(1)
 
@@ -34,7 +34,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class ClientActor(Actor):
-    """Asks and is gone; no member of the mesh."""
+    """Asks and leaves again; it is no member of the mesh."""
 
     role: ClassVar[str] = CLIENT
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
@@ -54,13 +54,13 @@ async def client(name: str, options: ZeroMQOptions, peer: Address, endpoint: End
 
 
 class RunningMesh(NamedTuple):
-    """A mesh by what its supervisor has written down of it."""
+    """A mesh, as its supervisor has recorded it."""
 
     directory: MeshDirectory
     manifest: Manifest
 
     def ask(self, question: Message, answer_type: type[Reply], timeout_s: float = ASK_TIMEOUT_S) -> Reply:
-        """Ask the supervisor, over a connection for this question. Raises as `Ask` does."""
+        """Ask the supervisor, over a connection of its own. Raises as `Ask` does."""
 
         async def once() -> Reply:
             async with connected(self) as ask:
@@ -69,12 +69,12 @@ class RunningMesh(NamedTuple):
         return asyncio.run(once())
 
     def actors(self, *, whole_mesh: bool = False) -> list[ActorStatus]:
-        """Those of its host, or of all hosts. Raises NotRunning."""
+        """The actors of its host, or of all hosts. Raises NotRunning."""
         return self.ask(ListActors(whole_mesh=whole_mesh), ActorList).actors
 
 
 def find_mesh(name: str) -> RunningMesh:
-    """A mesh whose supervisor lives. Raises NotRunning or BadManifest."""
+    """The mesh of this name, if its supervisor lives. Raises NotRunning or BadManifest."""
     directory = MeshDirectory(name)
     try:
         manifest = directory.load_manifest()
@@ -86,7 +86,7 @@ def find_mesh(name: str) -> RunningMesh:
 
 
 def not_running(name: str) -> NotRunning:
-    """The error of whoever looks for a mesh that is not there."""
+    """The error for a mesh that is not there."""
     others = [other for other in running_meshes() if other != name]
     return NotRunning(
         f"no mesh named {name!r} is running",
@@ -101,15 +101,15 @@ def running_meshes() -> list[str]:
 
 
 class Ask(Protocol):
-    """A question to the supervisor that a command is connected with."""
+    """Asks the supervisor that a command is connected to."""
 
     async def __call__(self, question: Message, answer_type: type[Reply], timeout_s: float = ..., /) -> Reply:
-        """Its answer. Raises NotRunning if there is none within `timeout_s`, CliError where it is a refusal."""
+        """The supervisor's answer. Raises NotRunning if none comes within `timeout_s`, CliError if it refuses."""
         ...
 
 
 def refusal(error: RemoteError, mesh: str) -> CliError:
-    """What a command says where a supervisor of the mesh answers with an error."""
+    """What a command reports when a supervisor of the mesh answers with an error."""
     look = f"see meshctl ps --name {mesh}"
     if error.code in _UNKNOWN_NAME:
         do = f"see meshctl memory --name {mesh}" if error.code == "unknown_group" else look
@@ -129,8 +129,8 @@ async def connected(mesh: RunningMesh) -> AsyncGenerator[Ask]:
     directory, manifest = mesh
     options = ZeroMQOptions(run_directory=directory.run)
     supervisor, endpoint = manifest.supervisor
-    # An id of its own for every connection: two at the same time would take each other's answers, and a second one
-    # right behind the first would find its identity still taken at the supervisor's socket, and never be welcomed.
+    # Every connection has an id of its own: two at a time would take each other's answers, and one right after another
+    # would find its identity still in use at the supervisor's socket, and never be welcomed.
     name = f"meshctl-{os.getpid()}-{next(_numbers)}"
 
     async def ask(question: Message, answer_type: type[Reply], timeout_s: float = ASK_TIMEOUT_S) -> Reply:
@@ -168,7 +168,7 @@ def _lives(name: str) -> bool:
 
 
 def _with_holder(error: BadManifest, directory: MeshDirectory) -> BadManifest:
-    """The same, and who runs the mesh all the same, if somebody does."""
+    """The same error, naming the process that runs the mesh all the same, if there is one."""
     holder = directory.holder()
     if holder is None or not is_alive(*holder):
         return error

@@ -27,7 +27,7 @@ class Conversation:
         self._set_system(system or "")
 
     def say_typed(self, line: str) -> None:
-        """The user's next message, as a line that is no command."""
+        """The user's next message, from a typed line that is not a command."""
         self.say(line[1:] if line.startswith("//") else line)
 
     def say(self, text: str) -> None:
@@ -43,7 +43,7 @@ class Conversation:
         self.messages.pop()
 
     def command(self, line: str) -> str | None:
-        """Do what a line asks for that is a command, and answer it; None for a message."""
+        """Run a line that is a command, and return its output; None for a message."""
         word, _, rest = line.strip().partition(" ")
         if not word.startswith("/") or word.startswith("//"):
             return None
@@ -73,9 +73,9 @@ class Conversation:
 
 @contextlib.contextmanager
 def line_editing() -> Generator[None]:
-    """Arrow keys, Ctrl-R and a history that is kept for the next conversation, where readline is there."""
+    """Arrow keys, Ctrl-R and a history that is kept for the next conversation, if readline is available."""
     try:
-        # Imported, it takes `input` over.
+        # Importing it is enough: `input` then uses it.
         import readline
     except ImportError:
         yield
@@ -87,15 +87,15 @@ def line_editing() -> Generator[None]:
     try:
         yield
     finally:
-        # Whoever has no home to write to does without.
+        # Without a writable home there is no history.
         with contextlib.suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # What was said is nobody else's business.
+            # Conversations are private.
             file.touch(mode=0o600)
             readline.write_history_file(file)
 
 
 def history_file() -> Path:
-    """Where what was typed is kept."""
+    """The file in which typed lines are kept."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kvmesh" / "chat_history"

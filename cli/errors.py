@@ -4,14 +4,14 @@
       WrongUsage           the command line is wrong
       NotRunning           no such mesh, or it does not answer
       AlreadyRunning       a mesh of this name runs already
-      BadManifest          what a supervisor wrote down about its mesh cannot be believed
+      BadManifest          what a supervisor wrote down about its mesh cannot be trusted
       BadConfig            a value that cannot be used
-        BadKeys            keys of hosts are missing, damaged, or others than are needed
+        BadKeys            keys of hosts are missing, damaged, or not the ones needed
       BadModel             the model cannot be served
       CannotBind           an address cannot be listened on
       NoMemory             the KV pools do not fit
       StartFailed          an actor did not become ready
-        HostTaken          another machine is in the mesh by the name of this host
+        HostTaken          another machine is in the mesh under this host's name
       TimedOut             it took longer than allowed
       TryAgain             refused for now; asking again may help
         HostAway           another host of the mesh is not there, or does not answer
@@ -33,7 +33,7 @@ class CliError(Exception):
 
     def __init_subclass__(cls, *, exit_code: ExitCode | None = None, code: str | None = None) -> None:
         super().__init_subclass__()
-        # What a kind does not say stays its base's: a model that is not here is a bad model.
+        # A kind that sets neither inherits its base's: a model that is not here is a bad model.
         cls.exit_code, cls.code = exit_code or cls.exit_code, code or cls.code
 
     def __init__(self, what: str, *, why: str, do: str) -> None:
@@ -59,7 +59,7 @@ class AlreadyRunning(CliError, exit_code=ExitCode.ALREADY_RUNNING, code="already
 
 
 class BadManifest(CliError, code="bad_manifest"):
-    """The manifest of a mesh is damaged, another mesh's or another user's: nothing is done by it."""
+    """The manifest of a mesh is damaged, another mesh's or another user's: it is not acted on."""
 
 
 class BadConfig(CliError, exit_code=ExitCode.BAD_CONFIG, code="bad_config"):
@@ -67,11 +67,11 @@ class BadConfig(CliError, exit_code=ExitCode.BAD_CONFIG, code="bad_config"):
 
 
 class BadKeys(BadConfig, code="bad_keys"):
-    """Keys of hosts are missing, damaged, taken, or of another host or mesh than they are needed for."""
+    """Keys of hosts are missing, damaged, there already, or those of another host or mesh."""
 
 
 class BadModel(CliError, exit_code=ExitCode.BAD_MODEL, code="bad_model"):
-    """The model is missing, damaged, or of a kind that is not computed here."""
+    """The model is missing, damaged, or of a kind that is not supported."""
 
 
 class CannotBind(CliError, exit_code=ExitCode.CANNOT_BIND, code="cannot_bind"):
@@ -87,7 +87,7 @@ class StartFailed(CliError, exit_code=ExitCode.NOT_READY, code="not_ready"):
 
 
 class HostTaken(StartFailed, code="host_taken"):
-    """Another machine is in the mesh by the name of this host, or this one was, under an epoch that it has lost."""
+    """Another machine is in the mesh under this host's name, or this one was, in a later epoch that it has lost."""
 
 
 class MeshFull(StartFailed, code="mesh_full"):
@@ -99,7 +99,7 @@ class TimedOut(CliError, exit_code=ExitCode.TIMED_OUT, code="timed_out"):
 
 
 class TryAgain(CliError, code="try_again"):
-    """Somebody could not do it just now."""
+    """The request was refused for now."""
 
 
 class HostAway(TryAgain, exit_code=ExitCode.NOT_RUNNING, code="host_away"):
@@ -107,4 +107,4 @@ class HostAway(TryAgain, exit_code=ExitCode.NOT_RUNNING, code="host_away"):
 
 
 class Undone(CliError, code="undone"):
-    """Somebody else asked for the opposite while this was waited for."""
+    """Somebody else asked for the opposite while the command was waiting."""

@@ -18,7 +18,7 @@ class ExitCode(enum.IntEnum):
     BAD_CONFIG = 5
     """The topology file, an environment variable or an option has a value that cannot be used."""
     BAD_MODEL = 6
-    """The model is missing, damaged, or of a kind that is not computed here."""
+    """The model is missing, damaged, or of a kind that is not supported."""
     CANNOT_BIND = 7
     """An address is taken, or may not be listened on."""
     NO_MEMORY = 8

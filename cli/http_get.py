@@ -1,4 +1,4 @@
-"""One page of a mesh's gateway, asked for within a deadline as a whole."""
+"""Fetches one page of a mesh's gateway, with one deadline for the whole exchange."""
 
 import asyncio
 import contextlib
@@ -21,19 +21,19 @@ class Page(NamedTuple):
 
     @property
     def reasons(self) -> str:
-        """What a health route lacks, in words; empty where it does not say."""
+        """What a health route says is missing; empty if it does not say."""
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
             return "; ".join(msgspec.json.decode(self.body, type=_Readiness).reasons)
         return ""
 
 
 async def get_page(host: str | None, port: int | None, path: str, timeout_s: float) -> Page:
-    """The page at `path`. Raises OSError, ValueError where what answers speaks no HTTP, and TimeoutError."""
-    # A timeout of `http.client` counts from each packet on; a health check that a slow server holds up is none.
+    """The page at `path`. Raises OSError, ValueError if the server does not speak HTTP, and TimeoutError."""
+    # A timeout of `http.client` starts anew with each packet: a slow server could hold up a health check for ever.
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(host, port)
         try:
-            # HTTP/1.0, so that the body ends with the connection and is in no chunks.
+            # HTTP/1.0, so that the body ends with the connection and is not chunked.
             writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n".encode())
             answer = await reader.read(_MAX_ANSWER_BYTES)
             while piece := await reader.read(_MAX_ANSWER_BYTES):

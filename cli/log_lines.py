@@ -1,7 +1,7 @@
 """Lines of actors' logs: read, chosen, and written for a terminal. Pure.
 
-An actor writes one JSON object a line; what libraries, the interpreter or a crash write stands between them as it is,
-and is taken to be of the time of the line before it.
+An actor writes one JSON object a line. What libraries, the interpreter or a crash write stands between these lines as
+it is, and gets the time of the line before it.
 """
 
 import re
@@ -23,7 +23,7 @@ _PLAIN: Final = "\x1b[0m"
 
 
 class LogLine(NamedTuple):
-    """One line. `at` is Unix time, `fields` is empty where the line is no JSON of an actor's."""
+    """One line. `at` is Unix time, `fields` is empty unless the line is an actor's JSON."""
 
     actor_id: str
     at: float
@@ -33,7 +33,7 @@ class LogLine(NamedTuple):
 
 
 def read_lines(actor_id: str, texts: Iterable[str], default_at: float) -> list[LogLine]:
-    """The lines of one actor, in their order. `default_at` is when, if no line says."""
+    """The lines of one actor, in their order. `default_at` is their time if no line has one."""
     parsed = [_parse(actor_id, text) for text in texts if text.strip()]
     at = next((line.at for line in parsed if line.fields), default_at)
     lines: list[LogLine] = []
@@ -44,7 +44,7 @@ def read_lines(actor_id: str, texts: Iterable[str], default_at: float) -> list[L
 
 
 def choose(lines: Iterable[LogLine], since: float, level: str) -> list[LogLine]:
-    """Those from `since` on and of `level` or above, in order of time; at one time as they came."""
+    """The lines from `since` on, of `level` or above, in order of time; lines of the same time keep their order."""
     least = LOG_LEVELS.index(level)
     chosen = [line for line in lines if line.at >= since and LOG_LEVELS.index(line.level) >= least]
     return sorted(chosen, key=lambda line: line.at)
@@ -82,7 +82,7 @@ def parse_since(text: str, now: datetime) -> float:
     if match is not None:
         return (now - timedelta(**{_UNITS[match[2]]: float(match[1])})).timestamp()
     try:
-        # Without a zone it is the local one.
+        # Without a time zone it is local time.
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
         raise WrongUsage(
@@ -104,7 +104,7 @@ def _parse(actor_id: str, text: str) -> LogLine:
             level = fields.get("level")
             return LogLine(actor_id, at, level if level in LOG_LEVELS else "info", text, fields)
     found = _FOREIGN_LEVEL.match(text)
-    # Nothing but a crash writes what is neither ours nor a library's.
+    # Only a crash writes lines that are neither ours nor a library's.
     return LogLine(actor_id, 0.0, found[1].lower() if found else "error", text, {})
 
 

@@ -1,7 +1,7 @@
 """The command line: `meshctl` and its `up`; the other commands' options are in `cli/arguments/`.
 
-What commands do is in `cli/commands/`, imported when run. Data goes to stdout, progress and errors to stderr, exit
-codes are those of `cli/exit_codes.py`.
+The commands themselves are in `cli/commands/`, each imported when run. Data goes to stdout, progress and errors to
+stderr; exit codes are those of `cli/exit_codes.py`.
 """
 
 import sys
@@ -136,7 +136,7 @@ def up(
 ) -> None:
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
     given = dict(locals())
-    # All others are settings, by the names that these have (`kv__pages`: `pages` in the table `kv`).
+    # All other options are settings, under the names of the settings (`kv__pages`: `pages` in the table `kv`).
     own = ("file", "join", "detach", "dry_run")
     options = {name: value for name, value in given.items() if name not in own and value != []}
     from cli.commands.up import up as run
@@ -179,13 +179,12 @@ def main() -> None:
             from cli.commands.run import run
 
             sys.exit(run(sys.argv[2:]))
-        # Not called itself, which would put another hook in the place of ours; not standalone, which would word and
-        # print wrong usage by itself.
+        # Calling `app` itself would replace our excepthook; standalone mode would word and print wrong usage itself.
         sys.exit(typer.main.get_command(app)(prog_name="meshctl", standalone_mode=False))
     except TyperException as error:
         if str(error):
             sys.stderr.write(f"{_wrong_usage(error)}\n")
-        # Without a message it is `meshctl` alone, whose help was printed.
+        # Without a message it was `meshctl` alone, and its help was printed.
         sys.exit(ExitCode.USAGE)
     except CliError as error:
         sys.stderr.write(f"{error}\n")
@@ -193,13 +192,13 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read has enough; Python would complain once more when it closes stdout.
+        # The reader has enough; Python would complain once more when it closes stdout.
         sys.stderr.close()
         sys.exit(ExitCode.FAILED)
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The end of an error that nobody has foreseen: its traceback, and the words of all others."""
+    """Report an unforeseen error: its traceback, then a message in the form of all other errors."""
     sys.__excepthook__(kind, error, trace)
     told = CliError(
         "meshctl ended of an unexpected error",
@@ -210,9 +209,9 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def _wrong_usage(error: TyperException) -> WrongUsage:
-    """What the option parser found, in the words of all other errors."""
+    """The option parser's error, in the form of all other errors."""
     context: typer.Context | None = getattr(error, "ctx", None)
-    # What is found while a command line is taken apart comes without.
+    # Errors found while the command line is split up have no context.
     command = context.command_path if context is not None else _command_typed(sys.argv[1:])
     usage = context.get_usage().removeprefix("Usage: ") if context is not None else f"{command} ..."
     return WrongUsage(
@@ -223,7 +222,7 @@ def _wrong_usage(error: TyperException) -> WrongUsage:
 
 
 def _command_typed(words: list[str]) -> str:
-    """The commands that a command line names, up to the first word that is none: `meshctl config show`."""
+    """The commands that a command line names, up to the first word that is not one: `meshctl config show`."""
     command: Any = typer.main.get_command(app)
     names = ["meshctl"]
     for word in words:

@@ -15,7 +15,7 @@ def print_json(value: Any) -> None:
 
 
 def as_toml(table: Mapping[str, Any], path: str = "") -> str:
-    """A TOML document of plain data. What is None is left out: TOML has no word for it."""
+    """A TOML document of plain data. None is left out: TOML cannot express it."""
     lines = [f"{key} = {_toml_value(value)}\n" for key, value in table.items() if not isinstance(value, Mapping | None)]
     text = "".join(lines)
     for key, value in table.items():
@@ -26,14 +26,14 @@ def as_toml(table: Mapping[str, Any], path: str = "") -> str:
 
 
 def _toml_value(value: Any) -> str:
-    # JSON's words are TOML's for texts, numbers, truth and lists of them.
+    # JSON and TOML write strings, numbers, booleans and lists of them alike.
     return msgspec.json.encode(value).decode()
 
 
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, dispensable: Sequence[str] = ()
 ) -> list[str]:
-    """Columns as wide as their content, on stdout. Names of those `dispensable` that had to go to fit `width`."""
+    """Print columns as wide as their content. Returns which `dispensable` ones were left out to fit `width`."""
     widths = {name: max(len(row[column]) for row in (header, *rows)) for column, name in enumerate(header)}
     left_out: list[str] = []
     for name in dispensable:

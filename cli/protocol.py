@@ -1,4 +1,4 @@
-"""What `meshctl` asks a supervisor, over the mesh like everybody else.
+"""What `meshctl` asks a supervisor, over the mesh, as any other peer does.
 
 meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartActors -> Restarting;
                          ProveActor -> ActorProof; ListLogs -> LogList; ReadLogs -> LogParts
@@ -20,10 +20,10 @@ from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeM
 
 
 class ListActors(Message, frozen=True):
-    """Ask for every actor of the mesh, living or not. With `figures` each is asked for what it uses and does.
+    """Ask for every actor of the mesh, living or not; with `figures`, also for what each uses and does.
 
-    `whole_mesh`: the supervisors of other hosts are asked, too; who does not answer is in the notes. Without it they
-    and their actors are those that are not supervised.
+    `whole_mesh`: the supervisors of other hosts are asked too, and the notes name those that do not answer. Without it,
+    they and their actors are listed as not supervised.
     """
 
     figures: bool = False
@@ -31,14 +31,14 @@ class ListActors(Message, frozen=True):
 
 
 class ActorStatus(Part, frozen=True):
-    """One actor. `pid` 0 and an empty endpoint where there is no process; `reason` says why not, or what went before.
+    """One actor. Without a process, `pid` is 0 and the endpoint empty; `reason` says why, or what happened before.
 
-    `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself. `notes` are what people
-    should know of what it announces: whose pages come another way than was chosen. `num_starts` counts the processes
-    that this supervisor asked for, `last_reason` is why the actor was last suspected, killed, or ended, so many seconds
-    ago; it outlives a restart, and is empty where nothing has happened. `next_start_in_s` is None unless the actor
-    waits to be started again. Who is not `supervised` was started by somebody else, and is only looked at. `host` is
-    empty on a mesh of one host.
+    `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself. `notes` are for people: how
+    far slow work is, and which agents' pages come by another transport than the chosen one. `num_starts` counts the
+    processes that this supervisor asked for. `last_reason` is why the actor was last suspected, killed, or ended,
+    `last_reason_age_s` ago; it outlives a restart, and is empty if nothing has happened. `next_start_in_s` is None
+    unless the actor waits to be started again. An actor that is not `supervised` was started by somebody else, and is
+    only shown. `host` is empty on a mesh of one host.
     """
 
     actor_id: str
@@ -60,15 +60,16 @@ class ActorStatus(Part, frozen=True):
     figures: ActorFigures = ActorFigures()
 
     def is_restarted(self, epoch: int, *, stay_away: bool) -> bool:
-        """Whether a wish that found it at `epoch` is done: drained where it was to `stay_away`, else there again."""
+        """Whether a restart requested at `epoch` is done: drained with `stay_away`, else ready in a later epoch."""
         return self.state == DRAINED if stay_away else self.state == READY and self.epoch > epoch
 
 
 class ActorList(Message, frozen=True):
-    """Answer to `ListActors`, supervisor first, then in the order of the topology, then who is not supervised.
+    """Answer to `ListActors`: the supervisor, then actors in the order of the topology, then those not supervised.
 
-    `context` is what requests may have, and why; None from a supervisor that does not say. `notes` are what people
-    should know of the mesh as a whole. `silent` are hosts of which nobody answers for the whole mesh.
+    `context` is the context length that requests may have, and why; None if the supervisor does not say. `notes` are
+    what people should know about the mesh as a whole. `silent` are the hosts that are not in the mesh, or whose
+    supervisors did not answer a `whole_mesh` question.
     """
 
     mesh: str
@@ -84,9 +85,9 @@ class ActorList(Message, frozen=True):
 class StopMesh(Message, frozen=True):
     """Ask the supervisor to drain everything and end; with `force` to kill everything and end.
 
-    On a mesh of several hosts it means its own host. `host` names another one, to whose supervisor it is passed on
-    (`absent_host` where the topology has it and it is no member, else `unknown_host`); with `whole_mesh` all others end
-    before it.
+    On a mesh of several hosts this means the supervisor's own host. `host` names another one: the request is passed on
+    to its supervisor (if it is not a member, refused: `absent_host` if the topology has it, else `unknown_host`). With
+    `whole_mesh` all other hosts end first.
     """
 
     reason: str
@@ -96,7 +97,7 @@ class StopMesh(Message, frozen=True):
 
 
 class Stopping(Message, frozen=True):
-    """Answer to `StopMesh`: it has begun. The end is the end of the supervisor's process."""
+    """Answer to `StopMesh`: stopping has begun. It is over when the supervisor's process ends."""
 
     pid: int
 
@@ -104,10 +105,10 @@ class Stopping(Message, frozen=True):
 class RestartActors(Message, frozen=True, tag="RenewActors"):
     """Ask the supervisor to drain actors, named by id or by role, one after the other, and to start each again.
 
-    With `stay_away` they are not started until they are asked for again. An unknown name is refused (`unknown_actor`),
-    and then nothing happens to the others. On a mesh of several hosts names are those of all; it is passed on to the
-    supervisor of the registry's host, which goes from host to host and tells each with `here` to see to its own.
-    Refused (`restart_running`) while another is under way.
+    With `stay_away` they are not started until a later request names them. An unknown name is refused
+    (`unknown_actor`), and then nothing happens to the others either. On a mesh of several hosts, names may be of actors
+    on any host: the request is passed on to the supervisor of the registry's host, which goes from host to host and
+    tells each, with `here`, to restart its own. Refused (`restart_running`) while another restart is under way.
     """
 
     names: list[str]
@@ -116,9 +117,9 @@ class RestartActors(Message, frozen=True, tag="RenewActors"):
 
 
 class Restarting(Message, frozen=True, tag="Renewing"):
-    """Answer to `RestartActors`: it has begun. Actors meant, in their order, with the epochs they had.
+    """Answer to `RestartActors`: it has begun. `epochs` has the actors concerned, in order, with the epochs they had.
 
-    `note` says which hosts are not meant because they are not in the mesh, empty if all are.
+    `note` says which hosts are left out because they are not in the mesh; empty if none is.
     """
 
     epochs: dict[str, int]
@@ -126,7 +127,7 @@ class Restarting(Message, frozen=True, tag="Renewing"):
 
 
 class ProveActor(Message, frozen=True):
-    """Ask the supervisor for the proof of an actor that is started by hand. Refused (`not_given`) for its own ones."""
+    """Ask the supervisor for the proof of an actor that is started by hand. Refused (`not_given`) for its own."""
 
     actor_id: str
     epoch: int
@@ -134,13 +135,13 @@ class ProveActor(Message, frozen=True):
 
 
 class ActorProof(Message, frozen=True):
-    """Answer to `ProveActor`: good for this incarnation in this role (`mesh/membership/proof.py`)."""
+    """Answer to `ProveActor`: valid for this incarnation in this role (`mesh/membership/proof.py`)."""
 
     proof: bytes
 
 
 class ListLogs(Message, frozen=True):
-    """Ask for whose logs there are on a host: the supervisor's own, or `host`, to whose supervisor it is passed on."""
+    """Ask which actors have logs on a host: the supervisor's own, or `host`, to whose supervisor this is passed on."""
 
     host: str = ""
 
@@ -153,10 +154,10 @@ class LogList(Message, frozen=True):
 
 
 class ReadLogs(Message, frozen=True):
-    """Ask for what was written to logs of a host, from a place on by actor id; `host` as in `ListLogs`.
+    """Ask for what was written to the logs of a host, each from a place on, by actor id; `host` as in `ListLogs`.
 
-    A place is a byte of the file, counted from where it was last cut (rotated): the file before it ends at 0. None
-    means the last `num_lines`, or all where that is None too. Who has no log has written nothing.
+    A place is a byte offset from where the file was last cut (rotated): the file before it ends at 0. None means the
+    last `num_lines`, or everything if that is None too. An actor without a log has written nothing.
     """
 
     places: dict[str, int | None]
@@ -165,7 +166,7 @@ class ReadLogs(Message, frozen=True):
 
 
 class LogPart(Part, frozen=True):
-    """What is in one log up to `place`, from where the next part begins; whether there is `more` by now.
+    """Part of one log, up to `place`, where the next part begins; `more` if there already is a next part.
 
     `modified_at` is Unix time.
     """
@@ -183,13 +184,13 @@ class LogParts(Message, frozen=True):
 
 
 class TakeAllowList(Message, frozen=True):
-    """Say whose keys are taken from now on, as the registry's host has it; refused (`wrong_key`) of any other host."""
+    """Tell a host the allow list in force from now on. Refused (`wrong_key`) unless the registry's host sends it."""
 
     allowed: AllowList
 
 
 class AllowListTaken(Message, frozen=True):
-    """Answer to `TakeAllowList`: the version that the host has, which may be a later one."""
+    """Answer to `TakeAllowList`: the version that the host now has, which may be a later one."""
 
     version: int
 
@@ -200,6 +201,6 @@ _Answers = ActorList | Stopping | Restarting | ActorProof | LogList | LogParts |
 
 SUPERVISOR_CODEC: Final = Codec(
     _Questions | _Answers,
-    # Whoever may ask this can end the whole mesh, and read what all of it has logged.
+    # A peer that may ask this can end the whole mesh, and read everything that it has logged.
     senders=dict.fromkeys(get_args(_Questions), (SUPERVISOR,)),
 )

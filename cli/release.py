@@ -1,10 +1,10 @@
-"""Which release of kvmesh this is. Hosts of one mesh run the same."""
+"""Which release of kvmesh this is. All hosts of a mesh run the same one."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 
 def release() -> str:
-    """Its version, like 1.2.0."""
+    """The version of kvmesh, like 1.2.0."""
     try:
         return version("kvmesh")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Commands that change a mesh: stop it, restart its actors, have its memory released."""
+"""Commands that change a mesh: stop it, restart its actors, release its memory."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ def drain(
     name: NameOption = "default",
     timeout: Annotated[float, typer.Option(help="Seconds to wait until everything has ended.")] = 120.0,
 ) -> None:
-    """Have actors finish what they have and end; they stay away until `restart`."""
+    """Have actors finish their work and end; they stay away until `restart`."""
     from cli.commands.restart import restart as run
 
     raise typer.Exit(run(name, names, stay_away=True, timeout_s=timeout))
@@ -58,7 +58,7 @@ def release(
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is released.")] = 120.0,
     output: OutputOption = "table",
 ) -> None:
-    """Have worker groups give their memory back; what they serve goes elsewhere, or waits for `resume`."""
+    """Have worker groups give their memory back; their requests go elsewhere, or wait for `resume`."""
     from cli.commands.memory import release as run
     from nodes.protocol.memory import ReleaseMemory
 
@@ -75,7 +75,7 @@ def resume(
     timeout: Annotated[float, typer.Option(help="Seconds to wait until they serve again.")] = 300.0,
     output: OutputOption = "table",
 ) -> None:
-    """Have worker groups take their memory again, and serve."""
+    """Have worker groups take their memory back, and serve again."""
     from cli.commands.memory import resume as run
     from nodes.protocol.memory import ResumeMemory
 
@@ -84,7 +84,7 @@ def resume(
 
 @app.command(epilog=example("meshctl memory -o json"))
 def memory(name: NameOption = "default", output: OutputOption = "table") -> None:
-    """Show which worker groups have their memory."""
+    """Show which worker groups hold their memory."""
     from cli.commands.memory import memory as run
 
     raise typer.Exit(run(name, output))

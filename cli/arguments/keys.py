@@ -64,7 +64,7 @@ def add(
     name: MeshOption = None,
     keys: KeysOption = None,
 ) -> None:
-    """Let a host join, by its public key; elsewhere than on the registry's host it says which one that is."""
+    """Let a host join, by its public key; on a host without the registry, say which host has it."""
     from cli.commands.keys import add as run
 
     raise typer.Exit(run(_place(file, name, keys), host, public_key, roles))
@@ -74,7 +74,7 @@ def add(
 def ls(
     file: FileOption = None, name: MeshOption = None, keys: KeysOption = None, output: OutputOption = "table"
 ) -> None:
-    """List the hosts whose keys are taken."""
+    """List the hosts whose keys are accepted."""
     from cli.commands.keys import ls as run
 
     raise typer.Exit(run(_place(file, name, keys), output))
@@ -82,7 +82,7 @@ def ls(
 
 @app.command("revoke", epilog=example("meshctl keys revoke d"))
 def revoke(host: HostArgument, file: FileOption = None, name: MeshOption = None, keys: KeysOption = None) -> None:
-    """Take a host's key no longer; it is cut off while it runs."""
+    """Stop accepting a host's key; if the host runs, it is cut off."""
     from cli.commands.keys import revoke as run
 
     raise typer.Exit(run(_place(file, name, keys), host))
@@ -92,7 +92,7 @@ def revoke(host: HostArgument, file: FileOption = None, name: MeshOption = None,
 def token(
     file: FileOption = None, name: MeshOption = None, keys: KeysOption = None, output: OutputOption = "table"
 ) -> None:
-    """Print the word by which another machine joins: `meshctl up --join TOKEN`."""
+    """Print the token with which another machine joins: `meshctl up --join TOKEN`."""
     from cli.commands.token import token as run
 
     raise typer.Exit(run(_place(file, name, keys), output))

@@ -16,7 +16,7 @@ WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every 
 @app.command("status", epilog=example("meshctl status"), help="The same as `ps`.")
 @app.command(epilog=example("meshctl ps"))
 def ps(name: NamesOption = None, watch: WatchOption = False, output: OutputOption = "table") -> None:
-    """Show the actors of a mesh, or of all: what they are, what they use, what they do."""
+    """Show the actors of a mesh, or of all meshes: what they are, what they use, what they do."""
     from cli.commands.ps import ps as run
 
     raise typer.Exit(run(name, output, watch=watch))
@@ -38,7 +38,7 @@ def logs(
         LogOutput | None, typer.Option("--output", "-o", help="text or json; the default is text.")
     ] = None,
 ) -> None:
-    """Show what actors wrote, in order of time; after the mesh has ended, too."""
+    """Show what actors logged, in order of time; also after the mesh has ended."""
     from cli.commands.logs import Wanted
     from cli.commands.logs import logs as run
 
@@ -52,7 +52,7 @@ def probe(
     name: NameOption = "default",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds the check may take.")] = 10.0,
 ) -> None:
-    """Answer a health check with one line and an exit code: supervisor, roles of this host, a token."""
+    """Answer a health check (supervisor, this host's roles, or a token) with one line and an exit code."""
     from cli.commands.probe import probe as run
 
     raise typer.Exit(run(name, question, timeout_s=timeout))
@@ -78,7 +78,7 @@ def chat(
 
 @app.command(epilog=example("meshctl models"))
 def models(output: OutputOption = "table") -> None:
-    """List the models that need no files; `--model` takes any Hugging Face directory besides."""
+    """List the models that need no files; `--model` also takes any Hugging Face directory."""
     from cli.commands.models import models as run
 
     raise typer.Exit(run(output))

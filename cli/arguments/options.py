@@ -32,5 +32,5 @@ def commands() -> typer.Typer:
 
 
 def example(line: str) -> str:
-    """The end of a command's help. `tests/process/test_first_hour.py` types what stands here."""
+    """The last line of a command's help. `tests/process/test_first_hour.py` runs what it says."""
     return f"Example: {line}"

@@ -16,7 +16,7 @@ from cli.exit_codes import ExitCode
 
 _TIMEOUT_S: Final = 600.0
 _FOR_NOW: Final = (http.client.OK, http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
-"""What may be answered later, as all that is the server's fault; an error within a stream comes with 200."""
+"""Statuses of what may be answered later, like all faults of the server's; an error within a stream comes with 200."""
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def chat(name: str, prompt: str | None, url: str | None, model: str | None, options: ChatOptions) -> ExitCode:
-    """Answer `prompt`, or what is typed, line by line. Raises NotRunning, or CliError with the server's words."""
+    """Answer `prompt`, or else every line that is typed. Raises NotRunning, or CliError with the server's message."""
     server = _Server(url if url is not None else find_mesh(name).manifest.url)
     chosen = model or server.first_model()
     if prompt is None and not sys.stdin.isatty():
@@ -77,7 +77,7 @@ def chat(name: str, prompt: str | None, url: str | None, model: str | None, opti
                 try:
                     conversation.heard(_answer(server, chosen, conversation.messages, options))
                 except CliError as error:
-                    # What could not be answered is as if it had not been said, so that one can go on.
+                    # A message that could not be answered is taken back, so that one can go on.
                     conversation.unsay()
                     sys.stderr.write(f"{error}\n")
             if conversation.is_over:
@@ -95,7 +95,7 @@ def _typed() -> str | None:
 
 
 def _answer(server: "_Server", model: str, messages: list[dict[str, str]], options: ChatOptions) -> str:
-    """Print an answer as it comes; what came until it ended or was interrupted."""
+    """Print an answer as it comes. Returns what came until it ended or was interrupted."""
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
     if options.max_tokens is not None:
         body["max_tokens"] = options.max_tokens
@@ -150,7 +150,7 @@ class _Server:
 
     @contextlib.contextmanager
     def _asked(self, method: str, path: str, body: bytes | None = None) -> Generator[http.client.HTTPResponse]:
-        """The answer, to be read. Raises CliError: an error, one that breaks off, or none of such a server."""
+        """The response, to be read. Raises CliError if it is an error, breaks off, or comes from no such server."""
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(self._parts.hostname or "127.0.0.1", self._parts.port, timeout=_TIMEOUT_S)

@@ -21,7 +21,7 @@ from nodes.scheduler.config import SchedulerConfig
 
 
 def show(file: Path | None, output: str, host: str | None = None) -> ExitCode:
-    """Print the settings as TOML, a topology file, or as JSON. `host` is as `up` has it. Raises BadConfig."""
+    """Print the settings as TOML (a topology file) or as JSON. `host` is as for `up`. Raises BadConfig."""
     shown = _filled_in(settings_in_force(file, {"host": host}))
     if output == "json":
         print_json(shown)
@@ -31,7 +31,7 @@ def show(file: Path | None, output: str, host: str | None = None) -> ExitCode:
 
 
 def _filled_in(settings: Settings) -> dict[str, Any]:
-    """Settings with what follows from others, and from model and machine where these allow it. None: not set."""
+    """The settings with what follows from others, and if possible from model and machine. None: not set."""
     shown: dict[str, Any] = msgspec.to_builtins(settings) | {
         "prefill_tp": settings.tp_size("prefill"),
         "decode_tp": settings.tp_size("decode"),
@@ -42,10 +42,10 @@ def _filled_in(settings: Settings) -> dict[str, Any]:
     if settings.local_prefill_max is None:
         defaults = {field.name: field.default for field in msgspec.structs.fields(SchedulerConfig)}
         shown["local_prefill_max"] = defaults["local_prefill_max"]
-    # Which host this is, is no matter of the file.
+    # Which host this is does not belong in the file.
     del shown["on"]
     if settings.hosts:
-        # Neither is what follows from this host's memory and cores: the file is for all of them.
+        # Nor does what follows from this host's memory and cores: the file is for all hosts.
         return {name: value for name, value in shown.items() if name not in OF_HOSTS}
     shown["prefill"], shown["decode"], shown["mixed"] = settings.groups
     with contextlib.suppress(CliError):
@@ -90,7 +90,7 @@ def topology_schema() -> dict[str, Any]:
         [Settings, *roles], ref_template="#/$defs/{name}"
     )
     for role_type in roles:
-        # An override names some fields; the topology fills in what a role cannot do without.
+        # An override names some fields; the topology fills in those that a role requires.
         definitions[role_type.__name__].pop("required", None)
         definitions[role_type.__name__]["additionalProperties"] = False
     # Filled in from --host.

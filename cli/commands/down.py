@@ -1,4 +1,4 @@
-"""`meshctl down`: stop a mesh, and remove what one left whose supervisor is dead."""
+"""`meshctl down`: stop a mesh, or remove what a mesh left whose supervisor is dead."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from cli.supervisor.sweep import sweep
 _KILL_TIMEOUT_S = 5.0
 _LOOK_S = 0.2
 _FORCED_ASK_S = 1.5
-"""A supervisor that is well answers in milliseconds. Whoever forces the end does not wait for one that hangs."""
+"""A healthy supervisor answers in milliseconds. A forced end does not wait for one that hangs."""
 _FORCED_SIGNAL_S = 5.0
 """For a supervisor that can only be signalled: a forced end kills its actors at once, so it takes about a second."""
 
 
 def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCode:
-    """Stop the mesh and wait until its supervisor is gone; only `host` of a mesh of several where one is named.
+    """Stop the mesh, or of several hosts only `host` if it is given, and wait until its supervisor is gone.
 
     Raises NotRunning or TimedOut.
     """
@@ -32,7 +32,7 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
     manifest, is_damaged = _look_up(directory)
     if host and (manifest is None or manifest.supervisor_id != supervisor_id(host)):
         return _down_other(name, StopMesh(reason="meshctl down", force=force, host=host), timeout_s)
-    # Where no manifest says who the supervisor is, its lock does: it is starting, or the manifest was damaged.
+    # If no manifest says who the supervisor is, its lock does: it is starting, or the manifest was damaged.
     named = manifest or directory.holder()
     supervisor = open_process(named.pid, named.start_time) if named is not None else None
     if supervisor is None:
@@ -47,7 +47,7 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
         question = StopMesh(reason="meshctl down", force=force, whole_mesh=not host)
         left = _silent(mesh) if mesh is not None and not (host or force) else []
         if not _ask_to_stop(mesh, named.pid, supervisor, question) and force:
-            # Where it was asked and did not answer, it has had its time.
+            # If it was asked and did not answer, it has had its time.
             patience_s = 0.0 if mesh is not None else min(timeout_s, _FORCED_SIGNAL_S)
         if not wait_dead(supervisor, patience_s):
             if not force:
@@ -67,7 +67,7 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
 
 
 def _silent(mesh: RunningMesh) -> list[str]:
-    """Hosts that are not told of the end, as nobody there answers."""
+    """Hosts that will not hear of the end, since no supervisor answers there."""
     try:
         return mesh.ask(ListActors(whole_mesh=True), ActorList).silent
     except NotRunning:
@@ -104,7 +104,7 @@ def _not_stopped(what: str, timeout_s: float) -> TimedOut:
 
 
 def _ask_to_stop(mesh: RunningMesh | None, pid: int, supervisor: int, question: StopMesh) -> bool:
-    """Whether the supervisor has answered; else it has a signal, unless it is to be killed anyway."""
+    """Whether the supervisor has answered. If not, it got a signal, unless it is to be killed anyway."""
     force = question.force
     if mesh is not None:
         try:

@@ -1,8 +1,8 @@
-"""`meshctl up --join TOKEN`: what a machine has to know of a mesh before it can be one of its hosts.
+"""`meshctl up --join TOKEN`: what a machine has to know about a mesh before it can be one of its hosts.
 
     token ──> own name, address, keys ──> ask the registry what it serves ──> the topology of this host
 
-Everything is checked before anything starts; who serves notices nothing until the host's actors join.
+Everything is checked before anything starts; the mesh notices nothing until the host's actors join.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ _ANY_EPOCH: Final = 0
 
 
 class Join:
-    """One `--join`: the token and this host, checked by themselves. Raises BadConfig, BadKeys, WrongUsage.
+    """One `--join`: the token and this host, checked without the mesh. Raises BadConfig, BadKeys, WrongUsage.
 
     Args:
         text: the token as it was given.
-        file: a topology file that was named, which a host that joins has none of.
+        file: the topology file, if one was named; a host that joins must have none.
         options: of the command line, by setting.
         environment: `os.environ`.
     """
@@ -75,7 +75,7 @@ class Join:
             )
 
     def settings(self, run: RunDirectory) -> Settings:
-        """Those of the mesh, with this host; `run` is of no living mesh. Asks the registry.
+        """The mesh's settings with this host added; asks the registry. No living mesh may use `run`.
 
         Raises BadConfig, BadKeys, NotRunning.
         """
@@ -103,7 +103,7 @@ class Join:
 
     def _ask(self, ask: Asker) -> object:
         before = structlog.get_config()
-        # There is no log yet: what happens on the link is for the error to say, not for lines beside it.
+        # There is no log yet: the error says what happens on the link, without log lines beside it.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
         try:
             endpoint = endpoint_at(self.token.address, self.token.port)
@@ -143,7 +143,7 @@ class Join:
                 do="look whether the mesh runs on that host, and whether the network lets this one through to it",
             )
         if own is None:
-            # A token that has a key is of a mesh with keys: there is nothing to take anew.
+            # A token with a key is of a mesh with keys: a new token would not help.
             needless = "leave out --insecure: the token has the key of a mesh that takes no host without one"
             return NotRunning(
                 f"the registry of the mesh {token.mesh!r} does not answer",
@@ -163,7 +163,7 @@ def _routed_address(token: JoinToken) -> str:
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(token.address, token.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # Sends nothing: it looks the way up.
+            # Sends nothing: it only looks up the route.
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as error:

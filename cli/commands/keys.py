@@ -1,11 +1,11 @@
-"""`meshctl keys`: the key pair of this host, and which hosts' keys the mesh takes.
+"""`meshctl keys`: the key pair of this host, and which hosts' keys the mesh accepts.
 
     on every host           new                 its pair; the secret half never leaves it
-    on the registry's host  add, revoke         the list, which a mesh that runs tells all hosts of
+    on the registry's host  add, revoke         the list, which a running mesh tells all its hosts
     on another host         add --roles registry
-                                                whom it believes before the mesh has told it anything
+                                                whom it trusts before the mesh has told it anything
 
-Files are those of `mesh/runtime/key_files.py`; a running mesh is not asked, it sees that they have changed.
+Files are those of `mesh/runtime/key_files.py`; a running mesh is not asked but sees that they have changed.
 """
 
 import difflib
@@ -63,7 +63,7 @@ class KeyPlace:
         return own
 
     def list_to_change(self) -> tuple[HostKey, AllowList]:
-        """The pair and the list of the registry's host. Raises BadKeys on any other."""
+        """The pair and the list of the registry's host. Raises BadKeys on any other host."""
         own = self.own()
         allowed = read_allowed(self.path)
         if allowed is None:
@@ -77,12 +77,12 @@ class KeyPlace:
         return own, allowed
 
     def words(self, *arguments: str) -> str:
-        """A command of the same mesh, as it is typed."""
+        """A command for the same mesh, as it is typed."""
         return words(self.settings, *arguments)
 
 
 def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, output: str) -> ExitCode:
-    """Make this host's pair, and on the registry's host the list of hosts with itself.
+    """Make this host's pair, and on the registry's host the list of hosts with itself on it.
 
     The public key goes to stdout, what to do with it to stderr. Raises WrongUsage, BadConfig, BadKeys.
     """
@@ -91,7 +91,7 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
     if settings.hosts:
         has_registry = settings.registry_host == host
     elif not has_registry and (known := read_allowed(path)) is not None:
-        # As it is said without the file to give it another key: the list is this host's all the same.
+        # To replace a key, --registry may be left out: the list says that this host has the registry.
         has_registry = known.registry().host == host
     own = make_pair(path, host, has_registry=has_registry, force=force)
     if output == "json":
@@ -106,7 +106,7 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
             key = place.words("add", settings.registry_host or "HEAD", "ITS_PUBLIC_KEY", "--roles", REGISTRY)
             sys.stderr.write(f"here:  {key}\n")
     if force:
-        # Actors read it when they start: until then others refuse them by the key that they still have.
+        # Actors read the key when they start: until then, others refuse them for the key that they still have.
         sys.stderr.write(
             f"if host {host} runs, start it again: `meshctl down --host {host}`, then `meshctl up` as before\n"
         )
@@ -114,9 +114,9 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
 
 
 def new_of_all(place: KeyPlace) -> ExitCode:
-    """Make pairs of all hosts of the topology file, each in a folder of its own, and give all of them the list.
+    """Make pairs for all hosts of the topology file, each in a folder of its own, and give all of them the list.
 
-    Who has a pair keeps it, and is not put on the list again. Raises WrongUsage, BadKeys.
+    A host that has a pair keeps it, and is not put on the list again. Raises WrongUsage, BadKeys.
     """
     settings = place.settings
     if not settings.hosts:
@@ -126,7 +126,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
             do="name the file with --file (or KVMESH_TOPOLOGY)",
         )
     registry = place.path / settings.registry_host
-    # First: the list is its.
+    # The registry's host first: the list is its own.
     names = sorted(settings.hosts, key=lambda name: name != settings.registry_host)
     made = [name for name in names if read_own(place.path / name) is None]
     for name in made:
@@ -148,9 +148,9 @@ def new_of_all(place: KeyPlace) -> ExitCode:
 
 
 def make_pair(path: Path, host: str, *, has_registry: bool, force: bool) -> HostKey:
-    """A new pair of a host; on the registry's host with a list of itself, or with its new key in the list there is.
+    """Make a new pair for a host; on the registry's host also a list with itself, or its new key in the list there is.
 
-    Raises BadKeys: one is there already, say.
+    Raises BadKeys, for instance if there is a pair already.
     """
     known = None if force else read_own(path)
     if known is not None:
@@ -169,11 +169,11 @@ def make_pair(path: Path, host: str, *, has_registry: bool, force: bool) -> Host
 
 
 def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitCode:
-    """Have the mesh take a host by its public key. Raises BadConfig, BadKeys."""
+    """Let a host join the mesh by its public key. Raises BadConfig, BadKeys."""
     _check_name(host)
     granted = tuple(role.strip() for role in roles.split(",") if role.strip()) if roles is not None else None
     own, known = place.own(), read_allowed(place.path)
-    # Once more, where the registry's host has another key since: it alone could tell, by the key it had.
+    # Again if the registry's host has a new key since: it could have told this host only over its old key.
     tells_registry = known is None or (
         own.host != known.registry().host and (known.version == 0 or host == known.registry().host)
     )
@@ -209,7 +209,7 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
 
 
 def _notes_on(roles: tuple[str, ...] | None) -> list[str]:
-    """What may be a slip, and can be meant: actors of one's own have roles of their own."""
+    """Notes on what may be a slip but can be intended: a user's own actors have roles of their own."""
     if roles is None or ALL_ROLES in roles:
         return []
     notes: list[str] = []
@@ -223,7 +223,7 @@ def _notes_on(roles: tuple[str, ...] | None) -> list[str]:
 
 
 def revoke(place: KeyPlace, host: str) -> ExitCode:
-    """Have the mesh take a host's key no longer; where it runs it is cut off within a second. Raises BadKeys."""
+    """Have the mesh stop accepting a host's key; a running host is cut off within seconds. Raises BadKeys."""
     own, allowed = place.list_to_change()
     if host == own.host:
         raise BadKeys(

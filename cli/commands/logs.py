@@ -1,6 +1,6 @@
 """`meshctl logs`: what actors wrote, in one stream in order of time; of all hosts while they run, else of this one.
 
-Its own host's files are read as they are, those of others by their supervisors:
+This host's files are read directly, those of other hosts through their supervisors:
 
     meshctl --ListLogs, ReadLogs--> own supervisor --the same, 2 s--> supervisor of another host
 """
@@ -25,7 +25,7 @@ from cli.supervisor.mesh_directory import MeshDirectory
 
 _POLL_S: Final = 0.2
 _LOOK_S: Final = 2.0
-"""How often a host that joins later is looked for."""
+"""How often it looks for hosts that have joined since."""
 _DEFAULT_LINES: Final = 50
 
 
@@ -54,7 +54,7 @@ def logs(name: str, wanted: Wanted, *, follow: bool, output: Literal["text", "js
 
 async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, follow: bool) -> None:
     async with AsyncExitStack() as stack:
-        # Whole files are read only where a filter may leave little of them.
+        # Whole files are read only if a filter may leave little of them.
         enough = wanted.num_lines if wanted.since is None and wanted.level == "debug" else None
         folder = LogFolder(directory)
         sources: list[_Here | _There] = [_Here(folder)]
@@ -87,26 +87,26 @@ async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
 
 
 async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -> None:
-    """Go on with hosts that join later, too."""
+    """Follow hosts that join later, too."""
     known = {host.name for host in hosts}
     followed: list[asyncio.Task[None]] = []
     while True:
         await asyncio.sleep(_LOOK_S)
         for task in followed:
             if task.done():
-                # It goes on for ever, but for what ends all of this: output that nobody reads any more.
+                # It goes on for ever, except for an error that ends everything: nobody reads the output any more.
                 task.result()
-        # The own supervisor may be away for a moment, and is asked again.
+        # This host's supervisor may be away for a moment, and is asked again.
         with suppress(CliError):
             for name in (await ask(ListLogs(), LogList)).hosts:
                 if name not in known:
                     known.add(name)
-                    # Kept, as the loop keeps no task; they end with the loop.
+                    # Kept here, since the loop does not keep tasks alive; they end with the loop.
                     followed.append(asyncio.create_task(_go_on(hosts[0].of(_There(ask, name)), shown)))
 
 
 class _Shown:
-    """What is printed. Raises WrongUsage where `since` is no time."""
+    """Prints chosen lines. Raises WrongUsage if `since` is no time."""
 
     def __init__(self, wanted: Wanted, *, as_text: bool) -> None:
         self.width = 0
@@ -116,13 +116,13 @@ class _Shown:
         self._colours = as_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def begin(self, lines: list[LogLine]) -> None:
-        """The last of these, as many as are wanted."""
+        """Print the last of these, as many as are wanted."""
         chosen = choose(lines, self._since, self._wanted.level)
         num_lines = self._wanted.num_lines
         self._print(chosen if num_lines is None else chosen[len(chosen) - min(num_lines, len(chosen)) :])
 
     def add(self, lines: list[LogLine]) -> None:
-        """What came since."""
+        """Print what has come since."""
         self._print(choose(lines, self._since, self._wanted.level))
 
     def _print(self, lines: list[LogLine]) -> None:
@@ -133,7 +133,7 @@ class _Shown:
 
 
 class _HostLogs:
-    """What is shown of one host's logs: `chosen`, each from its last lines on."""
+    """The logs of one host that are shown: those of the actors `chosen`, each from its last lines on."""
 
     def __init__(self, source: "_Here | _There", names: tuple[str, ...], enough: int | None) -> None:
         self.roles: dict[str, str] = {}
@@ -147,15 +147,15 @@ class _HostLogs:
 
     @property
     def name(self) -> str:
-        """The host's."""
+        """The name of the host."""
         return self._source.host
 
     def of(self, source: "_There") -> "_HostLogs":
-        """The same of a host that has just joined: its files may be of earlier meshes, so not all of them."""
+        """The same for a host that has just joined: its files may be of earlier meshes, so only their last lines."""
         return _HostLogs(source, self._names, self._enough or _DEFAULT_LINES)
 
     async def choose(self) -> None:
-        """Find out whose logs there are; who is away is asked again the next time."""
+        """Find out which logs there are; a host that is away is asked again the next time."""
         if self.roles:
             return
         try:
@@ -166,7 +166,7 @@ class _HostLogs:
         self.chosen = [id_ for id_, role in self.roles.items() if not self._names or is_wanted((id_, role))]
 
     async def new_lines(self, *, is_last: bool = False) -> list[LogLine]:
-        """What was written since the last time; a line that is just being written comes whole the next time."""
+        """What was written since the last time; a line that is still being written comes whole the next time."""
         new: dict[str, LogPart] = {}
         asked = self.chosen
         while asked:
@@ -219,7 +219,7 @@ class _Here(NamedTuple):
 
 
 class _There(NamedTuple):
-    """Those of another, by its supervisor."""
+    """The files of another host, through its supervisor."""
 
     connection: Ask
     host: str
@@ -229,7 +229,7 @@ class _There(NamedTuple):
 
 
 def _require(mesh: str, names: tuple[str, ...], roles: dict[str, str]) -> None:
-    """Raises WrongUsage for a name that is nobody's."""
+    """Raises WrongUsage for a name that is no actor's and no role's."""
     for one in names:
         if one not in roles and one not in roles.values():
             fault = unknown_name(one, [*roles.values(), *roles], "actor or role")

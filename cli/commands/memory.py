@@ -20,7 +20,7 @@ from nodes.roles import KV_AGENT, SCHEDULER, WORKER
 _LOOK_INTERVAL_S: Final = 0.2
 
 _TOWARDS: Final = {"released": ("releasing", "released"), "held": ("resuming", "held")}
-"""States of a group whose request is being done, of each state that is waited for."""
+"""For each state to wait for, the states of a group that is on the way there or has arrived."""
 
 _WEIGHTS: Final = {"": "", "keep": "kept", "backup": "in host memory", "reload": "dropped, read again on resume"}
 
@@ -40,7 +40,7 @@ def resume(name: str, request: ResumeMemory, *, timeout_s: float, output: str) -
 
 
 def memory(name: str, output: str) -> ExitCode:
-    """Print how the groups stand. Raises NotRunning, CliError."""
+    """Print the states of the groups. Raises NotRunning, CliError."""
     answer = find_mesh(name).ask(ListMemory(), MemoryList)
     if answer.note:
         sys.stderr.write(f"{answer.note}\n")
@@ -50,8 +50,8 @@ def memory(name: str, output: str) -> ExitCode:
 class Waiter:
     """What to ask next until groups are in a state, `released` or `held`.
 
-    A request is made until it is answered and taken, and then it is only looked how far it is: made again and again it
-    would undo what somebody else asks meanwhile.
+    A request is repeated until it is answered and accepted; from then on only its progress is looked at. Repeated any
+    further it would undo what somebody else asks for meanwhile.
     """
 
     def __init__(self, request: MemoryRequest, state: str) -> None:
@@ -64,17 +64,17 @@ class Waiter:
 
     @property
     def groups(self) -> list[GroupMemory]:
-        """Those that are meant, as they were seen last, in order of name."""
+        """The groups concerned, as they were seen last, in order of name."""
         return [self._seen[name] for name in sorted(self._seen)]
 
     @property
     def left(self) -> list[str]:
-        """Names of those that are not yet as they are to be."""
+        """Names of the groups that are not in that state yet."""
         return sorted(name for name in self._meant if name not in self._seen or self._seen[name].state != self._state)
 
     @property
     def is_done(self) -> bool:
-        """Whether all are."""
+        """Whether all groups are in that state."""
         return bool(self._meant) and not self.left
 
     def answered(self, groups: list[GroupMemory], is_restarted: Callable[[], bool]) -> None:
@@ -84,7 +84,7 @@ class Waiter:
         self._meant |= {one.group for one in groups}
         self._seen |= {one.group: one for one in groups}
         back = {one.group for one in groups if one.group in self._taken and one.state not in _TOWARDS[self._state]}
-        # What was tried and could not be, or died with an agent that had not done it, is asked again.
+        # A request that was tried and failed, or was lost with an agent that died, is made again.
         undone = [one for one in groups if one.group in back and not (one.state == "released" and one.reason)]
         if undone and not is_restarted():
             raise _undone(undone, self._state)
@@ -128,7 +128,7 @@ def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> l
 
 
 def _agents(mesh: RunningMesh) -> dict[str, int]:
-    """Which incarnations the kv_agents are: ids to epochs."""
+    """The incarnations of the kv_agents: ids to epochs."""
     return {one.actor_id: one.epoch for one in mesh.actors() if one.role == KV_AGENT}
 
 

@@ -13,7 +13,7 @@ _SHAPE: Final = ("architecture", "num_layers", "hidden_size", "context_length", 
 
 
 def models(output: str) -> ExitCode:
-    """Print name, shape and size of each; of the hub, those that are in its cache."""
+    """Print name, shape and size of each; models of the hub if they are in its cache."""
     entries = [_entry(name, name) for name in known_models()]
     entries += [_entry(name, str(path), "in the hub's cache") for name, path in cached_models()]
     if output == "json":

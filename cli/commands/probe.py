@@ -2,7 +2,7 @@
 
     live       the supervisor answers
     ready      every role that it keeps is ready
-    generate   the same, and one token comes through the gateway, where the supervisor keeps one
+    generate   the same, and one token comes through the gateway, if the supervisor keeps one
 
 One line, and an exit code; both within the time that is given.
 """
@@ -40,7 +40,7 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
     own = [one for one in actors.actors if one.supervised]
     has_gateway = any(one.role == GATEWAY for one in own)
     if question != "live":
-        # Who was drained is away by an operator's wish: a container that is restarted for that would undo the wish.
+        # A drained actor is away at an operator's request, and restarting the container for it would undo that.
         missing = [one for one in own if one.state not in (READY, DRAINED, RELEASED)]
         if missing:
             some = "; ".join(f"{one.actor_id} is {one.state}" for one in missing[:_SHOWN])

@@ -55,7 +55,7 @@ def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
         try:
             meshes.append(find_mesh(name).ask(ListActors(figures=True, whole_mesh=True), ActorList))
         except (NotRunning, BadManifest) as error:
-            # One of several does not keep the others from being shown.
+            # An error of one mesh does not keep the others from being shown.
             if len(names) == 1:
                 raise
             sys.stderr.write(f"{error}\n")
@@ -76,7 +76,7 @@ def _print(mesh: ActorList) -> None:
         sys.stdout.write(f"{mesh.context}\n")
     for note in mesh.notes:
         sys.stdout.write(f"{note}\n")
-    # Only where somebody is not, and where there is more than one.
+    # SUPERVISED is shown only if an actor is not, HOST only on a mesh of several hosts.
     left = {"SUPERVISED"} if all(actor.supervised for actor in mesh.actors) else set[str]()
     left |= set[str]() if any(actor.host for actor in mesh.actors) else {"HOST"}
     names = [name for name in _HEADER if name not in left]
@@ -93,15 +93,15 @@ def _print(mesh: ActorList) -> None:
 
 
 def _elsewhere(mesh: ActorList) -> str:
-    """On which hosts the gateways are, where the own one, whose actors come first, has none."""
+    """The hosts of the gateways, if this host, whose actors come first, has none."""
     hosts = {actor.host for actor in mesh.actors if actor.role == roles.GATEWAY}
     return f" on host {' and '.join(sorted(hosts))}" if hosts and mesh.actors[0].host not in hosts else ""
 
 
 def _verdict(mesh: ActorList) -> str:
-    """Whether requests are served. What was drained or released is as it was wished, and may be all that there was."""
+    """Whether requests are served. Drained and released actors are so by request, and may be all that there were."""
     ready = {actor.role for actor in mesh.actors if actor.state == READY}
-    # Where there are several hosts one that is away takes whole roles with it.
+    # On several hosts, one that is away may take whole roles with it.
     there = set(_SERVING_ROLES) if any(one.host for one in mesh.actors) else {one.role for one in mesh.actors}
     missing = [role for role in _SERVING_ROLES if role in there - ready]
     if any(one.state == UNKNOWN and one.role in missing for one in mesh.actors):
@@ -120,7 +120,7 @@ def _row(actor: ActorStatus) -> list[str]:
 
 
 def _story(actor: ActorStatus) -> list[str]:
-    """What happened to it last, and when it comes again."""
+    """What happened to the actor last, and when it starts again."""
     if not actor.last_reason:
         return []
     when = "" if actor.next_start_in_s is None else f"; next start in {duration(actor.next_start_in_s)}"
@@ -130,7 +130,7 @@ def _story(actor: ActorStatus) -> list[str]:
 
 
 def _pulled(actor: ActorStatus) -> list[str]:
-    """What pages came by."""
+    """By which transports pages came."""
     moved = [f"{amount(num_bytes)} by {name}" for name, num_bytes in sorted(actor.figures.pulled_bytes.items())]
     note = " (not encrypted)" if "tcp" in actor.figures.pulled_bytes else ""
     return [f"pulled {', '.join(moved)}{note}"] if moved else []
@@ -142,6 +142,6 @@ def _entry(mesh: ActorList, actor: ActorStatus) -> dict[str, Any]:
     fields = msgspec.structs.asdict(actor)
     del fields["figures"]
     where = {"mesh": mesh.mesh, "url": mesh.url, "model": mesh.model, "mesh_notes": mesh.notes}
-    # A script that kills what it reads here would end its own process group by a 0.
+    # With a 0, a script that kills what it reads here would end its own process group.
     fields["pid"] = actor.pid or None
     return where | fields | {"endpoint": endpoint} | msgspec.structs.asdict(actor.figures)

@@ -1,4 +1,4 @@
-"""`meshctl drain` and `meshctl restart`: actors that end in good order, for good or to come again."""
+"""`meshctl drain` and `meshctl restart`: actors that end in good order, to stay away or to start again."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ _LOOK_INTERVAL_S: Final = 0.2
 
 
 def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> ExitCode:
-    """Begin, and wait until it is done. Raises NotRunning, StartFailed, TimedOut."""
+    """Drain or restart actors, and wait until it is done. Raises NotRunning, StartFailed, TimedOut."""
     mesh, began = find_mesh(name), time.monotonic()
     answer = mesh.ask(RestartActors(names=names, stay_away=stay_away), Restarting)
     if answer.note:

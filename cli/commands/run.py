@@ -48,11 +48,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _ask_proof(directory: MeshDirectory, actor_id: str, epoch: int, role: str) -> bytes:
-    """The proof of this actor from the mesh's supervisor, empty where none lives. Raises CliError if it refuses."""
+    """The proof of this actor from the mesh's supervisor, empty if none lives. Raises CliError if it refuses."""
     manifest = directory.read_manifest()
     if manifest is None or not is_alive(manifest.pid, manifest.start_time):
         return b""
-    # Only who starts an actor beside a supervisor needs to be a client first.
+    # Imported here: only an actor that is started beside a supervisor has to be a client first.
     from cli.client import RunningMesh
 
     question = ProveActor(actor_id=actor_id, epoch=epoch, role=role)

@@ -1,4 +1,4 @@
-"""`meshctl keys token`: one word by which another machine joins the mesh whose registry is here."""
+"""`meshctl keys token`: one word with which another machine joins the mesh whose registry is here."""
 
 import sys
 
@@ -51,7 +51,7 @@ def _of_running(place: KeyPlace) -> JoinToken:
 
 
 def _registry_key(place: KeyPlace, host: str) -> str:
-    """The public key of the registry's host, "" where there are no keys."""
+    """The public key of the registry's host, "" if there are no keys."""
     allowed = read_allowed(place.path)
     if allowed is None:
         return ""

@@ -44,8 +44,8 @@ def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: 
         tell_notes(topology)
         return _print(topology)
     if not names_hub(settings.model):
-        # What cannot be used is said before anything else. What is free is looked at again when an earlier mesh's
-        # leftovers are gone, and is nobody's business while a mesh of this name runs.
+        # Report unusable settings before anything else. Free memory does not count yet: it is looked at again when an
+        # earlier mesh's leftovers are gone, and if a mesh of this name runs, that is the error.
         with contextlib.suppress(NoMemory):
             plan(settings, Progress(None), fetches=False)
     return _start(MeshDirectory(settings.name), lambda: settings, detach=detach)
@@ -66,7 +66,7 @@ def _join(token: str, file: Path | None, options: dict[str, Any], *, detach: boo
 
 
 def _start(directory: MeshDirectory, make_settings: Callable[[], Settings], *, detach: bool) -> ExitCode:
-    # Asked before a child leaves the terminal.
+    # Looked up before a child leaves the terminal.
     is_terminal = sys.stderr.isatty()
     directory.create()
     if detach:
@@ -83,7 +83,7 @@ def settings_in_force(file: Path | None, options: dict[str, Any]) -> Settings:
 
 
 def tell_notes(topology: Topology) -> None:
-    """Print what people should know of a topology on stderr."""
+    """Print what people should know about a topology on stderr."""
     for note in topology.notes:
         sys.stderr.write(f"note: {note}\n")
 
@@ -91,9 +91,9 @@ def tell_notes(topology: Topology) -> None:
 def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
     """The topology on this machine; with `fetches` a model of the hub is fetched if it is not there.
 
-    Raises BadConfig (BadKeys of them), BadModel, NoMemory.
+    Raises BadConfig (including BadKeys), BadModel, NoMemory.
     """
-    # Actors may run elsewhere, and `down` certainly does.
+    # Actors may run in another directory, and `down` certainly does.
     directory = os.path.abspath(Path(settings.kv.directory).expanduser())
     settings = msgspec.structs.replace(settings, kv=msgspec.structs.replace(settings.kv, directory=directory))
     settings = settle_keys(settings, os.environ)
@@ -134,14 +134,14 @@ def check_ports(settings: Settings) -> None:
         for port in (settings.registry_port, settings.registry_port + 1):
             check_port(own.bind, port, what=f"the registry cannot listen at {own.bind}:{port}", do=do)
     if settings.own_counts.gateways:
-        # Where there are hosts, --host names one of them.
+        # With hosts, --host names one of them.
         do = f"{free}, give another --port, or set another `host` in the file of all hosts" if settings.hosts else ""
         check_port(settings.host, settings.port, do=do)
 
 
 def check_port(host: str, port: int, *, what: str = "", do: str = "") -> None:
-    """Raise CannotBind if nobody could listen there; `what` and `do` are said in the place of what is said of a
-    gateway on a mesh of one host.
+    """Raise CannotBind if nobody could listen there; `what` and `do` replace the words for a gateway on a mesh of one
+    host.
     """
     of_this_machine = "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all that it has"
     try:
@@ -173,7 +173,7 @@ def _print(topology: Topology) -> ExitCode:
 
 
 def _serve(make_settings: Callable[[], Settings], directory: MeshDirectory, progress: Progress) -> ExitCode:
-    # Only whoever supervises needs ZeroMQ and the mesh.
+    # Imported here: only a supervisor needs ZeroMQ and the mesh.
     from cli.supervisor.mesh_process import run_mesh
 
     def make_topology() -> Topology:
@@ -197,7 +197,7 @@ def _in_background(make_settings: Callable[[], Settings], directory: MeshDirecto
             progress.line(str(error))
             return error.exit_code
         except KeyboardInterrupt:
-            # Whoever did that knows.
+            # The user did that and knows.
             raise
         except BaseException:
             # A fault of ours; its traceback goes where stderr goes now.
@@ -209,7 +209,7 @@ def _in_background(make_settings: Callable[[], Settings], directory: MeshDirecto
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    # Until the mesh is ready, whoever interrupts this process means the mesh.
+    # Until the mesh is ready, a signal to this process is meant for the mesh.
     with on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
         ready = _forward(reader)
     os.close(reader)

@@ -1,4 +1,4 @@
-"""How far a download is: one line that is written over on a terminal, a line now and then where there is none."""
+"""How far a download is: one line that is overwritten on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class DownloadBar:
             progress.note(f"fetching {what}: {size_text(total_bytes)}")
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes have come; a negative number of bytes has to come again."""
+        """`num_bytes` have arrived; a negative number has to be fetched again."""
         self._done += num_bytes
         now = self._now()
         if now - self._said < (_TERMINAL_S if self._progress.is_terminal else _PLAIN_S):
@@ -39,7 +39,7 @@ class DownloadBar:
         self._show(now)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """The download is over."""
         self._show(self._now(), end="\n")
 
     def _show(self, now: float, end: str = "") -> None:

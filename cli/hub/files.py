@@ -1,9 +1,9 @@
-"""Models of the Hugging Face hub: fetched into its cache, and found there again. Alone knows `huggingface_hub`.
+"""Models of the Hugging Face hub: fetched into its cache, and found there again. No other file knows `huggingface_hub`.
 
 A revision is resolved to a commit once, before any actor is started; actors are told the commit's snapshot directory,
 so that they load the same files whenever they start and whatever becomes of the repository meanwhile. Cache, token,
 endpoint and offline mode are those of `huggingface_hub` and its environment variables. Used by `cli/plan/model.py`,
-which imports it only where a model is named so: it takes a third of a second.
+which imports it only for a model of the hub: the import takes a third of a second.
 """
 
 import os
@@ -46,19 +46,19 @@ class Snapshot(NamedTuple):
 
 
 def fetch(wanted: HubName, progress: Progress) -> Snapshot:
-    """The wanted revision, complete, in the cache: only files that are read here, and of them only what is not there.
+    """Complete the wanted revision in the cache: fetch the files that kvmesh reads, if they are not there yet.
 
-    Raises BadModel: not there, not allowed, not reachable and not cached, or nothing that is served here. What is not
-    served is found out before its weights are fetched.
+    Raises BadModel if the model does not exist, is not allowed, is neither reachable nor cached, or cannot be served.
+    That it cannot be served is found out before its weights are fetched.
     """
     if "HF_HUB_VERBOSITY" not in os.environ:
-        # What goes wrong is said here; its warnings speak of Python functions.
+        # Errors are reported here; the library's own warnings speak of Python functions.
         hub_logging.set_verbosity_error()
     if not constants.is_offline_mode():
         progress.note(f"asking {constants.ENDPOINT} for {wanted}")
     try:
         commit, sizes = _list_files(wanted)
-    except Exception as error:  # noqa: BLE001 # it lets through what its HTTP library raises, another one in each version
+    except Exception as error:  # noqa: BLE001 # errors of its HTTP library come through, and that differs by version
         return _without_hub(wanted, error, progress)
     try:
         require_files(f"{wanted} of {constants.ENDPOINT}", sizes)
@@ -71,7 +71,7 @@ def fetch(wanted: HubName, progress: Progress) -> Snapshot:
 
 
 def find_cached(wanted: HubName) -> Snapshot | None:
-    """The revision in the cache as it was last seen, if all that a mesh needs of it is there. Asks nobody."""
+    """The revision as it was last seen, from the cache, if all that a mesh needs of it is there. Sends no request."""
     found = try_to_load_from_cache(wanted.repository, CONFIG_FILE, revision=wanted.revision or None)
     if not isinstance(found, str):
         return None
@@ -81,7 +81,7 @@ def find_cached(wanted: HubName) -> Snapshot | None:
     except ModelNotFound:
         return None
     except ModelError:
-        # Whole, and not served: whoever reads it says why.
+        # Complete, but it cannot be served: loading it will say why.
         pass
     return Snapshot(path, path.name)
 
@@ -91,7 +91,7 @@ def cached_models() -> list[tuple[str, Path]]:
     try:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except (CacheNotFound, OSError, ValueError):
-        # Nobody has fetched anything yet, or it cannot be read.
+        # Nothing has been fetched yet, or the cache cannot be read.
         return []
     found: list[tuple[str, Path]] = []
     for repository in repositories:
@@ -104,7 +104,7 @@ def cached_models() -> list[tuple[str, Path]]:
 
 
 def _list_files(wanted: HubName) -> tuple[str, dict[str, int]]:
-    """The commit, and size by name of each file of the revision. Also remembers which commit a branch was."""
+    """The commit of the revision, and its files' sizes by name. Also remembers to which commit a branch pointed."""
     api = HfApi(library_name="kvmesh")
     commit = api.resolve_revision(wanted.repository, revision=wanted.revision or None).resolved
     info = api.model_info(wanted.repository, revision=commit, files_metadata=True, timeout=_LISTING_TIMEOUT_S)
@@ -127,7 +127,7 @@ def _fetch_files(wanted: HubName, commit: str, sizes: dict[str, int], progress: 
 
 
 def _download(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> dict[str, Path]:
-    """Paths by name of files that are there then."""
+    """Fetch those files that are missing. Returns the paths of all of them, by name."""
     known = {name: try_to_load_from_cache(wanted.repository, name, revision=commit) for name in sizes}
     missing = [name for name, path in known.items() if not isinstance(path, str)]
     paths = {name: Path(path) for name, path in known.items() if isinstance(path, str)}
@@ -137,7 +137,7 @@ def _download(wanted: HubName, commit: str, sizes: dict[str, int], progress: Pro
     _require_room(wanted, num_bytes)
     bar = DownloadBar(progress, wanted.repository, num_bytes)
     try:
-        # One after the other, in this thread: Ctrl-C ends it at once, and what has come is kept.
+        # One after the other, in this thread: Ctrl-C ends it at once, and what has arrived is kept.
         for name in missing:
             paths[name] = Path(
                 huggingface_hub.hf_hub_download(
@@ -179,10 +179,10 @@ def _bar_class(advance: Callable[[int], None]) -> Any:
             advance(int(n or 0))
 
         def update_transfer(self, _n: float | None = 1) -> None:
-            """Its being there says that one bar is enough where bytes come packed and are unpacked."""
+            """Its presence tells the library that one bar is enough where bytes arrive packed and are unpacked."""
 
         def _nothing(self, *_: object, **__: object) -> None:
-            """The rate is counted where it is shown, which is done when it is due; files follow."""
+            """Nothing to do: `DownloadBar` computes the rate, redraws itself when due, and outlives one file."""
 
         set_postfix_str = refresh = close = _nothing
 
@@ -190,7 +190,7 @@ def _bar_class(advance: Callable[[int], None]) -> Any:
 
 
 def _without_hub(wanted: HubName, error: Exception, progress: Progress) -> Snapshot:
-    """What is cached, where the hub does not answer and that is not the answer. Raises BadModel."""
+    """The cached revision, if the hub cannot be reached. Raises BadModel if it said no, or nothing is cached."""
     explained = _explained(wanted, error)
     if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError) or _status(error) in (401, 403):
         raise explained from error
@@ -240,13 +240,13 @@ def _status(error: BaseException) -> int:
 
 
 def _shown(error: BaseException) -> str:
-    """What an error and those that it follows from say, without repetition."""
+    """What an error and its root cause say, without repetition."""
     texts = dict.fromkeys(" ".join(str(one).split()) or type(one).__name__ for one in _chain(error))
     return "; ".join(texts)[:_SHOWN_ERROR_CHARS]
 
 
 def _chain(error: BaseException) -> Iterable[BaseException]:
-    # The first says most for people, the last is the system's own word.
+    # The first tells people most, the last is the system's own message.
     last = error
     while (cause := last.__cause__ or last.__context__) is not None:
         last = cause

@@ -18,6 +18,6 @@ class HubName(NamedTuple):
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """None where the text cannot be one: a path with another number of slashes, say."""
+    """None if the text cannot be one, such as a path with another number of slashes."""
     match = _NAME.fullmatch(text)
     return HubName(match[1], match[2] or "") if match is not None else None
