@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seeds N [--first M]` runs many seeds and counts the faults; each fourth is of hosts.
+"""`python -m tests.simulation --seeds N [--first M]` runs many seeds and counts the faults; every fourth is of hosts.
 
 `python -m tests.simulation SUITE SEED...` replays seeds of a suite (`suites.py`).
 """

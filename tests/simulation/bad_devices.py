@@ -1,7 +1,7 @@
 """Devices that fail under a worker: a step that raises once, one that never ends, and the end of the device itself.
 
-None of them is a request's fault, so no request may end for it. The worker ends of the last two, once in a mesh: who is
-in a step that three workers die of is poisoned by rule.
+None of these is a request's fault, so no request may end because of one. The last two end the worker, once per mesh: by
+rule, requests in a step that three workers die of count as poisoned.
 """
 
 import random
@@ -16,7 +16,7 @@ MOST_DEADLY = 1
 
 
 class BadDevices:
-    """Strikes steps of workers without other ranks, in `SHARE` of all meshes. `counts` has how often it did what."""
+    """Strikes steps of workers without other ranks, in `SHARE` of all meshes. `counts` says how often it did what."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(f"smoke/{seed}")
@@ -25,7 +25,7 @@ class BadDevices:
         self.counts: Counter[str] = Counter()
 
     def strike(self) -> str:
-        """What befalls the step that begins now: `crowded`, `broken`, `stuck` or nothing."""
+        """What happens to the step that begins now: `crowded`, `broken`, `stuck` or nothing."""
         if self._dice.random() >= RATE:
             return ""
         kind = self._dice.choice(["crowded", "broken", "stuck"])
@@ -37,7 +37,7 @@ class BadDevices:
         return kind
 
     def end(self) -> None:
-        """There is no more of it."""
+        """Strike no more."""
         self._num_left = {"crowded": 0, "deadly": 0}
 
 

@@ -1,7 +1,7 @@
-"""Deaths in the middle of what a promise is about: a step that takes seconds, a copy that cannot be stopped at once.
+"""Deaths in the moments that promises are about: during a step that takes seconds, or a copy that cannot stop at once.
 
-Both are short or rare, and so are deaths; drawn apart from each other they would meet in one seed of a thousand. On
-real hosts they come together more often than that: what makes a step or a copy slow makes its neighbours die.
+Such moments are short or rare, and so are deaths: drawn independently they would meet in one seed of a thousand. On
+real hosts they meet more often than that, since what makes a step or a copy slow also makes its neighbours die.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ MOST_BAD_COPIES = 3
 
 
 class BadMoments:
-    """When one of `processes` dies because of what another one does. `counts` has how often that came to pass.
+    """Decides when one of `processes` dies because of what another one does. `counts` says how often that happened.
 
     Theme `stalls`: steps of one group take seconds, and its scheduler dies soon after such a step has begun. `copies`:
-    while a copy writes its scheduler dies, alone or with the prefill scheduler; `sources`: the prefill scheduler dies.
+    while a copy writes, its scheduler dies, alone or with the prefill scheduler; `sources`: the prefill scheduler dies.
     """
 
     def __init__(self, seed: int, theme: str, groups: list[str], processes: dict[str, SimulatedProcess]) -> None:
         self._dice = random.Random(f"moments/{seed}")
         self._processes = processes
-        # Transfers end at the last group, where what a step writes too long is soonest lent to one.
+        # Transfers end at the last group, where pages that a step still writes are most likely lent to one.
         self._first = groups[0]
         self._stalling = self._dice.choice([*groups, groups[-1]]) if theme == "stalls" else ""
         self._num_stalls_left = MOST_STALLS
@@ -37,7 +37,7 @@ class BadMoments:
         self.counts: Counter[str] = Counter()
 
     def stall_s(self, group: str, step: RunnableStep) -> float:
-        """How much longer this step of `group` takes: with chunks of prompts, whose shapes may be new, most often."""
+        """How much longer this step of `group` takes; most often one with prompt chunks, whose shapes may be new."""
         dice = self._dice
         rate = 0.3 if any(row.num_tokens > 1 for row in step.rows) else 0.03
         if group != self._stalling or not self._num_stalls_left or dice.random() >= rate:
@@ -58,12 +58,12 @@ class BadMoments:
             self._die_soon("died in a copy", dying, dice.random() * 10 * copy_s)
 
     def end(self) -> None:
-        """There are no more of them."""
+        """Cause no more deaths and stalls."""
         self._num_stalls_left = self._num_copies_left = 0
         self._processes = {}
 
     def _die_soon(self, why: str, actor_ids: Sequence[str], after_s: float) -> None:
-        # Not in the context of who stalls or copies, which may die itself.
+        # Not in the context of the process that stalls or copies, which may die itself.
         asyncio.get_running_loop().call_later(after_s, self._die, why, actor_ids, context=self._context)
 
     def _die(self, why: str, actor_ids: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Planted bugs of what goes several in one message: each item of it has to come to its own end."""
+"""Planted bugs in messages that carry several items: each item has to come to its own end."""
 
 from typing import Any
 
@@ -55,9 +55,9 @@ def _gather_for_longer(flush: Any, self: GatewayService) -> None:
 
 
 OPENED_LATE = around(AgentCore, "_open", _open_at_the_second_ask)
-"""No bug: an agent may leave out of its answer what it is to be asked again. Ours names everything, others may not."""
+"""Not a bug: an agent may leave out of its answer what it wants to be asked again. Ours names all, others may not."""
 GATHERED_LONGER = around(GatewayService, "_flush", _gather_for_longer)
-"""No bug: attempts of different calls go together, which in the simulation's sparse traffic they seldom do."""
+"""Not a bug: attempts of different calls go together, which they seldom do in the simulation's sparse traffic."""
 BATCHES_PLANTED: dict[str, Bug] = {
     "what an answer does not name is taken for done": bug(
         0,

@@ -1,4 +1,4 @@
-"""What of a simulated actor can die in the middle: its messages, and its stores to a page table."""
+"""Where a simulated actor can die halfway: in its messages, and in its stores to a page table."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ BODY = 8
 
 
 class MortalTransport:
-    """A transport whose actor is a process: what arrives is handled as that process, and it may die at any message."""
+    """A transport whose actor is a process: what arrives is handled in that process, which may die at any message."""
 
     def __init__(self, network: SimulatedNetwork, address: Address, process: SimulatedProcess) -> None:
         self._inner: SimulatedTransport = network.transport(address)
@@ -44,7 +44,7 @@ class MortalTransport:
 
 
 class _AsProcess:
-    """A listener that is called as its process."""
+    """A listener that is called in its process."""
 
     def __init__(self, process: SimulatedProcess, listener: Listener) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""Planted bugs in what becomes of requests whose worker is drained, or whose question somebody does not serve."""
+"""Planted bugs in what becomes of requests whose worker is drained, or that ask an actor what it does not serve."""
 
 from typing import Any
 from unittest.mock import patch

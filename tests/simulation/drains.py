@@ -1,8 +1,8 @@
-"""A worker that is drained, and renewed in time or not, while clients are served: one seeded run of it.
+"""One seeded run in which a worker is drained, and renewed in time or not, while clients are served.
 
-Beside the tokenizer stands one that serves no question, as an older one or somebody's own may. Whoever is refused is so
-in time: what was under way after the wait for a renewed worker, or at once where the supervisor says that it stays
-away, what comes new after that for a role that is missing.
+Beside the tokenizer there is one that serves no question, as an older or a user's own tokenizer may. Refusals come in
+time: for requests under way after the wait for a renewed worker, or at once if the supervisor says that it stays away;
+for new ones after the wait for a missing role.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from tests.simulation.whole_mesh import Outcome, SimulatedMesh
 
 DRAINED_WAIT_S = 15.0
 ROLE_WAIT_S = 60.0
-"""As `SimulatedMesh` sets its gateway."""
+"""As `SimulatedMesh` configures its gateway."""
 SLACK_S = 5.0
 """For the routes that are asked for meanwhile, and what was computed before."""
 
 
 class Stranger(Actor):
-    """A tokenizer by its role that answers nothing that ours does."""
+    """An actor with a tokenizer's role that answers nothing that ours answers."""
 
     role: ClassVar[str] = TOKENIZER
     codec: ClassVar[Codec] = NODE_CODEC
 
 
 class Supervisor(Actor):
-    """What is heard of one where somebody is drained."""
+    """As much of a supervisor as others hear of when an actor is drained."""
 
     role: ClassVar[str] = SUPERVISOR
     codec: ClassVar[Codec] = NODE_CODEC
@@ -43,7 +43,7 @@ class Supervisor(Actor):
 
 @dataclass(frozen=True)
 class Drain:
-    """Of the worker of `group`, `at_s` after the start; `away_s` None: it stays away, as the supervisor says or not."""
+    """Of the worker of `group`, `at_s` after the start; `away_s` None: it stays away (`is_told`: as is announced)."""
 
     group: str
     at_s: float
@@ -80,7 +80,7 @@ def _problem(drain: Drain, mesh: SimulatedMesh, client: Client, outcome: Outcome
     if client.num_pages() > mesh.speeds.num_pages - 1:
         return "" if failure is not None and failure.code == "never_fits" else f"it can never fit: {outcome}"
     if failure is None and outcome.num_ends == 0 and any_failed(mesh, drain):
-        # Another sample of its call was refused, which ends the call.
+        # Another sample of its call was refused, which ended the call.
         return "" if text.startswith(outcome.text) else f"{outcome.text!r} does not begin {text!r}"
     if failure is not None:
         if not any_failed(mesh, drain):
@@ -120,7 +120,7 @@ def run_seed(seed: int) -> Counter[str]:
     draw = random.Random(f"drains/{seed}")
     clients = [client for client in draw_clients(draw, "") if client.leaves_after_s is None]
     mesh = SimulatedMesh(seed, Faults(), draw.random() < 0.5, "")
-    # A drain of a worker that ends for its device is a death, which others look at.
+    # A worker that ends because of its device while it drains has died, which other suites look at.
     mesh.devices.end()
     drain = draw_drain(draw, mesh.groups)
     play(mesh, _scenario(mesh, clients, drain), drain, f"replay: python -m tests.simulation drains {seed}")

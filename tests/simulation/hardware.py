@@ -1,8 +1,8 @@
-"""What takes time and leaves traces in memory: steps that write until they end, copies that go on after a cancel.
+"""Hardware that is slow and leaves traces in memory: steps that write until they end, copies that go on after a cancel.
 
 The echo model writes a step's KV in one moment, and the shared-memory transport stops where it is told to. A GPU and a
 network card do neither, and the promises are made for those: pages are written from the first moment of a step to its
-last, and a cancelled copy may still write for a while. `corrupt_pages` then compares what the books say with the pages.
+last, and a cancelled copy may write for a while longer. `corrupt_pages` then compares the page table with the pages.
 """
 
 import random
@@ -29,7 +29,7 @@ WAIT_S = 0.002
 
 
 class Lockstep:
-    """What collective operations do to ranks: a step ends at none of them before it has begun at all of them.
+    """What collective operations do to ranks: a step ends at no rank before it has begun at all of them.
 
     `begun` has the steps that each rank has begun, by group and the epoch that names it. Ranks whose steps do not pair
     up would sum what does not belong together.
@@ -39,7 +39,7 @@ class Lockstep:
         self.begun: dict[tuple[str, int], list[list[tuple[int, int]]]] = {}
 
     def begin(self, config: WorkerConfig, group_epoch: int, step: tuple[int, int]) -> tuple[int, int, str]:
-        """A rank begins a step, by scheduler epoch and number; returns the group, and which step of its life it is."""
+        """A rank begins a step (scheduler epoch and number). Returns which step of its life it is, and the group."""
         ranks = self.begun.setdefault((config.group, group_epoch), [[] for _ in range(config.tp_size)])
         ranks[config.tp_rank].append(step)
         return len(ranks[config.tp_rank]), group_epoch, config.group
@@ -60,7 +60,7 @@ class Lockstep:
 
 
 def extra_of(position: int, token_id: int) -> bytes:
-    """What goes beside an output token in meshes whose workers say more than tokens."""
+    """What goes with an output token in meshes whose workers send more than tokens."""
     return f"{token_id} at {position}".encode()
 
 
@@ -69,7 +69,7 @@ class SlowWorker(WorkerActor):
 
     `errors` counts the rows that failed, by code; `moments` says which steps take much longer than others. Ranks of a
     group wait for each other in every step. With a `depth` of two the next step waits behind the one that runs, and
-    takes from it what the scheduler did not know. One that `says_more` has something to say beside each token.
+    takes from it what the scheduler did not know. With `says_more` it sends something extra with each token.
     """
 
     depth = 1
@@ -137,7 +137,7 @@ class SlowWorker(WorkerActor):
 
 
 def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments, dice: random.Random) -> None:
-    """Have each quantum of a copy take `copy_s`, and let a cancelled copy write on for up to `most_late` of them."""
+    """Have each quantum of a copy take `copy_s`, and let a cancelled copy go on for up to `most_late` quanta."""
     later = agent.ctx.later
     agent.ctx.later = lambda delay_s, *callback: later(delay_s or copy_s, *callback)  # type: ignore[method-assign]
 
@@ -156,7 +156,7 @@ def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments
 
 
 def corrupt_pages(pool: PagePool, table: PageTable) -> Iterator[str]:
-    """Pages of an echo pool that the table of its group says are cached, and that hold something else."""
+    """Pages of an echo pool that its group's table says are cached, but that hold something else."""
     words = memoryview(pool.pages_view).cast("B").cast("I")
     page_size, page_words = pool.layout.page_size, pool.layout.page_bytes // 4
     for page, entry in table.scan():

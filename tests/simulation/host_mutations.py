@@ -49,21 +49,21 @@ def _anybody(*_: Any) -> bool:
 
 
 PLANTED: dict[str, Bug] = {
-    # The pages are given to others while another host still sends what was asked for.
+    # The pages are given to others while another host still sends into them.
     "a cancelled transfer is over before its bytes are": bug(
         4,
         around(Pair, "cancel", _over_at_once),
         around(Pair, "_finish_current", _once),
         around(Pair, "stopped", _once),
     ),
-    # As on one host: the death of who announced them is heard of in time, most often.
+    # As on one host, the death of the actor that announced them is most often heard of in time.
     "generations are not compared where pages are sent": bug(
         70,
         around(transport, "compare_generations", nothing),
         around(TransferSession, "handle", _ignore_lost_senders),
         around(DecodeHandoffQueue, "on_peer_lost", lambda *_: []),
     ),
-    # With its supervisor gone too there is nobody else to say so.
+    # Its supervisor is gone too, so nobody else says that it is lost.
     "a host that is lost for good stays in the mesh": bug(1, around(RegistryCore, "expire", nothing)),
     "a host that was cut off does not join again": bug(6, around(Registration, "heartbeat", nothing)),
     "a foreign PeerDown is believed": bug(3, around(registration, "is_of_host", _anybody)),

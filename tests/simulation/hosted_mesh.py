@@ -1,7 +1,7 @@
 """A simulated mesh over hosts: each has its supervisor, its kv_agent and its own memory, and may be lost as a whole.
 
 `head` has the registry and the roles at the edge, `p` a prefill group, `d` a decode group; `e`, with another decode
-group, joins while the others serve, where the mesh has a joiner. KV goes between agents over `wire.py`.
+group, joins while the others serve, if the mesh has a joiner. KV goes between agents over `wire.py`.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ SLANDER = "somebody said so"
 
 
 def host_of(actor_id: str) -> str:
-    """The host of an actor, which its id says of all but the registry."""
+    """The host of an actor, which the id of any but the registry names."""
     return address.host_of(actor_id) or HEAD
 
 
 def _lie(actor: SupervisorActor, dead: Address, reason: str) -> None:
-    """As if it were dead, which the liar does not believe."""
+    """Say that `dead` is dead, without the liar believing it."""
     bury, actor.ctx.bury = actor.ctx.bury, lambda *_: None
     try:
         actor.tell_dead(dead, reason)
@@ -51,15 +51,15 @@ def _lie(actor: SupervisorActor, dead: Address, reason: str) -> None:
 
 
 class _Keeper:
-    """What a supervisor's actor has for its processes: here they are the mesh's."""
+    """Stands in for the keeper of a supervisor's processes: here they are the mesh's."""
 
     def beat(self, peer: Address, state: str, progress: str) -> None:
-        """Nobody is killed for silence: who hangs is drawn."""
+        """No actor is killed for silence: hangs are drawn."""
 
 
 @dataclass
 class HostedMesh(ReturningMesh):
-    """See the module. `lost` and `wrong` are actors whose host has lost their epochs, or whose clock is behind."""
+    """See the module. `lost` and `wrong` are actors whose host has lost their epochs, or has a clock that is behind."""
 
     has_joiner: bool = False
 
@@ -83,7 +83,7 @@ class HostedMesh(ReturningMesh):
 
     @property
     def hosts(self) -> list[str]:
-        """All that there are at some time."""
+        """All hosts that there are at some time."""
         return [HEAD, *(host_of(group) for group in self.groups)]
 
     def ids_of(self, host: str) -> list[str]:
@@ -147,7 +147,7 @@ class HostedMesh(ReturningMesh):
         self.wire.later(REAPED_S, self._tell_dead, process.address)
 
     def _forget_unless_joined(self, system: ActorSystem) -> None:
-        # Who never joined knew nobody, and nobody knew it: neither does the registry, and its epoch may come again.
+        # An actor that never joined is known to no other, not even to the registry: its epoch may come again.
         actor_id, epoch = system.address
         if not system.registration._first.done() and epoch in self.used.get(actor_id, []):
             self.used[actor_id].remove(epoch)
@@ -165,7 +165,7 @@ class HostedMesh(ReturningMesh):
         supervisor.enter(_lie if reason == SLANDER else SupervisorActor.tell_dead, actor, dead, reason)
         return True
 
-    # What befalls whole hosts.
+    # What happens to whole hosts.
 
     def cut_off(self, one: str, others: list[str], lasts_s: float, *, hold: bool, one_way: bool) -> None:
         """Nothing of one host reaches the others; nor the other way round, unless `one_way`."""
@@ -173,19 +173,19 @@ class HostedMesh(ReturningMesh):
         self.network.cut(self.ids_of(one), there, duration_s=lasts_s, hold=hold, one_way=one_way)
 
     async def pause(self, host: str, lasts_s: float) -> None:
-        """Everything of it stands still."""
+        """Everything on the host stands still."""
         running = [one for one in self.ids_of(host) if one in self.processes]
         await asyncio.gather(*(self.hang(actor_id, lasts_s, kill=False) for actor_id in running))
 
     async def lose(self, host: str, down_s: float, *, is_remade: bool, is_behind: bool) -> None:
-        """A host dies with all its memory; it returns without its files, or with a clock that is behind, or neither."""
+        """A host dies with all its memory. It returns without files if `is_remade`, its clock behind if `is_behind`."""
         self.down.add(host)
         there = [actor_id for actor_id in self.ids_of(host) if actor_id in self.processes]
         for actor_id in there:
             self.processes[actor_id].kill()
         self.memories.pop(host, None)
         if is_remade:
-            # The registry keeps its file: nobody is there to refuse it.
+            # The registry keeps its file: nobody could refuse it.
             self.lost |= set(there) - {"registry"}
         if is_behind:
             self.wrong |= set(there) - {"registry"}
@@ -217,13 +217,13 @@ class HostedMesh(ReturningMesh):
             self.processes[actor_id].kill()
 
     async def drain_away(self, host: str) -> None:
-        """A host is asked to finish, its actors in order, and does not come again."""
+        """A host is asked to finish, its actors in order, and does not return."""
         ids = [one for one in self.ids_of(host) if one in self.processes]
         self.gone |= set(ids)
         await self._until_started(ids)
         order = ("scheduler", "worker", "kv-agent", "supervisor")
         for actor_id in (one for role in order for one in ids if one.startswith(role)):
-            # It may have died and come again since. Whoever runs an actor ends its start before it stops it.
+            # It may have died and come again since. Processes, too, are done with an actor's start before they stop it.
             await self._until_started([actor_id])
             system, process = self.systems[actor_id], self.processes[actor_id]
             await self._unless_dead(process, system.drain())
@@ -260,7 +260,7 @@ class HostedMesh(ReturningMesh):
         ]
 
     def slander(self, by_host: str, victim_id: str) -> None:
-        """A supervisor says of another host's actor that it is dead."""
+        """A supervisor claims that another host's actor is dead."""
         victim = self.processes[victim_id]
         if victim.state is ProcessState.RUNNING and by_host not in self.down:
             self.counts["slandered"] += self._say_dead(f"supervisor.{by_host}", victim.address, SLANDER)
@@ -277,7 +277,7 @@ class HostedMesh(ReturningMesh):
             self._keep(self.processes[actor_id].spawn(self._forget_what_nobody_knows(system)))
 
     async def _forget_what_nobody_knows(self, joining: ActorSystem) -> None:
-        """Epochs that nobody who lives remembers may come again: there is nothing that they could be compared with."""
+        """Epochs that no living actor remembers may come again: there is nothing to compare them with."""
         await joining.joined()
         actor_id, epoch = joining.address
         used = self.used[actor_id]
@@ -306,7 +306,7 @@ class HostedMesh(ReturningMesh):
         registry._tell_all = noting  # type: ignore[method-assign]
 
     def _listen(self, who: str, owner: Any, name: str) -> None:
-        """Note whoever believes a slander."""
+        """Note every actor that believes a slander."""
         method = getattr(owner, name)
 
         def listening(*arguments: Any, **options: Any) -> None:

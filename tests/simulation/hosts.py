@@ -1,4 +1,4 @@
-"""A mesh over hosts, and what befalls hosts: partitions, pauses, deaths, returns, joins and drains. One seeded run."""
+"""A mesh over hosts, and what happens to them: partitions, pauses, deaths, returns, joins, drains. One seeded run."""
 
 import asyncio
 import random
@@ -22,17 +22,17 @@ from tests.simulation.scenario import (
 
 THEMES = ["", "", "", "copies", "sources", "stalls", "leavers"]
 HEARTBEAT_S = 3.0
-"""Within which a transport sees by itself that the other end has let go of a connection."""
+"""The time within which a transport notices that the other end has dropped a connection."""
 REFUSED_S = 20.0
-"""Long enough for who was refused to come again."""
+"""Long enough for an actor that was refused to come again."""
 
 
 class Blow(NamedTuple):
-    """What befalls a host, `at_s` after the start, for `lasts_s`.
+    """What happens to a host, `at_s` after the start, for `lasts_s`.
 
-    `cut`: it is cut off from `others`, messages lost or held, in both directions or one; `pause`; `death`, which it
-    returns from with its files or without; `end`: it never does; `kill`: of its actor `victim` alone; `join`; `drain`;
-    `slander`: its supervisor says that `victim` of another host is dead.
+    `cut`: it is cut off from `others`, messages lost or held, in both directions or one; `pause`; `death`: it returns,
+    with its files or without; `end`: it never returns; `kill`: only its actor `victim` dies; `join`; `drain`;
+    `slander`: its supervisor claims that `victim` of another host is dead.
     """
 
     at_s: float
@@ -48,7 +48,7 @@ class Blow(NamedTuple):
 
 
 def draw_blow(draw: random.Random, mesh: HostedMesh, clients: list[Client], victims: list[str]) -> Blow:
-    """Soon after a client has come."""
+    """One blow, soon after a client has come."""
     at_s = draw.choice(clients).arrives_s + draw.random() * draw.choice([0.1, 0.5, 3.0])
     kind = draw.choice(["cut", "cut", "cut", "pause", "death", "death", "kill", "slander"])
     host = draw.choice([HEAD, PREFILL, DECODE, DECODE])
@@ -63,7 +63,7 @@ def draw_blow(draw: random.Random, mesh: HostedMesh, clients: list[Client], vict
 
 
 def draw_blows(draw: random.Random, mesh: HostedMesh, clients: list[Client]) -> list[Blow]:
-    """Up to five of them; a host joins in half of all meshes, and most often one of its kind leaves, or is lost."""
+    """Up to five blows. In half of all meshes a host joins, and then most often one of its kind leaves, or is lost."""
     victims = ["registry", *(f"{role}-0.{HEAD}" for role in ("gateway", "tokenizer", "detokenizer"))]
     for group in mesh.groups:
         victims += [f"scheduler-{group}", f"worker-{group}", mesh.agent_of(group)]
@@ -72,7 +72,7 @@ def draw_blows(draw: random.Random, mesh: HostedMesh, clients: list[Client]) -> 
     if mesh.has_joiner:
         at_s = 3.0 * draw.random()
         drawn.append(Blow(at_s, "join", JOINER, 0.0))
-        # Not before the other one has joined, so that there is always one.
+        # Not before the other one has joined, so that there always is one.
         leaves_s = at_s + 2.0 + 4.0 * draw.random()
         if (chance := draw.random()) < 0.5:
             drawn.append(Blow(leaves_s, "drain", draw.choice([DECODE, JOINER]), 0.0))
@@ -82,7 +82,7 @@ def draw_blows(draw: random.Random, mesh: HostedMesh, clients: list[Client]) -> 
 
 
 async def befall(mesh: HostedMesh, blow: Blow) -> None:
-    """When its time has come."""
+    """Wait until the blow is due, and strike."""
     await asyncio.sleep(blow.at_s)
     host = blow.host
     if host in mesh.down or (blow.kind != "join" and f"supervisor.{host}" in mesh.gone):

@@ -1,7 +1,7 @@
-"""A simulated mesh over hosts with keys: each has its pair and its copy of the list, which the head's supervisor tells.
+"""A simulated mesh over hosts with keys: each has its pair and its copy of the list, which the head's supervisor sends.
 
-The list, its push, what an actor vets and whose frames it takes are what runs in production; the files are in memory,
-and a connection has the user that its dialer's key would stand for.
+The list, its push, what an actor vets and whose frames it accepts are as in production; the files are in memory, and a
+connection has the user that stands for its dialer's key.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from tests.simulation.strangers import LATER, Stranger
 
 GOSSIP_S = 1.0
 LATE_S = 4 * POLL_S
-"""So long an actor may go by the list before, if it stands still for no longer than that."""
+"""How long an actor may go by the previous list, unless it stands still for longer."""
 SPEC = {"model": "echo", "release": "1"}
 
 new_key = cache(HostKey.new)
@@ -52,12 +52,12 @@ class HeldKeys:
         self.lose()
 
     def lose(self) -> None:
-        """The host has what a token gives to one that joins."""
+        """Keep only what a token gives to a host that joins."""
         own = [AllowedHost(self.own.host, self.own.public_key)] if self.own != self._registry else []
         self.put(AllowList(0, (AllowedHost(HEAD, self._registry.public_key, ("*", "registry")), *own)))
 
     def put(self, allowed: AllowList) -> None:
-        """Whatever is there, as by hand."""
+        """Replace the list, whatever it was, as if by hand."""
         self.allowed = allowed
         self.changed_at = self._now()
         self.num_written += 1
@@ -78,7 +78,7 @@ class HeldKeys:
 
 
 class KeyedTransport(MortalTransport):
-    """A transport that takes what its guard lets pass; `user_of` says by which key somebody connects, None: by none."""
+    """A transport that takes what its guard lets pass. A dialer is the user of its host's key, if that is allowed."""
 
     def __init__(self, mesh: "KeyedMesh", address: Address, process: SimulatedProcess) -> None:
         super().__init__(mesh.network, address, process)
@@ -106,7 +106,7 @@ class KeyedTransport(MortalTransport):
         return link
 
     def on_frames(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> None:
-        """Something came."""
+        """Frames have come."""
         if not link.dialed:
             try:
                 self.guard.vet(self._user(link), link.peer.actor_id)
@@ -124,7 +124,7 @@ class KeyedTransport(MortalTransport):
         self._listener.on_link_down(link, reason)
 
     def on_some_link_down(self) -> None:
-        """As it is."""
+        """Passed on as it is."""
         self._listener.on_some_link_down()
 
     def _user(self, link: Link) -> bytes:
@@ -156,7 +156,7 @@ class KeyedTransport(MortalTransport):
 
 @dataclass
 class KeyedMesh(HostedMesh):
-    """See the module. `wrong_spec` is a host that takes the mesh for another; `revoked` are those off the list."""
+    """See the module. `wrong_spec` is a host that takes the mesh for another; `revoked` hosts are off the list."""
 
     wrong_spec: str = ""
 
@@ -177,22 +177,22 @@ class KeyedMesh(HostedMesh):
         self.makers["registry"] = lambda: RegistryActor(config=RegistryConfig(spec=SPEC))
 
     def say(self, change: Callable[[AllowList], AllowList]) -> None:
-        """Change the list at the registry's host, as `meshctl keys` there."""
+        """Change the list at the registry's host, as `meshctl keys` does there."""
         held = self.files[HEAD]
         held.put(change(held.allowed))
 
     def add(self, host: str, roles: tuple[str, ...] | None = None) -> None:
-        """Allow a host, with these roles or most."""
+        """Allow a host, with these roles or any but the registry's."""
         self.say(lambda allowed: allowed.with_host(host, new_key(host).public_key, roles))
 
     def revoke(self, host: str) -> None:
-        """A host is to be out; it goes on, and does not know."""
+        """Shut a host out; it goes on, and does not know."""
         self.revoked.add(host)
         self.gone |= set(self.ids_of(host))
         self.say(lambda allowed: allowed.without(host))
 
     def look_at(self, host: str, peer: Address) -> None:
-        """Somebody of a host takes what a peer says."""
+        """An actor of the host takes what a peer says: note it if that is long after the peer's key left the list."""
         held, now = self.files[host], self.network.now()
         if host_of(peer.actor_id) == host:
             return
@@ -226,7 +226,7 @@ class KeyedMesh(HostedMesh):
         return replace(super()._options(actor_id, dice), spec=spec, vet_host=self.rings[actor_id].vet)
 
     async def gossip(self, actor_id: str, named: Sequence[Member]) -> bool:
-        """An actor of a host that runs nothing else, a worker, joins and names others; whether it was heard."""
+        """A worker on a host that runs nothing else joins and names others. Returns whether it was heard."""
         host, address = host_of(actor_id), Address(actor_id, 1)
         self.gone.add(f"supervisor.{host}")
         self.files[host] = HeldKeys(new_key(host), new_key(HEAD), self.network.now)
@@ -249,7 +249,7 @@ class KeyedMesh(HostedMesh):
         return await process.spawn(say())
 
     async def intrude(self, host: str) -> None:
-        """A host is started that takes the mesh for another."""
+        """Start a host that takes the mesh for another."""
         for actor_id in self.ids_of(host):
             self._begin(actor_id, 0)
             await asyncio.sleep(REAPED_S)
@@ -272,7 +272,7 @@ class KeyedMesh(HostedMesh):
         await super().stop()
 
     def problems(self) -> list[str]:
-        """What was seen that must not be."""
+        """What was seen and must not happen."""
         ended = [
             f"{one} goes above an epoch that was made up" for one, used in self.used.items() if used[-1:] > [LATER]
         ]
@@ -280,7 +280,7 @@ class KeyedMesh(HostedMesh):
 
 
 def first_list(hosts: Sequence[str]) -> AllowList:
-    """The first list: these hosts."""
+    """The first list, of these hosts."""
     others = [AllowedHost(host, new_key(host).public_key) for host in hosts if host != HEAD]
     head = AllowedHost(HEAD, new_key(HEAD).public_key, ("*", "registry"))
     return AllowList(1, tuple(sorted((head, *others), key=lambda one: one.host)))

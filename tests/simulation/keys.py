@@ -1,6 +1,6 @@
 """A mesh over hosts with keys: its list changes, hosts are added and revoked, and one lies. One seeded run of it.
 
-What befalls hosts besides is as in `hosts.py`.
+What else happens to hosts is as in `hosts.py`.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ async def gossip(mesh: KeyedMesh) -> None:
 
 
 async def join(mesh: KeyedMesh, draw: random.Random) -> None:
-    """A host comes, allowed before or after that; most often it is revoked later, while it runs."""
+    """A host is allowed and joins up to two seconds later; most often it is revoked afterwards, while it runs."""
     wrong = mesh.wrong_spec == JOINER
     stays = draw.random() < 0.3
     before_s, after_s = draw.choice([0.0, 1.0]) * draw.random(), draw.choice([0.0, 1.0]) * draw.random()
@@ -105,7 +105,7 @@ async def _scenario(mesh: KeyedMesh, clients: list[Client], blows: list[Blow], d
     events = [*(change_list(mesh) for _ in range(draw.choice([1, 2, 4]))), join(mesh, draw)]
     events += [lie(mesh)] if draw.random() < 0.4 else []
     events += [gossip(mesh)] if random.Random(f"gossip/{mesh.seed}").random() < 0.3 else []
-    # As an operator would who has no other copy: when nobody changes the list besides.
+    # When nobody else changes the list, as an operator without another copy would do it.
     late = [restore_list(mesh)] if draw.random() < 0.2 else []
     befalling = [asyncio.ensure_future(befall(mesh, blow)) for blow in blows]
     befalling += [asyncio.ensure_future(_at(4.0 * draw.random(), event)) for event in events]

@@ -1,6 +1,6 @@
-"""One planted bug per promise of the cores. What the simulation does not see, it does not guard.
+"""One planted bug per promise of the cores. What the simulation does not notice, it does not guard.
 
-A mutation replaces a method, or several where a promise has a second guard behind the first: then either alone may
+A mutation replaces a method, or several if a promise has a second guard behind the first: then either alone may
 fail unseen, and only both together break it. Each is planted with the seed that is known to show it (`planting.py`).
 """
 
@@ -227,7 +227,7 @@ def _fail_all(_: Any, runner: Any, step: Any, failure: str) -> StepOutcome:
 
 
 ZOMBIES_GO_ON = around(GatewayCore, "_on_delta", _do_not_answer_zombies)
-"""The second guard behind every cancel: output of an attempt that nobody wants is answered with one."""
+"""The second guard behind every cancel: output of an attempt that nobody wants is answered with another cancel."""
 
 
 def _take_alone(_: Any, host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
@@ -236,7 +236,7 @@ def _take_alone(_: Any, host: Any, prefix: str, wanted: Any, incarnation: int) -
 
 _ELSEWHERE = OPENINGS_PLANTED | BATCHES_PLANTED
 FIRST_LOST = around(TransferSession, "_on_announced", _lose_the_first)
-"""No bug: announcements are told, so any may be lost. That of a transfer's first pages seldom is, and is now."""
+"""Not a bug: announcements are tells, so any may be lost. That of a transfer's first pages seldom is; here it is."""
 
 PLANTED: dict[str, Bug] = _ELSEWHERE | {
     "unacknowledged steps are not sent again": bug(5, around(Pipeline, "send_again", nothing)),
@@ -277,7 +277,7 @@ PLANTED: dict[str, Bug] = _ELSEWHERE | {
     "leases at the registry never end": bug(7, around(RegistryCore, "expire", nothing)),
     "a new incarnation is taken for the old one": bug(172, around(Membership, "_update", _same_incarnation)),
     "pages of a failed transfer are free at once": bug(9, around(BlockTable, "abort", _free_at_once)),
-    # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
+    # The agent hears of it in three ways: the link, the next incarnation's first message, and its request for the pool.
     "a dead scheduler's grants stay open": bug(
         59,
         around(AgentCore, "_revoke_older", lambda *_: []),
@@ -290,18 +290,18 @@ PLANTED: dict[str, Bug] = _ELSEWHERE | {
         23,
         around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
         around(WorkerCore, "_on_adopt", _keep_queue),
-        # Behind them is the worker's table, which is empty then: such a step is not run.
+        # The last guard is the worker's table, which is empty then: such a step is not run.
         TABLE_KEPT,
     ),
-    # The next steps wait for the old one even so; what does not wait is a transfer into pages that it still writes.
+    # The next steps wait for the old one anyway, but a transfer into pages that it still writes does not.
     "a worker is adopted while a step runs": bug(283, around(WorkerCore, "_settle", _adopted_at_once)),
-    # Nobody sends it work before it is ready, which it is not before it has the worker.
+    # The second guard: it gets no work before it is ready, and it is not ready before it has the worker.
     "the pool is taken over before the worker": bug(
         283,
         around(SchedulerActor, "_ask_until_answered", _do_not_wait_for_worker),
         around(SchedulerCore, "start", _ready_at_once),
     ),
-    # A source's death ends its transfers before its pages are taken for anything else, if it is heard of in time.
+    # A source's death ends its transfers before its pages are used for anything else, if it is heard of in time.
     "generations are not compared": bug(
         77,
         around(puller, "_compare", nothing),
@@ -313,7 +313,7 @@ PLANTED: dict[str, Bug] = _ELSEWHERE | {
         FIRST_LOST,
         around(TransferSession, "_progress", _count_all_pages),
     ),
-    # Pages of a step are given back, and cached, that another rank has yet to write.
+    # Pages are given back, and cached, that another rank has yet to write in that step.
     "a step is over when its first rank is done": bug(
         22,
         around(AdoptedRanks, "gather", lambda _, self, rank, result: result),
@@ -328,6 +328,6 @@ PLANTED: dict[str, Bug] = _ELSEWHERE | {
     "a device that fails poisons what it is given": bug(27, around(isolation, "_check_device", nothing)),
     "a batch that raises fails all its rows": bug(27, around(isolation, "_row_by_row", _fail_all)),
     "a step that hangs is waited for": bug(36, around(StepWatch, "begun", nothing)),
-    # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
+    # If late output were taken it would be the same text: only attempts that go on computing show that it is dropped.
     "output of older attempts is not answered": bug(24, ZOMBIES_GO_ON),
 }

@@ -1,4 +1,4 @@
-"""Planting a bug: a method replaced, for as long as seeds are run with it, and the first seed that shows it."""
+"""Plants a bug: replaces a method while seeds are run, and finds the first seed that shows it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,7 @@
 """Planted bugs in how a group's memory is released and resumed; see `mutations.py`, whose seeds release nothing.
 
-Not here is what a second guard hides in host memory: a copy from a pool that was freed too early finds it closed, and
-orders and answers of an earlier wish come late only over links that end with who gave them. Tests of the cores have
+Left out is what a second guard hides in host memory: a copy from a pool that was freed too early finds it closed, and
+orders and answers of an earlier wish come late only over links that end with their sender. Tests of the cores have
 those.
 """
 

@@ -22,7 +22,7 @@ from tests.simulation.scenario import ask_all, draw_clients, draw_faults, judge_
 from tests.simulation.whole_mesh import SimulatedMesh
 
 CHANGE_LIMIT_S = 40.0
-"""For a release or a resumption, whoever dies in the middle: leases, restarts and hung steps included."""
+"""For a release or a resumption, whatever dies in the middle: leases, restarts and hung steps included."""
 
 
 class Operator(Actor):
@@ -32,7 +32,7 @@ class Operator(Actor):
     codec: ClassVar[Codec] = NODE_CODEC
 
     async def until(self, question: ReleaseMemory | ResumeMemory, state: str) -> None:
-        """Ask until all groups that are meant are in `state`. Raises AssertionError if that takes too long."""
+        """Ask until all groups concerned are in `state`. Raises AssertionError if that takes too long."""
         deadline = asyncio.get_running_loop().time() + CHANGE_LIMIT_S
         found: Any = None
         while True:
@@ -48,7 +48,7 @@ class Operator(Actor):
 
 @dataclass(frozen=True)
 class Sleep:
-    """Memory of `groups` is released at a time, and resumed `lasts_s` after it is; `again` without that pause."""
+    """Memory of `groups` is released after `at_s`, and resumed `lasts_s` after that is done, or (`is_hasty`) before."""
 
     at_s: float
     groups: list[str]
@@ -60,7 +60,7 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Death:
-    """An actor dies `after_s` after a sleep begins to begin or to end (`of_end`), or at the `points`-th point then."""
+    """An actor dies `after_s` after a release or (`of_end`) a resumption begins, or at the `points`-th point then."""
 
     sleep: int
     of_end: bool
@@ -70,7 +70,7 @@ class Death:
 
 
 def draw_sleeps(draw: random.Random, groups: list[str]) -> list[Sleep]:
-    """One to three, one after the other."""
+    """One to three sleeps, one after the other."""
     sleeps: list[Sleep] = []
     at_s = draw.random() * draw.choice([0.5, 3.0])
     for _ in range(draw.choice([1, 2, 3])):
@@ -83,7 +83,7 @@ def draw_sleeps(draw: random.Random, groups: list[str]) -> list[Sleep]:
 
 
 def draw_deaths(draw: random.Random, groups: list[str], num_sleeps: int) -> list[Death]:
-    """Those of the groups that sleep, and of those that see to it."""
+    """Deaths of actors of the groups, and of those that release or use them."""
     actor_ids = ["kv-agent-0", "kv-agent-0", "registry", "gateway-0" if draw.random() < 0.2 else "detokenizer-0"]
     actor_ids += [f"{role}-{group}" for group in groups for role in ("scheduler", "worker")] * 2
     return [

@@ -1,4 +1,4 @@
-"""Planted bugs in which epochs and grants are given to who returns without its files; see `mutations.py`."""
+"""Planted bugs in the epochs and grant ids of actors that return without their files; see `mutations.py`."""
 
 import os
 from typing import Any

@@ -1,7 +1,7 @@
 """Containers that are made anew without their files, with a right clock or one a day behind: one seeded run of it.
 
-Who dies comes back by the supervisor's own rule: above the file, the clock, and the epoch that a refusal named. Not the
-registry: it keeps its file, as nobody is there to refuse it.
+An actor that dies comes back by the supervisor's own rule: in an epoch above the file, the clock, and the epoch that a
+refusal named. The registry keeps its file, since nobody could refuse it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ REMADE_S = 2
 
 @dataclass
 class ReturningMesh(SimulatedMesh):
-    """A mesh whose hosts lose their files with each death; the clocks of those that return are `behind_s`."""
+    """A mesh whose hosts lose their files with each death; their clocks are behind by `behind_s` when they return."""
 
     behind_s: int = 0
 
@@ -52,11 +52,11 @@ class ReturningMesh(SimulatedMesh):
         return epoch
 
     def has_lost_files(self, actor_id: str) -> bool:
-        """Whether who died is started by a host that does not know of it."""
+        """Whether an actor that died is started again by a host that does not know of it."""
         return actor_id != "registry"
 
     def is_clock_wrong(self, actor_id: str) -> bool:
-        """Whether the clock of who is started again is behind."""
+        """Whether the clock is behind where an actor is started again."""
         return True
 
     def _look_at_grants(self, actor_id: str) -> None:
@@ -66,8 +66,8 @@ class ReturningMesh(SimulatedMesh):
             self.granting.append(core)
 
     def reused(self) -> list[str]:
-        """Who joined under an epoch that was not above the one before, and cores that name their grants alike."""
-        # Who was refused has done nothing under its epoch.
+        """Actors that joined in an epoch that was not above the one before, and cores that name their grants alike."""
+        # An actor that was refused has done nothing in its epoch.
         for actor_id in self.actors:
             self._look_at_grants(actor_id)
         nonces = Counter(core.grants._nonce for core in self.granting)
@@ -88,7 +88,7 @@ async def _scenario(mesh: ReturningMesh, clients: list[Client], deaths: list[tup
     dying = [asyncio.ensure_future(kill(*death)) for death in deaths]
     problems = await ask_all(mesh, clients, judge_outcome)
     await asyncio.gather(*dying)
-    # Long enough for who was refused to come again: what is looked at is who is a member in the end.
+    # Long enough for an actor that was refused to come again: what counts is who is a member in the end.
     await asyncio.sleep(20.0)
     return [*problems, *mesh.reused()]
 

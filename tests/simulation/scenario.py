@@ -18,7 +18,7 @@ from tests.simulation.whole_mesh import CONTEXT_LENGTH, Outcome, SimulatedMesh
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
 SHARED_PREFIX = "all of us begin with these same words, which a cache may keep; "
-# Four whole pages: what follows shares nothing but them, so that many sequences hang on the same page.
+# Four whole pages: prompts share nothing beyond them, so that many sequences hang on the same page.
 SHARED_PAGES = SHARED_PREFIX + "!"
 PAGE_SIZE = 16
 SILENT = structlog.make_filtering_bound_logger(logging.CRITICAL)
@@ -50,14 +50,14 @@ class Client:
             "stream": True,
         }
         chosen = {"stop": self.stop, "min_tokens": self.min_tokens}
-        # Echo draws the same with it; but it looks whether what it is to look back at is in the pages.
+        # Echo draws the same with it, but checks that the output it has to look back at is in the pages.
         chosen |= {"repetition_penalty": self.repetition_penalty}
         return json.dumps(fields | {name: value for name, value in chosen.items() if value}).encode()
 
     def expected(self) -> tuple[str, str]:
         """Text and finish reason: echo answers with its prompt, one byte a token, then ends.
 
-        Within `min_tokens` it says the prompt's first token in the end's place, and then the prompt again.
+        Before `min_tokens` it says the prompt's first token instead of ending, and then the prompt again.
         """
         text, reason = self.prompt, "stop"
         while len(text) < self.min_tokens:
@@ -95,13 +95,13 @@ def draw_faults(draw: random.Random, theme: str) -> Faults:
 THEMES = ["", "", "", "steps", "copies", "leavers", "stalls", "silence", "sources"]
 """What a seed is about: everything, or one kind of trouble often enough that rare coincidences come about.
 
-`steps`: schedulers die, alone or with their workers, while long steps run, and are back before those end. `copies`: so
-do schedulers and agents during slow copies in small pools, and clients leave; decode prefills for itself meanwhile, so
+`steps`: schedulers die, alone or with their workers, while long steps run, and are back before those end. `copies`:
+schedulers and agents die during slow copies in small pools, and clients leave; decode prefills for itself meanwhile, so
 that steps want the pages that copies still write. `sources`: prefill schedulers die during slow copies, and their
 successors want the pages that are still read. `stalls`: schedulers die while a step takes seconds; short prompts, which
 decode prefills itself, and long ones take turns, so that transfers want the pages that the step still writes.
 `leavers`: all clients leave or lose their gateway, in a network that loses much, in the middle of long answers.
-`silence`: gateways die, alone or with another, and are back before anybody has heard of it.
+`silence`: gateways die, alone or with another, and are back before anybody has noticed.
 """
 
 
@@ -139,7 +139,7 @@ def draw_clients(draw: random.Random, theme: str) -> list[Client]:
 
 
 def draw_min_tokens(seed: int, clients: list[Client]) -> list[Client]:
-    """Half of those whose answer would end by itself have to wait for its end, some for longer than its length."""
+    """Half of the clients whose answer would end by itself want it longer, some more than twice as long."""
     draw = random.Random(f"min_tokens/{seed}")
 
     def drawn(client: Client) -> Client:
@@ -152,17 +152,17 @@ def draw_min_tokens(seed: int, clients: list[Client]) -> list[Client]:
 
 
 def draw_penalties(seed: int, clients: list[Client]) -> list[Client]:
-    """Some look back at what they have said."""
+    """For some clients, sampling looks back at what was said."""
     draw = random.Random(f"penalties/{seed}")
     return [replace(client, repetition_penalty=draw.choice([1.0, 1.0, 1.0, 1.2])) for client in clients]
 
 
 @dataclass(frozen=True)
 class Calamity:
-    """What befalls an actor, or several at once.
+    """What happens to an actor, or to several at once.
 
-    `kill`; `point`: it dies at its `points`-th message or store; `hang`: until the supervisor kills it; `pause`: until
-    it goes on; `pool`: the agent dies, and the pool of one group with it; `gone`: it dies and never comes back.
+    `kill`; `point`: it dies at its `points`-th message or store; `hang`: until the supervisor kills it; `pause`: for
+    a while; `pool`: the agent dies, and the pool of one group with it; `gone`: it dies and never comes back.
     """
 
     at_s: float
@@ -188,7 +188,7 @@ def draw_calamities(
 ) -> list[Calamity]:
     """None to five of them, soon after a client has come; most of them to schedulers and workers.
 
-    What dies of the same cause dies together: a scheduler and its worker, a scheduler and the one it works with.
+    Actors that share a cause die together: a scheduler and its worker, a scheduler and one that it works with.
     `ranks` are workers of rank 1 and above.
     """
     engine = [f"{role}-{group}" for group in groups for role in ("scheduler", "worker")]
@@ -266,13 +266,13 @@ async def ask(mesh: SimulatedMesh, client: Client, number: int, judge: Judge) ->
 
 
 async def ask_all(mesh: SimulatedMesh, clients: list[Client], judge: Judge) -> list[str]:
-    """All of them, each when it comes."""
+    """All clients' calls, each when it is due."""
     asked = await asyncio.gather(*(ask(mesh, client, number, judge) for number, client in enumerate(clients)))
     return [problem for of_client in asked for problem in of_client]
 
 
 def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapsed_s: float) -> str:
-    """Every request ends once, in its right text, whatever happens; but for those that never fit."""
+    """Every request ends once, with the right text, whatever happens, except for those that never fit."""
     text, reason = client.expected()
     never_fits = client.num_pages() > mesh.speeds.num_pages - 1
     if outcome.num_ends == 0:
@@ -302,9 +302,9 @@ async def _scenario(mesh: SimulatedMesh, clients: list[Client], calamities: list
 
 
 def play(mesh: SimulatedMesh, scenario: Coroutine[Any, Any, list[str]], *told: object) -> None:
-    """Run a scenario, which says what is wrong, on virtual time until nobody holds anything any more.
+    """Run a scenario, which returns problems, on virtual time until nobody holds anything any more.
 
-    Raises AssertionError with all that is wrong, the last messages and what is `told` of the run.
+    Raises AssertionError with all problems, the last messages and what is `told` about the run.
     """
     structlog.configure(wrapper_class=SILENT)
 
@@ -335,7 +335,7 @@ def run_seed(seed: int) -> Counter[str]:
     mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
     clients = draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme)))
     faults = draw_faults(draw, theme)
-    # Half of all meshes have a perfect network, but for what the dead do not say.
+    # Half of all meshes have a perfect network, except that connections of the dead may end silently.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)
     mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed, theme)
     mesh.tp_sizes = draw_tp_sizes(seed, mesh.groups)

@@ -20,8 +20,8 @@ class Speeds(NamedTuple):
 
 
 def draw_speeds(draw: random.Random, theme: str, groups: list[str]) -> Speeds:
-    """From room for everybody to less than one may ask for; steps and copies from faster than the network's faults
-    to slower than a restart; restarts from sooner than anybody has noticed to later than everybody has.
+    """From room for everybody to less than one request may need; steps and copies from faster than the network's faults
+    to slower than a restart; restarts from before anybody has noticed the death to after everybody has.
     """
     num_pages = draw.choice([21, 33, 48, 96])
     num_prefill_pages = 0
@@ -36,16 +36,16 @@ def draw_speeds(draw: random.Random, theme: str, groups: list[str]) -> Speeds:
     elif theme == "copies":
         num_pages, steps, copy_s = draw.choice([21, 33]), [2, 10], draw.choice([0.01, 0.05])
         most_late = 60
-        # Where the prefill scheduler is away for longer, decode's steps take the pages that copies were cut off from.
+        # While the prefill scheduler is away for longer, decode's steps take the pages that copies were cut off from.
         restart_s, prefill_restart_s = (0.001, 0.02), draw.choice([(0.001, 0.02), (0.5, 3.0), (0.5, 3.0)])
     elif theme == "sources":
-        # Decode has room for many transfers at once, and prefill needs for the next the pages of those before.
+        # Decode has room for many transfers at once, and prefill needs the pages of earlier ones for the next.
         num_pages, num_prefill_pages, steps, copy_s = 96, 21, [2], 0.05
         restart_s = prefill_restart_s = (0.001, 0.02)
     elif theme == "leavers":
         num_pages, steps = 96, [100]
     elif theme == "silence":
-        # Who asks for more than prefill has room for waits until decode is back.
+        # A request for more than prefill has room for waits until decode is back.
         num_prefill_pages = 16
         restart_s = prefill_restart_s = (0.001, 0.02)
     elif theme == "stalls":

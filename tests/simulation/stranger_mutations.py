@@ -1,4 +1,4 @@
-"""Planted bugs in what is taken from whom without the supervisor's proof; see `mutations.py`."""
+"""Planted bugs in what is accepted from peers without the supervisor's proof; see `mutations.py`."""
 
 from typing import Any
 

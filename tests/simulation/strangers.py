@@ -1,6 +1,6 @@
 """A mesh whose actors prove who they are, and strangers among them that say what they please: one seeded run of it.
 
-Nothing else befalls it, but that the registry dies once, so whoever dies or answers wrongly does so for a stranger.
+Nothing else happens to it except that the registry dies once, so any other death or wrong answer is due to a stranger.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ ASK_S = 0.5
 
 
 class Stranger(Actor):
-    """Says hello and what it is had to say."""
+    """Says hello, and what a test has it say."""
 
     codec = roles.NODE_CODEC
     joins: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class Stranger(Actor):
 
 @dataclass
 class ProvedMesh(SimulatedMesh):
-    """Its supervisor's secret is every actor's but the strangers'."""
+    """A mesh whose actors, except the strangers, have its supervisor's secret."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class ProvedMesh(SimulatedMesh):
         return SystemOptions(host="sim", pid=1, random=dice, secret=secret)
 
     async def stranger(self, actor_id: str, role: str = "custom", proof: bytes = b"") -> ActorSystem:
-        """One that knows everybody, and shows everybody what it has for a proof."""
+        """Start a stranger that knows everybody, and shows everybody `proof`."""
         address = Address(actor_id, LATER + len(self.strangers))
         options = SystemOptions(host="sim", pid=1, random=random.Random(f"{address}/{self.seed}"), proof=proof)
         system = ActorSystem(Stranger(role), address, self.network.transport(address), self.bootstrap, options)
@@ -80,7 +80,7 @@ async def _ask(system: ActorSystem, actor_id: str, message: Message) -> None:
 
 
 async def take_a_name(mesh: ProvedMesh, victim: str) -> None:
-    """Say hello to everybody, and join, as somebody who is there, in an epoch that is later, with its old proof."""
+    """Say hello to everybody, and join, as an actor that is there, in a later epoch, with its old proof."""
     there = mesh.systems[victim].describe()
     forger = await mesh.stranger(victim, there.role, there.proof)
     targets = [actor_id for actor_id in mesh.makers if actor_id != victim]
@@ -89,13 +89,13 @@ async def take_a_name(mesh: ProvedMesh, victim: str) -> None:
 
 
 async def bury(mesh: ProvedMesh, victim: str) -> None:
-    """Say of somebody who lives that it is dead, to everybody, and that it has left."""
+    """Tell everybody that a living actor is dead, and the registry that it has left."""
     liar = await mesh.stranger("words-0")
     buried = mesh.systems[victim].address
     for actor_id in mesh.makers:
         liar.actor.ctx.tell(actor_id, PeerDown(actor_id=victim, epoch=buried.epoch), channel=Channel.CONTROL)
     await _ask(liar, "registry", Leave(actor_id=victim, epoch=buried.epoch))
-    # The next registry makes good for both, and requests need not notice.
+    # The next registry repairs both, and requests need not notice.
     if victim in mesh.actors["registry"].core._departed:
         mesh.found.append(f"{victim} was seen off")
     forgetful = [name for name, one in mesh.systems.items() if one.registration.view.get(victim) is None]
@@ -103,14 +103,14 @@ async def bury(mesh: ProvedMesh, victim: str) -> None:
 
 
 async def end(mesh: ProvedMesh, victim: str) -> None:
-    """Ask somebody to end, and to drain."""
+    """Ask an actor to end, and to drain."""
     rude = await mesh.stranger("words-1")
     for message in (Shutdown(), Drain()):
         await _ask(rude, victim, message)
 
 
 async def gossip(mesh: ProvedMesh, victim: str) -> None:
-    """Name somebody in a later epoch to a registry that has just started and knows nobody."""
+    """Name an actor in a later epoch to a registry that has just started and knows nobody."""
     mesh.processes["registry"].kill()
     old = mesh.systems["registry"]
     gossiper = await mesh.stranger("words-2")

@@ -1,4 +1,4 @@
-"""What is run by seeds: each suite's scenario, the bugs planted for it to see, and how many seeds run without one."""
+"""The suites that run by seeds: each one's scenario, the bugs planted for it, and how many seeds run without one."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -26,10 +26,10 @@ from tests.simulation.planting import Bug
 
 
 class Suite(NamedTuple):
-    """`num_seeds` of them show nothing in CI, `num_slow` in `make test-all`; `least`: what comes so often in the first.
+    """`num_seeds` must pass in CI, `num_slow` in `make test-all`; `least`: how often things must occur in the former.
 
-    Where there are none, `test_whole_mesh.py` runs them. A bug is seen by its own seed or one of the `num_nearby` from
-    there: a change of the world moves what a seed shows, and one of the next shows it too, most often.
+    If `num_seeds` is 0, `test_whole_mesh.py` runs the seeds. A bug is seen by one of the `num_nearby` seeds from its
+    own on: a change to the simulated world changes what a seed shows, but one of the next most often shows it too.
     """
 
     run_seed: Callable[[int], Counter[str]]
@@ -51,7 +51,7 @@ SUITES = {
     "returns": Suite(
         returns.run_seed, return_mutations.PLANTED, 20, 12, dict.fromkeys(["remade", "behind", "refused"], 3)
     ),
-    # Of hearsay without a proof nothing is said: whoever was started by hand has no other.
+    # Hearsay without a proof is not reported: for actors that were started by hand there is none.
     "strangers": Suite(
         strangers.run_seed, stranger_mutations.PLANTED, 10, 4,
         {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 37},

@@ -1,4 +1,4 @@
-"""Planted bugs in what a worker knows of sequences and in what a scheduler believes that it knows.
+"""Planted bugs in what a worker knows of sequences and in what a scheduler believes the worker knows.
 
 Each rule of the table has a guard behind it, so some of these break the guard too: alone they would fail unseen.
 """
@@ -16,10 +16,10 @@ from tests.simulation.planting import Bug, around, bug
 
 
 def _leave_the_slot_at_once(leave: Any, self: Running, sequence: Any, stage: Any) -> bool:
-    """Whoever comes next may have it; what is in flight still names it."""
+    """The next sequence may have it, though what is in flight still names it."""
     if sequence.num_inflight and sequence.slot >= 0 and sequence.row_id not in self._leaving:
         self.slots.give_back(sequence.slot)
-        # The end of what is in flight gives it back again, to nobody.
+        # When what is in flight ends, the slot must not be given back once more.
         self.slots.__dict__.setdefault("early", set()).add(sequence.row_id)
     return leave(self, sequence, stage)
 
@@ -55,7 +55,7 @@ def _record_of_every_epoch(end: Any, self: WorkerCore, event: Any) -> Any:
 
 
 def _append_pages(apply: Any, self: SequenceTable, opens: Any, columns: Columns) -> Any:
-    """Those of a sequence that is opened again come behind those that it had."""
+    """Pages of a sequence that is opened again are put behind those that it had."""
     before = {one.slot: self._slots.get(one.slot, _nobody(one.slot)) for one in opens}
     again = {one.slot: before[one.slot] for one in opens if before[one.slot].sequence == one.sequence}
     found = apply(self, opens, columns)
@@ -75,7 +75,7 @@ def _run_all_the_same(apply: Any, self: SequenceTable, opens: Any, columns: Colu
 
 
 def _trust_a_free_slot(opened: Any, self: SequenceTable, opening: Any) -> OpenSequence:
-    """Nothing was drawn for it, or it would not be free."""
+    """Keep what was drawn for it: nothing was, or it would not be free."""
     one, before = opened(self, opening), self._slots.get(opening.slot)
     if before is not None and before.sequence == -1:
         one.drawn, one.drawn_at = before.drawn, before.drawn_at
@@ -101,7 +101,7 @@ OPENINGS_PLANTED: dict[str, Bug] = {
     "a step that does not match is run": bug(7, NOT_OPENED_AGAIN, around(SequenceTable, "apply", _run_all_the_same)),
     "pages are appended, not placed": bug(13, around(SequenceTable, "apply", _append_pages)),
 }
-"""Seen by the scenarios of everything."""
+"""Seen by the scenarios of `scenario.py`."""
 
 PLANTED: dict[str, Bug] = {
     "a worker's table is kept over epochs": bug(9, TABLE_KEPT),
@@ -118,4 +118,4 @@ PLANTED: dict[str, Bug] = {
         around(SequenceTable, "_opened", _trust_a_free_slot),
     ),
 }
-"""Seen by those of `tables.py`."""
+"""Seen by the scenarios of `tables.py`."""

@@ -1,9 +1,9 @@
-"""Sequences that are alike but for their text, and take each other's places in the worker's table: one seeded run.
+"""Sequences that differ only in their text, and take each other's places in the worker's table: one seeded run.
 
-All prompts are of one length, so what is drawn first is drawn for the same position by all; clients leave early, which
-gives slots to others while steps run; the scheduler dies, whose successor counts sequences and slots from the beginning
-again. The worker takes a step while one runs: only there does it matter whose token a slot holds. A token that is
-another's shows in the page that it is written to.
+All prompts have one length, so all first draws are for the same position; clients leave early, which gives slots to
+others while steps run; the scheduler dies, and its successor counts sequences and slots from the beginning again. The
+worker takes a step while another runs: only then does it matter whose token a slot holds. A token of another sequence
+shows in the page that it is written to.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ STEP_MS = 40
 
 
 def draw_clients(draw: random.Random) -> list[Client]:
-    """Waves of them; half leave within a few steps."""
+    """Waves of clients; half leave within a few steps."""
     return [
         Client(
             arrives_s=0.4 * wave + 0.05 * draw.random(),

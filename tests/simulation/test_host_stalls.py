@@ -11,7 +11,7 @@ from tests.simulation.hosted_mesh import DECODE, HEAD, PREFILL, HostedMesh
 from tests.simulation.scenario import Client, ask_all, judge_outcome, play
 
 NOTICED_S = 2.0
-"""The most that three heartbeats of half a second of the transport take."""
+"""The most that three of the transport's heartbeats take, at half a second each."""
 CUT_S = 10.0
 PROMPT = "a prompt that is too long for decode to prefill it alone; its answer is as long as it is itself, and so on."
 STEP_MS = 30

@@ -42,7 +42,7 @@ BELIEVED = {"everything twice", "everything late as well"}
 
 
 class Backwards:
-    """Holds each result back until the next one, which it tells first; or until it is asked again."""
+    """Holds each result back until the next one, which it sends first; or until it is asked again."""
 
     def __init__(self) -> None:
         self.held: StepResult | None = None
@@ -75,7 +75,7 @@ class LyingMesh(SimulatedMesh):
     figures: dict[str, float]
 
     def _worker(self, config: Any) -> SlowWorker:
-        # Who lies is to be replaced for that alone.
+        # The liar is to be replaced for lying alone.
         self.devices.end()
         if config.group.startswith("prefill"):
             return super()._worker(config)
@@ -107,7 +107,7 @@ class Group(NamedTuple):
 
 
 def answered(lie: Lie, mixed: bool) -> Group:
-    """Have all texts answered by a mesh whose worker lies so."""
+    """Have all texts answered by a mesh whose worker tells this lie."""
     structlog.configure(wrapper_class=SILENT)
     mesh = LyingMesh(11, Faults(), mixed)
     mesh.lie = lie

@@ -1,4 +1,4 @@
-"""Where the time of a request went is said by whoever it passed, and adds up, over a whole mesh on virtual time."""
+"""The actors that a request passes say where its time went, and it adds up, over a whole mesh on virtual time."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Without a planted bug nothing is seen, and each planted bug is, whatever else befalls the mesh."""
+"""Without a planted bug nothing is seen, and each planted bug is, whatever else happens to the mesh."""
 
 from collections import Counter
 

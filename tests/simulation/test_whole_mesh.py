@@ -12,8 +12,8 @@ from tests.simulation import hosts
 from tests.simulation.scenario import run_seed
 
 NUM_SEEDS = 120
-"""Half a second of a core each, a quarter of them over hosts. The rarest of FAULTS, the death of a tokenizer, comes
-four times in them; every planted bug has seeds of its own besides, and `make test-all` runs the rest.
+"""Half a second of a core each, a quarter of them over hosts. The rarest of FAULTS, the death of a tokenizer, occurs
+four times in them; every planted bug has seeds of its own too, and `make test-all` runs the rest.
 """
 NUM_SEEDS_OF_ALL = 10_000
 LIMIT_S = 3600

@@ -1,4 +1,4 @@
-"""What the simulation looks at while a mesh runs, beside its answers: what a breach of costs a request only time."""
+"""What the simulation watches while a mesh runs, besides its answers: rules whose breach costs a request only time."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class LateAsks:
         self.found: list[str] = []
 
     def watch(self, actor: Actor, process: SimulatedProcess) -> None:
-        """Look at all that `actor` asks from now on."""
+        """Watch all that `actor` asks from now on."""
         ask, ask_then, loop = actor.ctx.ask, actor.ctx.ask_then, asyncio.get_running_loop()
 
         def begun(to: str, message: Any, timeout_s: float) -> Callable[[], None]:
@@ -63,7 +63,7 @@ class Tombstones:
         self.found: list[str] = []
 
     def watch(self, agent: KVAgent) -> None:
-        """Look at all that `agent` tells and is told from now on."""
+        """Watch all that `agent` tells and is told from now on."""
         tell, on_tell, loop = agent.ctx.tell, agent.on_tell, asyncio.get_running_loop()
         senders: dict[str, Address] = {}
         # By grant: who was told first, which is the holder, and when.
@@ -93,14 +93,14 @@ class Tombstones:
 class UnopenedGrants:
     """Notes pages announced for a grant that its agent was asked for and has not opened.
 
-    Such an order comes to nothing and the request is prefilled where it decodes: nobody hears of it but by the clock.
+    Such an order comes to nothing and the request is prefilled where it decodes: only the time it takes shows that.
     """
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
     def watch(self, agent: KVAgent) -> None:
-        """Look at all that `agent` is asked and told from now on."""
+        """Watch all that `agent` is asked and told from now on."""
         on_ask, on_tell = agent.on_ask, agent.on_tell
         asked: set[str] = set()
         opened: set[str] = set()

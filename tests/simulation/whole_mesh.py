@@ -1,7 +1,7 @@
 """A whole mesh in one process on virtual time: every role's own actor over the simulated network, `echo` as its model.
 
 Each actor is a `SimulatedProcess`, so that it can die anywhere; one that died is started again, in the next epoch, as
-the supervisor does it.
+the supervisor does.
 
 HTTP is left out (the gateway's service is driven directly) and the pools are bytearrays; everything else is what runs
 in production. The echo model reads its answers back from the KV pages, so pages that went astray show in the text.
@@ -50,12 +50,12 @@ SETTLE_S = 60.0
 QUANTUM_BYTES = 32
 """Copied at a time: a quarter of a page, so that a copy can be stopped in the middle of one."""
 ZOMBIE_S = 8.0
-"""Nobody computes longer for clients that are gone: the lease at the registry, and a few asks to hear of it."""
+"""How long actors may compute for clients that are gone: the lease at the registry, and a few asks to hear of it."""
 ZOMBIES = ("_running", "_waiting")
 
 
 class SimulatedBootstrap:
-    """Where the registry is, as the run directory says it elsewhere."""
+    """Says where the registry is, as the run directory does elsewhere."""
 
     def __init__(self) -> None:
         self.found: tuple[Address, Endpoint] | None = None
@@ -123,7 +123,7 @@ class SimulatedMesh:
 
     @property
     def present_groups(self) -> list[str]:
-        """Without those that are not to be there."""
+        """The groups without those that are gone for good."""
         return [group for group in self.groups if f"scheduler-{group}" not in self.gone]
 
     def worker_ids(self, group: str) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class SimulatedMesh:
             prepare_timeout_s=2.0,
             role_wait_s=60.0,
             # Two deaths, with each 25th message lost and each 8th late, took five in a minute (`scenario`, seed 1994).
-            # That nobody tries for ever is a matter of the gateway's own tests.
+            # The gateway's own tests check that it does not try for ever.
             max_attempts=8,
         )
         self.validator = Validator(gateway)
@@ -171,7 +171,7 @@ class SimulatedMesh:
         return self.edge_id("gateway-0")
 
     def edge_id(self, actor_id: str) -> str:
-        """Of an actor that belongs to no group."""
+        """The id of an actor that belongs to no group."""
         return actor_id
 
     def agent_of(self, group: str) -> str:
@@ -245,7 +245,7 @@ class SimulatedMesh:
             chunk_tokens=32,
             step_tokens=64,
             local_prefill_max=24,
-            # Longer than a step ever stalls that ends at all. Ranks that wait for each other for good are to be seen.
+            # Longer than any step stalls that ends at all. Ranks that wait for each other for ever must show.
             step_deadline_s=5.0 if self.tp_size(group) == 1 else 600.0,
             token_deadline_s=0.05,
         )
@@ -284,7 +284,7 @@ class SimulatedMesh:
         return SystemOptions(host="sim", pid=1, random=dice)
 
     async def _end_when_asked(self, system: ActorSystem, process: SimulatedProcess) -> None:
-        # While all are stopped ranks miss each other, and are stopped themselves.
+        # While everything is being stopped, ranks miss each other, and are stopped themselves.
         reason = await system.shutdown_asked()
         if "its core" in reason:
             self.failed_cores.append(f"{system.address}: {reason}")
@@ -312,12 +312,12 @@ class SimulatedMesh:
             await self._start(address.actor_id, self.next_epoch(*address))
 
     def is_wanted(self, dead: Address) -> bool:
-        """Whether somebody is to follow one that died."""
+        """Whether an actor that died is to be started again."""
         process = self.processes[dead.actor_id]
         return dead.actor_id not in self.gone and process.address == dead and process.state is ProcessState.DEAD
 
     def next_epoch(self, actor_id: str, last: int) -> int:
-        """Of an actor that is started, as its supervisor says it, who has the `last` one on file."""
+        """The epoch of an actor's next start, as its supervisor gives it with `last` on file."""
         return last + 1
 
     def lose_pool(self, group: str) -> None:
@@ -329,7 +329,7 @@ class SimulatedMesh:
         self.processes["kv-agent-0"].kill()
 
     async def hang(self, actor_id: str, after_s: float, *, kill: bool) -> None:
-        """Stop an actor for a while, as a SIGSTOP or a sleeping host would; `kill`: as the supervisor then does."""
+        """Stop an actor for a while, as a SIGSTOP or a sleeping host would; `kill`: then kill it, as a supervisor."""
         process = self.processes[actor_id]
         if process.state is not ProcessState.RUNNING:
             return
@@ -342,9 +342,9 @@ class SimulatedMesh:
             process.go_on()
 
     async def request(self, body: bytes, request_id: str, *, abandon_after_s: float | None = None) -> list[Outcome]:
-        """One client's call, its samples' outcomes; abandoned ones return what came until then.
+        """One client's call. Returns its samples' outcomes; if it is abandoned, what came until then.
 
-        So do those whose gateway died, with `gateway_died` set.
+        The same if the gateway dies, with `gateway_died` set.
         """
         while self.actors[self.gateway_id]._service is None:
             # Nobody listens: a client would try again.
@@ -385,11 +385,11 @@ class SimulatedMesh:
                     outcome.num_ends += 1
                     outcome.finish_reason = piece.end.finish_reason
                     outcome.failure, outcome.stall_s = piece.end.failure, piece.end.stall_s
-        # One sample that failed ends the call, as the HTTP side does it.
+        # One sample that failed ends the call, as on the HTTP side.
         service.abandon(generation)
 
     def _look_beside(self, service: Any, request_ids: list[str]) -> None:
-        """Whatever was lost, sent again or begun anew: beside each output token is what its worker said of it."""
+        """Whatever was lost, sent again or begun anew: with each output token is what its worker sent along."""
         for request_id in request_ids:
             log = service._core._requests.get(request_id)
             if log is not None and self.says_more:
@@ -397,7 +397,7 @@ class SimulatedMesh:
                 assert log.extras == expected, f"{request_id} has {log.extras} beside {log.output_ids}"
 
     async def settle(self) -> None:
-        """No faults any more: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""
+        """End all faults: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""
         self.network.calm()
         self.moments.end()
         self.devices.end()
@@ -423,7 +423,7 @@ class SimulatedMesh:
             await asyncio.sleep(0.25)
 
     def _absent(self) -> list[str]:
-        """Who has died and is not back yet."""
+        """Actors that have died and are not back yet, and those that are gone but members."""
         registry = self.actors["registry"]
         if registry._core is None:
             return ["the registry has not started"]
@@ -445,7 +445,7 @@ class SimulatedMesh:
         return [f"{group} holds {leak}" for group, core in cores.items() if core is not None for leak in leaks(core)]
 
     def held(self, names: tuple[str, ...] = ()) -> list[str]:
-        """What somebody holds for a request, by actor; `names` alone if there are any."""
+        """What actors hold for requests, by actor; only `names` if there are any."""
         left: list[str] = []
         for actor_id, actor in self.actors.items():
             if actor_id in self.gone:

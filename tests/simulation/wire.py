@@ -1,8 +1,8 @@
-"""What is between the kv_agents of simulated hosts: connections that carry the bytes of pages, on virtual time.
+"""Connections between the kv_agents of simulated hosts, which carry the bytes of pages, on virtual time.
 
 A connection runs into the same cuts as the messages of its two agents, stands still while one of them does, and breaks
-when one of them dies. Who gives a transfer up is told so at once and is written to for a while longer, as by a thread
-that is in the middle of a read: until its `Stopped`.
+when one of them dies. An end that gives a transfer up is written to for a while longer, as by a thread in the middle of
+a read: until its `Stopped`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from mesh.testing.processes import RUNNING_PROCESS, ProcessState, SimulatedProce
 
 LATENCY_S = 0.0005
 AGAIN_S = 0.1
-"""Between two tries to get through a cut, or to somebody who stands still."""
+"""The time between two tries to get through a cut, or to a process that stands still."""
 
 
 class _Move(NamedTuple):
@@ -31,7 +31,7 @@ class _Move(NamedTuple):
 
 
 class Wire:
-    """All connections of one mesh. A quantum takes `copy_s`, of `quantum_bytes`; `num_moved` transfers have ended well.
+    """All connections of one mesh. A quantum of `quantum_bytes` takes `copy_s`; `num_moved` transfers have ended well.
 
     An end that is given up is written to for up to `most_late` quanta more.
     """
@@ -50,7 +50,7 @@ class Wire:
         self._context = contextvars.copy_context()
 
     def later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> None:
-        """Call, as nobody."""
+        """Call it later, outside of any process."""
         asyncio.get_running_loop().call_later(delay_s, callback, *arguments, context=self._context)
 
     def add(self, name: bytes, rank: int, end: "WireEnd") -> None:
@@ -78,7 +78,7 @@ class Wire:
             end.hear(Ready())
 
     def carry(self, name: bytes) -> None:
-        """Begin a transfer that both ends have put to it."""
+        """Begin a transfer that both ends have queued."""
         ends = self._ends[name]
         if all(end.waiting for end in ends.values()) and len(ends) == 2:
             receiving, sending = ends[0].waiting.popleft(), ends[1].waiting.popleft()
@@ -115,7 +115,7 @@ class Wire:
 
     def _is_cut(self, ends: "dict[int, WireEnd]") -> bool:
         one, other = ends[0].process.name, ends[1].process.name
-        # Either way: without acknowledgements nothing goes on.
+        # In either direction: without acknowledgements nothing goes on.
         return self.network.is_cut(one, other) or self.network.is_cut(other, one)
 
     def _is_over(self, ends: "dict[int, WireEnd]") -> bool:
@@ -129,7 +129,7 @@ class Wire:
         return is_over
 
     def watch(self, name: bytes) -> None:
-        """Tell one end of the other's, now or when they can speak again."""
+        """Tell one end of the other's end, now or when they can speak again."""
         ends = self._ends[name]
         self._is_over(ends)
         if not all(end.is_gone or end.is_broken for end in ends.values()):
