@@ -1,4 +1,4 @@
-"""A mesh as processes, looked at and struck from outside, and what it has to endure."""
+"""A mesh of processes, watched and struck from outside, and what it has to endure."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ RECOMPUTED_MAX = {
     "prefill worker": STEPS,
     "decode worker": PAGES_AND_A_CHUNK,
 }
-"""Tokens that may be computed again where a role dies: a page of each running request, and a chunk; for a worker that
+"""Tokens that may be computed again when a role dies: a page of each running request, and a chunk; for a worker that
 prefills, what it can have in flight: two steps full of prompts, of which the second may not have begun."""
 
 
@@ -36,7 +36,7 @@ class Incarnations:
 
 
 class ChaosMesh:
-    """A running mesh, looked at and struck from outside."""
+    """A running mesh, watched and struck from outside."""
 
     def __init__(self, host: Host, process: Any) -> None:
         self.host = host
@@ -45,16 +45,16 @@ class ChaosMesh:
         self.left: dict[str, float] = {}
 
     def pids(self) -> dict[str, int]:
-        """Of those that live. From the manifest: asking the supervisor takes too long where a stream runs."""
+        """Those of living actors, by the manifest: asking the supervisor takes too long while a stream runs."""
         manifest = json.loads((self.host.run_directory / "manifest.json").read_text())
         return {record["actor_id"]: record["pid"] for record in manifest["processes"]}
 
     def pid(self, actor_id: str) -> int:
-        """0 where it has none."""
+        """The actor's pid; 0 if it has none."""
         return self.pids().get(actor_id, 0)
 
     def strike(self, actor_id: str, number: signal.Signals = signal.SIGKILL) -> bool:
-        """A signal to whatever runs under this id now; False if it is being started again."""
+        """Signal the process that runs under this id now; False if it is being started again."""
         pid = self.pid(actor_id)
         if not pid:
             return False
@@ -71,7 +71,7 @@ class ChaosMesh:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
     def wait_until_nothing_is_held(self, timeout_s: float) -> None:
-        """No page, grant, slot or step is there for any request."""
+        """Wait until no page, grant, slot or step is held for any request."""
 
         def look() -> bool:
             try:
@@ -86,7 +86,7 @@ class ChaosMesh:
             raise AssertionError(f"after {timeout_s:.1f} s: {self.left}") from error
 
     def settled(self, timeout_s: float = 30.0) -> Incarnations:
-        """Once every actor is ready and answers a scrape."""
+        """Wait until every actor is ready and answers a scrape."""
 
         def look() -> Incarnations | None:
             actors = self.host.ps()
@@ -124,7 +124,7 @@ def endure(
     salt: str,
     number: signal.Signals = signal.SIGKILL,
 ) -> dict[str, float]:
-    """One wave in which `roles` are struck together, after this share of its events. What was computed again."""
+    """One wave in which `roles` are struck together, after a share of its events. Returns what was computed again."""
     before = mesh.settled()
 
     def blow() -> None:

@@ -17,7 +17,7 @@ MESH = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--detokenizers", 
 
 @contextlib.contextmanager
 def started(**environment: str) -> Iterator[ChaosMesh]:
-    """A settled mesh, which in the end leaves nothing behind."""
+    """A settled mesh, which leaves nothing behind at the end."""
     # Under /tmp and short: paths of sockets are at most a hundred bytes.
     host = Host(tempfile.mkdtemp(prefix="kc"))
     try:
@@ -35,14 +35,14 @@ def started(**environment: str) -> Iterator[ChaosMesh]:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[ChaosMesh]:
-    """Restarts are not rationed: what the budget does, tests/process/test_deaths.py says."""
+    """Restarts are not rationed: tests/process/test_deaths.py tests the budget."""
     with started(KVMESH_SUPERVISION__RESTART_BUDGET="100000") as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="module")
 def undisturbed(mesh: ChaosMesh) -> list[Answer]:
-    """What every wave has to be answered with."""
+    """The answers that every wave has to get."""
     answers = asyncio.run(Wave(mesh.port, bodies("undisturbed")).run())
     assert not [answer.broken for answer in answers if answer.broken]
     assert len({answer.text for answer in answers}) > len(answers) // 2, "texts that are all alike prove nothing"

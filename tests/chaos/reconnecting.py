@@ -1,4 +1,4 @@
-"""Clients that ask one request after the other and, where their connection breaks, the same one again."""
+"""Clients that send one request after the other and, if their connection breaks, the same one again."""
 
 import asyncio
 import itertools
@@ -13,9 +13,9 @@ NUM_SALTS = 64
 
 
 class ReconnectingClients:
-    """`num_clients` of them, until they are told to stop; `expected` is what each of the bodies is answered with.
+    """`num_clients` of them, until they are told to stop; `expected` has the right answer to each of the bodies.
 
-    `lost` is every answer that broke with no gateway dead to excuse it, `different` every one that is not as expected.
+    `lost` has every answer that broke without a gateway's death to excuse it, `different` every one not as expected.
     """
 
     def __init__(self, port: int, expected: list[Answer], num_clients: int) -> None:
@@ -33,17 +33,17 @@ class ReconnectingClients:
         self._tasks = [asyncio.create_task(self._client()) for _ in range(num_clients)]
 
     async def stop(self) -> None:
-        """Let everybody get the answer that it waits for."""
+        """Let every client get the answer that it waits for."""
         self._is_stopping = True
         await asyncio.gather(*self._tasks)
 
     def gaps_s(self, since_s: float, until_s: float) -> list[float]:
-        """Between one event, of any client, and the next, the longest first."""
+        """The gaps from one event, of any client, to the next, the longest first."""
         times_s = [since_s, *(at for at in self.event_times_s if since_s <= at <= until_s), until_s]
         return sorted((after - before for before, after in itertools.pairwise(times_s)), reverse=True)
 
     def events_each_second(self, since_s: float) -> Counter[int]:
-        """How many arrived in each second since then."""
+        """How many events arrived in each second since then."""
         return Counter(int(at - since_s) for at in self.event_times_s if at >= since_s)
 
     async def _client(self) -> None:

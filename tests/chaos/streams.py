@@ -46,12 +46,12 @@ class Answer:
 
     @property
     def whole(self) -> tuple[str, str | None, tuple[int, int] | None, str]:
-        """What must not depend on who died. Cached tokens do: they are a matter of time."""
+        """What must not depend on which actors died. Cached tokens do: they are a matter of timing."""
         return self.text, self.finish_reason, self.usage, self.broken
 
 
 async def stream(port: int, body: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -> None:
-    """Ask `body` as a stream and gather `answer`. Raises OSError where the connection breaks.
+    """Request `body` as a stream and gather `answer`. Raises OSError if the connection breaks.
 
     `on_event` is called after each choice that has arrived.
     """
@@ -91,7 +91,7 @@ def _take(event: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -
 
 
 class Wave:
-    """`bodies` asked by so many clients at a time; `blow` is called once, when `at` events have arrived."""
+    """Requests `bodies`, by `num_clients` clients at a time; `blow` is called once, when `at` events have arrived."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Wave:
 
 
 def differences(got: list[Answer], wanted: list[Answer]) -> list[str]:
-    """In words, what a client could tell from its answer; empty if nothing."""
+    """What clients could tell from their answers, in words; empty if nothing."""
     found: list[str] = []
     for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
         if one.whole != other.whole:

@@ -21,13 +21,13 @@ MOMENTS = {
     "detokenizer": 0.3,
     "kv_agent": 0.0,
 }
-"""The share of an undisturbed wave's events after which the blow falls. At the first, most prompts are computed."""
+"""The share of an undisturbed wave's events after which the blow falls. At 0, most prompts are being computed."""
 
 PAIRS = [("decode scheduler", "decode worker"), ("prefill worker", "kv_agent"), ("registry", "tokenizer")]
 """A few of those that `test_many_deaths.py` goes through: two that need each other."""
 
-# A hang is found by the same heartbeats whoever hangs, and each role's death is here by `test_killed`: one that streams
-# wait for and one that nobody waits for are the quick slice. Every role hangs in every seed of tests/simulation.
+# The same heartbeats find a hang of any role, and `test_killed` has each role's death: roles that streams wait for and
+# one that nobody waits for are the quick slice. Every role hangs in seeds of tests/simulation.
 HANG_IN_CI = {"registry", "decode worker", "prefill scheduler"}
 
 
@@ -45,7 +45,7 @@ def test_hung(mesh: ChaosMesh, undisturbed: list[Answer], role: str) -> None:
     assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), recomputed
 
 
-# The first in CI: the other two go through the same doors as their halves, which `test_killed` has one by one.
+# Only the first in CI: the other two take the same paths as their halves, which `test_killed` has one by one.
 @pytest.mark.parametrize(
     "roles", [PAIRS[0], *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS[1:])], ids=" and ".join
 )

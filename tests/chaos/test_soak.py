@@ -30,7 +30,7 @@ MAX_MORE_DESCRIPTORS = 8
 
 
 class Size:
-    """Resident bytes and open descriptors of what is never killed, and what the mesh holds on its host."""
+    """Resident bytes and open descriptors of processes that are never killed, and what the mesh holds on its host."""
 
     def __init__(self, mesh: ChaosMesh) -> None:
         pids = {"supervisor": mesh.process.pid, GATEWAY: mesh.pid(GATEWAY)}
@@ -53,7 +53,7 @@ def resident_bytes(pid: int) -> int:
 async def storm(
     mesh: ChaosMesh, seconds: float, expected: list[Answer], draw: random.Random
 ) -> tuple[int, Counter[str]]:
-    """Waves of changing width under kills. Returns how many requests were answered, and who died how often."""
+    """Waves of changing width under kills. Returns how many requests were answered, and how often each role died."""
     deaths: Counter[str] = Counter()
     end = time.monotonic() + seconds
 
@@ -82,7 +82,7 @@ def test_a_storm_of_kills(mesh: ChaosMesh) -> None:
     expected = asyncio.run(Wave(mesh.port, bodies("expected", REQUESTS_PER_WAVE)).run())
     assert not [answer.broken for answer in expected if answer.broken]
     draw = random.Random(int(os.environ.get("SOAK_SEED", "0")))
-    # What a first storm makes is there for good: links, buffers, caches.
+    # What a first storm makes stays for good: links, buffers, caches.
     asyncio.run(storm(mesh, WARM_S, expected, draw))
     mesh.settled(60.0)
     before = Size(mesh)

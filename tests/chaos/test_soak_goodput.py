@@ -30,13 +30,13 @@ ZYGOTE = "zygote"
 
 @pytest.fixture
 def rationed_mesh() -> Iterator[ChaosMesh]:
-    """Its supervisor is set as anybody's is."""
+    """A mesh whose supervisor has the default settings."""
     with started() as mesh:
         yield mesh
 
 
 def zygotes(supervisor: int) -> list[int]:
-    """Forks have the zygote's command line; its log is what tells it apart."""
+    """Pids of zygotes. Forks have the same command line, but another log."""
     found: list[int] = []
     for task in Path(f"/proc/{supervisor}/task").iterdir():
         for pid in map(int, (task / "children").read_text().split()):
@@ -49,13 +49,13 @@ def zygotes(supervisor: int) -> list[int]:
 
 
 def victims(mesh: ChaosMesh) -> list[tuple[str, int]]:
-    """Everybody who lives now, but for the supervisor, by name and pid."""
+    """All living processes except the supervisor, by name and pid."""
     actors = sorted(mesh.pids().items())
     return actors + [(ZYGOTE, pid) for pid in zygotes(mesh.process.pid)]
 
 
 async def storm(mesh: ChaosMesh, clients: ReconnectingClients, draw: random.Random) -> Counter[str]:
-    """Who died how often."""
+    """Kill until time is up. Returns how often each died."""
     deaths: Counter[str] = Counter()
     end = time.monotonic() + STORM_S
     # The storm is a matter of time by its nature; nothing waits for these pauses.

@@ -1,4 +1,4 @@
-"""What a process needs in its environment to see devices of software."""
+"""What a process needs in its environment to see software devices."""
 
 import os
 import sys

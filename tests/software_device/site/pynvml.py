@@ -1,4 +1,4 @@
-"""Answers what `cli/supervisor/device_memory.py` asks. Whoever asks does not begin to use the devices."""
+"""Answers what `cli/supervisor/device_memory.py` asks. Asking does not begin to use the devices."""
 
 from typing import NamedTuple
 

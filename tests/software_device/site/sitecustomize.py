@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Patches a module of ours when it is loaded, with what belongs to it in `_PATCHES`."""
+    """Patches modules of ours when they are loaded, as `_PATCHES` says."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         patch = _PATCHES.pop(name, None)
@@ -29,14 +29,14 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _TorchStream:
-    """The CPU has done what torch told it when it returns, and so has a stream that waits for torch's work."""
+    """On the CPU torch's work is done when the call returns, so work that waits for it can be done at once."""
 
     def put(self, work: Callable[[], None]) -> None:
         work()
 
 
 def _patch_torch(_module: Any) -> None:
-    """Of torch's own, only what asks for the device; all that is ours runs as it is."""
+    """Patch only what of torch asks for the device; all our own code runs as it is."""
     import torch
     from cupy.cuda import runtime
 

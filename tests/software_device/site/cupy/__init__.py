@@ -1,4 +1,4 @@
-"""What kvmesh uses of CuPy, over files: see README.md one folder up."""
+"""The part of CuPy that kvmesh uses, over files: see README.md one folder up."""
 
 from numpy import uint64
 

@@ -1,4 +1,4 @@
-"""`cupy.RawKernel`: kernels of kvmesh by their names, done in the stream by what they mean, not by their source."""
+"""`cupy.RawKernel`: kvmesh's kernels by name, done in the stream in Python instead of from their source."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""`torch_memory_saver` on the device of software: tensors of a region are cleared while they are paused, and come back.
+"""`torch_memory_saver` on the software device: tensors of a region are cleared while they are paused, and come back.
 
-What pauses and resumes is written to `$SOFTWARE_DEVICE/saver.log`, a line each with the process. Like the library it
-refuses what it cannot do: another hook mode, and a region of another tag than is paused.
+Pauses and resumptions are written to `$SOFTWARE_DEVICE/saver.log`, a line each with the process. Like the library it
+refuses what it cannot do: another hook mode, and pausing a tag that no region has.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class _Saver:
 
     @hook_mode.setter
     def hook_mode(self, mode: str) -> None:
-        # The library's words are an AttributeError of its own.
+        # The library raises an AttributeError of its own.
         assert not self._is_used, "the mode cannot be set once it was used"
         self._hook_mode = mode
 

@@ -44,7 +44,7 @@ class Event:
 
 
 class CurrentStream:
-    """The legacy default stream, and torch's current one: work is done when it is put in."""
+    """The legacy default stream, and torch's current one: work is done at once when it is put in."""
 
     def put(self, work: Callable[[], None]) -> None:
         work()

@@ -1,7 +1,7 @@
 """`cupy.cuda.nccl` between processes that share `$SOFTWARE_DEVICE`: what one sends, the other finds in a file.
 
-As NCCL does, a communicator is made when all its ranks have come, an operation waits for its counterpart for ever, in
-its stream, and only `abort` ends the waiting.
+As in NCCL, a communicator is made when all its ranks have come, an operation waits in its stream for its counterpart,
+for ever, and only `abort` ends the wait.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ class NcclError(RuntimeError):
 
 
 class _Aborted(Exception):
-    """Whoever waits need not wait any more."""
+    """The wait was aborted."""
 
 
 def get_version() -> int:
@@ -55,7 +55,7 @@ def groupStart() -> None:
 
 
 def groupEnd() -> None:
-    """Begin what was held back: all sends, then all receives, so that none of a group waits for another of it."""
+    """Begin what was held back: all sends, then all receives, so that none waits for another one of the group."""
     _group.depth -= 1
     if _group.depth == 0:
         held, _group.held = _group.held, []
@@ -65,7 +65,7 @@ def groupEnd() -> None:
 
 
 class NcclCommunicator:
-    """One rank of `ndev`. As CuPy's, it can be aborted before it is initialised."""
+    """One rank of `ndev`. Like CuPy's, it can be aborted before it is initialised."""
 
     def __new__(cls, *_arguments: object) -> Self:
         communicator = super().__new__(cls)
@@ -175,7 +175,7 @@ class NcclCommunicator:
         while not condition():
             if self._aborted.is_set():
                 raise _Aborted
-            # Another process's doing, of which a file system tells nobody.
+            # Another process changes it, and the file system sends no notice.
             time.sleep(0.0002)
 
 

@@ -1,7 +1,7 @@
-"""`cupy.cuda.runtime`: memory as files in `$SOFTWARE_DEVICE`, an allocation each; who maps one holds a lock on it.
+"""`cupy.cuda.runtime`: memory as files in `$SOFTWARE_DEVICE`, an allocation each; a process that maps one locks it.
 
-A file is memory in use as long as anybody holds its lock, so what dead processes had is free again, and what somebody
-still maps is not, whoever made it.
+A file is memory in use as long as any process holds its lock, so what dead processes had is free again, and what a
+process still maps is not, whichever process made it.
 """
 
 import contextlib
@@ -159,7 +159,7 @@ def _unmap(pointer: int, *, is_own: bool) -> None:
         raise CUDARuntimeError(_INVALID_VALUE)
     del _mappings[pointer]
     os.close(mapping.descriptor)
-    # The interpreter counts the address that was taken as a use: it goes when nothing refers to it.
+    # The interpreter counts the address that was taken as a use of the mapping, which goes when nothing refers to it.
     with contextlib.suppress(BufferError):
         mapping.memory.close()
 
