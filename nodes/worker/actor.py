@@ -247,10 +247,7 @@ class WorkerActor(Actor, Resident):
 
     @property
     def _releases_in_place(self) -> bool:
-        """Whether this process stays while its memory is released; otherwise it ends, and its successor waits.
-
-        It must end if it is one of several ranks, which live and end together, or if it made the pages itself.
-        """
+        """Whether it lives on without its memory. Ranks and makers of pages end, and their successors wait for it."""
         return self._config.tp_size == 1 and not self._config.pool_in_worker
 
     def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
