@@ -341,7 +341,7 @@ class ActorSystem:
             return False
         if not self.credentials.believe(sender, is_proved=peer.is_proved):
             return False
-        self.bury(Address(message.actor_id, message.epoch), message.reason or "its supervisor says it is dead")
+        self.bury(Address(message.actor_id, message.epoch), message.reason or "its supervisor reported it dead")
         self.tasks.call("on_peer_down", self.actor.on_peer_down, sender, message)
         return True
 
@@ -366,7 +366,7 @@ class ActorSystem:
                 return
             kind = type(call.message).__name__
             self.metrics.count("mesh_frames_refused_total", code=NO_PROOF)
-            call.fail(NO_PROOF, f"{kind} is for proved members of this host to ask: use meshctl, which has it done")
+            call.fail(NO_PROOF, f"{kind} may only be requested by proved members of this host: use meshctl")
 
         return checked
 

@@ -70,12 +70,12 @@ class _AskedOnce:
             if header.verb == _REPLY:
                 self.future.set_result(answer)
             else:
-                self.future.set_exception(RemoteError("bad_answer", "a stream came where one reply was asked for"))
+                self.future.set_exception(RemoteError("bad_answer", "one reply was expected, but a stream came"))
         return True
 
     def ended(self, header: Header) -> None:
         """A stream without items where one reply was asked for."""
-        self.failed(RemoteError("bad_answer", "the end of a stream came where one reply was asked for"))
+        self.failed(RemoteError("bad_answer", "one reply was expected, but the end of a stream came"))
 
     def failed(self, error: MeshError) -> None:
         """The asker's task raises `error`."""
@@ -97,12 +97,12 @@ class _AskedThen:
         if header.verb == _REPLY:
             self._asking.deliver(self._then, answer)
         else:
-            self.failed(RemoteError("bad_answer", "a stream came where one reply was asked for"))
+            self.failed(RemoteError("bad_answer", "one reply was expected, but a stream came"))
         return True
 
     def ended(self, header: Header) -> None:
         """A stream without items where one reply was asked for."""
-        self.failed(RemoteError("bad_answer", "the end of a stream came where one reply was asked for"))
+        self.failed(RemoteError("bad_answer", "one reply was expected, but the end of a stream came"))
 
     def failed(self, error: MeshError) -> None:
         """Calls back in the loop's next turn: not within the asker's `ask_then`, nor ahead of its `on_peer_lost`."""
@@ -188,7 +188,7 @@ class Asking:
             raise DeadlineExceeded(f"no time is left to ask {actor_id}")
         # A call made after `close` would never be settled, and its timer would outlive the actor.
         if self._is_closed:
-            raise Cancelled("the asking actor stops")
+            raise Cancelled("the asking actor is stopping")
         body, flags = self._bodies.encode(message, buffers)
         peer = self._links.reach(actor_id)
         message_id = self._links.next_id()
@@ -200,7 +200,7 @@ class Asking:
         # If sending the frames queued before this one lost the peer, the call is settled and `asked` has been told.
         is_sent = self._links.send(peer, channel, verb, body, buffers, meta)
         if not is_sent and self._pending.settle(message_id) is not None:
-            raise Unreachable(f"the way to {peer.address} is full")
+            raise Unreachable(f"the outbox to {peer.address} is full")
         # Compared here because nearly all are later than the armed one: `arm` was two of the 68 calls in an ask.
         if deadline < self._timer.at:
             self._timer.arm()
@@ -243,7 +243,7 @@ class Asking:
         self._is_closed = True
         self._timer.cancel()
         for asked in self._pending.close():
-            asked.failed(Cancelled("the asking actor stops"))
+            asked.failed(Cancelled("the asking actor is stopping"))
 
     def _on_reply(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         asked = self._pending.answered(header.correlation_id, peer.address)
@@ -266,7 +266,7 @@ class Asking:
             return self._bodies.decode(header, parts[1])
         except FrameRefused as refusal:
             self._pending.settle(header.correlation_id)
-            asked.failed(RemoteError("bad_answer", f"{header.sender} answered with {refusal.message}"))
+            asked.failed(RemoteError("bad_answer", f"{header.sender} sent a malformed answer: {refusal.message}"))
             raise
 
     def _on_end(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
@@ -279,7 +279,7 @@ class Asking:
     def _on_error(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, ErrorBody):
-            raise FrameRefused("bad_body", "the body of an error is expected")
+            raise FrameRefused("bad_body", "an error body was expected")
         asked = self._pending.answered(header.correlation_id, peer.address)
         if asked is not None:
             asked.failed(RemoteError(body.code, body.message, body.retryable, body.param, body.known_epoch))
@@ -289,7 +289,7 @@ class Asking:
 
     def _expire(self, now: float) -> None:
         for message_id, address, asked in self._pending.expire(now):
-            asked.failed(DeadlineExceeded(f"{address} has not answered in time"))
+            asked.failed(DeadlineExceeded(f"{address} did not answer in time"))
             self._say(message_id, address, Verb.CANCEL, Cancel(reason="deadline"))
             self._links.suspect(address.actor_id)
         self._timer.arm()

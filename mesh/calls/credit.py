@@ -57,7 +57,7 @@ class CreditWindow:
 
     def __init__(self, window: int) -> None:
         if window < 1:
-            raise ValueError(f"a stream's window is at least 1 item, not {window}")
+            raise ValueError(f"a stream's window must be at least 1 item, not {window}")
         self.window = window
         self.limit = window
         self.received = 0
@@ -76,7 +76,7 @@ class CreditWindow:
 
     def consume(self) -> int | None:
         """An item was read. Returns the new limit to send, or None while that can wait."""
-        assert self.consumed < self.received, "an item was read that had not come"
+        assert self.consumed < self.received, "an item was read before it arrived"
         self.consumed += 1
         if self.limit - self.consumed > self.window // 2:
             return None

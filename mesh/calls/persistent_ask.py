@@ -115,7 +115,7 @@ async def _ask_one_of(actor_ids: Iterable[str], ctx: Context, message: AnyMessag
             # Of two failures, the retryable one is more informative.
             if failure is None or error.retryable:
                 failure = error
-    assert failure is not None, "somebody was asked"
+    assert failure is not None, "no actor was asked"
     raise failure
 
 

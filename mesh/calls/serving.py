@@ -75,7 +75,7 @@ class Call:
     def reply(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
         """Answer an ask. On a call that is done this is ignored and counted."""
         if self._gate is not None:
-            self.fail("bad_answer", "one reply where a stream was asked for")
+            self.fail("bad_answer", "a stream was expected, but one reply was given")
         elif self._serving.settle(self):
             self._serving.answer(self, _REPLY, message, buffers)
 
@@ -103,16 +103,16 @@ class Call:
             finally:
                 self._waiter = None
         if self.done:
-            raise self._failure or Cancelled("the stream has ended already")
+            raise self._failure or Cancelled("the stream has already ended")
         # A stream must have no gaps, so the first item that cannot be sent ends it.
         if not self._serving.answer(self, Verb.ITEM, message, buffers, gate.take()):
             self._serving.settle(self)
-            raise PeerLost(f"the way to {self.sender} is gone or full")
+            raise PeerLost(f"the link to {self.sender} is gone or its outbox is full")
 
     def end(self) -> None:
         """All items of the stream have been sent."""
         if self._gate is None:
-            self.fail("bad_answer", "the end of a stream where one reply was asked for")
+            self.fail("bad_answer", "one reply was expected, but the end of a stream was given")
         elif self._serving.settle(self):
             self._serving.answer(self, Verb.END, End(), position=self._gate.sent)
 
@@ -212,7 +212,7 @@ class Serving:
         """The actor stops: all remaining askers are told."""
         self._timer.cancel()
         for call in self._mailbox.close():
-            call.dropped(Cancelled("the answering actor stops"), tell=True)
+            call.dropped(Cancelled("the answering actor is stopping"), tell=True)
 
     def _on_call(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         now = self._loop.time()
@@ -232,8 +232,9 @@ class Serving:
         elif admission is Admission.OVERLOADED:
             self._links.metrics.count("mesh_overloaded_total")
             # Retryable, and sent at once: the asker may have time left to try another actor.
-            error = ErrorBody(code="overloaded", message=f"{self._mailbox.capacity} calls are waiting", retryable=True)
-            self.answer(call, Verb.ERROR, error)
+            most, of_one = self._mailbox.capacity, self._mailbox.per_sender
+            why = f"too many calls are waiting: at most {most}, and {of_one} of one sender, are accepted"
+            self.answer(call, Verb.ERROR, ErrorBody(code="overloaded", message=why, retryable=True))
 
     def _hand_over(self, call: Call, header: Header) -> None:
         message = call.message
@@ -263,12 +264,12 @@ class Serving:
     def _on_credit(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, Credit):
-            raise FrameRefused("bad_body", "the body of a credit is expected")
+            raise FrameRefused("bad_body", "a credit body was expected")
         call = self._mailbox.get((peer.address, header.correlation_id))
         if call is not None:
             call.grant(body.limit)
 
     def _expire(self, now: float) -> None:
         for _, _, call in self._mailbox.expire(now):
-            call.dropped(DeadlineExceeded("the asker no longer waits"))
+            call.dropped(DeadlineExceeded("the asker is no longer waiting"))
         self._timer.arm()

@@ -93,19 +93,19 @@ class _Arrivals:
         if not self.over:
             self.over = True
             if self.message_id:
-                self._asking.abandon(self.message_id, "the stream is no longer read")
+                self._asking.abandon(self.message_id, "the stream is no longer being read")
 
     def arrived(self, header: Header, answer: Answer) -> bool:
         """An item arrived, or a single reply where a stream was expected."""
         if header.verb != Verb.ITEM:
-            self.failed(RemoteError("bad_answer", "one reply came where a stream was asked for"))
+            self.failed(RemoteError("bad_answer", "a stream was expected, but one reply came"))
             return True
         arrival = self._window.receive(header.position)
         if arrival is Arrival.NEXT:
             self._items.append(answer)
             self._wake()
         elif arrival is not Arrival.REPEAT:
-            fault = "items were lost" if arrival is Arrival.GAP else "an item came without credit"
+            fault = "items were lost" if arrival is Arrival.GAP else "an item arrived without credit"
             self._asking.abandon(self.message_id, fault)
             self.failed(PeerLost(f"the stream from {answer.sender} broke: {fault}"))
         return False

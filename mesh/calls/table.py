@@ -45,8 +45,8 @@ class CallTable(Generic[Key, Value]):
     def add(self, key: Key, peer: Address, deadline: float, value: Value) -> None:
         """Add a call; there must be room, and the key must be new."""
         entries, heap = self._entries, self._heap
-        assert key not in entries, "a call was taken twice"
-        assert len(entries) < self.capacity, "a call was taken beyond the table's capacity"
+        assert key not in entries, "a call was added twice"
+        assert len(entries) < self.capacity, "a call was added beyond the table's capacity"
         self._opened += 1
         entries[key] = (peer, deadline, value)
         heapq.heappush(heap, (deadline, self._opened, key))
@@ -114,7 +114,7 @@ class PendingCalls(CallTable[int, Value]):
     def open(self, message_id: int, peer: Address, deadline: float, value: Value) -> None:
         """Add a call; raises `MailboxFull`."""
         if len(self._entries) >= self.capacity:
-            raise MailboxFull(f"{self.capacity} calls are in flight already; wait for some of them to end")
+            raise MailboxFull(f"{self.capacity} calls are already in flight; wait for some of them to end")
         self.add(message_id, peer, deadline, value)
 
     def answered(self, message_id: int, sender: Address) -> Value | None:

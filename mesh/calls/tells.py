@@ -82,4 +82,4 @@ class Tells:
         kind = type(message)
         take = self.of_system.get(kind)
         if take is None or not take(sender, message):
-            raise FrameRefused("unexpected", f"{kind.__name__} is not for {sender} to tell")
+            raise FrameRefused("unexpected", f"{sender} may not send {kind.__name__}")

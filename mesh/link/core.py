@@ -107,7 +107,7 @@ class LinkCore:
         address, endpoint = located
         self._handshake.check_pause(address, now)
         if len(self.peers) >= self._options.max_peers:
-            raise Unreachable(f"{self._options.max_peers} peers are linked already")
+            raise Unreachable(f"already linked to {self._options.max_peers} peers, the maximum")
         self._now = now
         self.outputs.append(Dial(address, endpoint))
         connection = self._connect(Link(address, dialed=True))
@@ -182,7 +182,7 @@ class LinkCore:
                 check_sizes(parts, self._options.limits)
             if header.receiver_epoch != self._epoch:
                 self._note_successor(link, header, parts)
-                raise FrameRefused(WRONG_EPOCH, f"epoch {self._epoch} listens here", known_epoch=self._epoch)
+                raise FrameRefused(WRONG_EPOCH, f"the epoch here is {self._epoch}", known_epoch=self._epoch)
             if link.peer != (header.sender, header.sender_epoch):
                 self._from_another(link, header, parts)
                 return None
@@ -219,7 +219,7 @@ class LinkCore:
             self.outputs.append(Refused(link.peer, refusal))
         connection = self._connections.get(link)
         if refusal.code in _OTHERS and link.dialed and connection is not None:
-            self._fail(connection, "another actor listens there")
+            self._fail(connection, "another actor listens at its address")
             return
         located = self._locate(link.peer.actor_id)
         is_member = located is not None and located[0] == link.peer
@@ -263,7 +263,7 @@ class LinkCore:
             kind, actor_id = key
             peer = self.peers[actor_id]
             if kind == WELCOME:
-                self.down(Link(peer.address, dialed=True), "no welcome to hello", now)
+                self.down(Link(peer.address, dialed=True), "no welcome in answer to hello", now)
             else:
                 self.liveness.due(peer, Channel[kind])
 
@@ -276,7 +276,7 @@ class LinkCore:
         or dialed and welcomed by it under a lower connection number, is one that the peer has forgotten.
         """
         if header.verb != Verb.HELLO or link.dialed:
-            raise FrameRefused("no_hello", "a message without hello before it")
+            raise FrameRefused("no_hello", "a message came with no hello before it")
         # Checked before any peer is lost: an impostor must not end the link of the actor whose name it claims.
         self._handshake.vet_hello(link.peer, parts)
         address, number = link.peer, connection_of(header.sequence)
@@ -286,30 +286,32 @@ class LinkCore:
         if newest > address.epoch:
             endpoint = located[1] if located is not None else peer.member.endpoint if peer and peer.member else None
             where = f", at {endpoint.control}" if endpoint is not None else ""
-            raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known{where}", known_epoch=newest)
+            raise FrameRefused(
+                SUPERSEDED, f"hello from {address}, but epoch {newest} of it is known{where}", known_epoch=newest
+            )
         if address.actor_id in ("", self._actor_id):
-            raise FrameRefused(WRONG_EPOCH, f"{address} says hello to {self.address}")
+            raise FrameRefused(WRONG_EPOCH, f"hello to {self.address} from {address}, which is not another actor")
         connections = peer.connections if peer is not None else []
         if peer is not None and newest < address.epoch:
             self.lose(peer.address, f"replaced by epoch {address.epoch}")
         elif link in self._connections or any(0 < connection.remote < number for connection in connections):
-            self.lose(address, "it has begun again", keep=link)
+            self.lose(address, "it restarted the connection", keep=link)
         elif any(not connection.link.dialed for connection in connections):
             # A late hello, overtaken by that of a newer connection: its peer has given this connection up.
-            raise FrameRefused("no_hello", "a later connection of this incarnation is known")
+            raise FrameRefused("no_hello", "this incarnation has made a later connection")
         if address.actor_id not in self.peers and len(self.peers) >= self._options.max_peers:
-            raise FrameRefused(TOO_MANY_PEERS, f"{self._options.max_peers} peers are linked already")
+            raise FrameRefused(TOO_MANY_PEERS, f"already linked to {self._options.max_peers} peers, the maximum")
         return self._connect(link, number)
 
     def _from_another(self, link: Link, header: Header, parts: Frames) -> None:
         """A frame whose sender is not the link's peer: refused, unless it announces a successor of that peer."""
         successor = later_incarnation(link.peer, header, parts) if link.dialed else None
         if successor is None:
-            raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
+            raise FrameRefused("wrong_sender", f"claims to be {header.sender}#{header.sender_epoch}")
         connection = self._connections.get(link)
         if connection is not None:
             self.outputs.append(Found(successor))
-            self._fail(connection, f"epoch {successor.epoch} listens there")
+            self._fail(connection, f"epoch {successor.epoch} listens at its address")
 
     def _note_successor(self, link: Link, header: Header, parts: Frames) -> None:
         """A frame is meant for another incarnation of this actor: a peer that dials a later one knows of that one."""
@@ -345,7 +347,7 @@ class LinkCore:
             error = body if isinstance(body, ErrorBody) else ErrorBody(code="refused", message="")
             if error.code == SUPERSEDED:
                 self.outputs.append(Superseded(connection.link.peer, error.message, error.known_epoch))
-            told = FrameRefused(error.code, f"it says: {error.message}")
+            told = FrameRefused(error.code, f"the peer answered: {error.message}")
             if error.code in TOLD and self._log_once.is_new(connection.link.peer, told, self._now):
                 self.outputs.append(Refused(connection.link.peer, told))
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
@@ -361,7 +363,7 @@ class LinkCore:
             connection = self._accept(connection.link, header, parts)
         elif remote:
             # The peer has answered an earlier hello, or has forgotten this connection and taken it for a new one.
-            self.lose(connection.link.peer, "it has begun again")
+            self.lose(connection.link.peer, "it restarted the connection")
             return None
         connection.remote = number
         connection.channels[channel].received = sequence

@@ -43,7 +43,7 @@ class Handshake:
         """Raise `Unreachable` during the pause that follows a failed dial of this incarnation."""
         pause_s = self._backoff.remaining_s(address, now)
         if pause_s:
-            raise Unreachable(f"{address} could not be reached; it is tried again in {pause_s:.2f} s")
+            raise Unreachable(f"{address} could not be reached; the next attempt is in {pause_s:.2f} s")
 
     def begin(self, connection: Connection, now: float, trace: str) -> None:
         """Say hello on both channels of a dialed connection."""
@@ -71,7 +71,7 @@ class Handshake:
         is_hello = header.verb == Verb.HELLO
         greeting = check_greeting(parts, Hello if is_hello else Welcome, link.peer)
         if is_hello == link.dialed:
-            raise FrameRefused("unexpected", "the side that dials says hello, the other welcome")
+            raise FrameRefused("unexpected", "only the dialing side sends hello, and only the other side welcome")
         peer.is_proved = self._vet(greeting.member)
         peer.member, peer.capabilities = greeting.member, greeting.capabilities
         state.phase = Phase.OPEN

@@ -145,7 +145,7 @@ class Links:
         try:
             handler = self.handlers.get(header.verb)
             if handler is None:
-                raise FrameRefused("unknown_verb", f"verb {header.verb}")
+                raise FrameRefused("unknown_verb", f"the verb {header.verb} is unknown")
             # Setting a context variable copies, and most frames of a burst have the same trace as the one before.
             if header.trace != current_trace.get():
                 current_trace.set(header.trace)

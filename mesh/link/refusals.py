@@ -35,10 +35,10 @@ def check_greeting(parts: Frames, kind: type[Greeting], peer: Address) -> Greeti
     """
     body = SYSTEM_CODEC.decode(parts[1])
     if not isinstance(body, kind):
-        raise FrameRefused("bad_body", f"the body of a {kind.__name__.lower()} is expected")
+        raise FrameRefused("bad_body", f"a {kind.__name__.lower()} body was expected")
     first, last = (body.min_version, body.max_version) if isinstance(body, Hello) else (body.version, body.version)
     if last < MIN_PROTOCOL_VERSION or first > PROTOCOL_VERSION:
-        raise FrameRefused("wrong_version", f"versions {first} to {last} offered, {PROTOCOL_VERSION} is spoken here")
+        raise FrameRefused("wrong_version", f"versions {first} to {last} offered; this actor speaks {PROTOCOL_VERSION}")
     if body.member.address != peer:
         raise FrameRefused("wrong_sender", f"introduces itself as {body.member.address}")
     return body

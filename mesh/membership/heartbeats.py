@@ -97,7 +97,7 @@ class Heartbeats:
     def _on_heartbeat(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         beat = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(beat, Heartbeat | Renew):
-            raise FrameRefused("bad_body", "the body of a heartbeat is expected")
+            raise FrameRefused("bad_body", "a heartbeat body was expected")
         # An answer is not answered, or two hubs could keep each other busy for ever.
         if isinstance(beat, Heartbeat):
             self._answered(peer.address, beat)

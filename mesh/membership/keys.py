@@ -65,7 +65,7 @@ class HostKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for key in (self.public_key, self.secret_key):
             check_public_key(key)
         if zmq.curve_public(self.secret_key.encode()).decode() != self.public_key:
-            raise BadKey(f"the public key of host {self.host} is not that of its secret key")
+            raise BadKey(f"the public key of host {self.host} does not match its secret key")
 
 
 class AllowedHost(msgspec.Struct, frozen=True):
@@ -113,13 +113,13 @@ class AllowList(msgspec.Struct, frozen=True):
         host = self.of(named) if named else self.registry()
         if host is None or member.host not in ("", host.host):
             raise FrameRefused(
-                WRONG_KEY, f"{member.actor_id} says that it is of host {member.host!r}, which its key is not for"
+                WRONG_KEY, f"{member.actor_id} claims to be on host {member.host!r}, but its key is not that host's"
             )
         if not host.may_have(member.role):
             raise FrameRefused(
                 WRONG_ROLE,
-                f"host {host.host} is not granted the role {member.role}, which {member.actor_id} has: give it by "
-                "`meshctl keys add` with --roles, on the registry's host",
+                f"host {host.host} is not granted the role {member.role}, which {member.actor_id} has: grant it with "
+                "`meshctl keys add` and --roles, on the registry's host",
             )
 
     def with_host(self, host: str, public_key: str, roles: tuple[str, ...] | None = None) -> "AllowList":
@@ -127,7 +127,7 @@ class AllowList(msgspec.Struct, frozen=True):
         added = AllowedHost(host, public_key, roles)
         others = [one for one in self.hosts if one.host != host]
         if (holder := next((one for one in others if one.public_key == public_key), None)) is not None:
-            raise BadKey(f"host {holder.host} has that public key: each host needs a pair of its own")
+            raise BadKey(f"host {holder.host} already has that public key: each host needs its own pair")
         changed = AllowList(self.version + 1, tuple(sorted((*others, added), key=lambda one: one.host)))
         changed.check()
         return changed
@@ -140,30 +140,37 @@ class AllowList(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Raise BadKey if this is not a valid list; for lists read from a file or sent by another host."""
         if self.version < 0 or len(self.hosts) > MAX_HOSTS:
-            raise BadKey(f"version {self.version} with {len(self.hosts)} hosts: at most {MAX_HOSTS} can be on a list")
+            raise BadKey(
+                f"the list has version {self.version} and {len(self.hosts)} hosts: the version must not be negative, "
+                f"and at most {MAX_HOSTS} hosts are allowed"
+            )
         for one in self.hosts:
             _check_host(one.host)
             check_public_key(one.public_key)
             for role in one.roles or ():
                 if not _ROLE.fullmatch(role):
-                    raise BadKey(f"{role!r} cannot be a role: lower-case letters, digits, `_`, `-` and `.`, or `*`")
+                    raise BadKey(
+                        f"{role!r} is not a valid role: use lower-case letters, digits, `_`, `-` and `.`, or `*`"
+                    )
         for field in ("host", "public_key"):
             values = [getattr(one, field) for one in self.hosts]
             if len(set(values)) < len(values):
                 raise BadKey(f"two hosts have the same {field.replace('_', ' ')}")
         if len([one for one in self.hosts if one.may_have(REGISTRY)]) != 1:
-            raise BadKey("one host has to be granted the registry, and no more")
+            raise BadKey("exactly one host must be granted the registry")
 
 
 def check_public_key(key: str) -> None:
     """Raise BadKey unless `key` can be a CURVE key in Z85."""
     if not _Z85.fullmatch(key):
         raise BadKey(
-            f"{key!r} is no public key: it has {_KEY_CHARS} characters of Z85, as `meshctl keys ls` shows it on "
-            "its host (in single quotes: a shell takes some of them for its own)"
+            f"{key!r} is not a public key, which has {_KEY_CHARS} characters of Z85: copy it from `meshctl keys ls` on "
+            "its host (in single quotes: some of the characters are special to a shell)"
         )
 
 
 def _check_host(host: str) -> None:
     if not _HOST.fullmatch(host):
-        raise BadKey(f"{host!r} cannot be a host: lower-case letters, digits and dashes, at most 12, and no number")
+        raise BadKey(
+            f"{host!r} is not a valid host name: use at most 12 lower-case letters, digits and dashes, and no number"
+        )

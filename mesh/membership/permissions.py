@@ -28,6 +28,6 @@ class Permissions:
         role = member.role if member is not None else ""
         raise FrameRefused(
             NOT_PERMITTED,
-            f"{kind.__name__} is not for {sender} of role {role!r} to send: from other hosts it is taken of "
+            f"{sender} (role {role!r}) may not send {kind.__name__}: from other hosts it is accepted only from "
             f"{' and '.join(sorted(roles))}",
         )

@@ -85,16 +85,16 @@ class HostSecret(msgspec.Struct, frozen=True, kw_only=True):
             raise FrameRefused(
                 BAD_PROOF,
                 f"{member.address} as {member.role} shows a proof of another incarnation, role or supervisor: "
-                "start it again beside the supervisor that runs now",
+                "start it again, so that it gets one from the supervisor running now",
             )
         if member.actor_id in self.supervised or (known is not None and known.proof):
             raise FrameRefused(
-                NO_PROOF, f"{member.actor_id} is an actor of the mesh {self.mesh!r} already: take another actor id"
+                NO_PROOF, f"{member.actor_id} is already an actor of the mesh {self.mesh!r}: use another actor id"
             )
         if member.role in self.roles:
             raise FrameRefused(
                 NO_PROOF,
-                f"actors of the role {member.role} need a proof from the supervisor of {self.mesh!r}: start it with "
+                f"an actor of the role {member.role} needs a proof from the supervisor of {self.mesh!r}: start it with "
                 f"`meshctl run {member.role}`, or set `external = true` in the mesh's topology",
             )
         return False

@@ -61,7 +61,7 @@ class Publishing:
         log = self._logs.get(topic)
         if log is None:
             if len(self._logs) >= self._options.max_topics:
-                raise ValueError(f"{self._options.max_topics} topics are kept already, no room for {topic!r}")
+                raise ValueError(f"no room for {topic!r}: {self._options.max_topics} topics are the maximum")
             log = self._logs[topic] = self._empty_log()
         # Encoded once, for all subscribers and for replay.
         payload = self._codec.encode(message)
@@ -90,13 +90,13 @@ class Publishing:
     def _on_subscribe(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, Subscribe) or channel != Channel.DATA:
-            raise FrameRefused("bad_body", "the body of a subscribe on the data channel is expected")
+            raise FrameRefused("bad_body", "a subscribe body on the data channel was expected")
         log = self._logs.get(body.topic)
         # Topics that only subscribers have named do not count against those published here, and vanish with their
         # subscribers: otherwise they could keep this actor from publishing, which ends an actor.
         is_more = log is None and body.topic not in self._subscribers
         if is_more and len(self._subscribers) >= self._options.max_topics:
-            raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics are followed here already")
+            raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics already have subscribers here")
         log = log or self._empty_log()
         replay = log.replay(body.next_sequence if body.publisher_epoch == self._links.address.epoch else 1)
         confirmation = Subscribed(topic=body.topic, next_sequence=replay.first, reset=replay.reset)
@@ -183,7 +183,7 @@ class Publishing:
     def _on_publish(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, Publication | Subscribed):
-            raise FrameRefused("bad_body", "the body of a publish is expected")
+            raise FrameRefused("bad_body", "a publish body was expected")
         address = peer.address
         followed = self._followed.get((address.actor_id, body.topic))
         if followed is None:

@@ -61,12 +61,12 @@ class KeyDirectory:
                 status = os.fstat(descriptor)
                 self._require_own(file, status)
                 if not stat.S_ISREG(status.st_mode):
-                    raise DamagedKeyFile(f"{file} is no plain file: put the right file back")
+                    raise DamagedKeyFile(f"{file} is not a regular file: put the right file back")
                 content = opened.read(_MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise KeyFileError(f"{file} cannot be read ({error.strerror}): give this user the file") from error
+            raise KeyFileError(f"{file} cannot be read ({error.strerror}): make this user its owner") from error
         try:
             decoded = msgspec.json.decode(content, type=kind)
             decoded.check()
@@ -86,12 +86,14 @@ class KeyDirectory:
             finally:
                 os.umask(before)
         except OSError as error:
-            raise KeyFileError(f"{file} cannot be written ({error.strerror}): give this user the directory") from error
+            raise KeyFileError(
+                f"{file} cannot be written ({error.strerror}): make this user owner of the directory"
+            ) from error
 
     @staticmethod
     def _require_own(path: Path, status: os.stat_result) -> None:
         if status.st_uid != os.getuid():
-            raise KeyFileError(f"{path} is of user {status.st_uid}: keys are read by their own user alone")
+            raise KeyFileError(f"{path} belongs to user {status.st_uid}: only the owner of keys may read them")
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise KeyFileError(f"{path} may be read or changed by other users: chmod go-rwx {path}")
 
@@ -108,7 +110,7 @@ class KeyRing:
         own, allowed = directory.read_key(), directory.read_allowed()
         if own is None or allowed is None:
             missing = directory.key_file if own is None else directory.allowed_file
-            raise KeyFileError(f"{missing} is not there: make keys with `meshctl keys new`")
+            raise KeyFileError(f"{missing} does not exist: make keys with `meshctl keys new`")
         self.own: HostKey = own
         self.allowed: AllowList = allowed
         self.trouble = ""

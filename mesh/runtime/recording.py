@@ -210,7 +210,7 @@ class Reader:
             return made
         kind = self._types.get(name)
         if kind is None:
-            raise ValueError(f"{name} is in none of the modules that were named for reading")
+            raise ValueError(f"the class {name} is in none of the modules given for reading")
         if issubclass(kind, enum.Enum):
             return kind(fields["value"])
         return kind(**{field: self.read(value) for field, value in fields.items()})

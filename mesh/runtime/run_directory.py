@@ -91,7 +91,7 @@ class RunDirectory:
             mine = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
             if not mine and (path != self.path.parent or status.st_uid not in (0, os.getuid())):
                 raise BindError(
-                    f"{path} may be entered by other users: remove it, or set XDG_RUNTIME_DIR to a directory of yours"
+                    f"{path} is open to other users: remove it, or set XDG_RUNTIME_DIR to a directory of your own"
                 )
 
     def socket(self, address: Address, channel: Channel) -> Path:
@@ -124,7 +124,7 @@ class RunDirectory:
             return None
         except (OSError, *NOT_JSON) as error:
             raise BindError(
-                f"{self.host_file} does not say where this host listens ({error}): start the mesh of this host again"
+                f"{self.host_file} does not say where this host listens ({error}): start the mesh on this host again"
             ) from error
 
     def host_name(self) -> str:
@@ -152,7 +152,7 @@ def read_file(path: Path) -> bytes:
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
+            raise PermissionError(f"it has mode {stat.filemode(status.st_mode)} and belongs to user {status.st_uid}")
         # Bounded: a huge file under this name must not exhaust the process's memory.
         return file.read(_MAX_FILE_BYTES)
 

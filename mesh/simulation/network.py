@@ -68,7 +68,7 @@ class SimulatedNetwork:
         It listens at an endpoint of its own, or at `place`, which, like fixed ports, a later incarnation can reuse.
         """
         if address in self._ends:
-            raise ValueError(f"{address} has its transport already; a restarted actor gets a new epoch")
+            raise ValueError(f"{address} already has a transport; a restarted actor needs a new epoch")
         self._ends[address] = End(address)
         return SimulatedTransport(self, self._ends[address], place or str(address))
 
@@ -164,7 +164,7 @@ class SimulatedNetwork:
     def listen(self, end: End, endpoint: Endpoint) -> None:
         """Register a bound endpoint. Raises BindError if it is bound already."""
         if endpoint.control in self._listening:
-            raise BindError(f"{endpoint.control} is bound already: stop the actor that holds it first")
+            raise BindError(f"{endpoint.control} is already bound: stop the actor that holds it first")
         self._loop = asyncio.get_running_loop()
         self._listening[endpoint.control] = end
 

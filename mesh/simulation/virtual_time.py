@@ -116,7 +116,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         Raises Deadlock, Livelock or TimeLimit, which name the waiting tasks.
         """
         if timeout is None:
-            raise Deadlock(f"nothing can happen any more at t={self._now:.6f} s; waiting: {self._waiting()}")
+            raise Deadlock(f"nothing more can happen at t={self._now:.6f} s; waiting: {self._waiting()}")
         if timeout <= 0:
             self._steps_left -= 1
             if self._steps_left <= 0:

@@ -187,7 +187,7 @@ class Supervisor:
                 self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause))
                 reason = watch.reason if ours else event.reason
                 if watch.state == DRAINING and event.cause == IN_ORDER and not self.stopping:
-                    reason = f"{'drained' if watch.stays_away else 'renewed'}, as was asked"
+                    reason = f"{'drained' if watch.stays_away else 'renewed'}, as requested"
                 self._ended(watch, reason, now, fatal=event.fatal, foreign=event.foreign and not ours)
             case _:
                 assert_never(event)

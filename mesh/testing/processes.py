@@ -77,7 +77,7 @@ class SimulatedProcess:
         try:
             callback(*args)
         except Killed:
-            assert self.state is not ProcessState.RUNNING, "nobody else raises this"
+            assert self.state is not ProcessState.RUNNING, "Killed was raised in a running process"
 
     def arm(self, points: int) -> None:
         """Die at the `points`-th point from now (1: the next one)."""

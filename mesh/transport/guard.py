@@ -56,9 +56,9 @@ class Guard:
         host = self.host_of_user(user)
         if host is None:
             name = user.decode(errors="replace").partition(" ")[0]
-            raise FrameRefused(UNKNOWN_KEY, f"the key of host {name} is not allowed any more: `meshctl keys add` it")
+            raise FrameRefused(UNKNOWN_KEY, f"the key of host {name} is not allowed: run `meshctl keys add`")
         if self._home(actor_id, is_local=user == LOCAL) != host:
-            raise FrameRefused(WRONG_KEY, f"{actor_id} is no actor of host {host}, whose connection it came by")
+            raise FrameRefused(WRONG_KEY, f"{actor_id} is not an actor of host {host}, whose key its connection has")
         if len(self._vetted) >= _MAX_VETTED:
             self._vetted.clear()
         self._vetted.add((user, actor_id))
@@ -75,7 +75,7 @@ class Guard:
         host = self._home(actor_id, is_local=False)
         found = self._keys.allowed.of(host)
         if found is None:
-            raise FrameRefused(UNKNOWN_KEY, f"no key of host {host or actor_id!r} is allowed: `meshctl keys add` it")
+            raise FrameRefused(UNKNOWN_KEY, f"no key of host {host or actor_id!r} is allowed: run `meshctl keys add`")
         return found.public_key.encode()
 
     def is_current(self, server_key: bytes) -> bool:

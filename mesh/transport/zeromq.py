@@ -39,7 +39,7 @@ from mesh.transport.zeromq_socket import LoopSocket, Outbox
 from mesh.transport.zeromq_zap import Door
 
 _NO_KEY_IN_COMMON: Final = (
-    "the handshake failed: it has another key than is known here, only one side has keys, or it has ended"
+    "the handshake failed: the peer has another key than the one known here, only one side has keys, or it has ended"
 )
 _GONE: Final = {
     zmq.Event.DISCONNECTED: "disconnected",
@@ -47,7 +47,7 @@ _GONE: Final = {
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: _NO_KEY_IN_COMMON,
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: _NO_KEY_IN_COMMON,
     zmq.Event.HANDSHAKE_FAILED_AUTH: (
-        "the key of this host is not allowed there, not yet or not any more: `meshctl keys add` it"
+        "the key of this host is not allowed there, not yet or no longer: run `meshctl keys add`"
     ),
 }
 _ENDS: Final = sum(int(event) for event in _GONE)
@@ -104,7 +104,7 @@ class ZeroMQTransport:
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
         """Connect both channels, at once unless a name must be looked up; if this fails, the link soon goes down."""
-        assert self._listener is not None, "a transport dials between start and stop"
+        assert self._listener is not None, "dialed before start or after stop"
         link = Link(peer, dialed=True)
         dialed = self._dialed[link] = Dialed(link, self._outboxes())
         if name := name_in(endpoint.control):
@@ -126,7 +126,7 @@ class ZeroMQTransport:
         )
 
     def _connect_both(self, dialed: Dialed, endpoint: Endpoint) -> None:
-        assert self._listener is not None, "nothing is dialed after stop"
+        assert self._listener is not None, "dialed after stop"
         on_frames, identity = self._listener.on_frames, new_identity(self._address)
         try:
             if self._door is not None and is_far(endpoint.control):
@@ -225,7 +225,7 @@ class ZeroMQTransport:
     def _routed(self, channel: Channel, parts: list[Buffer]) -> None:
         """A message arrived at a ROUTER; its first part is the sender's identity."""
         identity = parts.pop(0)
-        assert isinstance(identity, bytes), "a router's socket hands on identities as bytes"
+        assert isinstance(identity, bytes), "the identity from a ROUTER is not bytes"
         user = bytes(parts.pop(0)) if self._door is not None else b""
         link = self._links_by_identity.get(identity) or self._identify(identity, user)
         if self._door is not None and link is not FROM_NOBODY:
@@ -280,7 +280,7 @@ class ZeroMQTransport:
 
     def _keys_changed(self) -> None:
         """End connections, accepted and dialed, whose keys are no longer allowed."""
-        assert self._door is not None, "there are keys"
+        assert self._door is not None, "keys changed, but there are none"
         guard = self._door.guard
         for accepted in list(self._accepted.values()):
             if guard.host_of_user(accepted.user) is None:

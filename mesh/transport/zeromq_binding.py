@@ -68,7 +68,7 @@ class ZeroMQOptions:
         try:
             keys = KeyRing(KeyDirectory(Path(host.keys))) if host.keys else None
         except KeyFileError as error:
-            raise BindError(f"tcp on {host.bind} would have no keys: {error.message}") from error
+            raise BindError(f"the keys for tcp on {host.bind} cannot be used: {error.message}") from error
         return cls(run_directory, host.bind, host.address, port, host.ports, host.insecure, keys)
 
     @property
@@ -97,9 +97,9 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
             router.setsockopt(zmq.CURVE_SECRETKEY, options.keys.own.secret_key.encode())
         elif not options.insecure and not _is_loopback(options.bind):
             raise BindError(
-                f"tcp on {options.bind} would be open to the network, where messages are neither encrypted nor "
-                "authenticated without keys: make some with `meshctl keys new`, listen on 127.0.0.1, or say `insecure` "
-                "if the network is trusted"
+                f"tcp on {options.bind} would be open to the network, and messages without keys are neither encrypted "
+                "nor authenticated: make keys with `meshctl keys new`, listen on 127.0.0.1, or set `insecure` if the "
+                "network is trusted"
             )
         _expect_packets(router)
         router.setsockopt(zmq.IPV6, int(":" in options.bind))
@@ -173,12 +173,12 @@ def _bind_tcp(router: "zmq.Socket[bytes]", options: ZeroMQOptions, channel: Chan
             router.bind(f"{where}:{port}")
         except zmq.ZMQError as error:
             if error.errno != zmq.EADDRINUSE:
-                raise BindError(f"{where}:{port} cannot be listened on ({error}): give another address") from error
+                raise BindError(f"{where}:{port} cannot be listened on ({error}): use another address") from error
         else:
             return router.getsockopt_string(zmq.LAST_ENDPOINT)
     raise BindError(
-        f"no port of {options.bind} from {first} to {last} is free: give this host more, by --ports or `ports` of its "
-        "table; each actor takes two, and one that starts again two others for a moment"
+        f"no port of {options.bind} from {first} to {last} is free: give this host more, with --ports or with `ports` "
+        "in its table; each actor needs two, and two others for a moment when it restarts"
     )
 
 
@@ -186,7 +186,7 @@ def _bind(router: "zmq.Socket[bytes]", where: str) -> str:
     try:
         router.bind(where)
     except zmq.ZMQError as error:
-        do = "end what listens there, or give another port" if error.errno == zmq.EADDRINUSE else "give another address"
+        do = "stop what listens there, or use another port" if error.errno == zmq.EADDRINUSE else "use another address"
         raise BindError(f"{where} cannot be listened on ({error}): {do}") from error
     return router.getsockopt_string(zmq.LAST_ENDPOINT)
 

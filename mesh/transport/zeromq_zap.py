@@ -78,7 +78,9 @@ class Door:
         where, key = address.decode(errors="replace"), z85.encode(credentials[0]).decode()
         self._refused(
             Link(Address(where, 0), dialed=False),
-            FrameRefused(UNKNOWN_KEY, f"{where} shows the key '{key}': `meshctl keys add` its host, if it is yours"),
+            FrameRefused(
+                UNKNOWN_KEY, f"{where} has the unknown key '{key}': run `meshctl keys add` if the host is yours"
+            ),
         )
 
     def _poll(self) -> None:

@@ -53,7 +53,7 @@ class Codec:
             return (self._hot if is_array else self._control).decode(body)
         except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError) as error:
             # The error text quotes an unknown tag in full: a stranger must not fill logs and answers with it.
-            raise FrameRefused("bad_body", str(error)[:_SHOWN_BYTES] or "an empty body") from error
+            raise FrameRefused("bad_body", str(error)[:_SHOWN_BYTES] or "the body is empty") from error
 
 
 class BodyCodec:
@@ -70,15 +70,15 @@ class BodyCodec:
         limits = self._limits
         if len(body) > limits.max_body_bytes:
             raise TooLarge(
-                f"{type(message).__name__} takes {len(body)} bytes, a body at most {limits.max_body_bytes}: "
-                "send what is large as buffers, or in several messages"
+                f"{type(message).__name__} is {len(body)} bytes, a body may have at most {limits.max_body_bytes}: "
+                "send large data as buffers, or split the message"
             )
         if buffers:
             if len(buffers) > limits.max_parts - 2:
-                raise TooLarge(f"{len(buffers)} buffers, a message takes at most {limits.max_parts - 2}")
+                raise TooLarge(f"{len(buffers)} buffers; a message may have at most {limits.max_parts - 2}")
             size = sum(b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers)
             if size + len(body) > limits.max_message_bytes:
-                raise TooLarge(f"{size} bytes of buffers, a message takes at most {limits.max_message_bytes} in all")
+                raise TooLarge(f"{size} bytes of buffers; a message may have at most {limits.max_message_bytes} in all")
         return body, SYSTEM_FLAG if type(message) in self._system.types else 0
 
     def decode(self, header: Header, body: Buffer) -> Any:
@@ -92,28 +92,28 @@ def open_envelope(parts: Sequence[Buffer]) -> Header:
     The sender of an oversized message is told so in answer to that very message, so the header is read first.
     """
     if len(parts) < 2:
-        raise FrameRefused("bad_header", f"{len(parts)} parts where header and body are expected")
+        raise FrameRefused("bad_header", f"a header and a body were expected, but the message has {len(parts)} parts")
     try:
         header = _HEADERS.decode(parts[0])
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise FrameRefused("bad_header", str(error)) from error
     # A hello's body says which versions its sender speaks; the handshake checks whether any is in common.
     if header.version != PROTOCOL_VERSION and header.verb != Verb.HELLO:
-        raise FrameRefused("wrong_version", f"protocol version {header.version}")
+        raise FrameRefused("wrong_version", f"protocol version {header.version} instead of {PROTOCOL_VERSION}")
     return header
 
 
 def check_sizes(parts: Sequence[Buffer], limits: Limits) -> None:
     """Raise `FrameRefused` if a message `[header, body, buffer*]` is too large or has too many parts."""
     if len(parts) > limits.max_parts:
-        raise FrameRefused("too_many_parts", f"{len(parts)} parts, at most {limits.max_parts} are taken")
+        raise FrameRefused("too_many_parts", f"the message has {len(parts)} parts; the maximum is {limits.max_parts}")
     if len(parts[0]) > limits.max_header_bytes:
-        text = f"a header of {len(parts[0])} bytes, at most {limits.max_header_bytes} are taken"
+        text = f"the header has {len(parts[0])} bytes; the maximum is {limits.max_header_bytes}"
         raise FrameRefused("too_large", text)
     size = len(parts[1])
     if size > limits.max_body_bytes:
-        raise FrameRefused("too_large", f"a body of {size} bytes, at most {limits.max_body_bytes} are taken")
+        raise FrameRefused("too_large", f"the body has {size} bytes; the maximum is {limits.max_body_bytes}")
     for buffer in parts[2:]:
         size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
     if size > limits.max_message_bytes:
-        raise FrameRefused("too_large", f"a message of {size} bytes, at most {limits.max_message_bytes} are taken")
+        raise FrameRefused("too_large", f"the message has {size} bytes; the maximum is {limits.max_message_bytes}")

@@ -140,11 +140,11 @@ def test_what_cannot_be_added_or_revoked(head, d):
     key, another = d.new("--host", "d"), HostKey.new("x").public_key
     head.keys("add", "d", key)
     for arguments, what, do in (
-        (("add", "p", key), "host d has that public key", "correct"),
+        (("add", "p", key), "host d already has that public key", "correct"),
         (("add", "d", another), "there is one of that name", "meshctl keys revoke d"),
-        (("add", "p", key[:39]), "is no public key", "correct"),
+        (("add", "p", key[:39]), "is not a public key", "correct"),
         (("add", "p", another, "--roles", "registry"), "it is host head's", "leave that role out"),
-        (("add", "p", another, "--roles", "Worker"), "cannot be a role", "correct"),
+        (("add", "p", another, "--roles", "Worker"), "is not a valid role", "correct"),
         (("add", "P", another), "the name of a host is 'P'", "correct"),
         (("revoke", "head"), "the list is its own", "meshctl keys new --host head --force"),
         (("revoke", "dd"), "not on the list", "did you mean d?"),
@@ -206,14 +206,17 @@ def test_what_the_registry_s_host_is_told_to_type_when_it_has_lost_its_keys_is_e
     ("spoil", "why"),
     [
         (lambda path: (path / "allowed.json").write_text("{"), r"allowed.json is damaged \(Input data was truncated"),
-        (lambda path: (path / "allowed.json").write_text('{"version": 1, "hosts": []}'), "one host has to be granted"),
+        (
+            lambda path: (path / "allowed.json").write_text('{"version": 1, "hosts": []}'),
+            "exactly one host must be granted",
+        ),
         (
             lambda path: (path / "allowed.json").chmod(0o644),
             "allowed.json may be read or changed by other users: chmod",
         ),
         (lambda path: (path / "host.json").write_bytes(b"\xff\xfe"), "host.json is damaged"),
         (lambda path: path.chmod(0o755), "default may be read or changed by other users: chmod"),
-        (lambda path: swap_halves(path), "not that of its secret key"),
+        (lambda path: swap_halves(path), "does not match its secret key"),
     ],
 )
 def test_damaged_files_are_named_with_what_to_do(head, spoil, why):

@@ -156,11 +156,11 @@ def test_no_mesh_at_all(show: Callable[..., list[str]], tmp_path: Path, monkeypa
 def test_what_happened_to_an_actor_and_when_it_comes_again(show: Callable[..., list[str]]) -> None:
     waits = actor("a", last_reason="killed by SIGKILL", last_reason_age_s=65.2, next_start_in_s=9.6)
     back = actor("b", last_reason="exit code 1", last_reason_age_s=2.0)
-    away = actor("d", state="drained", last_reason="drained, as was asked", last_reason_age_s=3.0)
+    away = actor("d", state="drained", last_reason="drained, as requested", last_reason_age_s=3.0)
     assert show(Meshes(m=[waits, back, actor("c"), away]), "m")[6:] == [
         "a: killed by SIGKILL, 1 m 5 s ago; next start in 9 s",
         "b: exit code 1, 2 s ago",
-        "d: drained, as was asked, 3 s ago; `meshctl restart d` brings it back",
+        "d: drained, as requested, 3 s ago; `meshctl restart d` brings it back",
     ]
 
 

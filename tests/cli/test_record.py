@@ -104,7 +104,7 @@ def test_who_was_asked_to_end_and_did_has_not_died(written: Written) -> None:
         written.feed(Restart(("a",), stay_away=True), 1.0)
         written.feed(Exited("a", 1, "exit 0", cause="exit_0"), 1.1)
     assert events(log, "a") == ["actor_drains", "actor_drained"]
-    assert written.core.watches["a"].reason == "drained, as was asked"
+    assert written.core.watches["a"].reason == "drained, as requested"
 
 
 def test_who_is_killed_because_the_mesh_is_to_end_has_not_died(written: Written) -> None:

@@ -210,7 +210,7 @@ async def test_a_run_directory_that_is_too_long_for_a_socket_is_said_to_be(host,
 @pytest.mark.parametrize(("come", "host"), [(starts, "d"), (joins, "e")])
 async def test_a_registry_without_room_says_so(host, come):
     async with registry_of("blue", max_peers=0) as (port, run):
-        with refused(MeshFull, f"host {host} cannot join", why="0 peers are linked already", do="meshctl ps"):
+        with refused(MeshFull, f"host {host} cannot join", why="already linked to 0 peers", do="meshctl ps"):
             await come(port, run)
 
 

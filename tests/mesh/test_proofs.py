@@ -146,7 +146,7 @@ async def test_a_registry_is_told_of_a_later_one_by_who_is_proved_alone(mesh):
     async def dials_later_one(system):
         assert system._bootstrap.learn(Address("registry", 9))
         system.links.lose(registry.address, "a later one is known")
-        await refused(system, "registry", HI, "listens there")
+        await refused(system, "registry", HI, "listens at its address")
 
     await dials_later_one(await stranger(mesh))
     await nothing_happened(a, b)

@@ -90,7 +90,7 @@ async def test_a_stream_nobody_reads_any_more_ends_at_the_peer(met):
     del stream, task
     ((_, channel, header, body),) = [sent for sent in met.wire.sent if isinstance(sent[3], Cancel)]
     assert (channel, header.correlation_id) == (Channel.CONTROL, number)
-    assert body.reason == "the stream is no longer read"
+    assert body.reason == "the stream is no longer being read"
     unread = met.actor.ctx.stream("peer", HI, timeout_s=5)
     await unread.aclose()
     with pytest.raises(StopAsyncIteration):

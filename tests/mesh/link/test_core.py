@@ -534,7 +534,7 @@ def test_a_successor_at_fixed_ports_is_found(known):
     a.say("b", Channel.DATA)
     world.flush(0)
     assert a.found == [Address("b", 2)], "once, though both channels say it"
-    assert [(peer.address.epoch, reason) for peer, reason in a.lost] == [(known, "epoch 2 listens there")]
+    assert [(peer.address.epoch, reason) for peer, reason in a.lost] == [(known, "epoch 2 listens at its address")]
     assert world.nodes["b"].refused == [], "nothing that anybody could mend"
     a.say("b", Channel.DATA)
     world.flush(0)
@@ -548,14 +548,14 @@ def test_a_predecessor_at_fixed_ports_is_not_found():
     a.say("b", Channel.DATA)
     world.flush(0)
     assert a.found == []
-    assert [reason for _, reason in a.lost] == ["another actor listens there"]
+    assert [reason for _, reason in a.lost] == ["another actor listens at its address"]
 
 
 async def test_who_counts_its_connections_from_0_begins_again_as_others_do(rig):
     for number in range(3):
         rig.sequences = [number << 32, number << 32]
         rig.hello()
-    assert rig.actor.lost == [(PEER, "it has begun again")] * 2
+    assert rig.actor.lost == [(PEER, "it restarted the connection")] * 2
     rig.system.links.lose(PEER, "it left the mesh")
 
 

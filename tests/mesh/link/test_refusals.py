@@ -151,7 +151,7 @@ async def test_no_welcome_in_time_is_a_lost_peer(rig):
     rig.member()
     rig.system.actor.ctx.tell("peer", Say(text="x"))
     await until(lambda: rig.actor.lost)
-    assert rig.actor.lost == [(PEER, "no welcome to hello")]
+    assert rig.actor.lost == [(PEER, "no welcome in answer to hello")]
     assert rig.wire.closed == [TO_PEER]
 
 
@@ -160,7 +160,7 @@ async def test_somebody_else_at_the_address_is_a_lost_peer(rig):
     rig.system.actor.ctx.tell("peer", Say(text="x"))
     rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, sender_epoch=3)
     await until(lambda: rig.actor.lost)
-    assert rig.actor.lost == [(PEER, "another actor listens there")]
+    assert rig.actor.lost == [(PEER, "another actor listens at its address")]
 
 
 async def test_welcomes_have_to_fit(rig):
@@ -198,7 +198,7 @@ async def test_a_peer_that_dials_again_has_begun_again(met):
     met.hello()
     met.say(Verb.TELL, Say(text="2"))
     met.say(Verb.TELL, Say(text="late"), sequence=(1 << 32) + 9)
-    assert met.actor.lost == [(PEER, "it has begun again")]
+    assert met.actor.lost == [(PEER, "it restarted the connection")]
     assert met.wire.closed == []
     assert [message.text for _, message, _ in met.actor.told] == ["1", "2"]
     assert met.system.metrics.value("mesh_frames_repeated_total") == 1
@@ -215,7 +215,7 @@ async def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(rig):
     assert rig.actor.lost == []
     rig.sequences = [5 << 32, 5 << 32]
     rig.hello()
-    assert rig.actor.lost == [(PEER, "it has begun again")]
+    assert rig.actor.lost == [(PEER, "it restarted the connection")]
     assert rig.wire.closed == [TO_PEER]
     assert not rig.system.links.get("peer").route.link.dialed
 
@@ -226,7 +226,7 @@ async def test_welcomes_of_two_times_are_none(rig):
     rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
     rig.sequences[Channel.DATA] = 2 << 32
     rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
-    assert rig.actor.lost == [(PEER, "it has begun again")]
+    assert rig.actor.lost == [(PEER, "it restarted the connection")]
 
 
 async def test_a_silent_peer_is_lost_after_an_ask_ran_out(met):

@@ -16,9 +16,9 @@ def test_a_pair_keeps_its_secret_to_itself():
     own.check()
     assert own.secret_key not in repr(own)
     assert own.public_key in repr(own)
-    with pytest.raises(BadKey, match="not that of its secret key"):
+    with pytest.raises(BadKey, match="does not match its secret key"):
         HostKey("d", own.secret_key, own.secret_key).check()
-    with pytest.raises(BadKey, match="'7' cannot be a host"):
+    with pytest.raises(BadKey, match="'7' is not a valid host name"):
         HostKey.new("7")
 
 
@@ -40,15 +40,15 @@ def test_roles_are_any_but_the_registry_s_unless_said():
 @pytest.mark.parametrize(
     ("host", "key", "roles", "why"),
     [
-        ("h1", KEYS[0].public_key, None, "host h0 has that public key"),
-        ("h1", KEYS[1].public_key[:-1], None, "is no public key"),
-        ("h1", KEYS[1].public_key[:-1] + "~", None, "is no public key"),
-        ("h1", KEYS[1].public_key + "\n", None, "is no public key"),
-        ("H1", KEYS[1].public_key, None, "cannot be a host"),
-        ("h1\n", KEYS[1].public_key, None, "cannot be a host"),
-        ("h1", KEYS[1].public_key, ("a role",), "cannot be a role"),
-        ("h1", KEYS[1].public_key, ("registry",), "one host has to be granted the registry"),
-        ("h0", KEYS[0].public_key, None, "one host has to be granted the registry"),
+        ("h1", KEYS[0].public_key, None, "host h0 already has that public key"),
+        ("h1", KEYS[1].public_key[:-1], None, "is not a public key"),
+        ("h1", KEYS[1].public_key[:-1] + "~", None, "is not a public key"),
+        ("h1", KEYS[1].public_key + "\n", None, "is not a public key"),
+        ("H1", KEYS[1].public_key, None, "is not a valid host name"),
+        ("h1\n", KEYS[1].public_key, None, "is not a valid host name"),
+        ("h1", KEYS[1].public_key, ("a role",), "is not a valid role"),
+        ("h1", KEYS[1].public_key, ("registry",), "exactly one host must be granted the registry"),
+        ("h0", KEYS[0].public_key, None, "exactly one host must be granted the registry"),
     ],
     ids=map(str, range(9)),
 )

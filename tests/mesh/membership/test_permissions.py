@@ -25,6 +25,6 @@ def test_a_kind_is_taken_of_its_roles_and_of_the_own_host(kind, sender, role, is
     if is_taken:
         permissions.check(kind, Address(sender, 1), member)
         return
-    with pytest.raises(FrameRefused, match="int is not for w") as refused:
+    with pytest.raises(FrameRefused, match="may not send int") as refused:
         permissions.check(kind, Address(sender, 1), member)
     assert refused.value.code == "not_permitted"

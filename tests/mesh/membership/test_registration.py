@@ -122,7 +122,7 @@ def test_a_stranger_is_still_refused():
 def test_why_a_join_fails_is_kept_until_one_succeeds():
     lost = PeerLost("registry#1 is lost: its key is unknown")
     lost.reason = "its key is unknown"
-    again = Unreachable("registry#1 could not be reached; it is tried again in 0.04 s")
+    again = Unreachable("registry#1 could not be reached; the next attempt is in 0.04 s")
     seen = []
 
     class Watched(Registry):

@@ -22,10 +22,10 @@ def a_list(own):
 def test_a_ring_needs_both_files_and_sees_what_is_replaced(directory):
     assert directory.read_key() is directory.read_allowed() is None
     own = HostKey.new("head")
-    with pytest.raises(KeyFileError, match=r"host.json is not there: make keys with `meshctl keys new`"):
+    with pytest.raises(KeyFileError, match=r"host.json does not exist: make keys with `meshctl keys new`"):
         KeyRing(directory)
     directory.write_key(own)
-    with pytest.raises(KeyFileError, match=r"allowed.json is not there"):
+    with pytest.raises(KeyFileError, match=r"allowed.json does not exist"):
         KeyRing(directory)
     first = a_list(own)
     directory.write_allowed(first)
@@ -112,7 +112,7 @@ def test_a_pipe_in_place_of_a_list_is_damage_which_is_mended(directory):
     os.mkfifo(directory.allowed_file, 0o600)
     writer = os.open(directory.allowed_file, os.O_RDWR)
     try:
-        assert "is no plain file" in ring.restore()
+        assert "is not a regular file" in ring.restore()
     finally:
         os.close(writer)
     assert directory.read_allowed() == a_list(own)

@@ -95,7 +95,7 @@ def test_a_host_of_several_says_where_it_listens(tmp_path):
     assert directory.host_name() == "d"
     for damaged in (b"", b'{"name": "no/host", "bind": "::", "address": "x"}'):
         directory.host_file.write_bytes(damaged)
-        with pytest.raises(BindError, match="start the mesh of this host again"):
+        with pytest.raises(BindError, match="start the mesh on this host again"):
             directory.host()
     directory.write_host(None)
     assert directory.host() is None

@@ -428,7 +428,7 @@ async def test_one_actor_listens_for_its_host_and_for_others(start, short_path):
     near.close_link(Link(B, dialed=True))
     far.close_link(Link(B, dialed=True))
     await until(lambda: ear.num_unknown_down == len(Channel))
-    with pytest.raises(BindError, match="give another port"):
+    with pytest.raises(BindError, match="use another port"):
         await start(Address("registry", 9), **vars(options))
     directory.write_host(None)
     assert ZeroMQOptions.of_host(directory) == ZeroMQOptions(run_directory=directory)

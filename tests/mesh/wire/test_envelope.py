@@ -147,7 +147,7 @@ def test_bodies_tells_system_bodies_by_the_flag():
 
 def test_bodies_refuses_to_send_what_would_be_refused():
     bodies = BodyCodec(CODEC, SYSTEM_CODEC, LIMITS)
-    with pytest.raises(TooLarge, match="a body at most 1000"):
+    with pytest.raises(TooLarge, match="a body may have at most 1000"):
         bodies.encode(Note(text="x" * 1000))
     with pytest.raises(TooLarge, match="at most 2"):
         bodies.encode(Note(text=""), [b""] * 3)
