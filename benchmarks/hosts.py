@@ -73,10 +73,10 @@ async def strike(load: Load, mesh: HostMesh, name: str, seconds: float, logs: Pa
         directory = logs / f"{name.replace(' ', '-')}-{max(stalls, default=0.0):.2f}"
         directory.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(mesh.world.keep_logs, directory)
-        (directory / "blow").write_text(f"at {began_at:%H:%M:%S.%f} UTC, {blow_s:.2f} s for the blow itself\n")
+        (directory / "blow").write_text(f"at {began_at:%H:%M:%S.%f} UTC, the blow itself took {blow_s:.2f} s\n")
     if name in KILLS:
         # The killed actors stay listed for a moment longer.
-        await asyncio.to_thread(wait_until, lambda: mesh.settled() != before, "who was killed is back")
+        await asyncio.to_thread(wait_until, lambda: mesh.settled() != before, "the killed actors are back")
     return stalls
 
 
@@ -85,7 +85,7 @@ def report(name: str, blows: list[list[float]]) -> None:
     stalls = sorted(stall for blow in blows for stall in blow)
     worst = sorted(max(blow, default=0.0) for blow in blows)
     if not stalls:
-        print(f"{name:<22}{len(blows):>6}{0:>9}   no stream stood still", flush=True)
+        print(f"{name:<22}{len(blows):>6}{0:>9}   no stream stalled", flush=True)
         return
     p50, p99 = stalls[len(stalls) // 2], stalls[int(len(stalls) * 0.99)]
     mean = len(stalls) / len(blows)
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--blows", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--faults", type=lambda text: text.split(","), default=[*KILLS, *FAULTS])
-    parser.add_argument("--logs", type=Path, help="a folder for the logs of hosts after blows worse than the goal")
+    parser.add_argument("--logs", type=Path, help="folder for the logs of hosts after blows with stalls above the goal")
     args = parser.parse_args()
     try:
         base = base_image()

@@ -111,7 +111,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("urls", nargs="+", help="one server, or two to compare")
-    parser.add_argument("--model", required=True, help="name that the servers know it by")
+    parser.add_argument("--model", required=True, help="the model's name on the servers")
     parser.add_argument("--rate", type=float, required=True, help="requests per second")
     parser.add_argument("--requests", type=int, default=64, help="requests per run")
     parser.add_argument("--prompt", type=int, default=128, help="tokens")

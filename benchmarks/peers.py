@@ -20,7 +20,7 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     program = args.directory / "compare"
     if not program.exists():
-        parser.error(f"{program} does not exist: give a folder with the comparison harness as BENCH_PEERS")
+        parser.error(f"{program} does not exist: set BENCH_PEERS to the folder of the comparison harness")
     command = f"{sys.executable} -m cli up --model {{model}} --port {{port}} --name bench-peers {args.mesh_options}"
     arguments = ["--command", command, "--model", str(args.model), "--model-name", args.model.name]
     sys.exit(subprocess.run([str(program), *arguments, "--peers", args.peers, *rest]).returncode)

@@ -128,7 +128,7 @@ def report(fault: str, role: str, blows: list[list[float]]) -> None:
     """One line. p50 and p99 are over streams that stood still."""
     stalls = sorted(stall for blow in blows for stall in blow)
     if not stalls:
-        print(f"{fault:<6}{role:<20}{len(blows):>6}{0:>9}   no stream stood still", flush=True)
+        print(f"{fault:<6}{role:<20}{len(blows):>6}{0:>9}   no stream stalled", flush=True)
         return
     p50, p99 = stalls[len(stalls) // 2], stalls[int(len(stalls) * 0.99)]
     print(f"{fault:<6}{role:<20}{len(blows):>6}{len(stalls) / len(blows):>9.1f}{p50:>9.2f}{p99:>9.2f}", flush=True)

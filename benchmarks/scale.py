@@ -269,7 +269,7 @@ class ScaleMesh:
         views = [one.registration.view for actor_id, one in self.systems.items() if actor_id not in (name, "registry")]
         while any(view.get(name) for view in views):  # noqa: ASYNC110 - as `settle`
             await asyncio.sleep(0.001)
-        print(f"# death: everybody knows after {asyncio.get_running_loop().time() - began:.3f} s", flush=True)
+        print(f"# death: known everywhere after {asyncio.get_running_loop().time() - began:.3f} s", flush=True)
         await asyncio.sleep(0.25)
         await self.start(name, 2)
 
@@ -330,7 +330,7 @@ def main() -> None:
     for num_hosts in args.hosts:
         began = time.perf_counter()
         run(measure(num_hosts), inline_executor=True)
-        print(f"# {time.perf_counter() - began:.0f} s of this machine", file=sys.stderr, flush=True)
+        print(f"# {time.perf_counter() - began:.0f} s on this machine", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

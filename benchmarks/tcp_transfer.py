@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--source", type=int, help="be the process of the source, with so many bytes")
+    parser.add_argument("--source", type=int, help="run as the source process, with this many bytes")
     arguments = parser.parse_args()
     if arguments.source:
         be_source(arguments.source)

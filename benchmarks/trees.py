@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="another checkout of this repository")
     parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 16, 64])
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=32, help="requests per run, at least")
+    parser.add_argument("--requests", type=int, default=32, help="least number of requests per run")
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=12)
     args = parser.parse_args()

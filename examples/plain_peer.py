@@ -124,7 +124,7 @@ class PlainPeer:
             raise TimeoutError(f"{peer[0]} did not answer {body['type']} within {timeout_s:g} s")
         verb, answer = found
         if verb == ERROR:
-            raise RuntimeError(f"{peer[0]} answers {answer['code']}: {answer['message']}")
+            raise RuntimeError(f"{peer[0]} answered {answer['code']}: {answer['message']}")
         return answer
 
     def find(self, role: str) -> tuple[str, int]:
@@ -258,7 +258,7 @@ class PlainPeer:
             if not body.get("known", True) or seen > self.view:
                 self.view = (0, 0)  # the registry does not know this peer, or a change was lost: join again
         elif verb == ERROR and body.get("code") == "superseded" and connection.peer == self.registry:
-            raise RuntimeError(f"this incarnation is over: {body.get('message')}")
+            raise RuntimeError(f"this incarnation has been replaced: {body.get('message')}")
         elif (verb == BYE and channel == DATA) or verb == ERROR:
             self.forget(connection.peer)
 

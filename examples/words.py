@@ -68,7 +68,7 @@ class Asker(Actor):
 
     @override
     async def start(self) -> None:
-        self.ctx.later(self._wait_s, self.ctx.end, "nobody answers")
+        self.ctx.later(self._wait_s, self.ctx.end, "no answer in time")
 
     @override
     def on_members(self, joined: Sequence[Member], left: Sequence[Member], changed: Sequence[Member]) -> None:

@@ -31,7 +31,7 @@ def version_of(source: Path) -> tuple[int, int, int]:
     """The version in `makefiles/version.mk`. Raises BuildError."""
     path = source / "makefiles" / "version.mk"
     if not path.exists():
-        raise BuildError(f"{source} is no source tree of NCCL: {path} is not there")
+        raise BuildError(f"{source} is not an NCCL source tree: {path} does not exist")
     text = path.read_text()
     found = [re.search(rf"^NCCL_{part}\s*:=\s*(\d+)", text, re.MULTILINE) for part in ("MAJOR", "MINOR", "PATCH")]
     major, minor, patch = (int(one[1]) if one else 0 for one in found)
@@ -73,7 +73,7 @@ def library_in(out: Path) -> Path:
     """The library that was built. Raises BuildError."""
     library = out / "lib" / "libnccl.so.2"
     if not library.exists():
-        raise BuildError(f"make ended without an error, and {library} is not there")
+        raise BuildError(f"make succeeded, but {library} does not exist")
     return library.resolve()
 
 
@@ -93,7 +93,7 @@ def main() -> int:
         print(f"NCCL {version}: {' '.join(words)}", flush=True)
         code = subprocess.run(words).returncode
         if code:
-            raise BuildError(f"make ended with {code}")
+            raise BuildError(f"make exited with {code}")
         library = library_in(out)
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)

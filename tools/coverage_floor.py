@@ -130,7 +130,7 @@ def shortfalls(modules: dict[str, Reached]) -> list[str]:
     cores = {path: subject for subject, paths in CORES.items() for path in paths}
     for path, subject in cores.items():
         if path not in modules:
-            found.append(f"{path}: a core ({subject}), and not in the report: moved, or not measured?")
+            found.append(f"{path}: a core ({subject}) that is not in the report: was it moved, or not measured?")
         elif modules[path].percent < 100.0:
             found.append(_line(path, modules[path], f"100 % ({subject})"))
     for path, reached in sorted(modules.items()):

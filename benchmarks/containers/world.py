@@ -155,7 +155,7 @@ class World:
         for volume in self._volumes:
             podman("volume", "rm", "--force", volume, check=False)
         left = podman("ps", "--all", "--quiet", "--filter", f"name={self.prefix}").stdout
-        assert not left, f"containers were left: {left}"
+        assert not left, f"containers were left behind: {left}"
 
     def keep_logs(self, directory: Path) -> None:
         """Write each container's output, and its actors' logs, into files."""
@@ -169,7 +169,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0)
     """Poll until `condition` is true: nothing inside a container can notify us."""
     deadline = time.monotonic() + timeout_s
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"this did not happen within {timeout_s} s: {what}"
         time.sleep(0.2)
     return result
 

@@ -67,8 +67,8 @@ def compile_shared() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--model", help="one model, in this process")
-    parser.add_argument("--shared", action="store_true", help="what all models share, in this process")
+    parser.add_argument("--model", help="compile for this one model only, in this process")
+    parser.add_argument("--shared", action="store_true", help="compile what all models share, in this process")
     args = parser.parse_args()
     if args.shared:
         compile_shared()
@@ -80,11 +80,11 @@ def main() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--device", args.device]
     if subprocess.run([*command, "--shared"], check=False).returncode:
         # The shapes' processes then compile the same modules, more slowly, and say why if that fails too.
-        print("what all shapes share was not compiled at once", flush=True)
+        print("compiling first what all shapes share failed", flush=True)
     children = [subprocess.Popen([*command, "--model", model]) for model in MODELS]
     codes = [child.wait() for child in children]
     if any(codes):
-        sys.exit(f"error: of {', '.join(MODELS)} not all went through: exit codes {codes}")
+        sys.exit(f"error: not all of {', '.join(MODELS)} succeeded: exit codes {codes}")
     say("kernels of FlashInfer, compiled or found", f"{time.perf_counter() - start:.0f} s", f"{len(MODELS)} shapes")
 
 

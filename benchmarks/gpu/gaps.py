@@ -70,7 +70,7 @@ def main() -> None:
     for batch in batches:
         idle = profiled(loaded, batch, args.context, args.steps)
         if not idle.span_us:
-            print("skipped: the profiler has seen nothing on the device", flush=True)
+            print("skipped: the profiler saw nothing on the device", flush=True)
             continue
         per_step = (idle.span_us - idle.busy_us) / args.steps
         longest = sorted(idle.gaps_us[: args.steps])

@@ -98,7 +98,7 @@ def main() -> None:
         say(
             f"{name} maximum of the lengths in Python, batch {batch}",
             f"{maximum_in_python(batch, args.context) * 1e3:.3f} ms",
-            "in FlashInfer's whole plan of tensor-core decode; captured steps are planned without",
+            "in FlashInfer's whole plan of tensor-core decode; captured steps are planned without it",
         )
     unload(loaded)
 

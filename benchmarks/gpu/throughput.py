@@ -117,7 +117,7 @@ def run_alone(loaded: Loaded, requests: list[tuple[list[int], int]], step_tokens
         num_steps += 1
     num_drawn += count_drawn(loaded, before)
     taken = time.perf_counter() - start
-    assert num_drawn == sum(count for _, count in requests), "every sequence gets its tokens"
+    assert num_drawn == sum(count for _, count in requests), "not every sequence got its tokens"
     return taken, num_steps
 
 
@@ -140,13 +140,13 @@ def run_mesh(model: str, requests: list[tuple[list[int], int]], device: str) -> 
         with ThreadPoolExecutor(len(requests)) as clients:
             counts = list(clients.map(complete, requests))
         taken = time.perf_counter() - start
-    assert counts == [count for _, count in requests], "every request gets its tokens"
+    assert counts == [count for _, count in requests], "not every request got its tokens"
     return taken
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mesh", action="store_true", help="ask a whole mesh instead of one runner")
+    parser.add_argument("--mesh", action="store_true", help="measure a whole mesh instead of one runner")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1024)

@@ -105,7 +105,7 @@ def run(model: str, layout: KVLayout, directory: Path, path: str, device: str) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--source", nargs=2, metavar=("DIRECTORY", "MODEL"), help="be the process of the source")
+    parser.add_argument("--source", nargs=2, metavar=("DIRECTORY", "MODEL"), help="run as the source process")
     args = parser.parse_args()
     if args.source:
         be_source(Path(args.source[0]), args.source[1], args.device)
@@ -122,7 +122,7 @@ def main() -> None:
             try:
                 path = source.stdout.readline().strip()
                 if not path:
-                    sys.exit("the process of the source pool ended")
+                    sys.exit("the source process ended early")
                 run(model, resolve_model(model).kv_layout(), Path(directory), path, args.device)
             finally:
                 source.stdin.close()

@@ -30,7 +30,7 @@ def test_versions_that_do_not_take_two_ranks_are_refused(tmp_path: Path) -> None
     assert version_of(tree(tmp_path / "newer", "3.0.0")) == (3, 0, 0)
     with pytest.raises(BuildError, match=r"2\.29\.7: two ranks on one device need 2\.30"):
         version_of(tree(tmp_path / "old", "2.29.7"))
-    with pytest.raises(BuildError, match="no source tree of NCCL"):
+    with pytest.raises(BuildError, match="is not an NCCL source tree"):
         version_of(tmp_path)
 
 
@@ -68,7 +68,7 @@ def test_the_library_is_named_to_the_tests(
 
 
 @pytest.mark.parametrize(
-    ("variable", "said"), [("FAKE_FAILS", "make ended with 2"), ("FAKE_MAKES_NOTHING", "is not there")]
+    ("variable", "said"), [("FAKE_FAILS", "make exited with 2"), ("FAKE_MAKES_NOTHING", "does not exist")]
 )
 def test_a_build_that_fails_says_so(
     host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable, said

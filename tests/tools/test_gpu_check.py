@@ -75,7 +75,7 @@ def test_the_whole_never_takes_longer_than_it_may(budget_s, steps):
         (1, "Traceback\nValueError: no\n", FAILED, "exit 1: ValueError: no"),
         (4, "error: unrecognized\n", FAILED, "exit 4: error: unrecognized"),
         (-9, "", FAILED, "exit -9: "),
-        (None, "loading\n\n", FAILED, "killed when its time was over; last line: loading"),
+        (None, "loading\n\n", FAILED, "killed at its time limit; last line: loading"),
     ],
 )
 def test_states(code, output, state, detail):

@@ -80,7 +80,7 @@ def main() -> int:
     start = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, help="folder of wheels that this host lacks")
-    parser.add_argument("--minutes", type=float, default=8.0, help="minutes after which everything has ended")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit for the whole run, in minutes")
     parser.add_argument("--only", default="", help="comma-separated step names or prefixes")
     parser.add_argument("--out", type=Path, help="folder for the table, JSON and outputs")
     parser.add_argument("--list", action="store_true", help="list the steps and which would run, then exit")

@@ -93,7 +93,7 @@ def state_of(return_code: int | None, output: str) -> tuple[str, str]:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if not line.startswith("--")), "")
     if return_code is None:
-        return FAILED, f"killed when its time was over; last line: {last}"[:300]
+        return FAILED, f"killed at its time limit; last line: {last}"[:300]
     skipped = next((line for line in lines if line.startswith("skipped:")), "")
     summary = last.strip("= ")
     if return_code:

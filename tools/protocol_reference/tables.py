@@ -24,7 +24,7 @@ def fill(text: str, session: list[dict[str, Any]]) -> str:
         pattern = re.escape(_MARK.format(name)) + ".*?" + re.escape(_END)
         text, count = re.subn(pattern, lambda _, n=name, c=content: f"{_MARK.format(n)}{c}{_END}", text, flags=re.S)
         if count != 1:
-            raise ValueError(f"docs/protocol.md has {count} parts {name!r}, one is expected")
+            raise ValueError(f"docs/protocol.md has {count} parts {name!r} instead of one")
     return text
 
 

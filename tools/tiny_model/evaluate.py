@@ -174,7 +174,7 @@ def collect_samples(model: Model) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--per-family", type=int, default=200, help="held-out examples a family (default 200)")
+    parser.add_argument("--per-family", type=int, default=200, help="held-out examples per family (default 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--write-samples", action="store_true", help="write samples.json into the directory instead")
