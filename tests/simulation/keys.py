@@ -72,19 +72,16 @@ async def gossip(mesh: KeyedMesh) -> None:
 
 
 async def join(mesh: KeyedMesh, draw: random.Random) -> None:
-    """A host is allowed and joins up to two seconds later; most often it is revoked afterwards, while it runs."""
+    """A host is allowed, and joins up to a second before or after that; most often it is revoked while it runs."""
     wrong = mesh.wrong_spec == JOINER
     stays = draw.random() < 0.3
-    before_s, after_s = draw.choice([0.0, 1.0]) * draw.random(), draw.choice([0.0, 1.0]) * draw.random()
+    joins_s, allowed_s = draw.choice([0.0, 1.0]) * draw.random(), draw.choice([0.0, 1.0]) * draw.random()
+    mesh.counts["wrong spec" if wrong else "joined"] += 1
+    coming = asyncio.ensure_future(_at(joins_s, mesh.intrude(JOINER) if wrong else mesh.join(JOINER)))
+    await asyncio.sleep(allowed_s)
     mesh.add(JOINER)
-    await asyncio.sleep(before_s + after_s)
-    if wrong:
-        mesh.counts["wrong spec"] += 1
-        await mesh.intrude(JOINER)
-        return
-    mesh.counts["joined"] += 1
-    await mesh.join(JOINER)
-    if not stays:
+    await coming
+    if not (wrong or stays):
         await asyncio.sleep(1.0 + 4.0 * draw.random())
         mesh.counts["revoked"] += 1
         mesh.revoke(JOINER)
