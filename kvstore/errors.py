@@ -34,7 +34,7 @@ class OwnershipError(KVError, code="page_ownership"):
     """Page `page` is not in the state that a move needs; nothing was changed."""
 
     def __init__(self, page: int, found: str, needed: str) -> None:
-        super().__init__(f"page {page} is {found}, this move needs it {needed}; its holder's book is wrong")
+        super().__init__(f"page {page} is {found}, but this move needs it {needed}; its holder's bookkeeping is wrong")
         self.page = page
         self.found = found
         self.needed = needed
@@ -53,7 +53,7 @@ class PoolExhaustedMemory(PoolError, code="pool_no_space"):
 
     def __init__(self, path: str, needed_bytes: int, available_bytes: int) -> None:
         super().__init__(
-            f"{path} needs {needed_bytes} bytes of shared memory and {available_bytes} are available: "
+            f"{path} needs {needed_bytes} bytes of shared memory, but {available_bytes} are available: "
             "give the pool fewer pages, or enlarge the file system (docker: --shm-size; "
             "mount -o remount,size=… /dev/shm)"
         )
@@ -67,8 +67,8 @@ class DeviceExhaustedMemory(PoolExhaustedMemory, code="device_no_space"):
     def __init__(self, device: str, needed_bytes: int, available_bytes: int, total_bytes: int) -> None:
         PoolError.__init__(
             self,
-            f"{device} has {available_bytes} of its {total_bytes} bytes free and the pool's pages take {needed_bytes}: "
-            "give the pool fewer pages, or end what else uses the device (nvidia-smi lists it)",
+            f"{device} has {available_bytes} of its {total_bytes} bytes free, but the pool's pages take "
+            f"{needed_bytes}: give the pool fewer pages, or stop what else uses the device (nvidia-smi lists it)",
         )
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes

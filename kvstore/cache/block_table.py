@@ -102,7 +102,7 @@ class BlockTable:
         # Exported pages do not count: a transfer may be writing them at this moment.
         room = (len(self.pages) - self.num_exported_pages) * self._blocks.page_size - self.num_tokens
         if len(token_ids) > room:
-            raise SequenceError(f"{len(token_ids)} tokens advance past the {room} that reserved pages have room for")
+            raise SequenceError(f"cannot advance by {len(token_ids)} tokens: the reserved pages have room for {room}")
         num_full = len(packed) // self._blocks.stride
         cut = num_full * self._blocks.stride
         self.tail_tokens = packed[cut:]
@@ -121,7 +121,7 @@ class BlockTable:
         """
         self._require_held()
         if self.num_exported_pages:
-            raise SequenceError("pages of this sequence are exported already; a transfer takes them all at once")
+            raise SequenceError("pages of this sequence are already exported; one transfer takes all of them")
         first, written = len(self.page_hashes), len(self.pages)
         if not self._reserve(num_tokens, PageState.GRANTED):
             return None
@@ -150,7 +150,7 @@ class BlockTable:
         self._require_held()
         exported = self._exported_pages()
         if len(token_ids) > len(exported) * self._blocks.page_size:
-            raise SequenceError(f"{len(token_ids)} tokens do not fit the {len(exported)} pages that are exported")
+            raise SequenceError(f"{len(token_ids)} tokens do not fit in the {len(exported)} exported pages")
         self.num_exported_pages = 0
         self._own.update(self._blocks.move(self._blocks.allocator.accept, exported))
         self.advance(token_ids)
@@ -163,7 +163,7 @@ class BlockTable:
         """
         self._require_held()
         if len(token_ids) % self._blocks.page_size:
-            raise SequenceError(f"{len(token_ids)} tokens are not whole pages")
+            raise SequenceError(f"{len(token_ids)} tokens do not fill whole pages")
         received = self._exported_pages()[: len(token_ids) // self._blocks.page_size]
         # From the front: those that stay exported are at the end of `pages`.
         self.num_exported_pages -= len(received)
@@ -272,4 +272,4 @@ class BlockTable:
 
     def _require_held(self) -> None:
         if self.is_released:
-            raise SequenceError("the pages of this sequence are released already")
+            raise SequenceError("the pages of this sequence have already been released")

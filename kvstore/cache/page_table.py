@@ -189,7 +189,7 @@ class PageTable:
         unpack, view, step = self._pair.unpack_from, self._view, self._pair.size
         # Checked once for all: page numbers come from other agents, and one outside the table would read other entries.
         if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
-            raise ValueError(f"pages {min(pages)} to {max(pages)} of a table of {self.num_pages}")
+            raise ValueError(f"pages {min(pages)} to {max(pages)} are not all in a table of {self.num_pages}")
         if not self._stores_are_ordered:
             # Otherwise this core may have made the loads below before those of the pages that were copied.
             fence()
@@ -212,9 +212,9 @@ class PageTable:
         tokens = entry.tokens
         end = HEADER_BYTES + len(tokens)
         if end > self._slot_bytes:
-            raise ValueError(f"{entry.fill} tokens do not fit a page of {self.page_size}")
+            raise ValueError(f"{entry.fill} tokens do not fit in a page of {self.page_size}")
         if entry.generation > MAX_GENERATION:
-            raise ValueError(f"generation {entry.generation} is past the last one, {MAX_GENERATION}")
+            raise ValueError(f"generation {entry.generation} is above the highest one, {MAX_GENERATION}")
         # Remembered, since reading both slots and checking them costs more than the write.
         sequence = (self._sequences[page] or self._begin(page)) + 1
         scratch = self._scratch

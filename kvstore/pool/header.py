@@ -105,7 +105,10 @@ def encode_header(info: PoolInfo) -> bytes:
     """The header's bytes. Raises PoolMismatch if names or fingerprint are too long for it."""
     body = msgspec.msgpack.encode(info)
     if len(body) > HEADER_BYTES - _PREFIX.size:
-        raise PoolMismatch(f"the header of pool {info.group[:40]!r} takes {len(body)} bytes; shorten its names")
+        raise PoolMismatch(
+            f"the header of pool {info.group[:40]!r} has {len(body)} bytes, but at most "
+            f"{HEADER_BYTES - _PREFIX.size} fit; shorten its names"
+        )
     prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(body), zlib.crc32(body))
     return (prefix + body).ljust(HEADER_BYTES, b"\0")
 
@@ -114,15 +117,17 @@ def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
     """Read a header and check it against the segment's size. Raises PoolForeign or PoolTorn."""
     # Format (magic, version) is checked before content, so that the message names the first thing that is wrong.
     if len(data) < HEADER_BYTES:
-        raise PoolTorn(f"{path} has {file_bytes} bytes, less than a header: its making was cut short; remove it")
+        raise PoolTorn(f"{path} has {file_bytes} bytes, less than a header: its creation was interrupted; remove it")
     magic, version, length, crc = _PREFIX.unpack_from(data)
     if magic != MAGIC:
         raise PoolForeign(f"{path} is not a KV pool: it begins with {magic!r}; choose another name or remove it")
     if version != FORMAT_VERSION:
-        raise PoolForeign(f"{path} is a KV pool of format {version}, this version reads {FORMAT_VERSION}; remove it")
+        raise PoolForeign(
+            f"{path} is a KV pool of format {version}, but this version reads format {FORMAT_VERSION}; remove it"
+        )
     body = data[_PREFIX.size : _PREFIX.size + length]
     if length > HEADER_BYTES - _PREFIX.size or zlib.crc32(body) != crc:
-        raise PoolTorn(f"the header of {path} is damaged (checksum): remove it, the pool starts empty")
+        raise PoolTorn(f"the header of {path} is damaged (checksum): remove it; the pool then starts empty")
     try:
         info = msgspec.msgpack.decode(body, type=PoolInfo)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -132,5 +137,5 @@ def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
         raise PoolTorn(f"the header of {path} describes no pool ({info}): remove it")
     # Mapping a file beyond its end means a SIGBUS at the first touch, which nothing can catch.
     if file_bytes < info.file_bytes:
-        raise PoolTorn(f"{path} has {file_bytes} bytes and its header says {info.file_bytes}: remove it")
+        raise PoolTorn(f"{path} has {file_bytes} bytes, but its header says {info.file_bytes}: remove it")
     return info

@@ -15,14 +15,14 @@ def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
     pool = host.open(handle.path, writable=True)
     if pool.info.is_released:
         pool.close()
-        raise PoolReleased(f"{handle.path} was released since {handle.agent} named it; ask it again")
+        raise PoolReleased(f"{handle.path} was released after {handle.agent} named it; ask that agent again")
     for name in TOLD:
         found, told = getattr(pool.info, name), getattr(handle, name)
         if found != told:
             pool.close()
             raise PoolMismatch(
-                f"{handle.path} has {name} {found}, and {handle.agent} says {told}: it was made again, or is another"
-                " mesh's; restart this actor, and give meshes of one host names of their own"
+                f"{handle.path} has {name} {found}, but {handle.agent} says {told}: it was recreated or belongs to"
+                " another mesh: restart this actor, and give each mesh on a host its own --name"
             )
     return pool
 

@@ -39,7 +39,7 @@ from kvstore.errors import (
 from kvstore.pool.device import CPU, DevicePages
 from kvstore.pool.header import HEADER_BYTES, PoolInfo, decode_header, encode_header
 
-_DENIED: Final = "KV pools are plain files of one's own: have it removed, or give the mesh another --name"
+_DENIED: Final = "a KV pool must be a plain file of this user: have it removed, or give the mesh another --name"
 
 
 class PagePool:
@@ -78,7 +78,7 @@ class PagePool:
         """All pages as bytes, `num_pages * layout.page_bytes`. Raises PagesElsewhere if they are on a device."""
         self._require_open()
         if self.info.device != CPU:
-            raise PagesElsewhere(f"the pages of {self.path} lie on {self.info.device}: see device_pages")
+            raise PagesElsewhere(f"the pages of {self.path} are on {self.info.device}: see device_pages")
         return self._pages_view
 
     @property
@@ -89,7 +89,7 @@ class PagePool:
         """
         self._require_open()
         if self._open_device is None:
-            where = "lie in its file" if self.info.device == CPU else f"on {self.info.device} are not mapped here"
+            where = "are in its file" if self.info.device == CPU else f"on {self.info.device} are not mapped here"
             raise PagesElsewhere(
                 f"the pages of {self.path} {where}: pools of CUDA devices are opened through a CudaHost"
             )
@@ -105,7 +105,7 @@ class PagePool:
         """Bytes of one page over all layers. Raises IndexError outside the pool, PagesElsewhere as `pages_view`."""
         pages = self.pages_view
         if not 0 <= page < self.num_pages:
-            raise IndexError(f"page {page} of a pool of {self.num_pages}")
+            raise IndexError(f"page {page} is not in a pool of {self.num_pages}")
         return pages[page * self._page_bytes : (page + 1) * self._page_bytes]
 
     def table(self) -> PageTable:
@@ -185,7 +185,7 @@ class HeapHost(MemoryHost):
         """`own` changes nothing here."""
         memory = self._pools.get(path)
         if memory is None:
-            raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it, or took it down")
+            raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it, or has removed it")
         info = decode_header(bytes(memory[:HEADER_BYTES]), path, len(memory))
         view = memoryview(memory)
         return PagePool(path, info, view if writable else view.toreadonly(), lambda: None)
@@ -251,7 +251,7 @@ class ShmHost(MemoryHost):
             status = os.fstat(descriptor)
             # Pages hold people's prompts, and this file's header decides what is mapped.
             if status.st_mode & 0o077:
-                raise PoolForeign(f"{path} may be opened by other users ({stat.filemode(status.st_mode)}): remove it")
+                raise PoolForeign(f"{path} can be opened by other users ({stat.filemode(status.st_mode)}): remove it")
             info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, status.st_size)
             pool = _map_file(descriptor, path, info, writable=writable, keep=own)
         except BaseException:
@@ -322,14 +322,14 @@ def _open_own(path: str, flags: int) -> int:
         # Do not follow a link that somebody left there, nor block forever on a pipe that has our name.
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it yet, or took it down") from None
+        raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it yet, or has removed it") from None
     except OSError as error:
         raise PoolDenied(f"{path} cannot be opened ({error.strerror}); {_DENIED}") from None
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
         return descriptor
     os.close(descriptor)
-    raise PoolDenied(f"{path} is {stat.filemode(status.st_mode)} of user {status.st_uid}; {_DENIED}")
+    raise PoolDenied(f"{path} is {stat.filemode(status.st_mode)} and belongs to user {status.st_uid}; {_DENIED}")
 
 
 def _lock(descriptor: int, path: str) -> None:

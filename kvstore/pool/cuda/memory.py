@@ -148,7 +148,7 @@ def _cupy() -> Any:
         return importlib.import_module("cupy")
     except ImportError as error:
         raise DeviceUnavailable(
-            f"CuPy cannot be imported ({error}): install kvmesh[cuda13], or kvmesh[cuda12] for a driver of CUDA 12"
+            f"CuPy cannot be imported ({error}): install kvmesh[cuda13], or kvmesh[cuda12] for a CUDA 12 driver"
         ) from None
 
 
@@ -161,7 +161,7 @@ class CupyMemory(DeviceMemory):
 
     @override
     def usage(self, device: int) -> tuple[int, int]:
-        with self.on(device, "asking for its free memory"):
+        with self.on(device, "querying free memory"):
             free_bytes, total_bytes = self.runtime.memGetInfo()
         return int(free_bytes), int(total_bytes)
 
@@ -225,7 +225,7 @@ class CupyMemory(DeviceMemory):
     @override
     def stream(self, device: int, *, gathers: bool = False) -> "_CupyStream":
         """Non-blocking: it and the legacy default stream do not wait for each other."""
-        with self.on(device, "making a stream"):
+        with self.on(device, "creating a stream"):
             stream = self.cupy.cuda.Stream(non_blocking=True)
             return _CupyStream(self, device, stream, self._tables(device) if gathers else None)
 
@@ -358,7 +358,7 @@ class _CupyMark:
         self._event = event
 
     def is_done(self) -> bool:
-        with self._memory.on(self._device, "looking at a copy"):
+        with self._memory.on(self._device, "checking a copy"):
             # Not `Event.done`, which cannot tell a fault from an event that never comes.
             status = int(self._memory.runtime.eventQuery(self._event.ptr))
             if status not in (0, _NOT_READY):

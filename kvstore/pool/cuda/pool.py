@@ -133,7 +133,7 @@ class CudaHost(MemoryHost):
         if opened is None:
             device = cuda_ordinal(info.device)
             if len(info.ipc_handle) != HANDLE_BYTES:
-                raise DeviceHandleInvalid(f"the header of {path} has no handle of its pages on {info.device}")
+                raise DeviceHandleInvalid(f"the header of {path} has no handle for its pages on {info.device}")
             opened = DevicePages(device, self.memory.open(device, info.ipc_handle), info.pages_bytes), 0
         pages, num_uses = opened
         self._opened[incarnation] = pages, num_uses + 1

@@ -102,7 +102,7 @@ def test_the_smallest_pool() -> None:
 
 def test_refusal_says_page_state_and_need() -> None:
     allocator = PageAllocator(4)
-    with pytest.raises(OwnershipError, match="page 1 is FREE, this move needs it GRANTED or IN_FLIGHT") as caught:
+    with pytest.raises(OwnershipError, match="page 1 is FREE, but this move needs it GRANTED or IN_FLIGHT") as caught:
         allocator.accept([1])
     assert (caught.value.page, caught.value.code) == (1, "page_ownership")
     with pytest.raises(OwnershipError, match="not in the pool"):

@@ -69,8 +69,8 @@ def test_entry_tells_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"tokens": pack_tokens(range(5))}, "5 tokens do not fit a page of 4"),
-        ({"generation": MAX_GENERATION + 1}, "past the last one"),
+        ({"tokens": pack_tokens(range(5))}, "5 tokens do not fit in a page of 4"),
+        ({"generation": MAX_GENERATION + 1}, "above the highest one"),
     ],
 )
 def test_an_entry_that_no_page_has_is_refused(fields: dict[str, Any], why: str) -> None:

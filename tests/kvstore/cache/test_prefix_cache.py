@@ -114,7 +114,7 @@ def test_locked_pages_are_not_evicted() -> None:
 
 def test_a_handle_checks_its_own_use(cache: PrefixCache) -> None:
     sequence = cache.start([1, 2, 3])
-    with pytest.raises(SequenceError, match="advance past the 0"):
+    with pytest.raises(SequenceError, match="the reserved pages have room for 0"):
         sequence.advance([1])
     sequence.reserve(3)
     with pytest.raises(ValueError, match="token ids"):
@@ -124,7 +124,7 @@ def test_a_handle_checks_its_own_use(cache: PrefixCache) -> None:
     sequence.release()
     assert sequence.release() == []
     for use in (lambda: sequence.reserve(9), lambda: sequence.advance([1]), sequence.export):
-        with pytest.raises(SequenceError, match="released already"):
+        with pytest.raises(SequenceError, match="already been released"):
             use()
 
 
@@ -143,7 +143,7 @@ def test_lent_pages_come_back_with_their_tokens(cache: PrefixCache, table: PageT
         sequence.export()
     with pytest.raises(SequenceError, match="exported"):
         sequence.reserve(100)
-    with pytest.raises(SequenceError, match="past the 0"):
+    with pytest.raises(SequenceError, match="have room for 0"):
         sequence.advance([1])
     for _ in range(2):
         sequence.mark_in_flight()
@@ -185,7 +185,7 @@ def test_the_first_lent_pages_can_come_back_alone(cache: PrefixCache) -> None:
     sequence = holding(cache, prompt, 10)
     lent = sequence.export().pages
     sequence.mark_in_flight()
-    with pytest.raises(SequenceError, match="not whole pages"):
+    with pytest.raises(SequenceError, match="do not fill whole pages"):
         sequence.commit_first(prompt[:3])
     sequence.commit_first(prompt[:4])
     assert cache.match(prompt).pages == lent[:1]
