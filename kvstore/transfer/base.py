@@ -169,7 +169,7 @@ class Transport(ABC):
         """Raises PagesElsewhere, which names the pool as `whose`, unless this transport moves memory of `device`."""
         if memory_kind(device) not in self.kinds:
             moved = " and ".join(sorted(self.kinds))
-            raise PagesElsewhere(f"the pages of {whose} lie on {device}, and {self.name} moves {moved} pages only")
+            raise PagesElsewhere(f"the pages of {whose} are on {device}, but {self.name} moves only {moved} pages")
 
     # For transports that send pages of local pools, where other agents do not read them:
 

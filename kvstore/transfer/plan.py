@@ -83,7 +83,8 @@ def held_heads(tp_rank: int, tp_size: int, total_kv_heads: int) -> range:
         head = tp_rank // (tp_size // total_kv_heads)
         return range(head, head + 1)
     raise TransferError(
-        "layout_mismatch", f"{total_kv_heads} KV heads cannot be dealt out to {tp_size} ranks; choose another TP size"
+        "layout_mismatch",
+        f"{total_kv_heads} KV heads cannot be divided evenly among {tp_size} ranks; choose another TP size",
     )
 
 

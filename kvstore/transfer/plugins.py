@@ -38,7 +38,7 @@ def load_transport(name: str, context: TransferContext) -> Transport:
             raise TransportUnusable(f"the transport {name} cannot be made: {why}") from error
         if isinstance(transport, Transport):
             return transport
-        why = f"{point.value} returned {type(transport).__name__}, no Transport"
+        why = f"{point.value} returned {type(transport).__name__}, which is not a Transport"
         raise TransportUnusable(f"the transport {name} cannot be used: {why}")
     have = ", ".join(installed_transports()) or "none"
     raise TransportUnusable(f"no transport {name} is installed (entry points of {GROUP}: {have})")

@@ -189,7 +189,7 @@ def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError
         return None
     between = f"{len(source)} ranks of {there.group} to {len(pools)} of {here.group}"
     return TransferError(
-        UNEQUAL_RANKS, f"pages of {between} would be cut by heads, which is done in one host's memory only"
+        UNEQUAL_RANKS, f"copying from {between} would cut pages by heads, which works only within one host's memory"
     )
 
 
@@ -235,6 +235,6 @@ def _compare(part: _Part, when: str) -> TransferError | None:
         # None: the page table is in another host's memory, and the transport had that host compare.
         if found is not None and found != expected:
             page, wanted, there = next(one for one in zip(numbers, expected, found, strict=True) if one[1] != one[2])
-            text = f"{side} page {page} is of generation {there} {when} the copy, announced was {wanted}"
+            text = f"{side} page {page} has generation {there} {when} the copy, but {wanted} was announced"
             return TransferError("stale_pages", text)
     return None

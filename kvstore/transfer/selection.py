@@ -160,8 +160,8 @@ class Selection(Transport):
         transport = self._near.get(memory_kind(device))
         if transport is None:
             raise PagesElsewhere(
-                f"pages on {device} cannot be copied by this agent, which has {', '.join(self.names)} only: "
-                "the pools of groups that exchange pages must all lie on devices, or all in host memory"
+                f"pages on {device} cannot be copied by this agent, which has only {', '.join(self.names)}: "
+                "the pools of groups that exchange pages must all be on devices, or all in host memory"
             )
         return transport
 

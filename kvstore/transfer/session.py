@@ -225,7 +225,10 @@ class TransferSession:
         ready = event.ready
         # Pages of two prefills must not be mixed: the same tokens need not have the same bits at both.
         if self.sender and (event.sender, event.sender_epoch) != (self.sender, self.sender_epoch):
-            taken = f"pages of {self.sender} are pulled into this grant already; order with a new grant"
+            taken = (
+                f"this grant already takes pages of {self.sender}#{self.sender_epoch}; request the transfer again with"
+                " a new grant"
+            )
             return [Send(event.sender, self._failed("grant_taken", taken))]
         self.sender, self.sender_epoch = event.sender, event.sender_epoch
         if self.has_ended:
@@ -251,9 +254,9 @@ class TransferSession:
             return []
         # The announced page numbers belong to the earlier pool.
         if event.incarnation != self.source.incarnation:
-            return self._fail("source_changed", f"the pool of {self.source.group} was made again", now)
+            return self._fail("source_changed", f"the pool of {self.source.group} was recreated", now)
         if event.layout_digest != self.grant.layout_digest:
-            return self._fail("layout_mismatch", f"the pool of {self.source.group} has another layout", now)
+            return self._fail("layout_mismatch", f"the pool of {self.source.group} has a different layout", now)
         self._is_mapped = True
         return self._copy_next(now)
 
@@ -293,7 +296,7 @@ class TransferSession:
             return []
         if not self.has_ended:
             state = self.phase.value if self.sender else "waiting for a first announcement"
-            progress = f"{self.num_pages} of {len(self.grant.pages)} pages in"
+            progress = f"{self.num_pages} of {len(self.grant.pages)} pages copied"
             return self._fail("deadline_exceeded", f"the transfer ran out of time while {state}, {progress}", now)
         if self.is_closed or self.is_over(now):
             self.deadline = max(self._expires, now + self.limits.resend_s)
@@ -309,15 +312,15 @@ class TransferSession:
         """Why an announcement cannot belong to this grant."""
         source = MapSource(ready.source_agent, ready.source_group, ready.source_incarnation)
         if ready.layout_digest != self.grant.layout_digest:
-            return "layout_mismatch", f"pages of {ready.source_group} have another layout than the grant"
+            return "layout_mismatch", f"pages of {ready.source_group} do not have the grant's layout"
         if self.source is not None and source != self.source:
-            return "source_changed", f"pages were announced from {self.source} and now from {source}"
+            return "source_changed", f"pages were announced from {self.source}, and now others from {source}"
         fits = ready.total == len(self.grant.pages) and 0 <= ready.first <= ready.total - len(ready.pages)
         if not fits or len(ready.pages) != len(ready.generations):
             return (
                 "bad_announcement",
-                f"pages {ready.first} to {ready.first + len(ready.pages)} of {ready.total}, {len(ready.generations)} "
-                f"generations, do not fit a grant of {len(self.grant.pages)} pages",
+                f"{len(ready.pages)} pages from index {ready.first}, of {ready.total}, with {len(ready.generations)} "
+                f"generations do not fit a grant of {len(self.grant.pages)} pages",
             )
         return None
 

@@ -57,7 +57,7 @@ class _Copy(MappedCopy):
 
     def progress(self) -> str:
         """How far it has come, in words."""
-        return f"{len(self.parts)} copies were not begun yet, {self.transfer.num_bytes} bytes were"
+        return f"{len(self.parts)} copies had not begun; those begun have {self.transfer.num_bytes} bytes"
 
 
 class CudaIpcTransport(MappedTransport[_Copy]):

@@ -54,7 +54,7 @@ class ShmTransport(MappedTransport[_Copy]):
             copy = self._posted.popleft()
             transfer = copy.transfer
             if now >= transfer.deadline:
-                transfer.fail("deadline_exceeded", f"{len(copy.parts)} runs of pages were not copied yet")
+                transfer.fail("deadline_exceeded", f"{len(copy.parts)} runs of pages had not been copied")
             if transfer.error is None and budget > 0:
                 budget -= self._advance(copy, budget)
             if transfer.error is not None or not copy.parts:
@@ -84,6 +84,6 @@ class ShmTransport(MappedTransport[_Copy]):
                     copy.position = 0
         except ValueError:
             # The view was released: its pool was closed under the transfer.
-            copy.transfer.fail(PoolClosed.code, "a pool was closed while its pages were copied")
+            copy.transfer.fail(PoolClosed.code, "a pool was closed while its pages were being copied")
         copy.transfer.num_bytes += done
         return done

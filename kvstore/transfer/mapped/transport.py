@@ -61,7 +61,7 @@ class MappedTransport(Transport, Generic[AnyCopy]):
         """End its transfers with `source_lost`, and unmap the pool."""
         for copy in self._posted:
             if copy.transfer.peer is peer:
-                copy.transfer.fail("source_lost", f"the pool of {peer.info.group} was given up")
+                copy.transfer.fail("source_lost", f"the pool of {peer.info.group} was disconnected")
         if isinstance(peer, MappedPeer) and peer in self._peers:
             self._peers.remove(peer)
             self._give_up(peer)

@@ -132,7 +132,7 @@ class NcclLink(PairLink):
             if self._stream is not None:
                 self._stream.synchronize()
         except RuntimeError as error:
-            self._news.put(Broken(f"aborting: {error}"))
+            self._news.put(Broken(f"aborting failed: {error}"))
         self._news.put(Stopped())
 
     @override
@@ -173,7 +173,7 @@ class NcclLink(PairLink):
             self._communicator.__init__(_NUM_RANKS, self._unique_id, self._rank)
             self._warm()
         except RuntimeError as error:
-            self._news.put(Broken(f"making the communicator: {error}"))
+            self._news.put(Broken(f"making the communicator failed: {error}"))
             return
         self._is_ready = True
         self._news.put(Ready())
@@ -194,7 +194,7 @@ class NcclLink(PairLink):
             event = self._cupy.cuda.Event(disable_timing=True)
             self._stream.record(event)
         except RuntimeError as error:
-            self._news.put(Broken(f"moving pages: {error}"))
+            self._news.put(Broken(f"moving pages failed: {error}"))
             return
         self._marks.put((number, event))
 

@@ -83,7 +83,10 @@ class Inbox:
                 transport.take_offer(agent, offer)
                 return
         have = ", ".join(transport.name for transport in self.transports) or "none"
-        raise TransferError("not_served", f"this agent has {have}, not {offer.transport}: configure agents alike")
+        raise TransferError(
+            "not_served",
+            f"the source's agent has no transport {offer.transport} (it has: {have}): configure both agents alike",
+        )
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
         """Pass on that the other end receives; if no transport knows the pair, the first one refuses."""
@@ -132,7 +135,7 @@ def compare_generations(pool: PagePool, order: SendPages, when: str) -> None:
             "source_lost", f"the source's page table could not be read {when} the copy: {error}"
         ) from None
     if found != order.generations:
-        raise TransferError("stale_pages", f"source pages are not of the announced generations {when} the copy")
+        raise TransferError("stale_pages", f"source pages did not have the announced generations {when} the copy")
 
 
 def sent_answer(order: SendPages, error: KVError | None, *, is_sent: bool) -> PagesSent:

@@ -131,7 +131,7 @@ class Pair:
             current.error = error
         # Our receives were posted already, and nothing but an abort takes them back.
         if not is_sent:
-            return self.fail(f"the other end sent nothing: {error.message if error else 'it does not say why'}")
+            return self.fail(f"the other end sent nothing: {error.message if error else 'no reason given'}")
         return self._finish_current()
 
     def cancel(self, number: int, error: TransferError) -> list[Command]:
@@ -152,9 +152,11 @@ class Pair:
         # Waiting transfers end alone: nothing was posted for them, so the pair stays in order.
         for late in [one for one in self._waiting if now >= one.deadline]:
             self._waiting.remove(late)
-            commands.append(Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until then")))
+            commands.append(
+                Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until the deadline"))
+            )
         if self.phase is PairPhase.INITIALISING and now >= self._deadline:
-            return commands + self.fail("the two ends had not met in time", "deadline_exceeded")
+            return commands + self.fail("the two ends did not connect in time", "deadline_exceeded")
         if not self.is_over and self._current is not None and now >= self._current.deadline:
             return commands + self.fail("a transfer did not end in time", "deadline_exceeded")
         return commands

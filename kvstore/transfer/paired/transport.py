@@ -117,7 +117,7 @@ class PairTransport(Transport):
 
     def disconnect(self, peer: Peer) -> None:
         """The pair stays for the agent's other pools, until the agent is lost."""
-        gone = TransferError("source_lost", f"the pool of {peer.info.group} was given up")
+        gone = TransferError("source_lost", f"the pool of {peer.info.group} was disconnected")
         for number, receipt in list(self._receipts.items()):
             if receipt.transfer.peer is peer:
                 self._perform(receipt.half, receipt.half.state.cancel(number, gone))
@@ -191,7 +191,7 @@ class PairTransport(Transport):
                 self._perform(half, half.state.cancel(number, cancelled))
             # In this thread, unlike an abort: the caller frees the memory next.
             if half.state.phase is not PairPhase.ABORTED:
-                half.state.fail("this agent stops")
+                half.state.fail("this agent is stopping")
                 half.link.stop()
                 self._channel.close(half.agent, half.name)
                 self._perform(half, half.state.stopped())
@@ -211,7 +211,9 @@ class PairTransport(Transport):
         """Another agent wants pages of a pool of this one. Raises TransferError."""
         pool = self._source(offer.group, offer.incarnation, offer.rank)
         if offer.layout_digest != pool.layout.digest:
-            raise TransferError("layout_mismatch", f"the pool of {offer.group} has another layout than that of {agent}")
+            raise TransferError(
+                "layout_mismatch", f"the pool of {offer.group} does not have the layout that {agent} expects"
+            )
         # An offer is repeated until it is answered, so it may come twice.
         if offer.pair in self._halves:
             return
@@ -238,7 +240,9 @@ class PairTransport(Transport):
         try:
             # `agent` is checked: a pair's name is no secret, and only the agent that offered the pair may order pages.
             if half is None or half.agent != agent or (order.pair, order.number) in self._sendings:
-                raise TransferError(PAIR_ABORTED, f"there is no pair {order.pair} of {agent} here any more")
+                raise TransferError(
+                    PAIR_ABORTED, f"{agent} has no pair {order.pair} here, or ordered transfer {order.number} before"
+                )
             pool = self._source(order.group, order.incarnation, order.rank)
             parts = list(zip(order.offsets, order.sizes, strict=False))
             # Checked, although the other end is an agent of ours: a wrong offset would send other memory of this
@@ -246,7 +250,9 @@ class PairTransport(Transport):
             is_sound = len(order.offsets) == len(order.sizes) <= _MAX_PARTS
             if not is_sound or not fits(parts, pool.info):
                 raise TransferError(
-                    "bad_descriptor", f"bytes outside the pool were ordered, or more than {_MAX_PARTS} parts"
+                    "bad_descriptor",
+                    f"the order has empty parts, parts outside the pool, more than {_MAX_PARTS} parts, or not as many "
+                    "offsets as sizes",
                 )
             # Rank 0's page table describes the pages of all ranks.
             compare_generations(self._source(order.group, order.incarnation), order, "before")
@@ -369,9 +375,9 @@ class PairTransport(Transport):
     def _source(self, group: str, incarnation: int, rank: int = 0) -> PagePool:
         pool = self._sources.get((group, rank))
         if pool is None:
-            raise TransferError("unknown_group", f"there is no pool of group {group!r} here that {self.name} moves")
+            raise TransferError("unknown_group", f"there is no pool of group {group!r} here that {self.name} can move")
         if pool.info.incarnation != incarnation:
-            raise TransferError("source_changed", f"the pool of {group} was made again")
+            raise TransferError("source_changed", f"the pool of {group} was recreated")
         return pool
 
 

@@ -65,7 +65,7 @@ def test_every_head_of_every_destination_comes_from_a_rank_that_has_it(
 
 @pytest.mark.parametrize(("tp_size", "total"), [(3, 4), (4, 6)])
 def test_heads_that_cannot_be_dealt_out(tp_size: int, total: int) -> None:
-    with pytest.raises(TransferError, match="cannot be dealt out") as caught:
+    with pytest.raises(TransferError, match="cannot be divided evenly") as caught:
         held_heads(0, tp_size, total)
     assert caught.value.code == "layout_mismatch"
 

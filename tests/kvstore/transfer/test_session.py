@@ -244,7 +244,7 @@ def test_no_announcement_in_time() -> None:
     assert session.handle(Tick(), 19.9) == []
     [send] = session.handle(Tick(), 20.0)
     assert failures([send]) == [("D", "deadline_exceeded")]
-    assert "waiting for a first announcement, 0 of 4 pages in" in send.message.message
+    assert "waiting for a first announcement, 0 of 4 pages copied" in send.message.message
 
 
 @pytest.mark.parametrize(("events", "deadline"), [([], 2.0), ([MAPPED], 3.0), ([MAPPED, CopyEnded(1)], 5.0)])

@@ -258,13 +258,13 @@ def test_settings_that_cannot_be_used() -> None:
         ({"device_fallback": "tcp"}, "device_fallback is for device_transport 'nccl', not 'cuda_ipc'"),
         ({"tcp": TcpSettings(host="0.0.0.0")}, "means every address"),
         ({"tcp": TcpSettings(host="10.0.0.1")}, "set trusted_network"),
-        ({"tcp": TcpSettings(host="a name")}, "is no IP address and no name"),
-        ({"tcp": TcpSettings(bind="d.example")}, "bind 'd.example' is no IP address"),
+        ({"tcp": TcpSettings(host="a name")}, "is neither an IP address nor a name"),
+        ({"tcp": TcpSettings(bind="d.example")}, "bind 'd.example' is not an IP address"),
         ({"tcp": TcpSettings(bind="0.0.0.0", host="127.0.0.1")}, "over 0.0.0.0 unencrypted: set trusted_network"),
         ({"tcp": TcpSettings(host="d.example")}, "over d.example unencrypted: set trusted_network"),
-        ({"tcp": TcpSettings(port=70000)}, "port is 0 to 65535"),
-        ({"tcp": TcpSettings(num_streams=17)}, "num_streams is 1 to 16"),
-        ({"tcp": TcpSettings(chunk_bytes=1)}, "chunk_bytes is 65536 to"),
+        ({"tcp": TcpSettings(port=70000)}, "port must be 0 to 65535"),
+        ({"tcp": TcpSettings(num_streams=17)}, "num_streams must be 1 to 16"),
+        ({"tcp": TcpSettings(chunk_bytes=1)}, "chunk_bytes must be 65536 to"),
     ):
         with pytest.raises(ConfigError, match=why):
             config("cuda:0", "d", **change)

@@ -121,7 +121,7 @@ async def test_pages_of_another_agent_come_by_an_installed_transport(world: Worl
     ("name", "device", "why"),
     [
         ("broken", "cpu", "brought_transport:broken raised OSError: no such engine"),
-        ("nothing", "cpu", "returned object, no Transport"),
+        ("nothing", "cpu", "returned object, which is not a Transport"),
         ("eager", "cuda:0", "moves cpu pages, not those of cuda"),
     ],
 )

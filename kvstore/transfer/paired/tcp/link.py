@@ -84,19 +84,19 @@ class TcpSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Why these settings cannot be used; empty if they can."""
         told, bound = address_of(self.host), address_of(self.bind or self.host)
         if told is None and not is_name(self.host):
-            return f"host {self.host!r} is no IP address and no name"
+            return f"host {self.host!r} is neither an IP address nor a name"
         if told is not None and told.is_unspecified:
-            return f"host {self.host} means every address: others are told this one, so give that of one network"
+            return f"host {self.host} means every address, but other agents connect to it: give one network's address"
         if self.bind and bound is None:
-            return f"bind {self.bind!r} is no IP address"
+            return f"bind {self.bind!r} is not an IP address"
         if not (self.trusted_network or (bound is not None and bound.is_loopback)):
             where = self.bind or self.host
             return f"pages go over {where} unencrypted: set trusted_network if nobody else reads or writes there"
         if not 0 <= self.num_streams <= MAX_STREAMS:
-            return f"num_streams is 1 to {MAX_STREAMS}, or 0 (by the cores), not {self.num_streams}"
+            return f"num_streams must be 1 to {MAX_STREAMS}, or 0 (from the number of cores), not {self.num_streams}"
         if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:
-            return f"chunk_bytes is {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}"
-        return "" if 0 <= self.port <= 65535 else f"port is 0 to 65535, not {self.port}"
+            return f"chunk_bytes must be {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}"
+        return "" if 0 <= self.port <= 65535 else f"port must be 0 to 65535, not {self.port}"
 
 
 class _Job(NamedTuple):
@@ -277,7 +277,7 @@ class TcpLink(PairLink):
             connections = self._dial() if self._rank else self._await()
             copiers = self._copiers(len(connections))
         except (OSError, KVError) as error:
-            self._say(_broken("meeting the other end over tcp", error))
+            self._say(_broken("connecting to the other end over tcp", error))
             return
         for index, (connection, copier) in enumerate(zip(connections, copiers, strict=True)):
             self._start(self._work, f"stream-{index}", index, connection, copier)
@@ -297,13 +297,13 @@ class TcpLink(PairLink):
     def _await(self) -> list[socket.socket]:
         """Rank 0: wait for all connections; returns them in order."""
         if self._expected is None:
-            raise TransferError("bad_offer", "nobody listens for this pair here")
+            raise TransferError("bad_offer", "this agent does not listen for this pair")
         came: dict[int, socket.socket] = {}
         # No timeout here: the pair's own deadline aborts it, which puts a None into the queue.
         while len(came) < self._rendezvous.num_streams:
             arrived = self._expected.arrived.get()
             if arrived is None:
-                raise ConnectionAbortedError("it was given up")
+                raise ConnectionAbortedError("the pair was given up")
             came[arrived[0]] = self._adopt(arrived[1])
         return [came[index] for index in sorted(came)]
 
@@ -324,12 +324,12 @@ class TcpLink(PairLink):
             except ConnectionResetError:
                 raise TransferError(
                     "token_refused",
-                    f"who listens at {host}:{port} does not take the pair's token: the offer was given up or used "
-                    "already, or is another agent's",
+                    f"the listener at {host}:{port} rejected the pair's token: the offer was withdrawn, already used, "
+                    "or made by another agent",
                 ) from None
             # Before a byte of a page is sent: somebody else may listen at that port by now.
             if bytes(answer) != answer_to(self._rendezvous, index):
-                raise TransferError("bad_stream", f"who listens at {host}:{port} is not the agent that made the offer")
+                raise TransferError("bad_stream", f"the listener at {host}:{port} is not the agent that made the offer")
             connection.settimeout(None)
         return dialled
 
@@ -338,7 +338,7 @@ class TcpLink(PairLink):
         with self._lock:
             if self._is_aborted:
                 connection.close()
-                raise ConnectionAbortedError("it was given up")
+                raise ConnectionAbortedError("the pair was aborted")
             self._sockets.append(connection)
         # A header is 24 bytes: Nagle would hold it back until the other end acknowledges what came before.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -377,4 +377,4 @@ class TcpLink(PairLink):
 
 
 def _broken(what: str, error: OSError | KVError) -> Broken:
-    return Broken(f"{what}: {error}", error.code if isinstance(error, KVError) else PAIR_ABORTED)
+    return Broken(f"{what} failed: {error}", error.code if isinstance(error, KVError) else PAIR_ABORTED)

@@ -90,10 +90,10 @@ class TcpListener:
             self._socket = socket.create_server((at, port), family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             message = (
-                f"cannot listen at {at}:{port} ({error}): give [roles.kv_agent.tcp] "
-                f"{'bind' if bind else 'host'} an address of this host"
+                f"cannot listen at {at}:{port} ({error}): set [roles.kv_agent.tcp] "
+                f"{'bind' if bind else 'host'} to an address of this host"
             )
-            raise TransferError("tcp_unavailable", f"{message} and port a free one, or 0") from None
+            raise TransferError("tcp_unavailable", f"{message} and port to a free one, or 0") from None
         self._socket.setblocking(False)
         self.host: str = host
         self.port: int = self._socket.getsockname()[1]

@@ -138,7 +138,7 @@ def receive_all(connection: socket.socket, views: list[memoryview]) -> None:
     while views:
         count = connection.recvmsg_into(views, 0, _WAIT_ALL)[0]
         if not count:
-            raise ConnectionResetError("the other end has closed the connection in the middle of a transfer")
+            raise ConnectionResetError("the other end closed the connection in the middle of a transfer")
         _consume(views, count)
 
 
@@ -159,4 +159,4 @@ def _views(memory: Memory, chunk: Sequence[Part]) -> list[memoryview]:
         return [memory[offset : offset + size] for offset, size in chunk]
     except ValueError:
         # The view was released: its pool was closed under the transfer.
-        raise TransferError("pool_closed", "a pool was closed while its pages were copied") from None
+        raise TransferError("pool_closed", "a pool was closed while its pages were being copied") from None

@@ -73,9 +73,9 @@ def decode_rendezvous(data: bytes) -> Rendezvous:
     try:
         rendezvous = msgspec.msgpack.decode(data, type=Rendezvous)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {error}") from None
+        raise TransferError("bad_offer", f"an invalid tcp offer: {error}") from None
     if address_of(rendezvous.host) is None and not is_name(rendezvous.host):
-        raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {rendezvous.host!r} is no host")
+        raise TransferError("bad_offer", f"an invalid tcp offer: {rendezvous.host!r} is not a host")
     return rendezvous
 
 
@@ -124,7 +124,7 @@ def require_header(data: bytes, number: int, num_bytes: int) -> None:
     if _HEADER.unpack(data) != expected:
         magic, found, size = _HEADER.unpack(data)
         said = f"transfer {found} with {size} bytes" if magic == _HEADER_MAGIC else f"{bytes(magic)!r}"
-        message = f"the connection says {said} where transfer {number} with {num_bytes} bytes was ordered"
+        message = f"the connection sent {said}, but transfer {number} with {num_bytes} bytes was ordered"
         raise TransferError("bad_stream", message)
 
 

@@ -244,7 +244,7 @@ def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(held: Devic
     held.cards.run()
     [ended] = puller.pump(0.0)
     assert ended.event.code == "stale_pages"
-    assert f"{side} page {page} is of generation 999 after the copy" in ended.event.message
+    assert f"{side} page {page} has generation 999 after the copy" in ended.event.message
 
 
 def test_a_lost_source_is_told_when_nothing_reads_it_any_more(held: DevicePair) -> None:

@@ -103,7 +103,7 @@ def test_a_page_that_moved_on_fails_the_copy(puller: PagePuller, pair: Pair, sid
         [ended] = puller.pump(0.0)
     assert ended is not None
     assert ended.event.code == "stale_pages"
-    assert f"{side} page {page} is of generation 999 {when} the copy" in ended.event.message
+    assert f"{side} page {page} has generation 999 {when} the copy" in ended.event.message
 
 
 def test_a_copy_that_cannot_begin_ends_at_once(puller: PagePuller, pair: Pair) -> None:

@@ -152,7 +152,7 @@ def test_what_the_engine_says_of_its_failures(library: Library, links: NcclLinks
     until(link, bool)
     library.send_error = "NCCL_ERROR_INVALID_ARGUMENT"
     link.move(1, PAGES, [(1, 1)])
-    assert until(link, bool) == [Broken("moving pages: NCCL_ERROR_INVALID_ARGUMENT")]
+    assert until(link, bool) == [Broken("moving pages failed: NCCL_ERROR_INVALID_ARGUMENT")]
     assert library.calls[-1][0] == "groupEnd", "a group that was begun is ended"
     library.send_error, library.event_status = "", 600
     link.move(2, PAGES, [(1, 1)])

@@ -196,7 +196,7 @@ def test_an_end_that_was_stopped_before_it_met_anybody_takes_no_connection(ends:
     with dial(ends.rendezvous, encode_hello(decode_rendezvous(ends.rendezvous), 0)) as connection:
         assert is_refused(connection)
     ends.links[0].begin()
-    assert "it was given up" in broken(ends.links[0]).message
+    assert "the pair was given up" in broken(ends.links[0]).message
 
 
 def test_without_a_device_no_half_is_made_for_one() -> None:
@@ -333,7 +333,7 @@ def test_a_token_that_comes_late_is_refused_and_said_so_where_it_was_shown(ends:
     ends.links[1].begin()
     told = broken(ends.links[1])
     assert told.code == "token_refused"
-    assert "does not take the pair's token" in told.message
+    assert "rejected the pair's token" in told.message
     assert ends.makers[0].refused[tcp_listener.UNKNOWN_PAIR] == 1
 
 
