@@ -170,7 +170,7 @@ class KVAgent(Actor, HeldBy):
                 self._driver.feed(PagesAnnounced(sender, ready))
             self._handled()
         elif isinstance(message, ClosePair) and self._channel.inbox.transports:
-            self._channel.inbox.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} has closed it")
+            self._channel.inbox.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} closed the pair")
             self._keep_pumping()
         else:
             super().on_tell(sender, message, buffers)
@@ -324,7 +324,7 @@ class KVAgent(Actor, HeldBy):
                     return
                 ended = started.event
             else:
-                message = f"the pool of {command.source.group} is of incarnation {found} now"
+                message = f"the pool of {command.source.group} now has incarnation {found}"
                 ended = CopyEnded(command.copy.copy_id, "source_changed", message)
         self._handle(CopyDone(command.grant_id, ended, 0))
 
@@ -339,7 +339,7 @@ class KVAgent(Actor, HeldBy):
         try:
             peers = await self._foreign.connect(self.ctx, source)
         except CallError as error:
-            refused = SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}")
+            refused = SourceRefused(source, error.code, f"asking {source.agent} for its pool failed: {error.message}")
         except KVError as error:
             refused = SourceRefused(source, error.code, error.message)
         else:

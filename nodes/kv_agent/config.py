@@ -19,6 +19,7 @@ NCCL: Final = "nccl"
 SHM: Final = "shm"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME_RULE: Final = "at most 100 letters, digits, '.', '_' or '-', and begin with a letter or digit"
 
 
 class ConfigError(ValueError):
@@ -40,9 +41,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.in_worker and self.device == CPU:
-            raise ConfigError(f"pool of {self.group}: pages in host memory are the kv_agent's, not a worker's")
+            raise ConfigError(f"pool of {self.group}: a worker makes pages only on a device, not in host memory")
         if not _NAME.fullmatch(self.group):
-            raise ConfigError(f"group {self.group!r} must be letters, digits, '.', '_' or '-' (it names a file)")
+            raise ConfigError(f"group {self.group!r} must be {_NAME_RULE} (it names a file)")
         if self.num_pages < 2:
             raise ConfigError(f"pool of {self.group} needs at least 2 pages (page 0 is padding), got {self.num_pages}")
         try:
@@ -100,15 +101,15 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         for group in self.groups.values():
             _check_ranks(group)
         if not _NAME.fullmatch(self.prefix):
-            raise ConfigError(f"prefix {self.prefix!r} must be letters, digits, '.', '_' or '-' (it names files)")
-        _check_transport(self.device_transport, f"device_transport is {CUDA_IPC!r}, {NCCL!r} or {TCP!r}")
+            raise ConfigError(f"prefix {self.prefix!r} must be {_NAME_RULE} (it names files)")
+        _check_transport(self.device_transport, f"device_transport must be {CUDA_IPC!r}, {NCCL!r} or {TCP!r}")
         if self.device_transport == NCCL and all(pool.device == CPU for pool in self.pools):
             raise ConfigError(f"device_transport {NCCL!r} moves pages on devices: give the pools a device")
-        _check_transport(self.host_transport, f"host_transport is {SHM!r} or {TCP!r}")
+        _check_transport(self.host_transport, f"host_transport must be {SHM!r} or {TCP!r}")
         if self.device_fallback not in ("", TCP):
-            raise ConfigError(f"device_fallback is empty or {TCP!r}, not {self.device_fallback!r}")
+            raise ConfigError(f"device_fallback must be empty or {TCP!r}, not {self.device_fallback!r}")
         if self.device_fallback and self.device_transport != NCCL:
-            raise ConfigError(f"device_fallback is for device_transport {NCCL!r}, not {self.device_transport!r}")
+            raise ConfigError(f"device_fallback needs device_transport {NCCL!r}, not {self.device_transport!r}")
         problem = self.tcp.problem()
         if problem:
             raise ConfigError(f"tcp: {problem}")
@@ -127,17 +128,19 @@ def _check_ranks(pools: list[PoolConfig]) -> None:
     first = pools[0]
     if [pool.layout.tp_rank for pool in pools] != list(range(first.layout.tp_size)):
         ranks = ", ".join(str(pool.layout.tp_rank) for pool in pools)
-        raise ConfigError(f"{first.group} needs a pool for each of its {first.layout.tp_size} ranks, got {ranks}")
+        raise ConfigError(f"{first.group} needs a pool for each of its {first.layout.tp_size} ranks, got ranks {ranks}")
     if len({(pool.num_pages, pool.layout.tp_size, pool.layout.digest) for pool in pools}) > 1:
-        raise ConfigError(f"the pools of the ranks of {first.group} must have as many pages and hold one model")
+        raise ConfigError(
+            f"the pools of the ranks of {first.group} must have the same number of pages, tp_size and model layout"
+        )
 
 
 def _check_transport(name: str, ours: str) -> None:
     """Accept ours for this kind of memory, and installed ones: only the agent knows which memory those move."""
     if repr(name) in ours or (name not in (CUDA_IPC, NCCL, SHM, TCP) and name in installed_transports()):
         return
-    installed = ", ".join(installed_transports()) or "none is"
-    raise ConfigError(f"{ours}, not {name!r}, or the name of an installed transport ({installed})")
+    installed = ", ".join(installed_transports()) or "none"
+    raise ConfigError(f"{ours}, or the name of an installed transport (installed: {installed}), not {name!r}")
 
 
 class Bounds(NamedTuple):

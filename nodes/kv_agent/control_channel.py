@@ -71,14 +71,14 @@ class MeshChannel(ControlChannel):
         try:
             await self._actor.ctx.ask(agent, offer, timeout_s=offer.timeout_s)
         except CallError as error:
-            self.inbox.pair_failed(offer.pair, error.code, f"{agent} makes no pair: {error.message}")
+            self.inbox.pair_failed(offer.pair, error.code, f"no pair with {agent}: {error.message}")
         self._wake()
 
     async def _order(self, agent: str, order: SendPages) -> None:
         try:
             answer = (await self._actor.ctx.ask(agent, order, timeout_s=order.timeout_s)).message
         except CallError as error:
-            self.inbox.pair_failed(order.pair, error.code, f"{agent} does not send: {error.message}")
+            self.inbox.pair_failed(order.pair, error.code, f"{agent} did not send: {error.message}")
         else:
             if isinstance(answer, PagesSent):
                 self.inbox.sent(answer)

@@ -127,7 +127,7 @@ class AgentCore:
                 self._own.put(pool)
                 return []
             case SourceReleased(source):
-                return self._sources_gone(self._sources.gone(source), MEMORY_RELEASED, f"{source.agent} took it", now)
+                return self._sources_gone(self._sources.gone(source), MEMORY_RELEASED, f"{source.agent} closed it", now)
             case events.Tick():
                 return self._tick(now)
             case _:
@@ -171,7 +171,7 @@ class AgentCore:
     def _open_one(self, event: OpenAsked, grant: OpenGrant, now: float) -> Refuse | None:
         call = event.call
         if event.sender != (grant.holder, grant.holder_epoch):
-            return Refuse(call, "not_holder", f"{event.sender} cannot open a grant of {grant.holder}")
+            return Refuse(call, "not_holder", f"{event.sender} is not the holder, {grant.holder}#{grant.holder_epoch}")
         session = self._sessions.get(grant.grant_id)
         if session is not None:
             return self._open_again(call, session, grant, now)
@@ -189,9 +189,9 @@ class AgentCore:
     def _open_again(self, call: int, session: TransferSession, grant: OpenGrant, now: float) -> Refuse | None:
         old = session.grant
         if any(getattr(old, name) != getattr(grant, name) for name in _SAME_IN_REPEATS):
-            return Refuse(call, "grant_id_taken", f"grant {grant.grant_id} is open with other pages")
+            return Refuse(call, "grant_id_taken", f"grant {grant.grant_id} was opened with different pages or epoch")
         if session.has_ended or session.is_closed:
-            return Refuse(call, "grant_used", f"grant {grant.grant_id} has ended; a retry takes new pages")
+            return Refuse(call, "grant_used", f"grant {grant.grant_id} has ended; retry with a new grant and new pages")
         session.renew(grant.timeout_s, now)
         self._arm(session)
         return None
@@ -207,7 +207,7 @@ class AgentCore:
         taken = next((page for page in grant.pages if (grant.group, page) in self._writable), None)
         if taken is not None:
             other = self._writable[grant.group, taken]
-            return Refuse(call, "page_granted", f"page {taken} is still granted to {other}", retryable=True)
+            return Refuse(call, "page_granted", f"page {taken} still belongs to grant {other}", retryable=True)
         return None
 
     def _close(self, event: CloseAsked, now: float) -> list[Command]:
@@ -229,7 +229,7 @@ class AgentCore:
         ready = event.message
         session = self._sessions.get(ready.grant_id)
         if session is None:
-            message = "no such grant here: it was closed, ran out, or its agent restarted; order with a new one"
+            message = "no such grant: it ended or the agent restarted; request the transfer again with a new grant"
             failed = TransferFailed(grant_id=ready.grant_id, code="unknown_grant", message=message)
             return [Tell(event.sender.actor_id, failed)]
         return self._feed(session, transfer.Announced(event.sender.actor_id, event.sender.epoch, ready), now)

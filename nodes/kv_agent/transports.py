@@ -63,7 +63,7 @@ def make_transports(
                 made[name] = load_transport(name, TransferContext(host, channel, config.pair_timeout_s))
         if kind not in made[name].kinds:
             moved = " and ".join(sorted(made[name].kinds))
-            raise TransportUnusable(f"the transport {name} moves {moved} pages, not those of {kind}")
+            raise TransportUnusable(f"the transport {name} moves {moved} pages, not {kind} pages")
         return made[name]
 
     far = {kind: [make(name, kind) for name in names] for kind, names in _far_names(config).items()}

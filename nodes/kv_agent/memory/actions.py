@@ -213,7 +213,7 @@ class MemoryActions:
         except Exception as error:
             # What is left of the pool is unknown: the next agent finds out, and its header has the desired state.
             self._owner.ctx.log.exception("pool not made", group=group)
-            self._owner.ctx.end(f"the pool of {group} cannot be made again: {error!r}")
+            self._owner.ctx.end(f"the pool of {group} cannot be recreated: {error!r}")
 
     async def _make_when_free(self, group: str) -> None:
         owner = self._owner
@@ -248,7 +248,11 @@ class MemoryActions:
             found: Any = answer.message
             # By incarnation: a successor's answer does not say what its predecessor still maps.
             is_done = isinstance(found, expected) and answer.sender == holder
-            event = Done(group, number, holder) if is_done else NotDone(group, number, holder, "another one answered")
+            event = (
+                Done(group, number, holder)
+                if is_done
+                else NotDone(group, number, holder, "answered by another incarnation, or not as expected")
+            )
         self._handle(event)
 
 

@@ -157,7 +157,7 @@ class MemoryCore:
         unknown = [name for name in names if name not in self._groups]
         if unknown:
             known = ", ".join(sorted(self._groups)) or "none"
-            text = f"there is no pool of {', '.join(unknown)} here; there are: {known}"
+            text = f"this agent has no pool of {', '.join(unknown)} (it has: {known})"
             self._commands.append(RefuseRequest(call, "unknown_group", text))
             return
         groups = [self._groups[name] for name in names]
@@ -192,7 +192,7 @@ class MemoryCore:
                 return
             # Two ways cannot be mixed: some workers would keep their weights while others have already dropped them.
             if group.desired is not None and group.desired != desired:
-                text = f"{group.name} is released in another way ({_words(group.desired)}): resume it first"
+                text = f"{group.name} is already released in another way ({_words(group.desired)}): resume it first"
                 self._commands.append(RefuseRequest(call, "already_released", text))
                 return
             wanted.append((group, desired))
@@ -379,14 +379,14 @@ def _lost_with_worker(group: _Group, message: ReleaseMemory) -> tuple[str, str] 
     if message.keep_weights and (group.tp_size > 1 or group.is_in_worker):
         cause = f"it has {group.tp_size} tensor-parallel ranks" if group.tp_size > 1 else "its worker makes the KV pool"
         text = (
-            f"the weights of {group.name} cannot be kept: {cause}, so its processes end to let the pool go, and read"
-            " their weights from disk again; ask without keep_weights (--keep-weights), on a device with reload_weights"
-            " (--reload-weights)"
+            f"the weights of {group.name} cannot be kept: {cause}, so its processes end to release the pool, and read"
+            " their weights from disk again; ask without keep_weights (--keep-weights) and, if it is on a device, with"
+            " reload_weights (--reload-weights)"
         )
         return "keep_weights", text
     if message.keep_kv and group.is_in_worker:
         text = (
-            f"the KV of {group.name} cannot be kept: its pages are in its worker's process, which ends to let go of the"
+            f"the KV of {group.name} cannot be kept: its pages are in its worker's process, which ends to release the"
             " weights; ask without keep_kv (--keep-kv), or have the agent make the pool (pool_in_worker off)"
         )
         return "keep_kv", text

@@ -63,9 +63,10 @@ class ForeignPools:
             ask = MapPool(group=source.group, rank=len(peers))
             handle = (await ctx.ask(source.agent, ask, timeout_s=self._timeout_s)).message
             if self._losses[source.agent] != num_losses:
-                raise TransferError("source_lost", f"{source.agent} was lost when it had just answered")
+                text = f"{source.agent} was lost while it was being asked for its pool of {source.group}"
+                raise TransferError("source_lost", text)
             if self._releases[source] != num_releases:
-                text = f"{source.agent} wanted its pool of {source.group} unmapped when it had just answered"
+                text = f"{source.agent} began to release its pool of {source.group} while it was being asked for it"
                 raise TransferError(MEMORY_RELEASED, text)
             if not isinstance(handle, PoolHandle):
                 raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(handle).__name__}")
@@ -89,9 +90,7 @@ def require_ranks(pools: Sequence[Peer]) -> None:
     for rank, peer in enumerate(pools):
         info = peer.info
         if (info.incarnation, info.num_pages) != (first.incarnation, first.num_pages):
-            raise TransferError("source_changed", f"the pools of {first.group} are being made again")
+            raise TransferError("source_changed", f"the pools of {first.group} are being recreated")
         if (info.layout.tp_rank, info.layout.tp_size) != (rank, len(pools)):
             found = f"rank {info.layout.tp_rank} of {info.layout.tp_size}"
-            raise TransferError(
-                "bad_answer", f"rank {rank} of {len(pools)} of {first.group} was asked for, not {found}"
-            )
+            raise TransferError("bad_answer", f"asked for rank {rank} of {len(pools)} of {first.group}, got {found}")

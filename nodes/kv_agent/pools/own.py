@@ -67,12 +67,16 @@ class OwnPools:
         if isinstance(pool, Refuse):
             return pool
         if grant.layout_digest != pool.layout.digest:
-            return Refuse(call, "layout_mismatch", f"the pool of {grant.group} has another layout than the grant")
+            return Refuse(call, "layout_mismatch", f"the pool of {grant.group} does not have the grant's layout")
         pages = grant.pages
         is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
         # Page 0 pads batches: nobody reads what is written there, so a grant that names it is a mistake.
         if not is_sound or not all(PADDING_PAGE < page < pool.num_pages for page in pages):
-            return Refuse(call, "bad_grant", f"grant {grant.grant_id} names no pages, some twice, or some not there")
+            message = (
+                f"grant {grant.grant_id} needs pages from 1 to {pool.num_pages - 1}, none of them twice, a generation"
+                " for each, and a timeout_s above 0"
+            )
+            return Refuse(call, "bad_grant", message)
         return None
 
     def _source(self, group: str) -> SourceId:

@@ -170,7 +170,7 @@ def _difference(info: PoolInfo, wanted: PoolConfig) -> PoolMismatch | None:
     for name in ("group", "num_pages", "layout", "device"):
         found, asked = getattr(info, name), getattr(wanted, name)
         if found != asked:
-            return PoolMismatch(f"it has {name} {found}, configured is {asked}")
+            return PoolMismatch(f"its {name} is {found}, but {asked} is configured")
     if info.device != CPU and not info.is_freed:
-        return PoolMismatch(f"its pages on {info.device} died with the agent that made it")
+        return PoolMismatch(f"its pages on {info.device} were lost with the agent that made it")
     return None

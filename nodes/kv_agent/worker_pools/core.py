@@ -159,7 +159,7 @@ class WorkerPools:
             return [TellTable(event.call, event.group)]
         commands: list[Command] = []
         if group.next is not None:
-            commands.append(Refuse(group.next.call, "superseded", f"{event.worker} asked after it"))
+            commands.append(Refuse(group.next.call, "superseded", f"{event.worker} asked later"))
         group.next = event
         if group.maker is not None:
             # Its successor is there, so the old maker is gone, though no loss was reported.
@@ -168,7 +168,7 @@ class WorkerPools:
 
     def _on_offer(self, event: OfferAsked, group: _Group) -> list[Command]:
         if group.maker != event.worker or group.incarnation != event.incarnation:
-            message = f"pages of incarnation {event.incarnation} of {event.group} are not waited for"
+            message = f"pages of incarnation {event.incarnation} of {event.group} are not expected"
             return [Refuse(event.call, "superseded", message)]
         if group.is_offered:
             return [Confirm(event.call, event.group)]

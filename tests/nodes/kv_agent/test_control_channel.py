@@ -53,7 +53,7 @@ class Recorded:
     [
         (SENT, ("sent", SENT)),
         (PairAccepted(pair="p1"), ("p1", "bad_answer", "far answered SendPages with PairAccepted")),
-        (RemoteError("busy", "not now"), ("p1", "busy", "far does not send: not now")),
+        (RemoteError("busy", "not now"), ("p1", "busy", "far did not send: not now")),
     ],
 )
 def test_orders(answer: Any, heard: Any) -> None:
@@ -69,4 +69,4 @@ def test_offers() -> None:
     assert recorded.heard == [("wake",), ("far", ClosePair(pair="p1"))]
     recorded = Recorded(RemoteError("unknown_group", "no such pool"))
     recorded.channel.offer("far", OFFER)
-    assert recorded.heard == [("p1", "unknown_group", "far makes no pair: no such pool"), ("wake",)]
+    assert recorded.heard == [("p1", "unknown_group", "no pair with far: no such pool"), ("wake",)]

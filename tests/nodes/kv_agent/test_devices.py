@@ -91,7 +91,7 @@ async def test_pools_of_one_agent_are_copied_on_the_device_all_the_same(world: W
 async def test_an_agent_without_nccl_is_not_reached_in_another_way(world: World) -> None:
     source, _, _ = await world.two(config("cuda:0", "d", device_transport="nccl"), config("cuda:1", "p"))
     await world.order(source, "agent-0", [8], [4])
-    assert await world.scheduler.fails("agent-1 makes no pair") == "not_served"
+    assert await world.scheduler.fails("no pair with agent-1") == "not_served"
 
 
 async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> None:
@@ -108,7 +108,7 @@ async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> No
 
     attributes = await announced()
     assert attributes["transports"] == ["cuda_ipc", "nccl", "tcp"]
-    assert attributes["fallbacks"]["agent-1"].startswith("tcp instead of nccl: agent-1 makes no pair")
+    assert attributes["fallbacks"]["agent-1"].startswith("tcp instead of nccl: no pair with agent-1")
     figures = near.stats()
     assert (figures["mesh_kv_fallbacks"], figures["mesh_kv_fallbacks_total"]) == (1.0, 1.0)
     world.network.crash(Address("agent-1", 1))
@@ -252,10 +252,13 @@ def test_settings_that_cannot_be_used() -> None:
     with pytest.raises(ConfigError, match="pool of d: there is no device called 'gpu'"):
         config("gpu", "d")
     for change, why in (
-        ({"device_transport": "shm"}, "device_transport is 'cuda_ipc', 'nccl' or 'tcp', not 'shm'"),
-        ({"host_transport": "nccl"}, "host_transport is 'shm' or 'tcp', not 'nccl'"),
-        ({"device_transport": "nccl", "device_fallback": "shm"}, "device_fallback is empty or 'tcp', not 'shm'"),
-        ({"device_fallback": "tcp"}, "device_fallback is for device_transport 'nccl', not 'cuda_ipc'"),
+        (
+            {"device_transport": "shm"},
+            "device_transport must be 'cuda_ipc', 'nccl' or 'tcp', or the name .*, not 'shm'",
+        ),
+        ({"host_transport": "nccl"}, "host_transport must be 'shm' or 'tcp', or the name .*, not 'nccl'"),
+        ({"device_transport": "nccl", "device_fallback": "shm"}, "device_fallback must be empty or 'tcp', not 'shm'"),
+        ({"device_fallback": "tcp"}, "device_fallback needs device_transport 'nccl', not 'cuda_ipc'"),
         ({"tcp": TcpSettings(host="0.0.0.0")}, "means every address"),
         ({"tcp": TcpSettings(host="10.0.0.1")}, "set trusted_network"),
         ({"tcp": TcpSettings(host="a name")}, "is neither an IP address nor a name"),

@@ -195,7 +195,7 @@ def test_heads_that_cannot_be_dealt_out_end_the_copy() -> None:
 def test_a_source_is_all_ranks_of_one_making() -> None:
     bench = Bench(2, 1)
     require_ranks(bench.peers)
-    with pytest.raises(TransferError, match="rank 0 of 2 of p was asked for, not rank 1 of 2"):
+    with pytest.raises(TransferError, match="asked for rank 0 of 2 of p, got rank 1 of 2"):
         require_ranks([bench.peers[1], bench.peers[0]])
     again = bench.host.create("x", PoolInfo(group="p", num_pages=NUM_PAGES, layout=layouts(2)[1], incarnation=2))
     with pytest.raises(TransferError) as caught:
