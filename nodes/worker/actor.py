@@ -178,9 +178,9 @@ class WorkerActor(Actor, Resident):
         """
         config, pool = self._config, self._pool
         if pool is not None and pool.info.device != CPU and any(one.actor_id == config.agent for one in left):
-            self.ctx.end(f"{config.agent} is gone, and the pages of {config.group} on {pool.info.device} with it")
+            self.ctx.end(f"{config.agent} is gone, and with it the pages of {config.group} on {pool.info.device}")
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
-            self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
+            self.ctx.end(f"{config.agent} has made a new pool for {config.group}")
         if self._ranks is not None:
             self._ranks.on_members(self.ctx, left)
         self._persistent.members_changed()
@@ -221,7 +221,7 @@ class WorkerActor(Actor, Resident):
 
     @override
     def stop_steps(self, *, is_stopped: bool) -> bool:
-        assert self._core is not None, "there is nothing to let go before the model is loaded"
+        assert self._core is not None, "there is no memory to release before the model is loaded"
         self._core.is_paused = is_stopped
         return self._core.is_running
 
@@ -256,9 +256,9 @@ class WorkerActor(Actor, Resident):
         elif isinstance(order, LetGo) and self._pool is None:
             call.reply(HasLetGo(group=order.group, number=order.number))
         else:
-            call.fail("not_ready", "it ends, or is still loading its model", retryable=True)
+            call.fail("not_ready", "the worker is ending or still loading its model", retryable=True)
             if isinstance(order, LetGo):
-                self.ctx.end(f"the memory of {order.group} is wanted back")
+                self.ctx.end(f"the memory of {order.group} must be released")
 
     def _on_refusal(self, error: CallError) -> None:
         if error.code == MEMORY_RELEASED:
@@ -278,7 +278,7 @@ class WorkerActor(Actor, Resident):
         is_waiting = isinstance(self._core, RankCore) and self._core.num_deferred > 0
         if is_waiting and self._adopt_timer is None:
             grace_s = self._config.adopt_grace_s
-            reason = f"a step has not ended {grace_s:g} s after another scheduler came: not all ranks have it"
+            reason = f"a step has not ended {grace_s:g} s after another scheduler asked to adopt: not all ranks have it"
             self._adopt_timer = self.ctx.later(grace_s, self._leave, reason)
         elif not is_waiting and self._adopt_timer is not None:
             self._adopt_timer.cancel()
@@ -288,7 +288,7 @@ class WorkerActor(Actor, Resident):
         """End, so that the supervisor starts another worker; ignore a fence of another scheduler or worker epoch."""
         ours = (self._core.scheduler_epoch if self._core is not None else 0, self.ctx.address.epoch)
         if (message.scheduler_epoch, message.worker_epoch) == ours:
-            self.ctx.end(f"{sender} cannot believe what it answers: {message.reason}")
+            self.ctx.end(f"{sender} rejects this worker's answers: {message.reason}")
 
     def _dispatch(self, event: Event) -> None:
         if self._core is None or self._driver is None:
@@ -358,7 +358,7 @@ class WorkerActor(Actor, Resident):
         self._die(f"the device failed in step {step.step}: {type(error).__name__}: {error}")
 
     def _on_hang(self, step: RunnableStep) -> None:
-        self._die(f"step {step.step} has not ended within {step.timeout_s:g} s, which steps like it never took")
+        self._die(f"step {step.step} has not ended within {step.timeout_s:g} s and counts as hung")
 
     def _die(self, reason: str) -> None:
         """Leave the steps to the next incarnation. A hung thread would hold up any gentler end."""
@@ -393,7 +393,7 @@ class WorkerActor(Actor, Resident):
         self.ctx.metrics.count("mesh_worker_steps_failed_total")
         # An error in every step would flood the log with the same traceback.
         is_new, self._last_failure = failure != self._last_failure, failure
-        traceback = failure if is_new else "as before"
+        traceback = failure if is_new else "same as before"
         self.ctx.log.warning(
             "step failed, its rows ran alone", step=step.step, rows=len(step.rows), traceback=traceback
         )

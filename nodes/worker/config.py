@@ -71,8 +71,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.quantize != "none" and (self.device != CPU or self.tp_size > 1):
-            raise ConfigError(f"only one rank alone on the CPU computes with {self.quantize}: set quantize to none")
+            raise ConfigError(f"{self.quantize} weights need the CPU and a single rank: set quantize to none")
         if self.tp_size > 1 and len(set(self.workers)) != self.tp_size:
-            raise ConfigError(f"workers must name {self.tp_size} ranks, not {', '.join(self.workers) or 'nobody'}")
+            raise ConfigError(
+                f"workers must name {self.tp_size} different ranks, not {', '.join(self.workers) or 'none'}"
+            )
         if not 0 <= self.tp_rank < self.tp_size:
             raise ConfigError(f"there is no rank {self.tp_rank} in a group of {self.tp_size}")

@@ -193,12 +193,12 @@ class WorkerCore:
         epoch = event.adopt.scheduler_epoch
         # A scheduler that was replaced and does not know it: refuse it, so that it ends.
         if epoch < max(self._epoch, 1):
-            message = f"scheduler epoch {epoch} is over: the worker was adopted by epoch {self._epoch}"
+            message = f"scheduler epoch {epoch} has been replaced: the worker was adopted by epoch {self._epoch}"
             return [RefuseAdopt(event.call, self._epoch, message)]
         commands: list[Command] = []
         if epoch > self._epoch or not self._is_adopted:
             commands += [
-                RefuseAdopt(waiting.call, epoch, f"scheduler epoch {epoch} adopted the worker meanwhile")
+                RefuseAdopt(waiting.call, epoch, f"scheduler epoch {epoch} has adopted the worker in the meantime")
                 for waiting in self._adopting
             ]
             self._adopting.clear()

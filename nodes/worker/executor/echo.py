@@ -35,7 +35,7 @@ class EchoRunner(Runner):
 
     def __init__(self, pages: Buffer, layout: KVLayout, eos_token_id: int, timings: EchoTimings) -> None:
         if layout.token_bytes != 2 * _WORD_BYTES:
-            raise ValueError(f"the echo model keeps 8 bytes a token, not {layout.token_bytes}")
+            raise ValueError(f"the echo model stores 8 bytes per token, not {layout.token_bytes}")
         self.numerics = "echo"
         self._words = memoryview(pages).cast("B").cast("I")
         self._page_size = layout.page_size
@@ -94,7 +94,9 @@ class EchoRunner(Runner):
         if history is not None:
             held = [self._token_in(position, page_offset, page_ids) for position in range(end)]
             if held != list(history):
-                return f"its pages do not hold the {len(history)} tokens that its sampling looks back at"
+                return (
+                    f"the pages of this sequence do not hold the {len(history)} tokens that its sampling looks back at"
+                )
         return ""
 
     def _positions_to(self, end: int) -> memoryview:

@@ -87,7 +87,7 @@ class Engine:
 
     def require(self) -> Runner:
         """The runner, which must be there."""
-        assert self.runner is not None, "a step before the model"
+        assert self.runner is not None, "a step before the model was loaded"
         return self.runner
 
     async def release(self, weights: str) -> None:
@@ -137,7 +137,7 @@ class Engine:
 
     def _begin_ahead(self, runner: Runner) -> None:
         if isinstance(runner, PipelinedRunner):
-            assert self._thread is not None, "a device's runner has a thread"
+            assert self._thread is not None, "a device's runner needs a thread"
             self._ahead = StepsAhead(runner, self._thread)
         # A full collection walks everything that torch has imported, a tenth of a second between two tokens.
         gc.collect()

@@ -84,6 +84,6 @@ def _check_device(runner: Runner, step: RunnableStep) -> None:
         runner.run(probe)
     except Exception as error:
         raise DeviceFailed(
-            f"no row of step {step.step} could be computed, nor a token that is nobody's "
+            f"no row of step {step.step} could be computed, nor a test token that belongs to no request "
             f"({type(error).__name__}: {error}): see the traceback, and the device's own log"
         ) from error

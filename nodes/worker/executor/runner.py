@@ -72,12 +72,12 @@ class TorchRunner(RemappableRunner):
     def unmap(self, *, backs_up: bool) -> None:
         """`backs_up` must be False: in host memory there is nowhere else to keep weights."""
         assert not backs_up, "host memory is not backed up in host memory"
-        assert self._attention is not None, "it was not made to be unmapped"
+        assert self._attention is not None, "this runner was not made to be unmapped"
         self._attention.unmap()
 
     @override
     def remap(self, pool: PagePool) -> None:
-        assert self._attention is not None, "it was unmapped"
+        assert self._attention is not None, "this runner was not made to be mapped again"
         self._attention.remap(PoolView(pool.pages_view, pool.layout))
 
     @override

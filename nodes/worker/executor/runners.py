@@ -50,7 +50,9 @@ def _make_rank(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collective
     try:
         return load(spec, config, pool, collectives)
     except CollectiveFailed as error:
-        raise GroupNotFormed(f"the ranks of {config.group} were lost while they loaded {spec.name}: {error}") from error
+        raise GroupNotFormed(
+            f"the ranks of {config.group} lost each other while they loaded {spec.name}: {error}"
+        ) from error
     except Exception:
         # The others may be waiting for this one in their first operation.
         collectives.abort()

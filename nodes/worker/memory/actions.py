@@ -97,7 +97,7 @@ class MemoryActions:
         try:
             await self._owner.release_memory(weights)
         except Exception as error:  # noqa: BLE001 # whatever it is, the end of the process frees everything
-            ctx.end(f"its memory cannot be released in place: {type(error).__name__}: {error}")
+            ctx.end(f"the worker's memory cannot be released in place: {type(error).__name__}: {error}")
             return
         ctx.announce(RELEASED)
         ctx.log.info("memory released", weights=weights)
@@ -108,7 +108,7 @@ class MemoryActions:
         try:
             await self._owner.take_memory(handle)
         except Exception as error:  # noqa: BLE001 # the next incarnation loads everything anew, or says why not
-            ctx.end(f"its memory cannot be taken up again in place: {type(error).__name__}: {error}")
+            ctx.end(f"the worker's memory cannot be taken back in place: {type(error).__name__}: {error}")
             return
         ctx.announce(READY)
         ctx.log.info("memory taken up")

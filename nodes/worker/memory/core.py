@@ -117,10 +117,10 @@ class MemoryOccupation:
             case StepsEnded():
                 return self._on_steps_ended()
             case HasReleased():
-                assert self.stage is Stage.RELEASING, "it was asked for"
+                assert self.stage is Stage.RELEASING, "memory was released without an order"
                 self.stage = Stage.RELEASED
             case HasResumed():
-                assert self.stage is Stage.RESUMING, "it was asked for"
+                assert self.stage is Stage.RESUMING, "memory was taken back without an order"
                 self.stage = Stage.HELD
                 return [GoOn(), *self._go_on()]
             case _:
@@ -130,10 +130,10 @@ class MemoryOccupation:
     def _on_order(self, event: Ordered) -> list[Command]:
         number = (event.epoch, event.order.number)
         if number < self._number:
-            return [Refuse(event.call, f"order {number} is over, the last one is {self._number}")]
+            return [Refuse(event.call, f"order {number} has been replaced, the last one is {self._number}")]
         commands: list[Command] = []
         if number > self._number:
-            message = f"order {number} came before it was done"
+            message = f"order {number} came before this one was carried out"
             commands += [Refuse(call, message) for call in self._calls]
             self._calls.clear()
             self._number, self._order = number, event.order
@@ -152,7 +152,7 @@ class MemoryOccupation:
 
     def _go_on(self) -> list[Command]:
         order = self._order
-        assert order is not None, "whatever happens was ordered"
+        assert order is not None, "an event before the first order"
         match order:
             case LetGo():
                 if self.stage is Stage.HELD:

@@ -63,7 +63,7 @@ def check_rows(limits: Limits, columns: Columns, found: list[OpenSequence], ahea
                 if one.drawn_at == start:
                     token_ids[first] = one.drawn
                 elif (source := _source(ahead, columns.slots[row], one.sequence, start)) < 0:
-                    why = f"sequence {one.sequence} drew no token for position {start} that is known here"
+                    why = f"the token of sequence {one.sequence} for position {start} is not known here"
                     errors.append(RowError(row, MISSING_INPUT, why))
                     continue
             elif min(own := token_ids[first:token_end]) < 0 or max(own) >= vocab_size:
@@ -123,10 +123,10 @@ def _check_whole(limits: Limits, columns: Columns, found: list[OpenSequence]) ->
 
 def _misplaced(limits: Limits, one: OpenSequence, start: int, end: int) -> str:
     if end > limits.context_length:
-        return f"positions {start} to {end} of a context of {limits.context_length}"
+        return f"positions {start} to {end - 1} exceed the context of {limits.context_length}"
     if end > len(one.pages) * limits.page_size:
         return f"{len(one.pages)} pages do not hold {end} positions"
-    return "a token is to be drawn before the prompt ends"
+    return "a row draws a token before the prompt ends"
 
 
 def _source(ahead: Draws, slot: int, sequence: int, position: int) -> int:

@@ -65,18 +65,18 @@ def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits, befo
     parts = [memoryview(buffer).cast("B") for buffer in buffers]
     sizes = [len(part) for part in parts]
     if len(sizes) != 3:
-        return f"a step has the buffers rows, token_ids and page_ids, this one has {len(sizes)}"
+        return f"a step has three buffers (rows, token_ids and page_ids), this one has {len(sizes)}"
     # Written so that NaN is refused, too: every comparison with it is false.
     if not plan.timeout_s > 0:
-        return f"a step may take some time, not {plan.timeout_s:g} s"
+        return f"timeout_s must be positive, not {plan.timeout_s:g}"
     # Before any cast, which would raise: an invalid step must be answered, and must not end its reader.
     if sizes[0] % (4 * ROW_WIDTH) or sizes[1] % 4 or sizes[2] % 4:
-        return f"buffers of {sizes} bytes do not hold rows of {ROW_WIDTH} numbers, token ids and page ids"
+        return f"buffers of {sizes} bytes do not hold whole rows of {ROW_WIDTH} numbers, token ids and page ids"
     if not sizes[0]:
-        return "tokens or pages of no row" if sizes[1] or sizes[2] else NO_ROWS
+        return "token ids or page ids without rows" if sizes[1] or sizes[2] else NO_ROWS
     if not bytes(parts[0])[3::4].isascii():
         # The highest byte of each little-endian number holds its sign.
-        return "no number of a row is negative"
+        return "a row has a negative number"
     numbers, token_ids, page_ids = array("i"), array("i"), array("i")
     # Copied, because drawn tokens are filled in, and the frame's memory belongs to the transport.
     for part, taken in zip(parts, (numbers, token_ids, page_ids), strict=True):
@@ -120,10 +120,10 @@ def _problem(columns: Columns, limits: Limits, *, is_same: bool) -> str:
         return problem
     num_tokens, num_pages = sum(counts), sum(numbers)
     if num_tokens > limits.max_batch_tokens:
-        return f"{num_tokens} tokens are more than the {limits.max_batch_tokens} that one step may have"
+        return f"the step has {num_tokens} tokens, at most {limits.max_batch_tokens} are allowed"
     if num_tokens != len(token_ids) or num_pages != len(page_ids):
         sizes = f"{len(token_ids)} token ids and {len(page_ids)} page ids"
-        return f"{sizes} are not those of rows with {num_tokens} tokens and {num_pages} pages"
+        return f"{sizes} do not match rows with {num_tokens} tokens and {num_pages} pages"
     if page_ids:
         # Page 0 is padding (kvstore/layout.py) and belongs to no sequence: its KV would be read as a context.
         if min(page_ids) < 1 or max(page_ids) >= limits.num_pages:
@@ -136,10 +136,10 @@ def _problem(columns: Columns, limits: Limits, *, is_same: bool) -> str:
 def _problem_of(slots: list[int], counts: list[int], draws: list[int]) -> str:
     # Whole columns by `min`, `max` and `sum`, which run in C: a loop over the rows costs more than all of this.
     if min(counts) < 1:
-        return "a row has at least one token"
+        return "a row has no token"
     if max(draws) > 1:
-        return "a row draws one token or none"
+        return "a row draws more than one token"
     if max(slots) >= MAX_SLOTS:
-        return f"slots are 0..{MAX_SLOTS - 1}"
+        return f"a slot is not in 0..{MAX_SLOTS - 1}"
     # The running step's draws are looked up by slot, so two rows of one slot would take each other's.
-    return "a slot has one row in a step" if len(set(slots)) < len(slots) else ""
+    return "two rows have the same slot" if len(set(slots)) < len(slots) else ""

@@ -100,7 +100,7 @@ class SequenceTable:
                     0 <= one.slot < MAX_SLOTS and 0 <= one.sequence <= LAST_SEQUENCE and one.num_prompt_tokens >= 0
                 ):
                     return (
-                        f"sequence {one.sequence} of {one.num_prompt_tokens} prompt tokens cannot have slot {one.slot}"
+                        f"sequence {one.sequence} ({one.num_prompt_tokens} prompt tokens) cannot have slot {one.slot}"
                     )
             # In a copy: a step that is refused below must leave the table as it was.
             slots = slots | {one.slot: self._opened(one) for one in opens}
@@ -154,7 +154,7 @@ def _mismatch(found: list[OpenSequence], columns: Columns) -> str:
             return f"sequence {sequence} is not open in slot {slot}"
         # A gap means that a step with pages was lost: the scheduler sends everything again (`StepMismatch`).
         if first > len(one.pages):
-            return f"sequence {sequence} has {len(one.pages)} pages, and is given pages from number {first} on"
+            return f"sequence {sequence} has {len(one.pages)} pages, but is given pages from number {first} on"
         if start > one.num_known:
-            return f"of sequence {sequence} {one.num_known} tokens are known, and a row begins at {start}"
+            return f"{one.num_known} tokens of sequence {sequence} are known, but a row begins at {start}"
     return ""

@@ -230,7 +230,9 @@ def with_inputs(step: RunnableStep, drawn: Mapping[int, int]) -> tuple[RunnableS
         if row.from_row >= 0:
             token_id = drawn.get(row.from_row, -1)
             if token_id < 0:
-                errors.append(RowError(row.row, MISSING_INPUT, f"row {row.from_row} of the step before drew no token"))
+                errors.append(
+                    RowError(row.row, MISSING_INPUT, f"row {row.from_row} of the previous step drew no token")
+                )
                 continue
             token_ids[row.token_offset] = token_id
         rows.append(row._replace(from_row=-1))

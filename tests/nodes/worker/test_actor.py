@@ -51,7 +51,7 @@ async def test_a_worker_whose_pool_was_made_again_ends() -> None:
         context.members.reset(1, epoch, [agent(epoch, **incarnations)])
         assert context.ended == []
         actor.on_members([], [], [])
-    assert context.ended == ["agent-0 has made the pool of g again"]
+    assert context.ended == ["agent-0 has made a new pool for g"]
     await actor.stop()
 
 
@@ -61,7 +61,7 @@ async def test_a_worker_that_its_scheduler_fences_ends() -> None:
         actor.on_tell(SCHEDULER, Fence(scheduler_epoch=scheduler_epoch, worker_epoch=worker_epoch, reason=""), ())
     assert context.ended == [], "another scheduler's, or another worker's business"
     actor.on_tell(SCHEDULER, Fence(scheduler_epoch=3, worker_epoch=5, reason="it said 7"), ())
-    assert context.ended == [f"{SCHEDULER} cannot believe what it answers: it said 7"]
+    assert context.ended == [f"{SCHEDULER} rejects this worker's answers: it said 7"]
     await actor.stop()
 
 
@@ -223,7 +223,7 @@ async def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends
     assert context.metrics.snapshot().counters["mesh_worker_steps_failed_total"] == 2
     tracebacks = [fields["traceback"] for event, fields in logged if event == "step failed, its rows ran alone"]
     assert "RuntimeError: out of luck" in tracebacks[0]
-    assert tracebacks[1:] == ["as before"]
+    assert tracebacks[1:] == ["same as before"]
     runner.is_broken = True
     actor.on_tell(SCHEDULER, *plan(3, [7]))
     await asyncio.wait_for(killed.wait(), 5)

@@ -150,7 +150,7 @@ async def test_a_worker_whose_agent_is_gone_lets_go_of_the_device() -> None:
     bench.actor.on_members([], [member("agent-1")], [])
     assert context.ended == []
     bench.actor.on_members([], [member("agent-0")], [])
-    assert context.ended == ["agent-0 is gone, and the pages of g on cuda:0 with it"]
+    assert context.ended == ["agent-0 is gone, and with it the pages of g on cuda:0"]
     bench.runners[0].gate.set()
     await bench.actor.stop()
 

@@ -61,7 +61,7 @@ def test_where_all_rows_raise_a_token_on_page_0_tells_them_from_the_device(token
     outcome = run_isolated(device, step(*tokens))
     assert [error.code for error in outcome.errors] == [POISONED] * len(tokens)
     assert device.pages[-1] == [0]
-    with pytest.raises(DeviceFailed, match="nor a token that is nobody's"):
+    with pytest.raises(DeviceFailed, match="nor a test token that belongs to no request"):
         run_isolated(Device(broken=True), step(*tokens))
 
 

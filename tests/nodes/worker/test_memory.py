@@ -86,7 +86,7 @@ def test_the_running_step_is_waited_for() -> None:
 def test_the_last_order_counts() -> None:
     core = MemoryOccupation()
     assert core.handle(let_go(1)) == [StopSteps()]
-    refused = Refuse("call 1", "order (1, 2) came before it was done")
+    refused = Refuse("call 1", "order (1, 2) came before this one was carried out")
     assert core.handle(take_up(2)) == [refused]
     assert core.handle(StepsEnded()) == [GoOn(), Confirm("call 2", take_up(2).order)], "nothing was given up"
     (late,) = core.handle(let_go(1))
@@ -95,7 +95,7 @@ def test_the_last_order_counts() -> None:
     assert core.handle(StepsEnded()) == [Release("reload")]
     assert isinstance(core.handle(take_up(2, epoch=2))[0], Refuse)
     assert core.handle(HasReleased()) == [Resume(HANDLE)], "what was begun is done to its end first"
-    assert core.handle(let_go(3, epoch=2))[0] == Refuse("call 2", "order (2, 3) came before it was done")
+    assert core.handle(let_go(3, epoch=2))[0] == Refuse("call 2", "order (2, 3) came before this one was carried out")
     assert core.handle(HasResumed()) == [GoOn(), StopSteps()]
 
 
@@ -232,7 +232,7 @@ async def test_one_that_starts_waits_without_memory_or_ends(host: HeapHost) -> N
     loading.ctx = context_of()
     loading._pool = actor._pool
     assert order(loading, GIVE_BACK).answer == "not_ready"
-    assert loading.ctx.ended == ["the memory of g is wanted back"]
+    assert loading.ctx.ended == ["the memory of g must be released"]
 
 
 async def test_one_that_starts_asks_again_for_a_pool_that_was_released_while_its_place_was_told(host: HeapHost) -> None:
