@@ -124,7 +124,7 @@ class TorchPagedAttention(AttentionBackend):
             raise BackendMissing(f"page size {layout.page_size} does not divide {SPLIT}: use 1, 2, 4, 8, 16, 32 or 64")
         if any(kind.cross for kind in self._kinds):
             raise BackendMissing(
-                "the CPU backend computes no cross-attention: set the worker's device to a CUDA device"
+                "the CPU backend does not support cross-attention: set the worker's device to a CUDA device"
             )
         self._pool = pool
         self.layout = layout

@@ -15,7 +15,7 @@ def bucket_sizes(most: int = MAX_BUCKET) -> list[int]:
     Small steps, because a padded row costs as much as a real one; raises ValueError if `most` is below 1.
     """
     if most < 1:
-        raise ValueError(f"the largest bucket has at least one row, not {most}")
+        raise ValueError(f"the largest bucket must have at least one row, not {most}")
     sizes = {size for size in (*_SMALL, *range(_STEP, most + 1, _STEP)) if size <= most}
     return sorted(sizes | {most})
 
@@ -27,7 +27,7 @@ class Buckets:
         """`sizes` in any order; raises ValueError if there are none, or one is below 1."""
         self.sizes: tuple[int, ...] = tuple(sorted(set(sizes)))
         if not self.sizes or self.sizes[0] < 1:
-            raise ValueError(f"buckets are numbers of rows from 1 on, not {self.sizes}")
+            raise ValueError(f"buckets must be numbers of rows, each at least 1, not {self.sizes}")
 
     @property
     def capture_order(self) -> tuple[int, ...]:

@@ -101,8 +101,8 @@ class FlashInferAttention(DeviceAttention, CrossAttending):
         layout = pool.layout
         if layout.head_dim not in HEAD_DIMS or pool.pages.dtype not in (torch.bfloat16, torch.float16):
             raise BackendMissing(
-                f"FlashInfer has no kernels for heads of {layout.head_dim} in {layout.dtype}, only for"
-                f" {', '.join(map(str, HEAD_DIMS))} in bfloat16: set the worker's attention to torch"
+                f"FlashInfer has no kernels for heads of size {layout.head_dim} in {layout.dtype}, only for"
+                f" sizes {', '.join(map(str, HEAD_DIMS))} in bfloat16: set the worker's attention to torch"
             )
         self._planner = planner = Planner(flashinfer, pool, num_heads, max_rows, kinds, deterministic=deterministic)
         self._cross = CrossAttention(planner) if any(kind.cross for kind in planner.kinds) else None
@@ -136,9 +136,9 @@ class FlashInferAttention(DeviceAttention, CrossAttending):
     @override
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         planner, split = self._planner, self._num_decodes
-        assert self._arrays is not None, "attention before its plan"
+        assert self._arrays is not None, "attention before it was planned"
         kind, pages = planner.kinds[layer], planner.layers[layer]
-        assert not kind.cross, "attention over itself in a layer of cross-attention"
+        assert not kind.cross, "self-attention in a cross-attention layer"
         planner.append(layer, k, v, self._arrays)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if split:
@@ -159,7 +159,7 @@ class FlashInferAttention(DeviceAttention, CrossAttending):
 
     @override
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "FlashInferBucket":
-        assert self.can_capture, "cross-attention is not captured"
+        assert self.can_capture, "cross-attention cannot be captured"
         return FlashInferBucket(self._planner, num_rows, on_device)
 
     def _plan_chunks(self, chunks: PageTable, indices: Tensor) -> None:

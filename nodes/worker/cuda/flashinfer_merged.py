@@ -25,8 +25,8 @@ class MergedPrefill:
     def __init__(self, planner: Planner) -> None:
         if planner.num_heads * planner.layout.head_dim > _MOST_THREADS * _VECTOR:
             raise BackendMissing(
-                f"prefill_attention merged joins no {planner.num_heads} heads of {planner.layout.head_dim}: set the"
-                " worker's prefill_attention to paged"
+                f"prefill_attention merged does not support {planner.num_heads} heads of size"
+                f" {planner.layout.head_dim}: set the worker's prefill_attention to paged"
             )
         self._planner = planner
         self._among_new = planner.ragged_wrapper()

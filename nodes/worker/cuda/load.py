@@ -45,18 +45,18 @@ def load_cuda_runner(
     """
     if not torch.cuda.is_available():
         raise BackendMissing(
-            f"{config.device} was asked for, and torch {torch.__version__} sees no CUDA device: install a CUDA build of"
-            " torch and the driver, or set the worker's device to cpu"
+            f"the worker's device is {config.device}, but torch {torch.__version__} sees no CUDA device: install a CUDA"
+            " build of torch and the driver, or set the worker's device to cpu"
         )
     if pool.info.device == CPU:
         raise BackendMissing(
-            f"the pool of {config.group} is in the host's memory and the worker's device is {config.device}: give the"
+            f"the pool of {config.group} is in host memory, but the worker's device is {config.device}: give the"
             " kv_agent the same device"
         )
     if cuda_ordinal(pool.info.device) != cuda_ordinal(config.device):
         raise DeviceUnfit(
-            f"the pool of {config.group} is on {pool.info.device} and the worker's device is {config.device}: give both"
-            " the same"
+            f"the pool of {config.group} is on {pool.info.device}, but the worker's device is {config.device}: give"
+            " both the same device"
         )
     device = torch.device("cuda", cuda_ordinal(pool.info.device))
     torch.cuda.set_device(device)
@@ -77,7 +77,7 @@ def load_cuda_runner(
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryShort(
             f"{device} has no room for {spec.name} beside a pool of {pool.info.pages_bytes / (1 << 30):.2f} GiB: give"
-            f" the pool fewer pages, lower the memory fraction, or end what else uses the device ({error})"
+            f" the pool fewer pages, lower the memory fraction, or stop what else uses the device ({error})"
         ) from None
     check_fit(footprint._replace(weights=network.weight_bytes, activations=max(measured, bound)), pool.info.pages_bytes)
     runner.synchronize()
@@ -200,5 +200,5 @@ def _backends(
         else:
             return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}{suffix}"
     if config.attention == "flashinfer":
-        raise BackendMissing(f"FlashInfer computes on CUDA devices, and the pool is on {view.pages.device}")
+        raise BackendMissing(f"FlashInfer needs a CUDA device, but the pool is on {view.pages.device}")
     return TorchKernels(), TorchAttention(view, num_heads, kinds, merged=merged), f"torch{suffix}"

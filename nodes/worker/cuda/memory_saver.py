@@ -58,6 +58,6 @@ def load_memory_saver() -> MemorySaver:
     except Exception as error:
         raise MemorySaverMissing(
             f"torch-memory-saver cannot be used ({type(error).__name__}: {error}): install kvmesh with the extra cuda12"
-            " or cuda13, or start without --memory-saver; `meshctl release --reload-weights` does without it"
+            " or cuda13, or start without --memory-saver; `meshctl release --reload-weights` works without it"
         ) from error
     return MemorySaver(saver)

@@ -48,7 +48,8 @@ class NcclCollectivesMaker(CollectivesMaker):
             return bytes(_nccl().get_unique_id())
         except RuntimeError as error:
             raise GroupNotFormed(
-                f"NCCL makes no unique id: {error}; see NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME for the interface"
+                f"NCCL cannot make a unique id: {error}; NCCL_DEBUG=INFO says more,"
+                " NCCL_SOCKET_IFNAME sets the interface"
             ) from error
 
     @override
@@ -173,7 +174,7 @@ class NcclCollectives(Collectives):
         try:
             self._communicator.abort()
         except RuntimeError as error:
-            self._failure += f"; and aborting it: {error}"
+            self._failure += f"; aborting the group failed too: {error}"
 
 
 def _in_background(work: Any) -> None:

@@ -54,7 +54,7 @@ class RankGroup:
             self._formed = formed
             # The answer was meant for this actor's predecessor, which had asked under the same name.
             if formed.epochs[own.rank] != ctx.address.epoch:
-                self._end(f"rank 0 has made a group with epoch {formed.epochs[own.rank]} of this rank")
+                self._end(f"rank 0 has formed a group with another epoch of this rank, {formed.epochs[own.rank]}")
         else:
             unique_id = b""
             if thread is not None:
@@ -68,7 +68,7 @@ class RankGroup:
 
     def connect(self) -> Collectives:
         """Connect the ranks, in the thread that will run the steps. Raises GroupNotFormed."""
-        assert self._formed is not None, "ranks that have not met"
+        assert self._formed is not None, "the ranks have not met"
         config = self._config
         maker = self._maker or self._makers(config)
         collectives = maker.connect(self._formed.unique_id, config.tp_rank, config.tp_size, config.device)

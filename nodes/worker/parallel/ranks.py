@@ -66,11 +66,11 @@ class RankRendezvous:
             if epoch == known:
                 return [Answer(call, self.formed)]
             # It has started anew, so its predecessor is dead, and an operation with a dead rank never ends.
-            over = f"rank {join.rank} was of epoch {known}, and asks in epoch {epoch}"
+            over = f"rank {join.rank} joined in epoch {known} and now asks in epoch {epoch}"
             return [Refusal(call, GROUP_OVER, over), Over(over)]
         last, _ = self._joined.get(join.rank, (0, None))
         if epoch < last:
-            return [Refusal(call, STALE, f"rank {join.rank} has asked in epoch {last}", retryable=False)]
+            return [Refusal(call, STALE, f"rank {join.rank} has already asked in epoch {last}", retryable=False)]
         self._joined[join.rank] = (epoch, call)
         if len(self._joined) < self._own.size - 1:
             return []
@@ -86,12 +86,12 @@ class RankRendezvous:
     def _refusal(self, join: JoinGroup, call: Any) -> Refusal | None:
         own = self._own
         if (join.group, join.size, join.model) != (own.group, own.size, own.model) or not 0 < join.rank < own.size:
-            wrong = f"rank 0 of {own.group} is one of {own.size} with model {own.model!r}"
-            asked = f"rank {join.rank} of {join.size} of {join.group} with {join.model!r} cannot be in its group"
+            wrong = f"rank 0 of {own.group} is in a group of {own.size} ranks with model {own.model!r}"
+            asked = f"rank {join.rank} of {join.size} of {join.group} with model {join.model!r} cannot join"
             return Refusal(call, MISMATCH, f"{wrong}: {asked}", retryable=False)
         if join.incarnation != own.incarnation:
-            pools = f"{own.incarnation} at rank 0 and {join.incarnation} at rank {join.rank}"
-            return Refusal(call, POOL_CHANGED, f"the pools of {own.group} are of incarnation {pools}")
+            pools = f"{own.incarnation} at rank 0, {join.incarnation} at rank {join.rank}"
+            return Refusal(call, POOL_CHANGED, f"the pools of {own.group} have different incarnations: {pools}")
         return None
 
 
@@ -107,7 +107,7 @@ def who_is_missing(ids: Sequence[str], epochs: Sequence[int], left: Sequence[Add
     # A successor is as good a proof as a departure, and may be heard of first.
     for member in known:
         if member.epoch > pinned.get(member.actor_id, member.epoch):
-            return f"{member.address} has replaced epoch {pinned[member.actor_id]}, and with it the group is over"
+            return f"{member.address} has replaced epoch {pinned[member.actor_id]}, which ends the group"
     return ""
 
 

@@ -77,7 +77,7 @@ class ShmCollectivesMaker(CollectivesMaker):
     @override
     def connect(self, unique_id: bytes, rank: int, size: int, device: str) -> "ShmCollectives":
         if device != CPU:
-            raise GroupNotFormed(f"ranks on {device} are not connected through the host's memory")
+            raise GroupNotFormed(f"ranks on {device} cannot be connected through host memory")
         end = time.monotonic() + self._form_timeout_s
         try:
             if rank == 0:
@@ -198,7 +198,9 @@ class ShmCollectives(Collectives):
         while waiting:
             left_s = end - time.monotonic()
             if left_s <= 0:
-                raise CollectiveFailed(f"ranks {sorted(waiting.values())} did not come in {self._wait_timeout_s:g} s")
+                raise CollectiveFailed(
+                    f"ranks {sorted(waiting.values())} did not arrive within {self._wait_timeout_s:g} s"
+                )
             for fd, _ in poll.poll(left_s * 1000):
                 # Only once: a rank that has answered may be a piece ahead before the last one has answered.
                 poll.unregister(fd)
@@ -208,7 +210,7 @@ class ShmCollectives(Collectives):
                     raise CollectiveFailed(f"rank {rank} is gone")
                 if found != message:
                     other, here = _PIECE.unpack(found), _PIECE.unpack(message)
-                    raise CollectiveFailed(f"rank {rank} computes something else: {other}, and here {here}")
+                    raise CollectiveFailed(f"rank {rank} computes something else: {other} there, {here} here")
 
     def _fail(self, why: str) -> None:
         with self._lock:
@@ -234,7 +236,7 @@ def _invite(listener: socket.socket, size: int, end: float) -> _Links:
             peer.settimeout(_left(end))
             rank = _greeted(peer.recv(_HELLO.size), size)
             if rank in peers:
-                raise GroupNotFormed(f"two workers said that they are rank {rank}")
+                raise GroupNotFormed(f"two workers claim to be rank {rank}")
             peers[rank] = peer
         # Without a name in any directory there is nothing that a killed group could leave behind.
         fd = os.memfd_create("kvmesh-tp", os.MFD_CLOEXEC)
@@ -266,7 +268,9 @@ def _join(unique_id: bytes, rank: int, size: int, end: float) -> _Links:
         for fd in fds:
             stack.callback(os.close, fd)
         if found != _MAGIC or len(fds) != 1 + len(others):
-            raise GroupNotFormed("rank 0 has ended while it waited for the others, or waited for other ones")
+            raise GroupNotFormed(
+                "rank 0 has ended while it waited for the others, or expected a different set of ranks"
+            )
         peers = {0: _kept(hub)}
         for other, fd in zip(others, fds[1:], strict=True):
             peers[other] = socket.socket(fileno=os.dup(fd))

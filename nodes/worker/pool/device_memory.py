@@ -87,5 +87,5 @@ def check_fit(footprint: Footprint, pool_bytes: int) -> None:
         f"weights ({footprint.weights / _GIB:.2f} GiB), activations ({footprint.activations / _GIB:.2f} GiB) and the"
         f" pool ({pool_bytes / _GIB:.2f} GiB) take more than {footprint.fraction:.0%} of the device's"
         f" {footprint.total / _GIB:.2f} GiB, which is {footprint.total * footprint.fraction / _GIB:.2f} GiB: give the"
-        " pool fewer pages, lower the tokens of a step, or raise the memory fraction"
+        " pool fewer pages, lower the tokens per step, or raise the memory fraction"
     )

@@ -35,8 +35,8 @@ def view_device_pages(pages: DevicePages, layout: KVLayout) -> PoolView:
     """
     if pages.num_bytes % layout.page_bytes:
         raise DeviceUnfit(
-            f"the pool on cuda:{pages.device} has {pages.num_bytes} bytes, no multiple of a page's {layout.page_bytes}:"
-            " worker and kv_agent are of different versions; start both from the same"
+            f"the pool on cuda:{pages.device} has {pages.num_bytes} bytes, not a multiple of a page's"
+            f" {layout.page_bytes}: worker and kv_agent are of different versions; start both from the same"
         )
     torch.cuda.init()
     tensor = torch.as_tensor(_CudaBytes(pages.pointer, pages.num_bytes), device=f"cuda:{pages.device}")

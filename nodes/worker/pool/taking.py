@@ -50,7 +50,7 @@ def take_pool(host: MemoryHost, config: WorkerConfig, spec: ModelSpec, handle: P
     wanted = spec.kv_layout(config.dtype, config.page_size, config.tp_rank, config.tp_size)
     if handle.layout != wanted:
         raise LayoutMismatch(
-            f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
+            f"{config.agent} has made the pool of {config.group} for {handle.layout}, but {config.model} needs"
             f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype, page size and ranks."
         )
     return map_pool(host, handle)
@@ -62,6 +62,8 @@ async def make_pages(ctx: Context, asks: PersistentAsk, config: WorkerConfig, ho
     Raises DeviceError or BackendMissing.
     """
     if not isinstance(host, CudaHost):
-        raise BackendMissing(f"pages of {config.group} are to be made on {config.device}, and no device is used here")
+        raise BackendMissing(
+            f"pages of {config.group} are to be made on {config.device}, but this process uses no device"
+        )
     offer = OfferPages(group=config.group, incarnation=pool.info.incarnation, ipc_handle=host.make_pages(pool))
     await asks.ask(ctx, config.agent, offer, timeout_s=config.map_timeout_s, what="the offer of pages")

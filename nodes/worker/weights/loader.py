@@ -89,7 +89,7 @@ class SafetensorsWeights(WeightSource):
         if shape != self._shapes[name]:
             raise WeightsUnfit(
                 f"{name!r} in {self._directory} has shape {list(shape)}, config.json asks for"
-                f" {list(self._shapes[name])}. Weights and config.json are of different models."
+                f" {list(self._shapes[name])}. Weights and config.json belong to different models."
             )
         return shape
 

@@ -61,4 +61,6 @@ class QuantizedWeights:
 
     def part(self, name: str, part: Part) -> Tensor:
         """Raises BackendMissing: ranks of a group do not compute with int8 weights."""
-        raise BackendMissing(f"ranks have no int8 weights ({name}, {part}): set quantize to none, or leave --tp out")
+        raise BackendMissing(
+            f"ranks do not support int8 weights ({name}, {part}): set quantize to none, or leave --tp out"
+        )

@@ -307,7 +307,7 @@ async def test_a_rank_that_comes_back_before_its_death_was_heard_of_ends_rank_ze
     again = asyncio.ensure_future(mesh.add(1, 2).start())
     while not mesh.ended:
         await asyncio.sleep(0)
-    assert mesh.ended == ["w#1: rank 1 was of epoch 1, and asks in epoch 2"]
+    assert mesh.ended == ["w#1: rank 1 joined in epoch 1 and now asks in epoch 2"]
     mesh.add(0, 2)
     await mesh.start(0)
     await again
@@ -444,7 +444,7 @@ async def test_a_group_that_is_over_before_it_is_connected_is_aborted_at_once() 
     with pytest.raises(RemoteError, match="rank 0 is starting"):
         await call.answer
     await group.form(ctx, Ahead(), join(1, size=2), None)
-    assert left == ["rank 0 has made a group with epoch 8 of this rank"]
+    assert left == ["rank 0 has formed a group with another epoch of this rank, 8"]
     assert group.epoch == 4
     group.connect()
     assert maker.num_aborts == 1

@@ -20,7 +20,11 @@ MODEL = "random:tiny-llama"
 @pytest.mark.parametrize(
     ("problem", "raised", "num_aborts"),
     [
-        (CollectiveFailed("rank 1 is gone"), pytest.raises(GroupNotFormed, match="were lost while they loaded"), 0),
+        (
+            CollectiveFailed("rank 1 is gone"),
+            pytest.raises(GroupNotFormed, match="lost each other while they loaded"),
+            0,
+        ),
         (MemoryError("too large"), pytest.raises(MemoryError), 1),
     ],
 )
@@ -46,5 +50,5 @@ def test_pages_are_made_on_devices_only() -> None:
     host = HeapHost()
     mapped = host.open(pool(host).path, writable=True)
     nothing: Any = None
-    with pytest.raises(BackendMissing, match="no device is used here"):
+    with pytest.raises(BackendMissing, match="this process uses no device"):
         asyncio.run(make_pages(nothing, nothing, config(), host, mapped))

@@ -123,7 +123,7 @@ def test_an_abort_reaches_a_call_that_hangs_and_the_other_rank() -> None:
 def test_a_rank_that_does_not_come_is_not_waited_for_for_ever() -> None:
     with pair(wait_timeout_s=0.1) as (first, second):
         first.check()
-        assert why(first) == "ranks [1] did not come in 0.1 s"
+        assert why(first) == "ranks [1] did not arrive within 0.1 s"
         assert why(second) == "rank 0 is gone"
 
 
@@ -131,8 +131,8 @@ def test_ranks_that_compute_different_things_notice() -> None:
     with pair() as (first, second), ThreadPoolExecutor(2) as pool:
         found = [pool.submit(why, first, (2, 2)), pool.submit(why, second, (2, 3))]
         reasons = [future.result(SOON_S) for future in found]
-    assert any("computes something else: (0, 1, 24), and here (0, 1, 16)" in reason for reason in reasons) or any(
-        "computes something else: (0, 1, 16), and here (0, 1, 24)" in reason for reason in reasons
+    assert any("computes something else: (0, 1, 24) there, (0, 1, 16) here" in reason for reason in reasons) or any(
+        "computes something else: (0, 1, 16) there, (0, 1, 24) here" in reason for reason in reasons
     )
 
 
@@ -193,7 +193,7 @@ def test_two_workers_of_one_rank() -> None:
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(maker.connect, unique_id, rank, 3, "cpu") for rank in (0, 1, 1)]
         reasons = [str(future.exception(SOON_S)) for future in futures]
-    assert reasons[0] == "two workers said that they are rank 1"
+    assert reasons[0] == "two workers claim to be rank 1"
     assert all("rank 0 has ended" in reason or "did not find" in reason for reason in reasons[1:])
 
 

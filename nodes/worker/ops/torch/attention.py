@@ -23,7 +23,7 @@ def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
     """
     if any(kind.window for kind in kinds):
         raise BackendMissing(
-            "prefill_attention merged does not compute sliding windows: set the worker's prefill_attention to paged"
+            "prefill_attention merged does not support sliding windows: set the worker's prefill_attention to paged"
         )
 
 
@@ -107,9 +107,9 @@ class TorchAttention(DeviceAttention, CrossAttending):
     @override
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         table, arrays = self._table, self._on_device
-        assert table is not None, "attention before its plan"
-        assert arrays is not None, "attention before its plan"
-        assert not self._kinds[layer].cross, "attention over itself in a layer of cross-attention"
+        assert table is not None, "attention before it was planned"
+        assert arrays is not None, "attention before it was planned"
+        assert not self._kinds[layer].cross, "self-attention in a cross-attention layer"
         pages = self._pool.pages[:, layer]
         pages[arrays.write_pages, 0, arrays.write_offsets] = k
         pages[arrays.write_pages, 1, arrays.write_offsets] = v

@@ -258,7 +258,7 @@ def _rows(x: Value) -> Tensor:
 
 def _added(product: Tensor, add: Value) -> _Hidden:
     """Hidden states with one more product pending."""
-    assert isinstance(add, _Hidden), "what is added to is hidden states"
+    assert isinstance(add, _Hidden), "products are added to hidden states only"
     _rows(add)
     add.pending = product
     return add

@@ -118,7 +118,7 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
             token_id = drawn.get(row.row, NOT_DRAWN)
             if row.from_row >= 0 and inputs.get(row.from_row, NOT_DRAWN) == NOT_DRAWN:
                 token_id = NOT_DRAWN
-                message = f"row {row.from_row} of the step before drew no token"
+                message = f"row {row.from_row} of the previous step drew no token"
                 errors.append(RowError(row.row, MISSING_INPUT, message))
             elif row.sampling is not None and token_id == NOT_DRAWN:
                 # Only a row's own input can make its numbers overflow: rows do not mix.
@@ -143,13 +143,13 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
             # Until then the memory of activations, workspaces and graphs is free for torch alone.
             torch.cuda.empty_cache()
         if backs_up:
-            assert self.saver is not None, "weights are where they can be backed up"
+            assert self.saver is not None, "weights cannot be backed up without a memory saver"
             self.saver.pause()
             self._is_backed_up = True
 
     @override
     def remap(self, pool: PagePool) -> None:
-        assert self.over is not None, "whoever loaded it has said how"
+        assert self.over is not None, "the loader did not say how to map another pool"
         if self._is_backed_up and self.saver is not None:
             self.saver.resume()
             self._is_backed_up = False

@@ -30,5 +30,5 @@ def test_the_smallest_that_holds_the_batch_is_chosen(most: int, num_rows: int) -
 def test_order_and_bad_sizes() -> None:
     assert Buckets([4, 1, 2, 2]).capture_order == (4, 2, 1)
     for sizes in ([], [0, 1]):
-        with pytest.raises(ValueError, match="buckets are numbers of rows"):
+        with pytest.raises(ValueError, match="buckets must be numbers of rows"):
             Buckets(sizes)

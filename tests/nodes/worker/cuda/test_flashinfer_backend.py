@@ -82,7 +82,7 @@ def test_what_cannot_be_merged_is_refused() -> None:
     with pytest.raises(BackendMissing, match="sliding windows"):
         fake_runner("random:tiny-mistral", merged=True)
     view = host_pool("random:tiny-qwen3", "bfloat16")
-    with pytest.raises(BackendMissing, match="no 130 heads of 64"):
+    with pytest.raises(BackendMissing, match="does not support 130 heads of size 64"):
         FlashInferAttention(fake_flashinfer, view, 130, 16, deterministic=False, merged=True)
 
 
@@ -127,7 +127,7 @@ def test_each_kind_of_layer_has_its_plan_and_its_schedule() -> None:
 
 def test_shapes_without_kernels_are_refused() -> None:
     view = host_pool("random:tiny-qwen3", "float32")
-    with pytest.raises(BackendMissing, match="heads of 64 in float32"):
+    with pytest.raises(BackendMissing, match="heads of size 64 in float32"):
         FlashInferAttention(fake_flashinfer, view, 4, 16, deterministic=False)
 
 

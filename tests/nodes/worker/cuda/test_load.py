@@ -54,7 +54,7 @@ class Pages:
 
 def test_half_a_page_is_no_pool() -> None:
     layout = resolve_model(MODEL).kv_layout()
-    with pytest.raises(DeviceUnfit, match="no multiple"):
+    with pytest.raises(DeviceUnfit, match="not a multiple"):
         view_device_pages(Pages(4096, layout.page_bytes + 1), layout)
 
 
