@@ -231,5 +231,5 @@ def test_a_poisoned_sequence_keeps_its_poison(library: Library) -> None:
 
 def test_what_the_kernels_do_not_take_is_refused(library: Library) -> None:
     for shape in (Shape(1, 1, 258, 16, 0, "float32"), Shape(1, 65, 64, 16, 0, "float32")):
-        with pytest.raises(ProgramUnfit, match="native attention takes even heads"):
+        with pytest.raises(ProgramUnfit, match="native attention supports even head sizes"):
             NativeAttention(library, pool_of(shape, 1), shape)

@@ -110,7 +110,7 @@ def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeyp
 
     monkeypatch.setattr(NativeSteps, "run", run)
     fallen, note = loaded_with_note()
-    assert "vary with the batch" in note
+    assert "depend on the batch" in note
     assert isinstance(next(iter(fallen._network._linears.values())), PackedLinear)
 
 
@@ -168,5 +168,5 @@ def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.Mo
     wrong = sound._replace(functions=WrongFunctions(sound.functions))
     monkeypatch.setattr("nodes.worker.ops.native.load.choose_library", lambda _: Choice(wrong, ""))
     runner, note = loaded_with_note()
-    assert "compute something else on this CPU (logits differ by" in note
+    assert "give wrong results on this CPU (logits differ by" in note
     assert "/rows4/" in runner.numerics

@@ -218,7 +218,7 @@ def test_a_pool_elsewhere_gives_the_same_and_an_unmapped_one_nothing(library: Li
 def test_what_cannot_be_recorded_is_said(library: Library) -> None:
     steps, backwards = program_of(library, "qwen2", "bfloat16"), decoder_of(SPECS["qwen2"])
     backwards.layers = list(reversed(backwards.layers))
-    with pytest.raises(ProgramUnfit, match=r"layer 3 is the 1\. to attend"):
+    with pytest.raises(ProgramUnfit, match=r"layer 3 attends as number 1"):
         NativeSteps(SPECS["qwen2"], library, steps._weights, backwards, steps._pool)
 
 

@@ -57,7 +57,7 @@ class BuildUnfit(Exception):
 def choose_library(wanted: str = AUTO) -> Choice:
     """The best build for this CPU, or the one that `wanted` names (`torch`: none); if there is none, says why."""
     if wanted == TORCH:
-        return Choice(None, "torch kernels: set so")
+        return Choice(None, "torch kernels: set by `[roles.worker] kernels`")
     if wanted == AUTO and not has_builds():
         # No note, because the user can do nothing about an architecture other than x86-64.
         return Choice(None, "")

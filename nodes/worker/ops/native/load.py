@@ -39,7 +39,7 @@ def load_native_runner(
         collectives is not None
         and collectives.all_reduce(torch.tensor([float(library is not None)])) < collectives.size
     ):
-        library, why = None, why or "torch kernels: another rank has no native ones"
+        library, why = None, why or "torch kernels: another rank has no native kernels"
     found = None if library is None else _load(spec, source, view, num_threads, library, collectives)
     if isinstance(found, str):
         found, why = None, found
@@ -56,8 +56,8 @@ def _fitting_library(
         return library, note
     # Not an error: torch computes correctly, and somebody waits for the mesh.
     return None, (
-        f"torch kernels: the native ones ({library.name}) compute something else on this CPU (logits differ by"
-        f" {difference:.2g} of their deviation); please report it with /proc/cpuinfo"
+        f"torch kernels: the native kernels ({library.name}) give wrong results on this CPU (logits differ by"
+        f" {difference:.2g} standard deviations); please report it with /proc/cpuinfo"
     )
 
 
@@ -93,7 +93,7 @@ def _load(
     )
     # Better slower than a text that depends on the other requests: failover promises the same bits.
     if numerics.rule == "varies":
-        return "torch kernels: bits of the native ones vary with the batch here"
+        return "torch kernels: with native kernels the bits would depend on the batch here"
     return NativeRunner(steps, numerics.fingerprint)
 
 

@@ -38,7 +38,7 @@ class PackedWeight:
         num_bytes = functions.kvmesh_packed_bytes(self.dtype, is_int8, is_gated, self.width, self.depth)
         self.at: int = functions.kvmesh_allocate(num_bytes)
         if not self.at:
-            raise MemoryError(f"no {num_bytes:,} bytes for a weight of {self.width} x {self.depth}")
+            raise MemoryError(f"cannot allocate {num_bytes:,} bytes for a weight of {self.width} x {self.depth}")
         weakref.finalize(self, functions.kvmesh_free, self.at, num_bytes).atexit = False
         second = weights[1].data_ptr() if is_gated else None
         if functions.kvmesh_pack(self.dtype, is_int8, first.data_ptr(), second, self.width, self.depth, self.at):

@@ -204,7 +204,7 @@ class Program:
 
     def __init__(self, library: Library, recorder: Recorder, dtype: int) -> None:
         if len(recorder.operations) > _MAX_OPERATIONS:
-            raise ProgramUnfit(f"{len(recorder.operations)} operations are more than {_MAX_OPERATIONS}")
+            raise ProgramUnfit(f"the model takes {len(recorder.operations)} operations, at most {_MAX_OPERATIONS} fit")
         recorder.fuse_norms()
         self._functions = library.functions
         self._values, self._attended = recorder.values, recorder.attended
@@ -248,7 +248,7 @@ class Program:
         for before, value, add in self._sums:
             self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step), done, before)
             done = before
-            assert collectives is not None, "a rank's program without its group"
+            assert collectives is not None, "a rank's program needs the collectives of its group"
             total = collectives.all_reduce(self._rows(value, step.num_rows))
             if add is not None:
                 self._rows(add, step.num_rows).add_(total)
@@ -290,5 +290,5 @@ class _Memory:
     def __init__(self, library: Library, num_bytes: int) -> None:
         self.at: int = library.functions.kvmesh_allocate(num_bytes)
         if not self.at:
-            raise MemoryError(f"no {num_bytes:,} bytes for a step's rows")
+            raise MemoryError(f"cannot allocate {num_bytes:,} bytes for a step's rows")
         weakref.finalize(self, library.functions.kvmesh_free, self.at, num_bytes).atexit = False

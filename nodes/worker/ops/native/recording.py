@@ -139,11 +139,11 @@ class Recording(Ops[Value]):
         """Records the writing of keys and values, then attention over the pages."""
         layout, heads, index = self._layout, self._shard.num_heads, len(self._recorder.attends)
         if by.layer != index:
-            raise ProgramUnfit(f"layer {by.layer} is the {index + 1}. to attend: its pages would be others'")
+            raise ProgramUnfit(f"layer {by.layer} attends as number {index + 1}: it would use another layer's pages")
         if layout.head_dim > MAX_HEAD_DIM or layout.head_dim % 2 or heads // layout.num_kv_heads > MAX_BLOCK_ROWS:
             raise ProgramUnfit(
-                f"native attention takes even heads up to {MAX_HEAD_DIM} and up to {MAX_BLOCK_ROWS} query heads of one"
-                f" KV head, not {layout.head_dim} and {heads // layout.num_kv_heads}"
+                f"native attention supports even head sizes up to {MAX_HEAD_DIM} and up to {MAX_BLOCK_ROWS} query heads"
+                f" per KV head, not {layout.head_dim} and {heads // layout.num_kv_heads}"
             )
         value_bytes = layout.page_bytes // (2 * layout.num_layers)
         call = AttendCall(
@@ -219,4 +219,4 @@ class Recording(Ops[Value]):
 
     def _require_wide(self, x: Value) -> None:
         if x.number in self._rounded and self._dtype != torch.float32:
-            raise ProgramUnfit("a norm of, or a choice from, rows that are already rounded")
+            raise ProgramUnfit("the model normalises or selects rows that are already rounded")

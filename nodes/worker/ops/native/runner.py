@@ -114,7 +114,7 @@ def columns_of(step: RunnableStep) -> tuple[Columns, Sequence[int], list[tuple[i
 
 
 def _draw_of(row: RunnableRow) -> Draw:
-    assert row.sampling is not None, "of a row that draws"
+    assert row.sampling is not None, "only rows that sample draw"
     return Draw(row.sampling, row.output_position, row.history)
 
 

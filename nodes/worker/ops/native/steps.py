@@ -55,7 +55,7 @@ class NativeSteps:
         self._shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
         self.collectives = collectives
         if collectives is not None:
-            assert isinstance(weights.embedding, Tensor), "ranks have no int8 weights"
+            assert isinstance(weights.embedding, Tensor), "ranks do not support int8 weights"
             # One more row, of zeros, for tokens that another rank holds.
             weights = weights._replace(embedding=F.pad(weights.embedding, (0, 0, 0, 1)))
         recording = Recording(spec, library, weights, pool.layout, self._shard)
@@ -82,7 +82,7 @@ class NativeSteps:
 
         Logits are float32. KV of all rows is written to the pages. Raises CollectiveFailed.
         """
-        assert self._pool is not None, "it was unmapped"
+        assert self._pool is not None, "the pool is unmapped"
         token_ids, spans, pages, sampled = columns
         num_rows, num_sampled = len(token_ids), len(sampled)
         # Angles are made as contexts grow, not for the whole context length when a model is loaded.
