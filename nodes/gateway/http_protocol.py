@@ -115,12 +115,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self._parse(data)
+        except _NotTaken as refusal:
+            self.send_400_response(str(refusal))
         except httptools.HttpParserError as error:
+            # What a callback raises comes out of the parser as the context of an error of its own.
             why = error.__context__
-            known = isinstance(why, _NotTaken)
-            self.send_400_response(
-                str(why) if known else "This is not an HTTP/1.1 request that this server can handle."
-            )
+            self.send_400_response(str(why) if isinstance(why, _NotTaken) else "This is not a valid HTTP request.")
         if self._is_deaf or self.transport.is_closing():
             return
         in_head = self._reads_head and self._has_begun
@@ -276,7 +276,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _head_without_upgrade(self) -> bytes:
         method, version = self.parser.get_method(), self.parser.get_http_version()
         if method == b"CONNECT":
-            raise httptools.HttpParserError("this server is not a proxy")
+            raise _NotTaken("CONNECT is not supported: this server is not a proxy.")
         lines = [b"%s %s HTTP/%s" % (method, self.url, version.encode())]
         lines += [b"%s: %s" % pair for pair in self.headers if pair[0] not in _OF_UPGRADES]
         if not self.parser.should_keep_alive():
