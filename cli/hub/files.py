@@ -156,7 +156,7 @@ def _require_room(wanted: HubName, num_bytes: int) -> None:
     if num_bytes > free:
         raise BadModel(
             f"the model {wanted} does not fit into {cache}",
-            why=f"{size_text(num_bytes)} are to be fetched and {size_text(free)} are free",
+            why=f"{size_text(num_bytes)} must be fetched, but only {size_text(free)} are free",
             do="make room (`hf cache ls` shows what is there), or set HF_HOME to a larger disk",
         )
 
@@ -212,20 +212,20 @@ def _explained(wanted: HubName, error: Exception) -> BadModel:
             why = f"{endpoint} gives it only to those who have accepted its conditions"
             do = f"accept them at {endpoint}/{repository}, then `hf auth login`, or set HF_TOKEN"
         case RevisionNotFoundError():
-            why = f"{endpoint} has the repository, and no revision {wanted.revision!r} of it"
+            why = f"{endpoint} has the repository, but no revision {wanted.revision!r} of it"
             do = "name a branch, a tag or a commit after the @, or leave it out"
         case RepositoryNotFoundError():
-            why = f"{endpoint} knows no such repository or does not show it to you, nor is there such a directory here"
+            why = f"{endpoint} has no such repository or does not show it to you, and there is no such directory here"
             do = "correct the name; if it is private, `hf auth login`, or set HF_TOKEN"
         case HfHubHTTPError() if _status(error) in (401, 403):
             why = f"{endpoint} refuses: {_shown(error)}"
             do = "set HF_TOKEN to a token that may read it, or log in again with `hf auth login`"
         case _ if constants.is_offline_mode() or isinstance(error, OfflineModeIsEnabled):
             why = f"HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} does not have all of it"
-            do = f"unset it once, or bring the model along: {_by_hand(wanted)}"
+            do = f"unset it once, or fetch the model elsewhere: {_by_hand(wanted)}"
         case _:
-            why = f"{endpoint} cannot be reached, or broke off: {_shown(error)}"
-            do = f"try again (whole files are kept), or fetch it where there is a network: {_by_hand(wanted)}"
+            why = f"{endpoint} cannot be reached, or the transfer broke off: {_shown(error)}"
+            do = f"try again (complete files are kept), or fetch it where there is a network: {_by_hand(wanted)}"
     return BadModel(what, why=why, do=do)
 
 

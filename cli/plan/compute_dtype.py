@@ -38,5 +38,5 @@ def choose_dtype(asked: str, spec: ModelSpec, device: str, cpu_flags: Collection
     return ComputeDtype(
         "float32",
         f"{spec.name} has float16 weights: computed in float32, since this CPU has no kernels for 16 bits; that takes"
-        " twice the memory, and --dtype bfloat16 does not",
+        " twice the memory; --dtype bfloat16 does not",
     )

@@ -86,7 +86,7 @@ def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wante
         why=_account(memory, load, layout, least if wanted is None else wanted),
         do="use fewer groups, "
         + ("give pools fewer pages" if wanted is not None else "a smaller chunk or --context-length")
-        + ", raise --mem-fraction, or end what else uses the device (nvidia-smi lists it)",
+        + ", raise --mem-fraction, or stop what else uses the device (nvidia-smi lists it)",
     )
 
 
@@ -97,7 +97,7 @@ def _account(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, num_pages
     return (
         f"{load.num_groups} groups of weights ({_gib(load.weight_bytes)}), activations ({_gib(load.activation_bytes)}),"
         f" context and graphs ({_gib(load.overhead_bytes)}) and a pool of {pages},{agent} take more than"
-        f" {load.mem_fraction:.0%} of {_gib(memory.total_bytes)}, which is {_gib(budget)}, or than the"
+        f" {load.mem_fraction:.0%} of {_gib(memory.total_bytes)}, which is {_gib(budget)}, or more than the"
         f" {_gib(memory.free_bytes)} that are free"
     )
 
@@ -111,27 +111,28 @@ def check_device_options(settings: Settings, tp_size: int) -> None:
     device = settings.device
     if settings.quantize != "none" and (device != CPU or tp_size > 1):
         raise BadConfig(
-            f"--quantize {settings.quantize} is not for {f'--tp {tp_size}' if device == CPU else f'--device {device}'}",
+            f"--quantize {settings.quantize} cannot be used with "
+            + (f"--tp {tp_size}" if device == CPU else f"--device {device}"),
             why="only the CPU's own kernels compute with such weights, in workers that compute alone",
             do="leave --quantize out, or compute on the CPU without --tp",
         )
     if settings.memory_saver and device == CPU:
         raise BadConfig(
             "there is no memory saver on the CPU",
-            why="it keeps in the host's memory what lies in a device's",
-            do="leave --memory-saver out: `meshctl release` drops weights there, and `resume` reads them again",
+            why="it backs up a device's memory in host memory",
+            do="leave --memory-saver out: on the CPU `meshctl release` drops weights, and `resume` reads them again",
         )
     if settings.pool_in_worker and device == CPU:
         raise BadConfig(
             "workers cannot make their KV pools on the CPU",
-            why="pools in host memory are files, which outlive workers and cost no context",
+            why="pools in host memory are files, which outlive workers and need no CUDA context",
             do="leave --pool-in-worker out, or give --device cuda",
         )
     if (settings.pool_in_worker or settings.memory_saver) and tp_size > 1:
         raise BadConfig(
             "--pool-in-worker and --memory-saver are for workers that compute alone",
             why="tensor-parallel ranks end together when their memory is released, and share one page table",
-            do="leave it out, or --tp; `meshctl release --reload-weights` works with ranks",
+            do="leave out that option or --tp; `meshctl release --reload-weights` works with ranks",
         )
     if settings.pool_in_worker and settings.memory_saver:
         raise BadConfig(

@@ -30,7 +30,7 @@ def find_fault(value: Any, expected: Any, path: str = "", *, strict: bool) -> Fa
     try:
         msgspec.convert(value, type=cast("Any", expected), strict=strict)
     except msgspec.ValidationError as error:
-        return Fault(f"{path or 'it'} is {_shown(value)}, and has to be {_words(expected) or error}", "correct it")
+        return Fault(f"{path or 'it'} is {_shown(value)}, but must be {_words(expected) or error}", "correct it")
     except ValueError as error:
         return Fault(str(error), "correct it")
     return None
@@ -41,7 +41,7 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> Fault:
     # A name may be several things at once, such as an actor and a role.
     names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, names, n=1)
-    do = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+    do = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(names)}"
     return Fault(f"there is no {what} {name}", do)
 
 

@@ -46,7 +46,9 @@ def plan_groups(settings: Settings, spec: ModelSpec, devices: Sequence[str]) -> 
     if not wanted and settings.on:
         return []
     if not wanted:
-        raise BadConfig("there is no worker group", why="prefill, decode and mixed are all 0", do="give --mixed 1, say")
+        raise BadConfig(
+            "there is no worker group", why="prefill, decode and mixed are all 0", do="give --mixed 1, for example"
+        )
     _check_sizes([size for _, _, size in wanted], spec, devices)
     groups: list[WorkerGroup] = []
     num_dealt = 0
@@ -72,7 +74,7 @@ def _check_sizes(sizes: list[int], spec: ModelSpec, devices: Sequence[str]) -> N
         raise BadConfig(
             f"a group of {most} ranks cannot be put on {', '.join(devices)}",
             why="each rank of a group needs a device of its own, or NCCL does not connect them",
-            do=f"name {most} with --device cuda:0,cuda:1,..., or give a smaller --tp",
+            do=f"name {most} devices with --device cuda:0,cuda:1,..., or give a smaller --tp",
         )
     if len(set(sizes)) > 1:
         raise BadConfig(

@@ -17,7 +17,7 @@ HostName = Annotated[
     str,
     msgspec.Meta(
         pattern=HOST_NAME,
-        description="lower-case letters, digits and dashes, at most 12, and no number (ids of actors end in it)",
+        description="lower-case letters, digits and dashes, at most 12, and not a number (actor ids end in it)",
     ),
 ]
 Count = Annotated[int, msgspec.Meta(ge=0, le=256)]
@@ -26,7 +26,7 @@ Device = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^(cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3})*)$",
-        description="cpu, cuda (all that are visible), or the ones to use, like cuda:0 or cuda:0,cuda:1",
+        description="cpu, cuda (all that are visible), or the devices to use, like cuda:0 or cuda:0,cuda:1",
     ),
 ]
 Address = Annotated[
@@ -38,7 +38,7 @@ Address = Annotated[
 ]
 Ports = Annotated[
     str,
-    msgspec.Meta(pattern=r"^([0-9]{1,5}-[0-9]{1,5})?$", description='the first and the last port: "7500-7599"'),
+    msgspec.Meta(pattern=r"^([0-9]{1,5}-[0-9]{1,5})?$", description='the first and the last port, like "7500-7599"'),
 ]
 
 OF_HOSTS: Final = ("prefill", "decode", "mixed", "gateways", "tokenizers", "detokenizers")
@@ -116,9 +116,9 @@ def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[s
     both = [name for name in OF_HOSTS if name in given]
     if both:
         raise BadConfig(
-            f"{', '.join(both)} cannot be set beside [hosts]",
-            why="where there are several hosts, each says for itself what it runs",
-            do=f"take it out, and set it for a host: [hosts.{own}] {both[0]} = 1, say",
+            f"{', '.join(both)} cannot be set together with [hosts]",
+            why="with several hosts, each host has its own settings for what it runs",
+            do=f"remove it, and set it for a host, for example [hosts.{own}] {both[0]} = 1",
         )
     registries = [name for name, host in hosts.items() if host.registry]
     if len(registries) > 1:
@@ -136,33 +136,33 @@ def _check_own(hosts: Mapping[str, HostSettings], own: str) -> None:
     names = ", ".join(hosts)
     if not own:
         raise BadConfig(
-            "which of its hosts this is has to be said",
-            why=f"the topology file is one for several hosts: {names}",
-            do=f"name it with --host (or KVMESH_HOST): --host {next(iter(hosts))}, say",
+            "it is not clear which host of the topology file this is",
+            why=f"the file is for several hosts: {names}",
+            do=f"name it with --host (or KVMESH_HOST), for example --host {next(iter(hosts))}",
         )
     if own not in hosts:
         fault = unknown_name(own, hosts, "host")
-        raise BadConfig(f"--host {own} names no host of the topology file", why=f"its hosts are {names}", do=fault.do)
+        raise BadConfig(f"--host {own} is not a host of the topology file", why=f"its hosts are {names}", do=fault.do)
 
 
 def _check_listening(name: str, host: HostSettings) -> None:
     address = _ip(host.address)
     if (address is not None and address.is_unspecified) or (address is None and ":" in host.address):
         raise BadConfig(
-            f"[hosts.{name}] address is {host.address}, which nobody can dial",
-            why="it is what the other hosts reach this one at; where to listen is `bind`",
+            f"[hosts.{name}] address is {host.address}, which other hosts cannot dial",
+            why="it is where the other hosts reach this one; where to listen is `bind`",
             do="give an IP address of that host, or a name that the other hosts can look up",
         )
     if host.port_range is not None and not 1 <= host.port_range[0] < host.port_range[1] <= 65535:
         raise BadConfig(
-            f"[hosts.{name}] ports is {host.ports}, which are no ports",
-            why="the first and the last are meant, of 1 to 65535",
-            do='write it like "7500-7599": each actor of the host takes two, and the supervisor',
+            f"[hosts.{name}] ports is {host.ports}, which is not a port range",
+            why="it must be FIRST-LAST, from 1 to 65535",
+            do='write it like "7500-7599": each actor of the host takes two, and so does the supervisor',
         )
     if _ip(host.bind) is None:
         raise BadConfig(
-            f"[hosts.{name}] bind is {host.bind!r}, which cannot be listened at",
-            why="it is no IP address",
+            f"[hosts.{name}] bind is {host.bind!r}, which cannot be listened on",
+            why="it is not an IP address",
             do="give one of that host's addresses, or 0.0.0.0 for all of them",
         )
 
@@ -173,13 +173,13 @@ def _check_served(hosts: Mapping[str, HostSettings]) -> None:
             raise BadConfig(
                 f"no host has a {what}",
                 why="a mesh of hosts cannot serve without one",
-                do=f"set {field} = 1 for a host, [hosts.{next(iter(hosts))}], say",
+                do=f"set {field} = 1 for a host, for example in [hosts.{next(iter(hosts))}]",
             )
     if not any(mesh_groups(hosts)):
         raise BadConfig(
             "no host has a worker group",
             why="prefill, decode and mixed are all 0",
-            do=f"set mixed = 1 for a host, [hosts.{next(iter(hosts))}], say",
+            do=f"set mixed = 1 for a host, for example in [hosts.{next(iter(hosts))}]",
         )
 
 

@@ -33,7 +33,7 @@ def plan_joiner(options: Mapping[str, Any], token: JoinToken, machine: str, rout
     name = given.pop("host", None) or host_name_of(machine)
     fault = find_fault(name, HostName, "the name of a host", strict=True)
     if fault is not None:
-        raise BadConfig(f"--host {name} cannot be a host", why=fault.why, do=fault.do)
+        raise BadConfig(f"--host {name} cannot be the name of a host", why=fault.why, do=fault.do)
     if name == token.host:
         raise BadConfig(
             f"this machine cannot join as {name}",
@@ -42,9 +42,9 @@ def plan_joiner(options: Mapping[str, Any], token: JoinToken, machine: str, rout
         )
     if given.pop("name", token.mesh) != token.mesh:
         raise BadConfig(
-            f"the token is of the mesh {token.mesh!r}",
+            f"the token is for the mesh {token.mesh!r}",
             why=f"--name (or KVMESH_NAME) says {options['name']!r}",
-            do="leave the name out, or take a token of that mesh",
+            do="leave out the name, or get a token for that mesh",
         )
     counts = {field: given.pop(field) for field in OF_HOSTS if field in given}
     if not any(counts.values()):

@@ -24,8 +24,8 @@ from nodes.roles import REGISTRY
 REGISTRY_ROLES: Final = (REGISTRY, ALL_ROLES)
 """Of the registry's host, which may have all the other roles too."""
 
-ENCRYPTED: Final = "links between hosts are encrypted, each host by its key; KV pages between them are plain"
-INSECURE: Final = "insecure: links and KV pages between hosts are plain, and whoever reaches the network can join"
+ENCRYPTED: Final = "links between hosts are encrypted with the hosts' keys; KV pages between them are unencrypted"
+INSECURE: Final = "insecure: links and KV pages between hosts are unencrypted, and whoever reaches the network can join"
 
 
 def key_directory(settings: Settings, environment: Mapping[str, str]) -> Path:
@@ -50,10 +50,10 @@ def settle_keys(settings: Settings, environment: Mapping[str, str]) -> Settings:
         if not settings.keys and all(one.is_on_loopback for one in settings.hosts.values()):
             return msgspec.structs.replace(settings, keys="")
         raise BadKeys(
-            f"host {settings.on} has no keys, and may not listen at {host.bind} without",
-            why=f"links between hosts are encrypted by keys, and {path} has none",
-            do=f"make them with `{_words_new(settings, settings.on)}`, or say insecure = true (--insecure) "
-            "where nobody else is on that network",
+            f"host {settings.on} has no keys, and may not listen on {host.bind} without them",
+            why=f"links between hosts are encrypted with keys, and there are none in {path}",
+            do=f"make them with `{_words_new(settings, settings.on)}`, or set insecure = true (--insecure) "
+            "if the network is trusted",
         )
     _check(settings, path, own)
     return msgspec.structs.replace(settings, keys=str(path))
@@ -64,7 +64,7 @@ def _check(settings: Settings, path: Path, own: HostKey) -> None:
     if own.host != host:
         raise BadKeys(
             f"host {host} cannot use the keys in {path}",
-            why=f"they are of host {own.host}",
+            why=f"they belong to host {own.host}",
             do=f"give host {host} a directory of its own: --keys DIR, or KVMESH_KEYS",
         )
     allowed = read_allowed(path)
@@ -74,13 +74,13 @@ def _check(settings: Settings, path: Path, own: HostKey) -> None:
     if granted.host != registry:
         raise BadKeys(
             f"host {host} cannot use the keys in {path}",
-            why=f"they are of a mesh with the registry on host {granted.host}, and here it is on {registry}",
+            why=f"they belong to a mesh with the registry on host {granted.host}, but here it is on {registry}",
             do="correct which host has `registry = true`, or give another --keys DIR",
         )
     if host == registry and granted.public_key != own.public_key:
         raise BadKeys(
             f"host {host} cannot use the keys in {path}",
-            why="host.json and allowed.json have different public keys of it",
+            why="host.json and allowed.json have different public keys for it",
             do=f"put the right file back, or make new keys with `{_words_new(settings, host, '--force')}`",
         )
 
@@ -89,10 +89,10 @@ def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
     """The error of a host that has its own keys and no list of others."""
     registry = settings.registry_host or "HEAD"
     if own.host == settings.registry_host:
-        do = f"put it back, or begin anew with `{_words_new(settings, own.host, '--force')}`"
+        do = f"put it back, or start over with `{_words_new(settings, own.host, '--force')}`"
     else:
         add = words(settings, "add", registry, "PUBLIC_KEY", "--roles", REGISTRY)
-        do = f"say whom it may trust: `{add}`, with what `meshctl keys ls` shows on host {registry}"
+        do = f"say which key to trust: `{add}`, with the key that `meshctl keys ls` shows on host {registry}"
     return BadKeys(f"host {own.host} does not know the keys of other hosts", why=f"{path} has no allowed.json", do=do)
 
 
@@ -108,7 +108,7 @@ def links_note(settings: Settings) -> str:
         return ""
     if settings.keys:
         return ENCRYPTED
-    return INSECURE if settings.insecure else "links and KV pages between hosts are plain, on this machine's loopback"
+    return INSECURE if settings.insecure else "links and KV pages between hosts are unencrypted, but on loopback only"
 
 
 def pinned(own: HostKey, registry: str, public_key: str) -> AllowList:

@@ -67,9 +67,9 @@ def names_hub(model: str) -> bool:
 def _notes(spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
     notes = [dtype.note] if dtype.note else []
     if said := spec.sampling_defaults.describe():
-        notes.append(f"requests that do not say otherwise are sampled as {spec.name}'s makers have it: {said}")
+        notes.append(f"requests without sampling parameters of their own use {spec.name}'s defaults: {said}")
     if spec.not_computed:
-        notes.append(f"{spec.name} asks for {', '.join(spec.not_computed)}, which nothing here computes: left out")
+        notes.append(f"{spec.name} asks for {', '.join(spec.not_computed)}, which is not supported and left out")
     return tuple(notes)
 
 
@@ -83,12 +83,14 @@ def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]
     if wanted is None and at and parse_hub_name(repository) is not None and not path.exists():
         raise BadModel(
             f"the model {model!r} cannot be fetched",
-            why=f"{revision!r} is no branch, tag or commit" if revision else "there is no revision behind the @",
+            why=f"{revision!r} is not a branch, tag or commit" if revision else "there is no revision after the @",
             do=f"give one, or leave it out: --model {repository}",
         )
     if wanted is None or not names_hub(model):
         if wanted is not None:
-            progress.note(f"{model} is the directory {path.resolve()} here, which goes before a model of the hub")
+            progress.note(
+                f"{model} is the directory {path.resolve()} here, which takes precedence over a model of the hub"
+            )
         return str(path.resolve()), ""
     # The import takes a third of a second, so only a model of the hub pays for it.
     from cli.hub import files as hub
@@ -102,7 +104,7 @@ def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]
         if found is None:
             raise ModelNotHere(
                 f"the model {wanted} is not on this machine",
-                why="this command fetches nothing, and neither is it in the hub's cache nor a directory here",
+                why="this command fetches nothing, and the model is neither in the hub's cache nor a directory here",
                 do=_fetch_by_hand(wanted),
             )
         snapshot = found

@@ -25,7 +25,7 @@ def topology_notes(
         if not host.is_on_loopback:
             at.setdefault(host.address, []).append(name)
     notes += [
-        f"hosts {', '.join(names)} have the address {address}, which is right on one machine only"
+        f"hosts {', '.join(names)} have the address {address}, which is only right on one machine"
         for address, names in at.items()
         if len(names) > 1
     ]

@@ -30,7 +30,7 @@ _LEAST_CONTEXT: Final = 2048
 purpose (64 MiB of shared memory, a container's default, hold 450 tokens of a model of 0.6 billion parameters)."""
 
 
-_OTHER_MEMORY: Final = "or have the pools in another memory ([kv] directory)"
+_OTHER_MEMORY: Final = "or place the pools in other memory ([kv] directory)"
 
 
 class PoolPlan:
@@ -98,8 +98,9 @@ class PoolPlan:
         if num_bytes > self._free_bytes:
             raise NoMemory(
                 f"the KV pools do not fit into {self._settings.kv.directory}",
-                why=f"they take {amount(num_bytes)} and {amount(self._free_bytes)} are free",
-                do=f"give fewer with --kv-pages or --kv-memory, make it larger (docker: --shm-size), {_OTHER_MEMORY}",
+                why=f"they take {amount(num_bytes)}, but only {amount(self._free_bytes)} are free",
+                do="make them smaller with --kv-pages or --kv-memory, or the directory larger (docker: --shm-size), "
+                f"{_OTHER_MEMORY}",
             )
         return num_bytes
 
@@ -118,7 +119,7 @@ class PoolPlan:
         needed = _file_bytes("", self._least_pages, layout)
         holds = f"{num_tokens:,} tokens of {self._spec.name}"
         least = f"a context of {self._least_context:,} " + (
-            "was asked for" if self._settings.context_length else "is the least unless less is asked for"
+            "was asked for" if self._settings.context_length else "is the minimum unless less is asked for"
         )
         less = f", or ask for less: --context-length {num_tokens}" if num_tokens >= layout.page_size else ""
         if kv.pages is not None or kv.memory is not None:
@@ -126,14 +127,14 @@ class PoolPlan:
             more = f"--kv-pages {self._least_pages}" if kv.pages is not None else f"--kv-memory {_whole_mib(needed)}MiB"
             return NoMemory(
                 "the KV pools are too small for the context",
-                why=f"{given} hold {holds}, and {least}",
+                why=f"{given} hold {holds}, but {least}",
                 do=f"give them {more}{less}",
             )
         whose = "a pool" if self._num_workers == 1 else f"each of {self._num_workers} pools"
         total = _whole_mib(int(needed * self._num_workers / _USABLE_SHARE))
         return NoMemory(
             f"{kv.directory} is too small for KV pools",
-            why=f"{amount(self._free_bytes)} are free there, and the {amount(self._share_bytes)} that {whose} may have "
+            why=f"{amount(self._free_bytes)} are free there, and the {amount(self._share_bytes)} that {whose} may take "
             f"hold {holds}; {least}, and takes {amount(needed)}",
             do=f"make it larger (docker: --shm-size={total}m at least), {_OTHER_MEMORY}{less}",
         )
@@ -151,7 +152,7 @@ class PoolPlan:
             if num_pages < 2:
                 raise BadConfig(
                     f"KV memory of {kv.memory} is too little",
-                    why=f"a page of this model takes {amount(layout.page_bytes)}, and two are the least",
+                    why=f"a page of this model takes {amount(layout.page_bytes)}, and a pool needs at least two",
                     do="give more with --kv-memory",
                 )
             return num_pages

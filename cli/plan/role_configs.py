@@ -81,8 +81,8 @@ def overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dic
         if name in PLANNED and name in config.__struct_fields__:
             raise BadConfig(
                 f"{name} cannot be set in [roles.{role}]",
-                why="others go by it too",
-                do=f"take it out; {PLANNED[name]} decides it for the whole mesh",
+                why="other actors depend on it",
+                do=f"remove it; it is set for the whole mesh by {PLANNED[name]}",
             )
     # The environment has strings only.
     given = check_config(role, fields | overrides)
@@ -93,13 +93,15 @@ def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
     """The typed configuration of a role. Raises BadConfig."""
     if role not in CONFIG_TYPES:
         fault = unknown_name(role, CONFIG_TYPES, "role")
-        raise BadConfig(f"there is no role {role}", why="it is none of those that a mesh is made of", do=fault.do)
+        raise BadConfig(f"there is no role {role}", why="it is not one of the roles in a mesh", do=fault.do)
     config_type = CONFIG_TYPES[role]
     fault = find_fault(fields, config_type, strict=False)
     missing = [field.name for field in msgspec.structs.fields(config_type) if field.required]
     missing = [name for name in missing if name not in fields]
     if missing:
-        fault = Fault(f"{', '.join(missing)} is not given", "give it (`meshctl up --dry-run` prints whole lines)")
+        fault = Fault(
+            f"{', '.join(missing)} is not given", "give it (`meshctl up --dry-run` prints complete command lines)"
+        )
     if fault is None:
         try:
             return msgspec.convert(fields, config_type, strict=False)

@@ -49,7 +49,7 @@ Name = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^[a-z0-9][a-z0-9-]{0,23}$",
-        description="lower-case letters, digits and dashes, at most 24 (it names sockets, whose paths are short)",
+        description="lower-case letters, digits and dashes, at most 24 (part of socket paths, which must be short)",
     ),
 ]
 
@@ -174,8 +174,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         names = [name.strip() for one in given for name in one.split(",")] if self.served_name else []
         if any(not name or not name.isprintable() or len(name) > MAX_NAME_CHARS for name in names):
             raise BadConfig(
-                f"{self.served_name!r} cannot be served as names of a model",
-                why=f"a name is 1 to {MAX_NAME_CHARS} characters that can be printed, and a comma separates names",
+                f"{self.served_name!r} cannot be used as names of a model",
+                why=f"a name has 1 to {MAX_NAME_CHARS} printable characters, and a comma separates names",
                 do="correct --served-name",
             )
         return tuple(dict.fromkeys(names))
@@ -251,7 +251,7 @@ def overlay_settings(
     """The same for any host: the settings, the name given for this host, and what was set. Raises BadConfig."""
     _check_log_variables(environment)
     document: dict[str, Any] = _read_file(file) if file is not None else dict(told or {})
-    source = str(file) if file is not None else "the defaults" if told is None else "what the registry told"
+    source = str(file) if file is not None else "the defaults" if told is None else "what the registry sent"
     settings = _convert(document, source, strict=True)
     given = {key: value for key, value in options.items() if value is not None}
     own = ""
@@ -265,7 +265,7 @@ def overlay_settings(
         source = f"the environment variable {name}"
         if environment[name].startswith("tcp://"):
             # A pod beside a service named kvmesh has KVMESH_PORT=tcp://10.0.0.1:8000 and others like it.
-            source += " (Kubernetes sets it for a service of that name: enableServiceLinks: false)"
+            source += " (Kubernetes sets it for a service of that name unless enableServiceLinks: false)"
         settings = _convert(document, source, strict=False)
     for key, value in given.items():
         _set(document, key.split("__"), value)
@@ -276,7 +276,7 @@ def overlay_settings(
         raise BadConfig(
             "the size of KV pools is given twice",
             why=f"--kv-pages ([kv] pages) is {settings.kv.pages}, --kv-memory ([kv] memory) is {settings.kv.memory}",
-            do="take one of them out",
+            do="remove one of them",
         )
     return settings, own, document.keys()
 
@@ -305,8 +305,8 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", text.lower())
     if match is None:
         raise BadConfig(
-            f"--kv-memory ([kv] memory) is {text!r}, which is no amount of memory",
-            why="it is not a number with KiB, MiB, GiB or TiB behind it, or none for bytes",
+            f"--kv-memory ([kv] memory) is {text!r}, which is not an amount of memory",
+            why="it is not a number followed by KiB, MiB, GiB or TiB, or by nothing for bytes",
             do="write it like 512MiB, 2GiB or 1048576",
         )
     number, unit, _ = match.groups()
@@ -373,7 +373,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 def _convert(document: dict[str, Any], source: str, *, strict: bool) -> Settings:
     fault = hosts_fault(document.get("hosts", {}))
     if "on" in document:
-        fault = Fault("there is no setting on: which host this is, is no matter of the file", "give --host NAME")
+        fault = Fault("`on` cannot be set in the file: --host says which host this is", "give --host NAME")
     fault = fault or find_fault(document, Settings, strict=strict)
     for role, fields in () if fault else document.get("roles", {}).items():
         fault = fault or role_fault(role, fields)

@@ -45,7 +45,7 @@ def parse_token(text: str) -> JoinToken:
     if not dot or not version.startswith("kvmesh") or len(text) > _MAX_CHARS:
         raise _bad("it does not begin with kvmesh1., or is too long")
     if f"{version}." != _PREFIX:
-        raise _bad(f"it is of the kind {version}, and this release knows {_PREFIX[:-1]}")
+        raise _bad(f"it is of version {version}, but this release only knows {_PREFIX[:-1]}")
     try:
         raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
@@ -56,7 +56,7 @@ def parse_token(text: str) -> JoinToken:
     try:
         return msgspec.msgpack.decode(content, type=JoinToken)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise _bad(f"what it says cannot be used: {error}") from error
+        raise _bad(f"its content cannot be used: {error}") from error
 
 
 def _check(content: bytes) -> bytes:

@@ -138,7 +138,7 @@ class _Planner:
             raise BadConfig(
                 f"a context of {settings.context_length} tokens cannot be served",
                 why=f"{spec.name} was made for {spec.context_length}",
-                do="give --context-length at most that",
+                do="give a --context-length of at most that",
             )
         if settings.quantize != "none" and spec.source == "echo":
             raise BadConfig(
@@ -214,9 +214,9 @@ class _Planner:
         if last - first + 1 < needed:
             raise BadConfig(
                 f"ports {own.ports} are too few for host {self._settings.on}",
-                why=f"what runs there listens at {needed}, two for each actor and for the supervisor",
-                do=f"give it {first}-{first + 2 * needed - 1} (ports of its table, or --ports): actors that start "
-                "again take others for a moment",
+                why=f"what runs there listens on {needed}, two for each actor and for the supervisor",
+                do=f"give it {first}-{first + 2 * needed - 1} (ports in its table, or --ports): restarting actors "
+                "briefly use extra ports",
             )
 
     def _notes(self, actors: list[ActorLaunch]) -> list[str]:
@@ -272,7 +272,7 @@ class _Planner:
             raise BadConfig(
                 f"a prefill chunk of {chunk} tokens cannot be used",
                 why=f"it is not a multiple of the page of {page_size} tokens",
-                do=f"give --chunk {max(1, chunk // page_size) * page_size}, say",
+                do=f"give --chunk {max(1, chunk // page_size) * page_size}, for example",
             )
         config = SchedulerConfig(
             group=group.name,

@@ -198,7 +198,7 @@ def test_what_cannot_be_on_a_device():
     with pytest.raises(BadConfig, match="cannot be used together"):
         planned(memory_saver=True, pool_in_worker=True)
     for options in ({"model": "random:qwen3-0.6b"}, {"model": "random:tiny-qwen2", "device": "cpu", "tp": 2}):
-        with pytest.raises(BadConfig, match=r"--quantize int8 is not for --(device cuda|tp 2)"):
+        with pytest.raises(BadConfig, match=r"--quantize int8 cannot be used with --(device cuda|tp 2)"):
             planned(**options, quantize="int8")
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"device": "gpu"}, Settings)

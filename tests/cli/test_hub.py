@@ -209,7 +209,7 @@ def test_a_gated_repository_says_where_to_accept_and_a_token_opens_it(tmp_path, 
 def test_an_unknown_repository_or_revision_says_which(tmp_path, hub, client):
     hub.add("org/small", checkpoint(tmp_path))
     said = client.refused("org/smal")
-    assert "knows no such repository or does not show it to you, nor is there such a directory" in said
+    assert "has no such repository or does not show it to you, and there is no such directory" in said
     assert "no revision 'v9' of it" in client.refused("org/small@v9")
 
 
@@ -230,7 +230,7 @@ def test_a_directory_of_that_name_goes_first_and_that_is_said(tmp_path, hub, cli
         (directory / name).write_bytes(data)
     path, origin, name, _, said = client.planned("org/small")
     assert (path, origin, name) == (str(directory), "", "small")
-    assert f"org/small is the directory {directory} here, which goes before a model of the hub" in said
+    assert f"org/small is the directory {directory} here, which takes precedence over a model of the hub" in said
     assert hub.log == []
 
 
@@ -246,7 +246,7 @@ def test_looking_at_a_mesh_fetches_nothing_and_says_so(tmp_path, hub, client, mo
     file = client.work / "mesh.toml"
     file.write_text('model = "org/small"\nmixed = 1\n')
     said = meshctl("config", "validate", str(file))[1]
-    assert "fine as far as can be said without its model" in said
+    assert "fine as far as it can be checked without the model" in said
     assert "`meshctl up --model org/small` fetches it" in said
     with pytest.raises(BadModel, match="org/small is not on this machine"):
         meshctl("up", "--dry-run", "--model", "org/small")

@@ -57,8 +57,8 @@ def test_what_a_checkpoint_asks_for_is_said(tmp_path, monkeypatch):
     assert (plan.settings.dtype, plan.argument, plan.origin) == ("bfloat16", str(directory), "")
     half, sampled, left_out = plan.notes
     assert half.startswith("half has float16 weights: computed in bfloat16")
-    assert sampled == "requests that do not say otherwise are sampled as half's makers have it: top_k 20"
-    assert left_out == "half asks for typical_p 0.9, which nothing here computes: left out"
+    assert sampled == "requests without sampling parameters of their own use half's defaults: top_k 20"
+    assert left_out == "half asks for typical_p 0.9, which is not supported and left out"
     monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "none")
     assert planned(tmp_path, model=str(directory))[0].settings.dtype == "float32"
 

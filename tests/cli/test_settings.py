@@ -99,18 +99,18 @@ def test_a_foreign_variable_is_a_warning_and_changes_nothing():
         ),
         (
             {"roles": {"gateway": {"port": "x"}}},
-            "roles.gateway.port is 'x', and has to be a whole number",
+            "roles.gateway.port is 'x', but must be a whole number",
             "correct it",
         ),
-        ({"port": 0}, "port is 0, and has to be a whole number from 1 to 65,535", "correct it"),
-        ({"kv": {"pages": "x"}}, "kv.pages is 'x', and has to be a whole number of at least 2", "correct it"),
-        ({"kv": {"page_size": 7}}, "kv.page_size is 7, and has to be one of 8, 16, 32, 64", "correct it"),
-        ({"mem_fraction": 2}, "mem_fraction is 2, and has to be a number above 0 and of at most 0.98", "correct it"),
-        ({"kv": 3}, "kv is 3, and has to be a table", "correct it"),
-        ({"supervision": {"fork": "x"}}, "supervision.fork is 'x', and has to be true or false", "correct it"),
-        ({"model": ""}, "model is '', and has to be text that is not empty", "correct it"),
-        ({"device": "gpu"}, "device is 'gpu', and has to be cpu, cuda (all", "correct it"),
-        ({"name": "UPPER"}, "name is 'UPPER', and has to be lower-case letters, digits and dashes", "correct it"),
+        ({"port": 0}, "port is 0, but must be a whole number from 1 to 65,535", "correct it"),
+        ({"kv": {"pages": "x"}}, "kv.pages is 'x', but must be a whole number of at least 2", "correct it"),
+        ({"kv": {"page_size": 7}}, "kv.page_size is 7, but must be one of 8, 16, 32, 64", "correct it"),
+        ({"mem_fraction": 2}, "mem_fraction is 2, but must be a number above 0 and of at most 0.98", "correct it"),
+        ({"kv": 3}, "kv is 3, but must be a table", "correct it"),
+        ({"supervision": {"fork": "x"}}, "supervision.fork is 'x', but must be true or false", "correct it"),
+        ({"model": ""}, "model is '', but must be text that is not empty", "correct it"),
+        ({"device": "gpu"}, "device is 'gpu', but must be cpu, cuda (all", "correct it"),
+        ({"name": "UPPER"}, "name is 'UPPER', but must be lower-case letters, digits and dashes", "correct it"),
     ],
 )
 def test_faults_are_told_in_words_without_patterns_and_types(monkeypatch, tmp_path, document, why, do):
@@ -148,7 +148,7 @@ def test_amounts_of_memory(text, value):
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1 PiB", "1e9"])
 def test_what_is_no_amount(text):
-    with pytest.raises(BadConfig, match="no amount"):
+    with pytest.raises(BadConfig, match="not an amount"):
         parse_bytes(text)
 
 
@@ -173,7 +173,7 @@ def test_several_names_are_a_list_or_a_text_with_commas():
     assert load_settings(None, {}, {"served_name": ["a", "b", "a"]}).served_names == ("a", "b")
     assert load_settings(None, {}, {"served_name": ["a,b", "c"]}).served_names == ("a", "b", "c")
     for wrong in ("a,,b", [""], "a\tb", ["x" * 201]):
-        with pytest.raises(BadConfig, match="cannot be served as names"):
+        with pytest.raises(BadConfig, match="cannot be used as names"):
             assert Settings(served_name=wrong).served_names
 
 
@@ -225,19 +225,29 @@ def test_without_hosts_the_word_is_the_address_of_the_gateway():
     ("old", "new", "words", "do"),
     [
         ("[hosts.p]", "[hosts.head]", "not TOML", "correct"),
-        ("[hosts.p]", "[hosts.P]", "the name of a host is 'P', and has to be lower-case letters", "correct"),
+        ("[hosts.p]", "[hosts.P]", "the name of a host is 'P', but must be lower-case letters", "correct"),
         ("[hosts.p]", "[hosts.1]", "the name of a host is '1'", "correct"),
         ("[hosts.p]", "[hosts.a-dozen-and-1]", "at most 12", "correct"),
         ('address = "10.0.0.2"', "", "hosts.p.address is not given", "what the other hosts dial"),
-        ("10.0.0.2", "10.0.0.2:7400", "nobody can dial|has to be an IP address", ""),
-        ("10.0.0.2", "tcp://10.0.0.2", "has to be an IP address or a DNS name, without a port", "correct"),
-        ("10.0.0.2", "0.0.0.0", r"\[hosts.p\] address is 0.0.0.0, which nobody can dial", "an IP address of that host"),
+        ("10.0.0.2", "10.0.0.2:7400", "other hosts cannot dial|must be an IP address", ""),
+        ("10.0.0.2", "tcp://10.0.0.2", "must be an IP address or a DNS name, without a port", "correct"),
+        (
+            "10.0.0.2",
+            "0.0.0.0",
+            r"\[hosts.p\] address is 0.0.0.0, which other hosts cannot dial",
+            "an IP address of that host",
+        ),
         ('bind = "::"', 'ports = "7500"', "hosts.d-1.ports is '7500'.* \"7500-7599\"", "correct"),
-        ('bind = "::"', 'ports = "7500-7500"', r"\[hosts.d-1\] ports is 7500-7500, which are no ports", "takes two"),
+        (
+            'bind = "::"',
+            'ports = "7500-7500"',
+            r"\[hosts.d-1\] ports is 7500-7500, which is not a port range",
+            "takes two",
+        ),
         ('bind = "::"', 'bind = "eth0"', r"\[hosts.d-1\] bind is 'eth0'", "0.0.0.0 for all"),
         ("prefill = 2", "prefil = 2", "there is no setting hosts.p.prefil", "did you mean hosts.p.prefill?"),
-        ("prefill = 2", "prefill = -1", "hosts.p.prefill is -1, and has to be a whole number", "correct"),
-        ("[hosts.p]", "[hosts]\np = 3\n[hosts.q]", "not TOML|hosts.p is 3, and has to be a table", ""),
+        ("prefill = 2", "prefill = -1", "hosts.p.prefill is -1, but must be a whole number", "correct"),
+        ("[hosts.p]", "[hosts]\np = 3\n[hosts.q]", "not TOML|hosts.p is 3, but must be a table", ""),
         ("gateways = 1", "gateways = 0", "no host has a gateway", "gateways = 1"),
         ("tokenizers = 1\nde", "de", "no host has a tokenizer", "tokenizers = 1"),
         ("detokenizers = 1", "", "no host has a detokenizer", "detokenizers = 1"),
@@ -247,10 +257,15 @@ def test_without_hosts_the_word_is_the_address_of_the_gateway():
             "p and q cannot both",
             "one host",
         ),
-        ("insecure = true", "insecure = true\nprefill = 1", r"prefill cannot be set beside \[hosts\]", "take it out"),
-        ("insecure = true", "insecure = true\ngateways = 2", "gateways cannot be set beside", "take it out"),
+        (
+            "insecure = true",
+            "insecure = true\nprefill = 1",
+            r"prefill cannot be set together with \[hosts\]",
+            "remove it",
+        ),
+        ("insecure = true", "insecure = true\ngateways = 2", "gateways cannot be set together with", "remove it"),
         ("insecure = true", "insecure = true\nregistry_port = 65535", "registry_port is 65535", "correct"),
-        ("insecure = true", "insecure = true\non = 'p'", "there is no setting on", "--host"),
+        ("insecure = true", "insecure = true\non = 'p'", "`on` cannot be set", "--host"),
     ],
 )
 def test_hosts_that_make_no_mesh(tmp_path, old, new, words, do):
@@ -270,10 +285,10 @@ def test_a_mesh_of_hosts_without_any_group(tmp_path):
 @pytest.mark.parametrize(
     ("given", "what", "do"),
     [
-        ({}, "which of its hosts", "--host head"),
-        ({"host": "d1"}, "--host d1 names no host", "did you mean d-1?"),
-        ({"host": "10.0.0.2"}, "names no host", "there are: head, p, d-1"),
-        ({"host": "p", "decode": 1}, "decode cannot be set beside", "[hosts.p] decode = 1"),
+        ({}, "which host of the topology file", "--host head"),
+        ({"host": "d1"}, "--host d1 is not a host", "did you mean d-1?"),
+        ({"host": "10.0.0.2"}, "is not a host", "choose one of: head, p, d-1"),
+        ({"host": "p", "decode": 1}, "decode cannot be set together with", "[hosts.p] decode = 1"),
     ],
 )
 def test_a_host_that_is_not_in_the_file(tmp_path, given, what, do):

@@ -172,7 +172,7 @@ def test_a_context_that_is_asked_for_is_served_or_refused():
 
 def test_a_containers_shared_memory_is_too_little_for_a_model_unless_less_is_asked_for():
     container = Machine(2, 64 << 20, 0)
-    room = ("64.0 MiB are free there", "the 51.2 MiB that a pool may have hold 448 tokens of random:qwen3-0.6b")
+    room = ("64.0 MiB are free there", "the 51.2 MiB that a pool may take hold 448 tokens of random:qwen3-0.6b")
     ways = ("--shm-size=283m", "[kv] directory", "--context-length 448")
     with refused(NoMemory, "/dev/shm is too small for KV pools", why=room, do=ways):
         planned("random:qwen3-0.6b", container, mixed=1)
@@ -248,7 +248,7 @@ def test_url_is_one_that_can_be_dialed(host, url):
 
 
 def test_all_roles_have_a_type_and_an_unknown_one_is_refused():
-    with pytest.raises(BadConfig, match="there are: gateway, tokenizer, "):
+    with pytest.raises(BadConfig, match="choose one of: gateway, tokenizer, "):
         check_config("poet", {})
     with pytest.raises(BadConfig, match="model_name, context_length is not given"):
         check_config("gateway", {})

@@ -48,7 +48,7 @@ def test_ports_that_are_too_few_are_refused_before_anything_starts(host, needed)
 
     assert with_ports(needed).settings.on == host
     what = f"ports 7500-{7500 + needed - 2} are too few for host {host}"
-    with refused(BadConfig, what, why=f"listens at {needed},", do=f"7500-{7500 + 2 * needed - 1} "):
+    with refused(BadConfig, what, why=f"listens on {needed},", do=f"7500-{7500 + 2 * needed - 1} "):
         with_ports(needed - 1)
 
 
@@ -113,7 +113,7 @@ def test_notes_are_of_the_whole_mesh():
 def test_one_address_of_two_hosts_is_noted():
     hosts = {name: HostSettings(address="10.0.0.2", bind="10.0.0.2", mixed=1, **SERVING) for name in ("a", "b")}
     mesh = msgspec.structs.replace(three(), hosts=hosts)
-    notes = ["hosts a, b have the address 10.0.0.2, which is right on one machine only"]
+    notes = ["hosts a, b have the address 10.0.0.2, which is only right on one machine"]
     assert planned(mesh, "a").notes == planned(mesh, "b").notes == notes
 
 

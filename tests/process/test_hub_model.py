@@ -55,7 +55,7 @@ def test_a_model_of_the_hub_is_served_and_stays_when_the_hub_has_gone(host, hub,
     said = mesh.log.read_text()
     assert f"org/half@v1 is {sha[:12]}, in {host.base}/hf/hub/models--org--half/snapshots/{sha}" in said
     assert "org/half has float16 weights: computed in " in said
-    assert "as org/half's makers have it: temperature 0" in said
+    assert "use org/half's defaults: temperature 0" in said
     with urllib.request.urlopen(host.url + "/v1/models") as response:
         cards = json.loads(response.read())["data"]
     assert [(card["id"], card["root"]) for card in cards] == [(name, f"org/half@{sha}") for name in ("first", "second")]

@@ -85,7 +85,7 @@ def test_background_and_down(host):
     where = {"KVMESH_KV__DIRECTORY": str(pools)}
     refused = host.meshctl("up", "-d", *ECHO, "--port", str(host.port), **where)
     assert refused.returncode == 5
-    assert f"KV pools cannot lie in {pools}" in refused.stderr
+    assert f"KV pools cannot be placed in {pools}" in refused.stderr
     pools.mkdir()
     started = host.meshctl("up", "-d", *ECHO, "--port", str(host.port), **where)
     assert started.returncode == 0, started.stderr
@@ -182,7 +182,7 @@ def test_the_second_signal_forces(host):
         (("--model", "/nowhere/model"), 6, "/nowhere/model"),
         (("--model", "random:none"), 6, "random:none"),
         ((*ECHO, "--kv-memory", "100TiB"), 8, "do not fit"),
-        ((*ECHO, "--kv-memory", "a lot"), 5, "no amount"),
+        ((*ECHO, "--kv-memory", "a lot"), 5, "not an amount"),
         ((*ECHO, "--context-length", "999999999"), 5, "context"),
         ((*ECHO, "--host", "203.0.113.1"), 7, "cannot be listened on"),
     ],
