@@ -187,7 +187,7 @@ class SupervisorActor(Actor):
                 call.fail("absent_host", f"host {host} is not in the mesh", retryable=True)
                 return
             there = ", ".join(sorted({self._host} | self._other_hosts))
-            call.fail("unknown_host", f"no host {host} is in the mesh; there are {there}")
+            call.fail("unknown_host", f"host {host} is not in the mesh; its hosts are {there}")
             return
         try:
             answer = await self.ctx.ask(other, request, timeout_s=ASK_TIMEOUT_S)

@@ -73,7 +73,7 @@ class AllowListPush:
         self._keys.poll()
         allowed = self._keys.allowed
         if host_of(call.sender.actor_id) != allowed.registry().host:
-            call.fail(WRONG_KEY, f"{call.sender} tells whose keys are taken, which the registry's host does alone")
+            call.fail(WRONG_KEY, f"{call.sender} sent an allow list, which only the registry's host may do")
             return
         if message.allowed.version > allowed.version:
             try:

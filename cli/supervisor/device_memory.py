@@ -106,5 +106,5 @@ def _ask(name: str, question: Callable[[Any], Answer]) -> Answer:
 
 def _unusable(name: str, why: str) -> BadConfig:
     return BadConfig(
-        f"the device {name} cannot be used", why=why, do="`nvidia-smi -L` lists devices; --device cpu does without"
+        f"the device {name} cannot be used", why=why, do="`nvidia-smi -L` lists devices; --device cpu needs none"
     )

@@ -195,7 +195,7 @@ class ProcessKeeper:
     def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
         """The proof of an actor that somebody starts by hand. Raises NotGiven for an id or role that is reserved."""
         if actor_id in self._secret.supervised or role in NEVER_GIVEN:
-            raise NotGiven(f"{actor_id} as {role} is this supervisor's own to start: take another --actor-id")
+            raise NotGiven(f"only the supervisor may start {actor_id} as {role}: use another --actor-id or role")
         return self._secret.prove(actor_id, epoch, role)
 
     @property
@@ -259,7 +259,9 @@ class ProcessKeeper:
             # Before anything is started, so that no epoch is issued twice.
             if not self.directory.issue(*address):
                 where = self.directory.path
-                self._record.trouble(f"no room in {where}: the epoch of {address} is written over the last; make room")
+                self._record.trouble(
+                    f"no room in {where}: the epoch of {address} is written over the last record; make room"
+                )
         except OSError as error:
             self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
             return

@@ -193,7 +193,7 @@ class MeshDirectory:
             raise self._bad_manifest(f"it is the manifest of a mesh named {manifest.mesh!r}")
         if manifest.pool_prefix != prefix or not Path(manifest.pool_directory).is_absolute():
             found = f"{manifest.pool_directory!r} that begin with {manifest.pool_prefix!r}"
-            raise self._bad_manifest(f"it names segments in {found}, and this mesh's begin with {prefix!r}")
+            raise self._bad_manifest(f"it names segments in {found}, but this mesh's begin with {prefix!r}")
         return manifest
 
     def read_manifest(self) -> Manifest | None:

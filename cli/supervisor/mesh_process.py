@@ -53,7 +53,7 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         directory.sign_lock()
         # Before the topology: what a dead mesh still holds (memory, ports) would be counted as taken.
         for left in sweep(directory):
-            progress.note(f"swept what an earlier supervisor left: {left}")
+            progress.note(f"removed what an earlier supervisor left: {left}")
         try:
             topology = make_topology()
         except CliError:
@@ -212,10 +212,10 @@ class _MeshProcess:
                 return
             # On several hosts this takes until the others have come.
             absent = absent_hosts(settings, self._actor.ctx.members)
-            self._record.working("mesh", f"waits: {'; '.join(filter(None, (waits_for, absent)))}")
+            self._record.working("mesh", f"waiting: {'; '.join(filter(None, (waits_for, absent)))}")
             if not settings.on and asyncio.get_running_loop().time() > deadline:
                 self._record.trouble(
-                    f"{self._topology.url}/health/ready does not say ready; see meshctl logs gateway-0"
+                    f"{self._topology.url}/health/ready does not report ready; see meshctl logs gateway-0"
                 )
                 return
             await asyncio.sleep(_PROBE_INTERVAL_S)
@@ -240,7 +240,7 @@ class _MeshProcess:
             settings.on,
             self._directory.mesh,
             self._progress.elapsed_s,
-            f"registry at {where}, clients go to {self._topology.url}{on}\n{links_note(settings)}",
+            f"registry at {where}, clients connect to {self._topology.url}{on}\n{links_note(settings)}",
         )
         self._tell_ready("host_ready", text)
 

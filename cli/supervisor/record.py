@@ -120,7 +120,7 @@ class SupervisionRecord:
         """The zygote is dead."""
         self._count("mesh_supervisor_deaths_total", ZYGOTE, end.cause)
         self._log.warning("zygote_died", cause=end.cause, reason=end.text)
-        self._progress.note(f"{ZYGOTE:<22} ended: {end.text}; it is started again")
+        self._progress.note(f"{ZYGOTE:<22} ended: {end.text}; starting it again")
 
     def stops(self, reason: str, *, force: bool) -> None:
         """The mesh begins to end."""
@@ -143,7 +143,7 @@ class SupervisionRecord:
                 progress.note(f"{who} {report.state}: {report.reason}")
             case "backoff":
                 when = f" in {report.wait_s:.2f} s" if report.wait_s else ""
-                progress.note(f"{who} ended: {report.reason}; it is started again{when}")
+                progress.note(f"{who} ended: {report.reason}; starting it again{when}")
             case "given_up":
                 progress.note(f"{who} GIVEN UP: {report.reason}; see meshctl logs {report.actor_id}")
             case "draining" | "drained":

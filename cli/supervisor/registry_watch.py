@@ -24,7 +24,7 @@ class RegistryWatch:
     """
 
     def __init__(self, host: str, where: str, record: SupervisionRecord) -> None:
-        self._what = f"host {host} waits for the registry at {where}"
+        self._what = f"host {host} is waiting for the registry at {where}"
         self._record = record
         self._was_apart = False
         self.trouble = ""

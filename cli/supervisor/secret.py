@@ -45,5 +45,5 @@ def read_secret(descriptor: int) -> HostSecret:
             return msgspec.msgpack.decode(pipe.read(_MAX_BYTES), type=HostSecret)
     except (OSError, msgspec.MsgspecError) as error:
         raise WrongUsage(
-            f"--secret-fd {descriptor} cannot be used", why=str(error), do="leave it out: supervisors alone give it"
+            f"--secret-fd {descriptor} cannot be used", why=str(error), do="leave it out: only supervisors pass it"
         ) from error

@@ -61,8 +61,8 @@ class Asker(NamedTuple):
                         if TOO_MANY_PEERS in error.message:
                             raise MeshFull(
                                 f"host {self.host} cannot join the mesh",
-                                why=f"{peer.actor_id} at {endpoint.control} takes nobody more: {error.message}",
-                                do="end what is not needed of those that `meshctl ps` lists there, and try again",
+                                why=f"{peer.actor_id} at {endpoint.control} accepts no more peers: {error.message}",
+                                do="stop what is not needed of what `meshctl ps` lists there, and try again",
                             ) from error
                         # The first dial is to an epoch that nobody has; the refusal names the one to dial.
         except BindError as error:
@@ -91,21 +91,21 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
     if there.mesh and there.mesh != settings.name:
         raise BadConfig(
             f"host {host} cannot join the mesh {settings.name!r}",
-            why=f"{where} is of the mesh {there.mesh!r}",
+            why=f"{where} belongs to the mesh {there.mesh!r}",
             do=f"correct `name`, `registry_port` or [hosts.{settings.registry_host}] address, or give --name",
         )
     release = spec.get("release", there.release)
     if there.release and there.release != release:
         raise BadConfig(
             f"host {host} cannot join the mesh {settings.name!r}",
-            why=f"{where} runs kvmesh {there.release}, and this is {release}",
+            why=f"{where} runs kvmesh {there.release}, but this is {release}",
             do="install the same release on all hosts",
         )
     if faults := spec_faults(spec, there.spec):
         raise BadConfig(
             f"host {host} cannot join the mesh {settings.name!r}",
             why="; ".join(faults),
-            do="start it by the mesh's own topology file, or with `meshctl up --join TOKEN` and without those options",
+            do="start it with the mesh's own topology file, or with `meshctl up --join TOKEN` without those options",
         )
     known = next((member for member in there.members if member.actor_id == supervisor_id(host)), None)
     if known is None:
@@ -114,7 +114,7 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
     answer = await ask(known.address, Endpoint(known.endpoint.control, known.endpoint.data), Ping())
     if isinstance(answer, Pong):
         raise AlreadyRunning(
-            f"the mesh {settings.name!r} has a host {host} already",
+            f"the mesh {settings.name!r} already has a host {host}",
             why=f"its supervisor, process {known.pid} there, answers at {known.endpoint.control}",
             do=f"stop it there with `meshctl down --host {host}`, or start this machine as another host (--host)",
         )
@@ -123,16 +123,14 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
 
 def not_taken_in(refusal: MeshError, mesh: str, host: str) -> CliError:
     """The error for a host that began before it could ask, and that the registry then does not take in."""
-    kind, what = StartFailed, f"the mesh {mesh!r} does not take this host in"
+    kind, what = StartFailed, f"the mesh {mesh!r} does not accept this host"
     do = "correct that and start it again; nothing is left running"
     if isinstance(refusal, WrongMesh):
         kind = BadConfig
     elif isinstance(refusal, Superseded) and host:
         # Of two hosts of this name that began before there was a registry, the one with the higher epoch stays.
-        kind, what = HostTaken, f"the mesh {mesh!r} has a host {host} that began later than this one"
-        do = (
-            f"if that is another machine, start this one as another host (--host); if there is none, start {host} again"
-        )
+        kind, what = HostTaken, f"the mesh {mesh!r} has a host {host} that started later than this one"
+        do = f"if that is another machine, start this one as another host (--host); otherwise, start {host} again"
     return kind(what, why=refusal.message, do=do)
 
 
@@ -149,4 +147,4 @@ async def _unknown_key(settings: Settings) -> str:
     if own is None:
         return ""
     add = words(settings, "add", own.host, own.public_key)
-    return f"the registry at {address}:{port} does not answer; if it does not know this host's key: `{add}` there"
+    return f"the registry at {address}:{port} does not answer; if it does not know this host's key, run `{add}` there"

@@ -72,7 +72,7 @@ class WholeRestart:
             await asyncio.sleep(_LOOK_S)
             for one in await self._look():
                 if one.actor_id in waiting and one.state == GIVEN_UP:
-                    ctx.log.warning("restart_ended", peer=one.actor_id, why="it does not start again")
+                    ctx.log.warning("restart_ended", peer=one.actor_id, why="it could not be started again")
                     return False
                 if one.actor_id in waiting and one.is_restarted(waiting[one.actor_id], stay_away=request.stay_away):
                     del waiting[one.actor_id]

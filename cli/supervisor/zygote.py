@@ -137,7 +137,7 @@ def _fork_orphan() -> Process | None:
     # Counted by the kernel: `threading` knows nothing of threads that C libraries start.
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads != 1:
-        raise OSError(f"the zygote has {num_threads} threads, a fork would hang")
+        raise OSError(f"the zygote has {num_threads} threads; a fork would hang")
     # Through a pipe, since the actor's pid is known to its helper alone, which is dead when this returns.
     reader, writer = os.pipe()
     helper = os.fork()

@@ -146,7 +146,7 @@ class ZygoteClient:
         # A SOCK_SEQPACKET frame is cut at the reader's buffer, without an error there.
         if len(frame) > MAX_FRAME_BYTES:
             _, _, on_failed = self._waiting.pop(request.number)
-            reason = f"its configuration takes {len(frame)} of {MAX_FRAME_BYTES} bytes"
+            reason = f"its configuration has {len(frame)} bytes; at most {MAX_FRAME_BYTES} fit"
             self._loop.call_soon(on_failed, reason, False)
             return
         # The zygote is dead, which its exit will tell, or hangs, which the request's own deadline will.

@@ -6,7 +6,7 @@ from typing import Any
 from cli.supervisor.registry_watch import RegistryWatch
 from mesh.address import Address
 
-WAITS = "host p waits for the registry at tcp://10.0.0.1:7400"
+WAITS = "host p is waiting for the registry at tcp://10.0.0.1:7400"
 
 
 class Context:

@@ -86,8 +86,8 @@ def test_who_says_neither_mesh_nor_release_is_not_refused():
 @pytest.mark.parametrize(
     ("answer", "kind", "why"),
     [
-        (members(mesh="green"), BadConfig, "is of the mesh 'green'"),
-        (members(release="1.1"), BadConfig, "runs kvmesh 1.1, and this is 1.2"),
+        (members(mesh="green"), BadConfig, "belongs to the mesh 'green'"),
+        (members(release="1.1"), BadConfig, "runs kvmesh 1.1, but this is 1.2"),
         (members(spec={"model": "echo", "later": "x"}), BadConfig, "model is tiny here and echo in the mesh"),
         (members(spec=SPEC | {"page_size": "32"}), BadConfig, "page size is 16 here and 32 in the mesh"),
         (members(SUPERVISOR), AlreadyRunning, "process 4321 there, answers at tcp://127.0.0.2:1"),
@@ -170,8 +170,8 @@ def starts(port, run):
 @pytest.mark.parametrize(
     ("come", "why", "do"),
     [
-        (starts, "is of the mesh 'green'", "correct `name`, `registry_port`"),
-        (joins, "there is the registry of 'green' now", "take a new one: `meshctl keys token`"),
+        (starts, "belongs to the mesh 'green'", "correct `name`, `registry_port`"),
+        (joins, "is now that of 'green'", "get a new one: `meshctl keys token`"),
     ],
 )
 async def test_a_registry_of_another_mesh_is_told_to_be_one(why, do, come):
@@ -182,7 +182,7 @@ async def test_a_registry_of_another_mesh_is_told_to_be_one(why, do, come):
 
 async def test_a_registry_that_tells_no_settings_takes_nobody_by_a_token():
     async with registry_of("blue") as (port, run):
-        with refused(BadConfig, "takes no further hosts", do="the same release"):
+        with refused(BadConfig, "accepts no further hosts", do="the same release"):
             await joins(port, run)
 
 
@@ -194,8 +194,8 @@ async def test_what_is_no_registry_is_said_to_be_none():
         listener = socket.create_server(("127.0.0.1", port))
         with listener, pytest.raises(NotRunning, match="does not answer") as caught:
             await joins(port, run)
-    assert caught.value.why == f"something listens at 127.0.0.1:{port}, and is no registry without keys"
-    assert "take a new token" in caught.value.do
+    assert caught.value.why == f"something listens at 127.0.0.1:{port}, but it is not a registry without keys"
+    assert "get a new token" in caught.value.do
 
 
 @pytest.mark.parametrize(("come", "host"), [(starts, "d"), (joins, "e")])

@@ -174,7 +174,7 @@ async def test_closing_fails_what_waits(client, tmp_path):
 @zygote("is asked")
 async def test_a_configuration_too_large_for_a_frame(client, tmp_path):
     big = msgspec.structs.replace(RUN, config={"x": "y" * (1 << 17)})
-    assert "of 65536 bytes" in await fork(client, tmp_path, big)
+    assert "at most 65536 fit" in await fork(client, tmp_path, big)
 
 
 @zygote("listens")

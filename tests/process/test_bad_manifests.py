@@ -29,7 +29,7 @@ def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
     assert host.say("unharmed") == "unharmed"
     stopped = host.meshctl("down")
     assert stopped.returncode == 0, stopped.stderr
-    assert f"process {mesh.pid} gets a signal instead" in stopped.stderr
+    assert f"sending a signal to process {mesh.pid} instead" in stopped.stderr
     mesh.wait(10)
     host.assert_nothing_left()
 
@@ -58,7 +58,7 @@ def test_a_dead_mesh_is_swept_without_its_manifest(host):
     segment(host, "prefill-7").write_bytes(b"what another topology left")
     again = host.up(*ECHO)
     said = again.log.read_text()
-    assert "swept what an earlier supervisor left: a manifest that cannot be used" in said
+    assert "removed what an earlier supervisor left: a manifest that cannot be used" in said
     assert f"segment {segment(host, 'prefill-7')}" in said
     assert host.say("clean again") == "clean again"
     assert host.meshctl("down").returncode == 0

@@ -158,7 +158,7 @@ def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
     host.wait_until(lambda: host.processes() == [stopped], "the others have ended")
     assert host.meshctl("ps").returncode == 3
     again = host.up(*ECHO)
-    assert f"swept what an earlier supervisor left: process {stopped} (worker-decode-0)" in again.log.read_text()
+    assert f"removed what an earlier supervisor left: process {stopped} (worker-decode-0)" in again.log.read_text()
     assert host.say("clean again") == "clean again"
     host.ends_well(again)
 

@@ -68,10 +68,10 @@ def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_hos
     # A second machine that calls itself d, and one of another mesh: refused, and nobody notices.
     double = stray.meshctl("up", "-f", str(file), "--host", "d")
     assert double.returncode == ExitCode.ALREADY_RUNNING, double.stderr
-    assert "has a host d already" in double.stderr
+    assert "already has a host d" in double.stderr
     other = stray.meshctl("up", "-f", str(file), "--host", "d", "--name", "other", name=False)
     assert other.returncode == ExitCode.BAD_CONFIG, other.stderr
-    assert f"is of the mesh '{head.name}'" in other.stderr
+    assert f"belongs to the mesh '{head.name}'" in other.stderr
     assert say() == answer
 
     os.kill(d.ps()["worker-decode-0.d"]["pid"], signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_hos
     d.wait_until(lambda: len(d.processes()) == 0, "its actors have ended with it")
     told = head.meshctl("logs", "worker")
     assert "worker-prefill-0.p" in told.stdout
-    assert "without host d: " in told.stderr
+    assert "leaving out host d: " in told.stderr
     again = up(d, "d")
     d.wait_until(lambda: "is ready in" in again.log.read_text() or again.poll() is not None, "d is back")
     assert again.poll() is None, again.log.read_text()

@@ -87,7 +87,7 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
         assert [future.result() for future in said] == [{text} for text in expected]
     assert not any(".e" in actor_id for actor_id in head.ps())
     unknown = head.meshctl("down", "--host", "e")
-    assert (unknown.returncode, "no host e is in the mesh; there are d, head" in unknown.stderr) == (
+    assert (unknown.returncode, "host e is not in the mesh; its hosts are d, head" in unknown.stderr) == (
         ExitCode.USAGE,
         True,
     )
@@ -99,12 +99,14 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     cut_off = d.ps()
     assert cut_off["worker-decode-0.d"]["state"] == "ready"
     assert cut_off["gateway-0.head"]["state"] == "unknown"
-    waits = f"host d waits for the registry at tcp://127.0.0.1:{registry_port}: the key of this host is not allowed"
+    waits = (
+        f"host d is waiting for the registry at tcp://127.0.0.1:{registry_port}: the key of this host is not allowed"
+    )
     waits += " there, not yet or not any more"
     d.wait_until(lambda: any(note.startswith(waits) for note in d.ps()["supervisor.d"]["mesh_notes"]), "d says why")
     drained = d.meshctl("drain", "worker-decode-0.d")
     assert drained.returncode == ExitCode.NOT_RUNNING, drained.stderr
     ended = d.meshctl("down")
     assert ended.returncode == ExitCode.OK, ended.stderr
-    assert "host head was not reached: if it runs, stop it there" in ended.stderr
+    assert "host head was not reached: if it is running, stop it there" in ended.stderr
     assert head.ps()["gateway-0.head"]["state"] == "ready"

@@ -29,12 +29,12 @@ decode = 1
 FREE = "127.0.0.3"
 REFUSED = (
     (("--host", "head"), ExitCode.BAD_CONFIG, ("has its registry on the host of that name", "another name")),
-    (("--host", "e"), ExitCode.ALREADY_RUNNING, ("has a host e already", "meshctl down --host e")),
-    (("--device", "cuda"), ExitCode.BAD_CONFIG, ("the device cuda cannot be used", "--device cpu does without")),
+    (("--host", "e"), ExitCode.ALREADY_RUNNING, ("already has a host e", "meshctl down --host e")),
+    (("--device", "cuda"), ExitCode.BAD_CONFIG, ("the device cuda cannot be used", "--device cpu needs none")),
     (("--model", "tiny"), ExitCode.BAD_CONFIG, ("model is tiny", "and echo in the mesh", "without those options")),
     (("--context-length", "784"), ExitCode.BAD_CONFIG, ("context length is 784 here and 4784 in the mesh",)),
     (("--ports", "{first}-{last}"), ExitCode.CANNOT_BIND, ("from {first} to {last} is free", "give this host more")),
-    (("--ports", "{first}-{second}"), ExitCode.BAD_CONFIG, ("are too few for host", "listens at 8,")),
+    (("--ports", "{first}-{second}"), ExitCode.BAD_CONFIG, ("are too few for host", "listens on 8,")),
     (
         ("--gateways", "1", "--port", "{port}"),
         ExitCode.CANNOT_BIND,
