@@ -90,7 +90,7 @@ def not_running(name: str) -> NotRunning:
     others = [other for other in running_meshes() if other != name]
     return NotRunning(
         f"no mesh named {name!r} is running",
-        why=f"running are: {', '.join(others)}" if others else "no mesh of yours is running on this host",
+        why=f"running meshes: {', '.join(others)}" if others else "no mesh of yours is running on this host",
         do="give one of these with --name" if others else "start one with `meshctl up`",
     )
 
@@ -116,7 +116,7 @@ def refusal(error: RemoteError, mesh: str) -> CliError:
         return WrongUsage(f"nothing in the mesh {mesh!r} has that name", why=error.message, do=do)
     if error.code in _AWAY:
         return HostAway(f"a host of the mesh {mesh!r} does not answer", why=error.message, do=f"try again; {look}")
-    what = f"the mesh {mesh!r} does not do that"
+    what = f"the mesh {mesh!r} refuses this"
     if error.retryable:
         return TryAgain(what, why=error.message, do="try again in a moment")
     return CliError(what, why=error.message, do=f"correct it; {look}")
@@ -146,8 +146,8 @@ async def connected(mesh: RunningMesh) -> AsyncGenerator[Ask]:
             ) from error
         if not isinstance(answer, answer_type):
             raise NotRunning(
-                f"the supervisor of {manifest.mesh!r} cannot be understood",
-                why=f"it answers {type(question).__name__} with {type(answer).__name__}",
+                f"the supervisor of {manifest.mesh!r} gave an unexpected answer",
+                why=f"it answered {type(question).__name__} with {type(answer).__name__}",
                 do="use the meshctl that started the mesh",
             )
         return answer
@@ -172,5 +172,5 @@ def _with_holder(error: BadManifest, directory: MeshDirectory) -> BadManifest:
     holder = directory.holder()
     if holder is None or not is_alive(*holder):
         return error
-    why = f"{error.why}; the mesh runs all the same, its supervisor, process {holder.pid}, holds the lock"
+    why = f"{error.why}; the mesh is still running: its supervisor, process {holder.pid}, holds the lock"
     return BadManifest(error.what, why=why, do=error.do)

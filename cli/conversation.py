@@ -9,12 +9,12 @@ from typing import Final
 _MAX_HISTORY: Final = 1000
 
 HELP: Final = """\
-  /help         this
-  /clear        begin anew; the system message stays
-  /system TEXT  another system message; without TEXT none
-  /exit         the end, like Ctrl-D
+  /help         show this help
+  /clear        start over; the system message stays
+  /system TEXT  set the system message; without TEXT, remove it
+  /exit         quit, like Ctrl-D
   //...         a message that begins with a slash
-Arrow keys go through what was typed, also in earlier conversations; Ctrl-R searches it. Ctrl-C stops an answer.
+Arrow keys recall earlier input, also from earlier conversations; Ctrl-R searches it. Ctrl-C stops an answer.
 """
 
 
@@ -52,7 +52,7 @@ class Conversation:
                 return HELP
             case "/clear":
                 del self.messages[self._num_system :]
-                return "begun anew\n"
+                return "started over\n"
             case "/system":
                 self._set_system(rest.strip())
                 return "system message set\n" if rest.strip() else "no system message\n"
@@ -60,7 +60,7 @@ class Conversation:
                 self.is_over = True
                 return ""
             case _:
-                return f"there is no {word}; /help lists what there is\n"
+                return f"there is no command {word}; /help lists the commands\n"
 
     @property
     def _num_system(self) -> int:

@@ -86,8 +86,8 @@ def parse_since(text: str, now: datetime) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
         raise WrongUsage(
-            f"--since {text} is no time",
-            why="it is neither a number with s, m, h or d behind it nor a date and time",
+            f"--since {text} is not a time",
+            why="it is neither a number followed by s, m, h or d nor a date and time",
             do="write it like 30s, 10m, 2h, 1d or 2026-01-31T12:00",
         ) from error
 

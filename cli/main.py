@@ -58,13 +58,13 @@ PoolInWorkerOption = Annotated[
     typer.Option("--pool-in-worker", help="On a device: workers make their KV pools, which die with them."),
 ]
 HostOption = Annotated[
-    str | None, typer.Option(help="Address of the HTTP server; where the file has hosts, which of them this is.")
+    str | None, typer.Option(help="Address of the HTTP server; if the file has hosts, which of them this is.")
 ]
 JoinOption = Annotated[
     str | None, typer.Option(metavar="TOKEN", help="Join the mesh that issued this token (`meshctl keys token`).")
 ]
 AddressOption = Annotated[
-    str | None, typer.Option(help="With --join: address that other hosts dial; default: found by the route.")
+    str | None, typer.Option(help="With --join: address that other hosts dial; default: taken from the route.")
 ]
 PortsOption = Annotated[
     str | None, typer.Option(help="With --join: ports this host listens on, like 7500-7599; default: any free ones.")
@@ -201,9 +201,9 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
     """Report an unforeseen error: its traceback, then a message in the form of all other errors."""
     sys.__excepthook__(kind, error, trace)
     told = CliError(
-        "meshctl ended of an unexpected error",
+        "meshctl ended because of an unexpected error",
         why=f"{kind.__name__}: {error}",
-        do="report it with the lines above; `meshctl ps` shows what runs",
+        do="report it with the lines above; `meshctl ps` shows what is running",
     )
     sys.stderr.write(f"{told}\n")
 
@@ -216,8 +216,8 @@ def _wrong_usage(error: TyperException) -> WrongUsage:
     usage = context.get_usage().removeprefix("Usage: ") if context is not None else f"{command} ..."
     return WrongUsage(
         error.format_message().rstrip("."),
-        why=f"the command line is: {usage}",
-        do=f"`{command} --help` lists what there is, with an example",
+        why=f"usage: {usage}",
+        do=f"`{command} --help` shows the details, with an example",
     )
 
 

@@ -66,7 +66,7 @@ def chat(name: str, prompt: str | None, url: str | None, model: str | None, opti
         conversation.say(prompt)
         _answer(server, chosen, conversation.messages, options)
         return ExitCode.OK
-    sys.stderr.write(f"{chosen} at {server.url}; Ctrl-D ends, Ctrl-C stops an answer, /help says more\n")
+    sys.stderr.write(f"{chosen} at {server.url}; Ctrl-D quits, Ctrl-C stops an answer, /help shows more\n")
     with line_editing():
         while (line := _typed()) is not None:
             told = conversation.command(line)
@@ -126,8 +126,8 @@ class _Server:
         except ValueError:
             is_address = False
         if not is_address:
-            why = "it is not http:// or https:// with a host, and a port where it is not the usual one"
-            raise WrongUsage(f"--url {url} is no address", why=why, do="write it like http://127.0.0.1:8000")
+            why = "it must be http:// or https:// with a host, and a port unless it is the default one"
+            raise WrongUsage(f"--url {url} is not a valid address", why=why, do="write it like http://127.0.0.1:8000")
 
     def first_model(self) -> str:
         with self._asked("GET", "/v1/models") as response:
@@ -146,7 +146,7 @@ class _Server:
                 for choice in msgspec.json.decode(data, type=_Chunk).choices:
                     if choice.delta.content:
                         yield choice.delta.content
-            raise http.client.HTTPException("it ended without saying so")
+            raise http.client.HTTPException("the stream ended without [DONE]")
 
     @contextlib.contextmanager
     def _asked(self, method: str, path: str, body: bytes | None = None) -> Generator[http.client.HTTPResponse]:
@@ -162,14 +162,14 @@ class _Server:
                 yield response
         except (OSError, http.client.HTTPException) as error:
             raise CliError(
-                f"the answer of {self.url} broke off",
+                f"the answer from {self.url} broke off",
                 why=str(error) or type(error).__name__,
-                do="say it again; see `meshctl ps` and `meshctl logs gateway`",
+                do="try again; see `meshctl ps` and `meshctl logs gateway`",
             ) from error
         except (msgspec.MsgspecError, IndexError) as error:
             raise CliError(
-                f"the answer of {self.url} cannot be understood",
-                why=f"it is none of an OpenAI-compatible server: {error}",
+                f"the answer from {self.url} cannot be understood",
+                why=f"it is not that of an OpenAI-compatible server: {error}",
                 do="give the address of one with --url",
             ) from error
         finally:
@@ -194,7 +194,7 @@ class _Server:
             f"the server at {self.url} answered with status {status}",
             why=message or "it does not say why",
             do=(
-                "`meshctl ps` and `meshctl logs gateway` say what is missing; say it again when that is there"
+                "`meshctl ps` and `meshctl logs gateway` show what is missing; try again when it is there"
                 if status >= http.client.INTERNAL_SERVER_ERROR or status in _FOR_NOW
                 else "correct the request"
             ),

@@ -68,7 +68,7 @@ def validate(file: Path | None, host: str | None = None) -> ExitCode:
     try:
         topology = plan(settings_in_force(file, {"host": host}), Progress(2), fetches=False)
     except ModelNotHere as error:
-        sys.stderr.write(f"{what} is fine as far as can be said without its model: {error.what}; {error.do}\n")
+        sys.stderr.write(f"{what} is fine as far as it can be checked without the model: {error.what}; {error.do}\n")
         return ExitCode.OK
     tell_notes(topology)
     pools = amount(topology.pool_bytes)

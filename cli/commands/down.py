@@ -52,7 +52,7 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
         if not wait_dead(supervisor, patience_s):
             if not force:
                 raise _not_stopped(f"the mesh {name!r}", timeout_s)
-            sys.stderr.write(f"process {named.pid} is killed\n")
+            sys.stderr.write(f"killing process {named.pid}\n")
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(supervisor, signal.SIGKILL)
             wait_dead(supervisor, _KILL_TIMEOUT_S)
@@ -61,7 +61,7 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
         os.close(supervisor)
     what = f"host {host} of {name}" if host else name
     for one in left:
-        sys.stderr.write(f"host {one} was not reached: if it runs, stop it there\n")
+        sys.stderr.write(f"host {one} was not reached: if it is running, stop it there\n")
     sys.stderr.write(f"{what} stopped in {time.monotonic() - began:.1f} s\n")
     return ExitCode.OK
 
@@ -98,7 +98,7 @@ def _down_other(name: str, question: StopMesh, timeout_s: float) -> ExitCode:
 def _not_stopped(what: str, timeout_s: float) -> TimedOut:
     return TimedOut(
         f"{what} has not stopped within {timeout_s:g} s",
-        why="actors are still finishing what they have",
+        why="actors are still finishing their work",
         do="wait, or kill them with --force",
     )
 
@@ -116,7 +116,7 @@ def _ask_to_stop(mesh: RunningMesh | None, pid: int, supervisor: int, question: 
                 return False
         else:
             return True
-    sys.stderr.write(f"process {pid} gets a signal instead\n")
+    sys.stderr.write(f"sending a signal to process {pid} instead\n")
     with contextlib.suppress(ProcessLookupError):
         for _ in range(2 if force else 1):
             signal.pidfd_send_signal(supervisor, signal.SIGTERM)

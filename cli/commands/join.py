@@ -48,9 +48,9 @@ class Join:
     ) -> None:
         if file is not None:
             raise WrongUsage(
-                "--join goes without a topology file",
-                why=f"what the mesh serves is told by its registry, and {file} says it, too",
-                do="leave --file (KVMESH_TOPOLOGY) out, or start a host of that file with --host",
+                "--join cannot be combined with a topology file",
+                why=f"a host that joins takes its settings from the registry, not from {file}",
+                do="leave out --file (KVMESH_TOPOLOGY), or start a host of that file with --host",
             )
         self.token = parse_token(text)
         self._environment = environment
@@ -64,14 +64,14 @@ class Join:
         if own is not None and own.host != self.joiner.name:
             raise BadKeys(
                 f"this host cannot join as {self.joiner.name}",
-                why=f"the keys in {self._keys} are of host {own.host}",
-                do=f"leave --host out, or give {self.joiner.name} keys of its own: --keys DIR",
+                why=f"the keys in {self._keys} belong to host {own.host}",
+                do=f"leave out --host, or give {self.joiner.name} keys of its own: --keys DIR",
             )
         if not self.token.public_key and not self._is_insecure and not is_loopback(self.joiner.host.bind):
             raise BadConfig(
-                f"the mesh {self.token.mesh!r} has links without keys",
+                f"the mesh {self.token.mesh!r} has no keys for its links",
                 why="the token names no key, so nothing between this host and the others would be encrypted",
-                do="say --insecure where nobody else is on that network, or give the mesh keys (`meshctl keys new`)",
+                do="pass --insecure if the network is trusted, or give the mesh keys (`meshctl keys new`)",
             )
 
     def settings(self, run: RunDirectory) -> Settings:
@@ -90,12 +90,12 @@ class Join:
         if told.mesh != token.mesh:
             raise BadConfig(
                 "the token is of another mesh",
-                why=f"it is for {token.mesh!r}, and at {where} there is the registry of {told.mesh!r} now",
-                do="take a new one: `meshctl keys token` on the registry's host",
+                why=f"it is for {token.mesh!r}, but the registry at {where} is now that of {told.mesh!r}",
+                do="get a new one: `meshctl keys token` on the registry's host",
             )
         if not told.settings:
             raise BadConfig(
-                f"the mesh {token.mesh!r} takes no further hosts",
+                f"the mesh {token.mesh!r} accepts no further hosts",
                 why=f"its registry at {where} has no settings for them",
                 do="run the same release there, and give that mesh a topology file with hosts",
             )
@@ -126,8 +126,9 @@ class Join:
         if known is not None and known.version and known.registry().public_key != token.public_key:
             raise BadKeys(
                 "the token is of another mesh",
-                why=f"by {self._keys} the registry's host of {token.mesh!r} has another key than it names",
-                do="take a new token there, or remove that directory if the mesh was made anew",
+                why=f"according to {self._keys}, the registry's host of {token.mesh!r} has another key than the token "
+                "names",
+                do="get a new token there, or remove that directory if the mesh was set up again",
             )
         return own
 
@@ -140,19 +141,19 @@ class Join:
             return NotRunning(
                 f"the registry of the mesh {token.mesh!r} cannot be reached",
                 why=f"nothing answers at {where}: {error.strerror or error}",
-                do="look whether the mesh runs on that host, and whether the network lets this one through to it",
+                do="check that the mesh is running on that host, and that the network lets this host reach it",
             )
         if own is None:
             # A token with a key is of a mesh with keys: a new token would not help.
-            needless = "leave out --insecure: the token has the key of a mesh that takes no host without one"
+            needless = "leave out --insecure: the token has a key, so the mesh accepts no host without one"
             return NotRunning(
                 f"the registry of the mesh {token.mesh!r} does not answer",
-                why=f"something listens at {where}, and is no registry without keys",
-                do=needless if token.public_key else "take a new token: `meshctl keys token` on the registry's host",
+                why=f"something listens at {where}, but it is not a registry without keys",
+                do=needless if token.public_key else "get a new token: `meshctl keys token` on the registry's host",
             )
         add = words(Settings(name=token.mesh), "add", own.host, own.public_key)
         return BadKeys(
-            f"the mesh {token.mesh!r} does not take this host",
+            f"the mesh {token.mesh!r} does not accept this host",
             why=f"its registry at {where} does not know the key of host {own.host}: {own.public_key}",
             do=f"run `{add}` on host {token.host}, then this command again",
         )
@@ -168,7 +169,7 @@ def _routed_address(token: JoinToken) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise BadConfig(
-            f"there is no way from this machine to {token.address}",
+            f"this machine cannot reach {token.address}",
             why=error.strerror or str(error),
-            do="look whether the name can be looked up and the network is up, or take a token of another address",
+            do="check that the name can be looked up and the network is up, or get a token with another address",
         ) from error

@@ -57,7 +57,7 @@ class KeyPlace:
         if own is None:
             raise BadKeys(
                 "this host has no keys",
-                why=f"{self.path} has none",
+                why=f"there are none in {self.path}",
                 do=f"make them with `{self.words('new', '--host', 'NAME')}`, or say where they are: --keys DIR",
             )
         return own
@@ -71,7 +71,7 @@ class KeyPlace:
         if allowed.registry().host != own.host:
             raise BadKeys(
                 "the list of hosts cannot be changed here",
-                why=f"this is host {own.host}, and what it has is a copy of the list",
+                why=f"this is host {own.host}, which only has a copy of the list",
                 do=f"run this on host {allowed.registry().host}",
             )
         return own, allowed
@@ -108,7 +108,7 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
     if force:
         # Actors read the key when they start: until then, others refuse them for the key that they still have.
         sys.stderr.write(
-            f"if host {host} runs, start it again: `meshctl down --host {host}`, then `meshctl up` as before\n"
+            f"if host {host} is running, restart it: `meshctl down --host {host}`, then `meshctl up` as before\n"
         )
     return ExitCode.OK
 
@@ -122,7 +122,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
     if not settings.hosts:
         raise WrongUsage(
             "--all-hosts needs a topology file with hosts",
-            why="they are made for each [hosts.NAME] of it",
+            why="keys are made for each [hosts.NAME] in it",
             do="name the file with --file (or KVMESH_TOPOLOGY)",
         )
     registry = place.path / settings.registry_host
@@ -155,9 +155,9 @@ def make_pair(path: Path, host: str, *, has_registry: bool, force: bool) -> Host
     known = None if force else read_own(path)
     if known is not None:
         raise BadKeys(
-            f"host {known.host} has keys already",
-            why=f"they are in {path}, and whoever has been told the public one goes by it",
-            do="keep them, or replace them with --force and tell the new public key wherever the old one was added",
+            f"host {known.host} already has keys",
+            why=f"they are in {path}, and other hosts may already rely on the public key",
+            do="keep them, or replace them with --force and add the new public key wherever the old one was added",
         )
     own = HostKey.new(host)
     with key_files(path) as files:
@@ -181,21 +181,21 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
         if tells_registry and granted == (REGISTRY,):
             if known is None or known.registry().public_key != public_key or host != known.registry().host:
                 write_allowed(place.path, pinned(own, host, public_key))
-            sys.stderr.write(f"host {own.host} takes {host} for the registry's host\n")
+            sys.stderr.write(f"host {own.host} accepts {host} as the registry's host\n")
             return ExitCode.OK
         own, allowed = place.list_to_change()
         if granted is not None and REGISTRY in granted:
             raise BadKeys(
                 f"host {host} cannot be given the registry",
-                why=f"it is host {own.host}'s, and a mesh has one",
+                why=f"it is on host {own.host}, and a mesh has only one",
                 do="leave that role out",
             )
         there = allowed.of(host)
         if there is not None and there.public_key != public_key:
             raise BadKeys(
                 f"host {host} cannot be added",
-                why=f"there is one of that name, with the key {there.public_key}",
-                do=f"take that away with `{place.words('revoke', host)}`, or give this host another name",
+                why=f"there already is a host of that name, with the key {there.public_key}",
+                do=f"remove that with `{place.words('revoke', host)}`, or give this host another name",
             )
         if there is None or there.roles != granted:
             write_allowed(place.path, allowed.with_host(host, public_key, granted))
@@ -215,8 +215,8 @@ def _notes_on(roles: tuple[str, ...] | None) -> list[str]:
     notes: list[str] = []
     for role in sorted({*roles} - ROLES):
         near = difflib.get_close_matches(role, ROLES, 1)
-        meant = f", do you mean {near[0]}?" if near else f": they are {', '.join(sorted(ROLES))}"
-        notes.append(f"no actor of the mesh's own has the role {role}{meant}")
+        meant = f"; did you mean {near[0]}?" if near else f": those are {', '.join(sorted(ROLES))}"
+        notes.append(f"{role} is not one of the built-in roles{meant}")
     if SUPERVISOR not in roles:
         notes.append("without the role supervisor nothing that `meshctl up` starts there can join")
     return notes
@@ -228,14 +228,14 @@ def revoke(place: KeyPlace, host: str) -> ExitCode:
     if host == own.host:
         raise BadKeys(
             "the registry's host cannot be revoked",
-            why="the list is its own",
+            why="the list is kept there",
             do=f"`{place.words('new', '--host', host, '--force')}` gives it another key",
         )
     if allowed.of(host) is None:
         fault = unknown_name(host, [one.host for one in allowed.hosts if one.host != own.host], "host")
         raise BadKeys(f"host {host} cannot be revoked", why="it is not on the list", do=fault.do)
     write_allowed(place.path, allowed.without(host))
-    sys.stderr.write(f"the key of host {host} is revoked; a mesh that runs cuts it off within seconds\n")
+    sys.stderr.write(f"the key of host {host} is revoked; a running mesh cuts it off within seconds\n")
     return ExitCode.OK
 
 
@@ -267,11 +267,11 @@ def _entry(
 
 def _where(own: HostKey, allowed: AllowList | None) -> str:
     if allowed is None:
-        return "no list yet, this host's own key"
+        return "no list yet, only this host's own key"
     if allowed.registry().host == own.host:
         return f"version {allowed.version}"
     if allowed.version == 0:
-        return "what this host was told; it has not heard of the mesh yet"
+        return "no list from the mesh yet, only what was added here"
     return f"version {allowed.version}, a copy of host {allowed.registry().host}'s"
 
 
@@ -285,21 +285,21 @@ def _own_name(place: KeyPlace, host: str | None) -> str:
     if not host:
         known = f": {', '.join(hosts)}" if hosts else ""
         raise WrongUsage(
-            "which host the keys are for has to be said",
-            why=f"a host of a mesh goes by its name{known}",
+            "it is not clear which host the keys are for",
+            why=f"the hosts of a mesh are known by name{known}",
             do=f"name it with --host: `{shlex.join(['meshctl', 'keys', 'new', '--host', next(iter(hosts), 'NAME')])}`",
         )
     _check_name(host)
     if hosts and host not in hosts:
         fault = unknown_name(host, hosts, "host")
-        raise BadConfig(f"--host {host} names no host of the topology file", why=fault.why, do=fault.do)
+        raise BadConfig(f"--host {host} is not a host of the topology file", why=fault.why, do=fault.do)
     return host
 
 
 def _check_name(host: str) -> None:
     fault = find_fault(host, HostName, "the name of a host", strict=True)
     if fault is not None:
-        raise BadConfig(f"{host!r} cannot be a host", why=fault.why, do=fault.do)
+        raise BadConfig(f"{host!r} cannot be the name of a host", why=fault.why, do=fault.do)
 
 
 def _pair(path: Path) -> HostKey:

@@ -64,7 +64,7 @@ async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, fo
                 ask = await stack.enter_async_context(connected(find_mesh(directory.mesh)))
                 others = (await ask(ListLogs(), LogList)).hosts
             except CliError as error:
-                sys.stderr.write(f"of this host alone: {error.what}\n")
+                sys.stderr.write(f"showing only this host's logs: {error.what}\n")
             else:
                 sources += [_There(ask, host) for host in others]
         hosts = [_HostLogs(source, wanted.names, enough) for source in sources]
@@ -194,7 +194,7 @@ class _HostLogs:
 
     def _away(self, error: CliError) -> None:
         if not self._is_away:
-            sys.stderr.write(f"without host {self._source.host}: {error.why}\n")
+            sys.stderr.write(f"leaving out host {self._source.host}: {error.why}\n")
         self._is_away = True
 
     def _back(self) -> None:

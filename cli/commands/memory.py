@@ -122,7 +122,7 @@ def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> l
             raise TimedOut(
                 f"{', '.join(waiter.left) or 'memory'} not {state} within {timeout_s:g} s",
                 why=told,
-                do=f"look at meshctl memory --name {name}; asking again goes on where it stands",
+                do=f"look at meshctl memory --name {name}; asking again continues from there",
             )
         time.sleep(_LOOK_INTERVAL_S)
 
@@ -135,9 +135,9 @@ def _agents(mesh: RunningMesh) -> dict[str, int]:
 def _undone(groups: list[GroupMemory], state: str) -> Undone:
     other = "resumed" if state == "released" else "released"
     return Undone(
-        f"{', '.join(one.group for one in groups)} not {state}: somebody else {other} it meanwhile",
+        f"{', '.join(one.group for one in groups)} not {state}: somebody else {other} it in the meantime",
         why="; ".join(_progress(one) for one in groups),
-        do="look at meshctl memory, and ask again once nobody else needs it otherwise",
+        do="look at meshctl memory, and ask again once nobody else needs the opposite",
     )
 
 
@@ -156,7 +156,7 @@ def _until_ready(name: str, groups: list[str], timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"{', '.join(late)} not ready within {timeout_s:g} s",
-                why="memory is there, and they do not serve yet",
+                why="they have their memory but do not serve yet",
                 do=f"see meshctl logs {late[0]} --name {name}",
             )
         time.sleep(_LOOK_INTERVAL_S)

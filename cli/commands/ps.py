@@ -86,7 +86,7 @@ def _print(mesh: ActorList) -> None:
     dispensable = [name for name in _DISPENSABLE if name in names]
     left_out = print_table(names, rows, width=width, dispensable=dispensable)
     if left_out:
-        sys.stdout.write(f"(too narrow for {', '.join(left_out)}; -o json has all)\n")
+        sys.stdout.write(f"(too narrow for {', '.join(left_out)}; -o json shows all)\n")
     for actor in mesh.actors:
         for note in [*_story(actor), *actor.notes, *_pulled(actor)]:
             sys.stdout.write(f"{actor.actor_id}: {note}\n")
@@ -105,7 +105,7 @@ def _verdict(mesh: ActorList) -> str:
     there = set(_SERVING_ROLES) if any(one.host for one in mesh.actors) else {one.role for one in mesh.actors}
     missing = [role for role in _SERVING_ROLES if role in there - ready]
     if any(one.state == UNKNOWN and one.role in missing for one in mesh.actors):
-        return f"whether it serves is not known here: no {' and no '.join(missing)} is heard of"
+        return f"whether it serves is not known here: no {' and no '.join(missing)} is heard from"
     if missing:
         return f"not serving: no {' and no '.join(missing)} is ready"
     return "ready" if mesh.ready else "serving, not all ready"

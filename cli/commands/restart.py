@@ -29,9 +29,9 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
                 continue
             if status.state == GIVEN_UP:
                 raise StartFailed(
-                    f"{status.actor_id} does not start again",
+                    f"{status.actor_id} could not be started again",
                     why=status.reason,
-                    do=f"see meshctl logs {status.actor_id} --name {name}; those after it were left alone",
+                    do=f"see meshctl logs {status.actor_id} --name {name}; the actors after it were left alone",
                 )
             if status.is_restarted(epoch, stay_away=stay_away):
                 del waiting[status.actor_id]
@@ -39,7 +39,7 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
         if waiting and time.monotonic() - began > timeout_s:
             raise TimedOut(
                 f"{', '.join(waiting)} not done within {timeout_s:g} s",
-                why="it may still have requests, or wait for its turn",
+                why="it may still have requests, or be waiting for its turn",
                 do=f"look at meshctl ps --name {name}, or wait longer with --timeout",
             )
     return ExitCode.OK

@@ -64,15 +64,15 @@ class _Parser(argparse.ArgumentParser):
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         raise WrongUsage(
             message,
-            why=f"the command line is: {usage}",
-            do="`meshctl run --help` lists what there is, with an example",
+            why=f"usage: {usage}",
+            do="`meshctl run --help` lists the options, with an example",
         )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="meshctl run",
-        description="Run one actor alone. `meshctl up --dry-run` prints the lines of a whole mesh.",
+        description="Run one actor alone. `meshctl up --dry-run` prints the command lines of a whole mesh.",
         epilog="""Example: meshctl run detokenizer --actor-id detokenizer-7 --config '{"model": "tiny"}'""",
         # Left as it is: an example that is broken over lines cannot be copied.
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -82,9 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         "--name", default=os.environ.get("KVMESH_NAME") or "default", metavar="MESH", help="the mesh to join"
     )
     parser.add_argument("--actor-id", metavar="ID", help="by default the role's name")
-    parser.add_argument("--epoch", type=int, help="by default the next one of this actor id")
+    parser.add_argument("--epoch", type=int, help="by default the next epoch of this actor id")
     parser.add_argument("--config", default="{}", metavar="JSON", help="configuration: JSON, or a file with it")
-    parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="pipe that ends with the supervisor")
+    parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="pipe that closes when the supervisor ends")
     parser.add_argument("--secret-fd", type=int, default=NO_FD, help="pipe with the supervisor's secret")
     parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds to finish work after SIGTERM")
     return parser

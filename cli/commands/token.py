@@ -35,12 +35,12 @@ def _of_running(place: KeyPlace) -> JoinToken:
     if host is None or found is None:
         raise NotRunning(
             f"there is no mesh {place.settings.name!r} of several hosts here",
-            why="a token says where its registry is, which neither a topology file nor a run directory does here",
-            do="run this on the registry's host, or name its file: --file mesh.toml",
+            why="a token says where the registry is, but no topology file was given and no run directory here says so",
+            do="run this on the registry's host, or name the topology file: --file mesh.toml",
         )
     if not found[1].local_control:
         raise BadConfig(
-            "a token is made on the registry's host",
+            "a token can only be made on the registry's host",
             why=f"this is host {host.name}, and the registry is at {found[1].control}",
             do="run this there",
         )
@@ -59,7 +59,7 @@ def _registry_key(place: KeyPlace, host: str) -> str:
     if granted.host != host:
         raise BadConfig(
             "no token can be made",
-            why=f"by the keys in {place.path} the registry is on host {granted.host}, and not on {host}",
+            why=f"according to the keys in {place.path}, the registry is on host {granted.host}, not on {host}",
             do="name the directory of this mesh's keys: --keys DIR",
         )
     return granted.public_key

@@ -34,7 +34,7 @@ def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: 
     for name in ("address", "ports"):
         if options.pop(name, None) is not None:
             raise WrongUsage(
-                f"--{name} belongs to --join",
+                f"--{name} can only be used with --join",
                 why=f"a host of a topology file has its {name} there",
                 do=f"set [hosts.NAME] {name}, or leave it out",
             )
@@ -56,8 +56,8 @@ def _join(token: str, file: Path | None, options: dict[str, Any], *, detach: boo
 
     if dry_run:
         raise WrongUsage(
-            "--dry-run cannot be had with --join",
-            why="what would run depends on what the registry says to a host that joins",
+            "--dry-run cannot be combined with --join",
+            why="what would run depends on what the registry tells a host that joins",
             do="leave one of them out",
         )
     join = Join(token, file, options, os.environ)
@@ -112,8 +112,8 @@ def _look_at_machine(settings: Settings) -> Machine:
             raise PermissionError(errno.EACCES, "")
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        do = "have [kv] directory name a directory of yours, in memory (a tmpfs)"
-        raise BadConfig(f"KV pools cannot lie in {directory}", why=why, do=do) from error
+        do = "set [kv] directory to a directory of yours, in memory (a tmpfs)"
+        raise BadConfig(f"KV pools cannot be placed in {directory}", why=why, do=do) from error
     devices = ask_devices(settings.device, os.environ)
     # Actors raise their soft limit to the hard one.
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -143,12 +143,12 @@ def check_port(host: str, port: int, *, what: str = "", do: str = "") -> None:
     """Raise CannotBind if nobody could listen there; `what` and `do` replace the words for a gateway on a mesh of one
     host.
     """
-    of_this_machine = "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all that it has"
+    of_this_machine = "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all of them"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
         why = (error.strerror if isinstance(error, socket.gaierror) else None) or str(error)
-        raise CannotBind(what or f"--host {host} is no address", why=why, do=do or of_this_machine) from error
+        raise CannotBind(what or f"--host {host} is not a valid address", why=why, do=do or of_this_machine) from error
     try:
         with socket.socket(found[0], found[1]) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -201,7 +201,7 @@ def _in_background(make_settings: Callable[[], Settings], directory: MeshDirecto
             raise
         except BaseException:
             # A fault of ours; its traceback goes where stderr goes now.
-            progress.line(str(_died(directory, "of an unexpected error")))
+            progress.line(str(_died(directory, "ended because of an unexpected error")))
             raise
     os.close(writer)
 
@@ -219,14 +219,14 @@ def _in_background(make_settings: Callable[[], Settings], directory: MeshDirecto
     _, status = os.waitpid(child, 0)
     ended = os.waitstatus_to_exitcode(status)
     if ended < 0:
-        raise _died(directory, f"by {signal.Signals(-ended).name}")
+        raise _died(directory, f"was killed by {signal.Signals(-ended).name}")
     return ExitCode(ended)
 
 
 def _died(directory: MeshDirectory, how: str) -> StartFailed:
     return StartFailed(
         f"the mesh {directory.mesh!r} could not be started",
-        why=f"its supervisor ended {how}",
+        why=f"its supervisor {how}",
         do=f"see the end of {directory.log(SUPERVISOR)}",
     )
 

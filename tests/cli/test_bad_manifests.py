@@ -262,7 +262,7 @@ def test_down_reaches_a_supervisor_by_its_lock(directory, stranger, content, cap
         put(directory, content)
     (directory.path / "lock").write_text(f"{stranger.pid} {start_time(stranger.pid)}\n")
     assert down("m", force=False, timeout_s=10.0) == 0
-    assert f"process {stranger.pid} gets a signal instead" in capfd.readouterr().err
+    assert f"sending a signal to process {stranger.pid} instead" in capfd.readouterr().err
     assert stranger.wait() == -signal.SIGTERM
 
 
@@ -275,7 +275,7 @@ def test_down_by_force_kills_a_supervisor_that_does_not_answer_at_once(directory
     assert time.monotonic() - began < 15.0, "it does not wait for the timeout"
     assert stranger.wait() == -signal.SIGKILL
     said = capfd.readouterr().err
-    assert f"does not answer; process {stranger.pid} is killed" in said
+    assert f"does not answer; killing process {stranger.pid}" in said
     assert "socket a.1.c" in said
 
 

@@ -36,7 +36,7 @@ def test_commands_and_messages():
     assert "/help" in conversation.command("/hlep")
     assert conversation.command(" /system be long ") == "system message set\n"
     assert roles(conversation)[0] == ("system", "be long")
-    assert conversation.command("/clear") == "begun anew\n"
+    assert conversation.command("/clear") == "started over\n"
     assert roles(conversation) == [("system", "be long")]
     assert conversation.command("/system") == "no system message\n"
     assert roles(conversation) == []
@@ -118,7 +118,7 @@ def test_a_refusal_is_told_and_the_conversation_goes_on_without_it(server, monke
     assert "why: I will not." in said.err
     assert "cannot be understood" in said.err
     assert HELP in said.err
-    assert "there is no /nothing; /help lists what there is" in said.err
+    assert "there is no command /nothing; /help lists the commands" in said.err
     assert [message["content"] for message in server.seen[-1]["messages"]] == ["sing", "hello", "hello", "bye"]
     assert next(lines) == "never read"
 
@@ -126,9 +126,9 @@ def test_a_refusal_is_told_and_the_conversation_goes_on_without_it(server, monke
 def test_every_failure_of_a_server_says_what_why_and_what_to_do(server, monkeypatch):
     for prompt, words, do in (
         ("no", "I will not", "correct the request"),
-        ("wait", "Nobody is there", "say it again when that is there"),
+        ("wait", "Nobody is there", "try again when it is there"),
         ("what", "cannot be understood", "give the address"),
-        ("stop", "broke off", "say it again"),
+        ("stop", "broke off", "try again"),
     ):
         with refused(CliError, words, do=do):
             chat("m", prompt, server.url, None, ChatOptions())

@@ -53,12 +53,12 @@ def test_a_token_says_what_it_was_made_of():
     ("text", "why"),
     [
         ("", "does not begin with kvmesh1."),
-        (TOKEN.text().replace("kvmesh1", "kvmesh2"), "of the kind kvmesh2"),
+        (TOKEN.text().replace("kvmesh1", "kvmesh2"), "of version kvmesh2"),
         ("kvmesh1.", "cut short"),
         ("kvmesh1.ä", "cut short"),
         ("kvmesh1." + "A" * 2000, "too long"),
-        (signed(b"\x94\xa1\xff\xa1x\x07\xa1h"), "what it says cannot be used"),
-        (JoinToken("NO NAME", "x", 7400, "head").text(), "what it says cannot be used"),
+        (signed(b"\x94\xa1\xff\xa1x\x07\xa1h"), "its content cannot be used"),
+        (JoinToken("NO NAME", "x", 7400, "head").text(), "its content cannot be used"),
     ],
 )
 def test_a_token_that_is_none_is_refused(text, why):
@@ -129,12 +129,12 @@ def test_a_command_line_that_makes_no_host_is_refused(options, kind, why):
 
 
 def test_a_file_beside_a_token_is_refused(tmp_path):
-    with pytest.raises(WrongUsage, match="without a topology file"):
+    with pytest.raises(WrongUsage, match="cannot be combined with a topology file"):
         Join(TOKEN.text(), tmp_path / "mesh.toml", {"decode": 1}, {})
 
 
 def test_without_keys_beyond_the_loopback_it_has_to_be_said():
-    with pytest.raises(BadConfig, match="links without keys"):
+    with pytest.raises(BadConfig, match="no keys for its links"):
         Join(JoinToken("blue", "127.0.0.1", 7400, "head").text(), None, {"decode": 1, "address": "10.0.0.9"}, {})
 
 

@@ -106,8 +106,8 @@ def test_two_hosts_come_to_know_each_other_by_what_they_are_told_to_type(head, d
     # What may be a slip is taken, as actors of one's own have such roles, and said.
     said = head.keys(*there, "--roles", "cook,worke,supervisor")[1]
     assert "as cook, worke, supervisor (before: worker, scheduler)" in said
-    assert "has the role cook: they are detokenizer," in said
-    assert "has the role worke, do you mean worker?" in said
+    assert "cook is not one of the built-in roles: those are detokenizer," in said
+    assert "worke is not one of the built-in roles; did you mean worker?" in said
     assert "without the role supervisor" not in said
     assert "without the role supervisor" in head.keys(*there, "--roles", "worker, scheduler")[1]
     table = head.keys("ls", "--name", "blue")[0]
@@ -126,11 +126,11 @@ def test_keys_are_this_users_alone_and_not_written_over(head):
     directory = head.home / "kvmesh" / "default"
     modes = [path.stat().st_mode & 0o777 for path in (directory, directory / "host.json", directory / "allowed.json")]
     assert modes == [0o700, 0o600, 0o600]
-    with refused(BadKeys, "has keys already", do="--force"):
+    with refused(BadKeys, "already has keys", do="--force"):
         head.new("--host", "head", "--registry")
     another, said = head.keys("new", "--host", "head", "--registry", "--force")
     another = another.strip()
-    assert "if host head runs, start it again" in said
+    assert "if host head is running, restart it" in said
     assert another != key
     assert (head.allowed().version, head.allowed().registry().public_key) == (3, another)
 
@@ -141,12 +141,12 @@ def test_what_cannot_be_added_or_revoked(head, d):
     head.keys("add", "d", key)
     for arguments, what, do in (
         (("add", "p", key), "host d already has that public key", "correct"),
-        (("add", "d", another), "there is one of that name", "meshctl keys revoke d"),
+        (("add", "d", another), "there already is a host of that name", "meshctl keys revoke d"),
         (("add", "p", key[:39]), "is not a public key", "correct"),
-        (("add", "p", another, "--roles", "registry"), "it is host head's", "leave that role out"),
+        (("add", "p", another, "--roles", "registry"), "it is on host head", "leave that role out"),
         (("add", "p", another, "--roles", "Worker"), "is not a valid role", "correct"),
         (("add", "P", another), "the name of a host is 'P'", "correct"),
-        (("revoke", "head"), "the list is its own", "meshctl keys new --host head --force"),
+        (("revoke", "head"), "the list is kept there", "meshctl keys new --host head --force"),
         (("revoke", "dd"), "not on the list", "did you mean d?"),
     ):
         with refused(BadConfig, what, do=do):
@@ -232,9 +232,9 @@ def swap_halves(path):
 
 
 def test_which_host_and_which_file(head, monkeypatch):
-    with pytest.raises(WrongUsage, match="has to be said"):
+    with pytest.raises(WrongUsage, match="not clear which host"):
         head.new()
-    with pytest.raises(BadConfig, match="names no host"):
+    with pytest.raises(BadConfig, match="is not a host of"):
         head.new("--host", "pp", "-f", str(head.file))
     with pytest.raises(WrongUsage, match="needs a topology file"):
         head.keys("new", "--all-hosts")
@@ -269,7 +269,7 @@ def test_keys_of_all_hosts_of_a_file(head):
 
 def test_a_host_beyond_the_loopback_needs_keys_or_the_word_insecure(head):
     new = "`meshctl keys new --host p --name blue`"
-    with refused(BadKeys, r"p has no keys, and may not listen at 0\.0\.0\.0", do=(new, "--insecure")):
+    with refused(BadKeys, r"p has no keys, and may not listen on 0\.0\.0\.0", do=(new, "--insecure")):
         head.settled("p")
     insecure = head.settled("p", KVMESH_INSECURE="true", KVMESH_KEYS="/not/here")
     assert (insecure.keys, links_note(insecure)) == ("", INSECURE)
@@ -277,17 +277,17 @@ def test_a_host_beyond_the_loopback_needs_keys_or_the_word_insecure(head):
     head.file.write_text(HOSTS.replace("address", "bind = '127.0.0.1'\naddress"))
     plain = head.settled("p")
     assert plain.keys == ""
-    assert "plain" in links_note(plain)
+    assert "unencrypted, but on loopback only" in links_note(plain)
     with pytest.raises(BadKeys, match="has no keys"):
         head.settled("p", KVMESH_KEYS="/not/here")
 
 
 def test_keys_of_another_host_or_mesh_are_refused(head):
     head.new("--host", "d", "-f", str(head.file))
-    with pytest.raises(BadKeys, match="they are of host d"):
+    with pytest.raises(BadKeys, match="they belong to host d"):
         head.settled("p")
     head.keys("add", "p", HostKey.new("p").public_key, "--roles", "registry", "--name", "blue")
-    with pytest.raises(BadKeys, match="the registry on host p, and here it is on head"):
+    with pytest.raises(BadKeys, match="the registry on host p, but here it is on head"):
         head.settled("d")
     directory = KeyDirectory(head.home / "kvmesh" / "blue")
     directory.allowed_file.unlink()

@@ -208,7 +208,7 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
     assert logs("m", Wanted(names=("worker-0.b",)), follow=True, output="json") is ExitCode.OK
     told = capsys.readouterr()
     assert events(told.out.splitlines()) == ["e1", "e2", "e3", "e4"], "nothing is lost by a file cut meanwhile"
-    assert told.err == "without host b: the supervisor of b: no answer\nhost b answers again\n"
+    assert told.err == "leaving out host b: the supervisor of b: no answer\nhost b answers again\n"
     other.silent = True
     assert events(shown(capsys, "gateway")) == ["joined", "slow"]
     with pytest.raises(WrongUsage, match=r"no log of worker-0.b"):
@@ -250,7 +250,7 @@ def test_a_mesh_that_has_ended_shows_what_is_here(mesh, capsys):
     assert logs("m", Wanted(names=("gateway",)), follow=False, output="json") is ExitCode.OK
     told = capsys.readouterr()
     assert events(told.out.splitlines()) == ["joined", "slow"]
-    assert told.err == "of this host alone: no mesh named 'm' is running\n"
+    assert told.err == "showing only this host's logs: no mesh named 'm' is running\n"
 
 
 def test_who_has_no_log(mesh, capsys):

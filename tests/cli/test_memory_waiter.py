@@ -76,7 +76,7 @@ def test_all_groups_are_those_that_the_first_answer_names(run: Any) -> None:
 
 
 def again(why: str) -> TryAgain:
-    return TryAgain("the mesh does not do that", why=why, do="try again")
+    return TryAgain("the mesh refuses this", why=why, do="try again")
 
 
 def test_a_wish_that_may_have_been_lost_is_asked_again(run: Any) -> None:

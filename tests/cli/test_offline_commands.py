@@ -162,8 +162,8 @@ def ended(monkeypatch, capsys, *arguments):
         (["ps", "--nme", "x"], "--name"),
         (["up", "--port", "x"], "--port"),
         (["up", "--prefill"], "--prefill"),
-        (["chat", "--url", "foo", "hi"], "--url foo is no address"),
-        (["chat", "--url", "http://x:99999", "hi"], "--url http://x:99999 is no address"),
+        (["chat", "--url", "foo", "hi"], "--url foo is not a valid address"),
+        (["chat", "--url", "http://x:99999", "hi"], "--url http://x:99999 is not a valid address"),
         (["config", "shwo"], "Did you mean 'show'?"),
         (["drain"], "ACTOR"),
         (["run", "poet"], "invalid choice: 'poet'"),
@@ -186,10 +186,10 @@ def test_a_wrong_command_line_is_told_like_every_other_error(monkeypatch, capsys
     [
         (("--kv-memory", "10XB"), ExitCode.BAD_CONFIG, "--kv-memory ([kv] memory) is '10XB'"),
         (("--kv-memory", "10MiB", "--kv-pages", "5"), ExitCode.BAD_CONFIG, "given twice"),
-        (("--host", "999.1.1.1"), ExitCode.CANNOT_BIND, "--host 999.1.1.1 is no address"),
+        (("--host", "999.1.1.1"), ExitCode.CANNOT_BIND, "--host 999.1.1.1 is not a valid address"),
         (("--host", "192.0.2.1"), ExitCode.CANNOT_BIND, "give an address of this machine with --host"),
-        (("--model", "a/b@"), ExitCode.BAD_MODEL, "there is no revision behind the @"),
-        (("--model", "a/b@ c"), ExitCode.BAD_MODEL, "' c' is no branch"),
+        (("--model", "a/b@"), ExitCode.BAD_MODEL, "there is no revision after the @"),
+        (("--model", "a/b@ c"), ExitCode.BAD_MODEL, "' c' is not a branch"),
     ],
 )
 def test_what_cannot_be_started_is_told_by_its_option_and_leaves_nothing(

@@ -111,7 +111,7 @@ def test_what_a_host_that_is_away_has_taken_along_is_missed(show: Callable[..., 
     left = [one for one in head if one.role not in ("scheduler", "worker")]
     assert show(Meshes(m=left), "m")[0] == "m: echo at http://m, not serving: no scheduler and no worker is ready"
     unheard = [*left[1:], *head[2:4], msgspec.structs.replace(left[0], state="unknown")]
-    told = "whether it serves is not known here: no gateway is heard of"
+    told = "whether it serves is not known here: no gateway is heard from"
     assert show(Meshes(m=unheard), "m")[0] == f"m: echo at http://m, {told}"
 
 
@@ -194,7 +194,7 @@ def test_a_narrow_terminal_goes_without_some_columns(
     monkeypatch.setenv("COLUMNS", "100")
     _, names, _, left_out = show(Meshes(m=[actor("scheduler-decode-0")]), "m")
     assert len(names) <= 100
-    assert left_out == "(too narrow for EPOCH, PID, ROLE; -o json has all)"
+    assert left_out == "(too narrow for EPOCH, PID, ROLE; -o json shows all)"
 
 
 def test_who_has_no_process_has_no_pid_in_json_either(show: Callable[..., list[str]]) -> None:
