@@ -29,7 +29,7 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
                 continue
             if status.state == GIVEN_UP:
                 raise StartFailed(
-                    f"{status.actor_id} could not be started again",
+                    f"{status.actor_id} failed too often and was given up",
                     why=status.reason,
                     do=f"see meshctl logs {status.actor_id} --name {name}; the actors after it were left alone",
                 )

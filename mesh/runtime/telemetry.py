@@ -148,7 +148,7 @@ class LogSettings(NamedTuple):
 def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     value = environment.get(name, "")
     if value and value not in choices:
-        raise BadSetting(f"{name} is {value!r}, and has to be one of {', '.join(choices)}", param=name)
+        raise BadSetting(f"{name} is {value!r}, but must be one of {', '.join(choices)}", param=name)
     return value
 
 

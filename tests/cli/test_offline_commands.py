@@ -229,7 +229,7 @@ def test_what_the_log_cannot_be_set_to_is_said_before_anything_starts(
     monkeypatch.setenv(name, value)
     code, told = ended(monkeypatch, capsys, *arguments)
     assert code == ExitCode.BAD_CONFIG
-    assert f"{name} is '{value}', and has to be one of " in told
+    assert f"{name} is '{value}', but must be one of " in told
     assert [line[:6] for line in told.splitlines()] == ["error:", "  why:", "  do: "]
 
 
