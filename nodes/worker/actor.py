@@ -30,17 +30,15 @@ from nodes.protocol import (
     Adopt,
     Adopted,
     Fence,
-    HotNodeMessage,
     JoinGroup,
     LetGo,
-    NodeMessage,
     StepMismatch,
     StepPlan,
     TakeUp,
 )
 from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
 from nodes.redaction import PromptRedactor
-from nodes.roles import is_replaced
+from nodes.roles import NODE_CODEC, is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
     AdoptArrived,
@@ -82,7 +80,7 @@ class WorkerActor(Actor, Resident):
     """One worker. `host` is where pools are mapped from; tests replace the arguments after it."""
 
     role: ClassVar[str] = "worker"
-    codec: ClassVar[Codec] = Codec(NodeMessage, HotNodeMessage)
+    codec: ClassVar[Codec] = NODE_CODEC
     ready_after_start: ClassVar[bool] = False
 
     def __init__(
