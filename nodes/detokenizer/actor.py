@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, assert_never
 
 from tokenizers import Tokenizer
 
@@ -20,6 +20,7 @@ from nodes.detokenizer.core import (
     MalformedBatch,
     SchedulerLost,
     SendText,
+    SendToScheduler,
     TokensArrived,
 )
 from nodes.detokenizer.incremental import DecoderFactory
@@ -113,13 +114,16 @@ class DetokenizerActor(Actor):
         self._handle(LeaseTick())
 
     def _perform(self, command: Command) -> None:
-        if isinstance(command, SendText):
-            self.ctx.tell(command.gateway, command.message)
-            return
-        member = self.ctx.members.get(command.scheduler.actor_id)
-        # Stream numbers mean nothing to the next incarnation.
-        if member is None or member.epoch == command.scheduler.epoch:
-            self.ctx.tell(command.scheduler.actor_id, command.message, channel=Channel.CONTROL)
+        match command:
+            case SendText():
+                self.ctx.tell(command.gateway, command.message)
+            case SendToScheduler(scheduler, message):
+                member = self.ctx.members.get(scheduler.actor_id)
+                # Stream numbers mean nothing to the next incarnation.
+                if member is None or member.epoch == scheduler.epoch:
+                    self.ctx.tell(scheduler.actor_id, message, channel=Channel.CONTROL)
+            case _:
+                assert_never(command)
 
     def _restart_drain_timer(self) -> None:
         if self._drain_timer is not None and not self._quiet.is_set():

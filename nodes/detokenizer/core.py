@@ -13,7 +13,7 @@ again sends the same text at the same offsets, and the gateway drops what it has
 
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from mesh.address import Address
 from nodes.detokenizer.config import DetokenizerLimits
@@ -82,12 +82,15 @@ class DetokenizerCore:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event; returns what to send. Raises MalformedBatch. `now` is any monotonic clock, seconds."""
-        if isinstance(event, TokensArrived):
-            return self._take_batch(event.scheduler, event.batch, now)
-        if isinstance(event, SchedulerLost):
-            self._senders.pop(event.scheduler, None)
-        else:
-            self._end_leases(now)
+        match event:
+            case TokensArrived():
+                return self._take_batch(event.scheduler, event.batch, now)
+            case SchedulerLost():
+                self._senders.pop(event.scheduler, None)
+            case LeaseTick():
+                self._end_leases(now)
+            case _:
+                assert_never(event)
         return []
 
     def _end_leases(self, now: float) -> None:
