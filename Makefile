@@ -1,4 +1,4 @@
-# Two commands matter: `make up` serves the bundled model, `make test` runs what CI runs.
+# `make up` serves the bundled model; `make test` runs the test suite. CI runs `make lint` and `make test`.
 # venv + pip instead of uv: the CPU build of torch may come from a local find-links folder, which uv does not see.
 PYTHON ?= python3
 VENV := .venv
