@@ -83,8 +83,8 @@ class OpenGrant(Part, frozen=True):
 class OpenGrants(Message, frozen=True):
     """A decode scheduler asks its own agent to open grants, each independent of the others. Answer: `GrantsOpened`.
 
-    One message carries all grants from one turn of the asker's loop. Idempotent: asking again for an open grant with
-    the same pages restarts its lease.
+    One message carries the grants from one turn of the asker's loop, or a part of them. Idempotent: asking again for
+    an open grant with the same pages restarts its lease.
     """
 
     grants: list[OpenGrant]
@@ -255,7 +255,7 @@ class PageRemoved(Message, frozen=True):
 
 
 class CacheCleared(Message, frozen=True):
-    """The prefix cache of `group` starts empty (a new scheduler epoch without adoption, or a weight update)."""
+    """What the prefix cache of `group` holds is stated anew from here; what was published before no longer counts."""
 
     group: str
 

@@ -28,7 +28,7 @@ class Submit(Part, frozen=True):
 class SubmitAttempts(Message, frozen=True):
     """Start these attempts, each independently of the others. Ask; answer `AttemptsSubmitted`.
 
-    One ask carries everything that one turn of the gateway's loop brought for this scheduler.
+    One ask carries what one turn of the gateway's loop brought for this scheduler, or a part of it.
     """
 
     attempts: list[Submit]
@@ -99,7 +99,7 @@ class AttemptFailed(Message, frozen=True):
     """The attempt is over without a finish. `retryable`: the gateway may submit the next attempt.
 
     Codes: `unknown_attempt`, `worker_lost`, `poisoned_request`, `preempted_for_good`, `draining`,
-    `memory_released`, `internal`.
+    `memory_released`, and those of `RowError`.
     """
 
     request_id: str

@@ -31,7 +31,7 @@ class PrefillOrder(Part, frozen=True):
 class OrderPrefills(Message, frozen=True):
     """Take these orders, each independently of the others, or keep them. Ask; answer `PrefillsOrdered`.
 
-    One ask carries everything that one turn of the asker's loop brought for this scheduler.
+    One ask carries what one turn of the asker's loop brought for this scheduler, or a part of it.
     """
 
     orders: list[PrefillOrder]
@@ -93,7 +93,7 @@ class PrefillNews(Message, frozen=True):
 class CancelPrefill(Message, frozen=True):
     """Free everything held for these orders: they are done, failed, or no longer wanted. Ask; idempotent.
 
-    One ask carries everything that one turn of the asker's loop brought. It also acknowledges each `PrefillDone`.
+    One ask carries what one turn of the asker's loop brought, or a part of it. It also acknowledges each `PrefillDone`.
     """
 
     grant_ids: list[str]

@@ -72,7 +72,7 @@ class Detokenized(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """What a scheduler publishes on topic `load` when it changes (at most a few times a second)."""
+    """What a scheduler publishes on topic `load` when it changes (by default at most ten times a second)."""
 
     group: str
     phase: str

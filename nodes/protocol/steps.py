@@ -71,7 +71,10 @@ class StepPlan(HotMessage, frozen=True):
 
 
 class RowError(HotPart, frozen=True):
-    """A row that could not be computed; the other rows of the step were."""
+    """A row that could not be computed; the other rows of the step were.
+
+    Codes: `bad_step`, `bad_row`, `missing_input`, `corrupt_page`, `poisoned_request`.
+    """
 
     row: int
     code: str
