@@ -22,8 +22,8 @@ costs no budget and restores what was spent of it.
 Invariants, checked by tests/mesh/supervision/test_machine.py: a new incarnation is spawned only after the previous one
 was reaped (or never came to be), and with a higher epoch; restarts never exceed the budget; nothing is restarted while
 stopping; actors drain in the order of their tiers. An `Exited` is the only proof of a death: missing heartbeats raise
-suspicion, and suspicion only ever leads to a kill. Called by `cli/supervisor/actor.py`, which performs the commands. It
-persists an epoch before it starts the process, so that no epoch is issued twice, even across supervisor restarts.
+suspicion, and suspicion only ever leads to a kill. Called by `cli/supervisor/keeper.py`, which performs the commands.
+It persists an epoch before it starts the process, so that no epoch is issued twice, even across supervisor restarts.
 """
 
 from collections import defaultdict
@@ -187,7 +187,7 @@ class Supervisor:
                 self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause))
                 reason = watch.reason if ours else event.reason
                 if watch.state == DRAINING and event.cause == IN_ORDER and not self.stopping:
-                    reason = f"{'drained' if watch.stays_away else 'renewed'}, as requested"
+                    reason = f"{'drained' if watch.stays_away else 'restarted'}, as requested"
                 self._ended(watch, reason, now, fatal=event.fatal, foreign=event.foreign and not ours)
             case _:
                 assert_never(event)
