@@ -1,7 +1,8 @@
-"""The command line: `meshctl` and its `up`; the other commands' options are in `cli/arguments/`.
+"""The command line: `meshctl` and its `up`.
 
-The commands themselves are in `cli/commands/`, each imported when run. Data goes to stdout, progress and errors to
-stderr; exit codes are those of `cli/exit_codes.py`.
+The options of `run` are in `cli/commands/run.py`, those of the other commands in `cli/arguments/`. The commands
+themselves are in `cli/commands/`, each imported when run. Data goes to stdout, progress and errors to stderr; exit
+codes are those of `cli/exit_codes.py`.
 """
 
 import sys

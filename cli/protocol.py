@@ -31,14 +31,14 @@ class ListActors(Message, frozen=True):
 
 
 class ActorStatus(Part, frozen=True):
-    """One actor. Without a process, `pid` is 0 and the endpoint empty; `reason` says why, or what happened before.
+    """One actor. Without a process, `pid` is 0 and the endpoint empty.
 
     `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself. `notes` are for people: how
     far slow work is, and which agents' pages come by another transport than the chosen one. `num_starts` counts the
-    processes that this supervisor asked for. `last_reason` is why the actor was last suspected, killed, or ended,
-    `last_reason_age_s` ago; it outlives a restart, and is empty if nothing has happened. `next_start_in_s` is None
-    unless the actor waits to be started again. An actor that is not `supervised` was started by somebody else, and is
-    only shown. `host` is empty on a mesh of one host.
+    processes that this supervisor asked for. `last_reason`, and `reason` with the same text, say why the actor was last
+    suspected, killed, or ended, `last_reason_age_s` ago; they outlive a restart, and are empty if nothing has happened.
+    `next_start_in_s` is None unless the actor waits to be started again. An actor that is not `supervised` was started
+    by somebody else, and is only shown. `host` is empty on a mesh of one host.
     """
 
     actor_id: str

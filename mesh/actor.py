@@ -34,7 +34,7 @@ class Actor:
     system_asks: ClassVar[tuple[type, ...]] = ()
     """Bodies of the mesh's own frames that this actor answers in `on_ask` (the registry: `Join`, `Leave`, …)."""
     joins: ClassVar[bool] = True
-    """If False, the system does not join it to the registry (the registry itself, supervisors, tools)."""
+    """If False, the system does not join it to the registry (the registry itself, `meshctl` as a client)."""
 
     ctx: Context
 

@@ -13,7 +13,7 @@
         ├── Unreachable       unreachable        r   not a member, not to be dialed now, or outbox full
         ├── MailboxFull       mailbox_full       r   too many calls in flight here
         ├── TooLarge          too_large              the message exceeds the mesh's limits
-        ├── Cancelled         cancelled              the other side no longer wants it
+        ├── Cancelled         cancelled              the other side no longer wants it, or an actor is stopping
         └── RemoteError       (the peer's code)      the peer answered with an error
 
 `r`: retryable, the same call may succeed if made again, here or at another actor. Codes cross the wire and label
@@ -172,7 +172,7 @@ class TooLarge(CallError, code="too_large"):
 
 
 class Cancelled(CallError, code="cancelled"):
-    """The other side no longer wants the answer."""
+    """The other side no longer wants the answer, or one of the two actors is stopping."""
 
 
 class RemoteError(CallError):

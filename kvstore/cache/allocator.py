@@ -1,4 +1,4 @@
-"""Who owns each page of a pool: exactly one of six states, and the only moves between them.
+"""Who owns each page of a pool. Each is in one of seven states, and these are the only moves between them.
 
     FREE -> RUNNING                 allocate
     RUNNING -> FREE                 release
@@ -8,11 +8,13 @@
     GRANTED -> IN_FLIGHT            start_transfer
     GRANTED, IN_FLIGHT -> RUNNING   accept
     GRANTED, IN_FLIGHT -> FREE      revoke
-    any -> QUARANTINED -> FREE      quarantine, clear
+    any -> QUARANTINED -> FREE      quarantine or check, clear
+    FREE -> any                     adopt, when a scheduler takes over a pool that is in use
+    RESERVED                        page 0, for padding: never moves
 
 CACHED pages belong to the prefix tree, RUNNING pages to a sequence. GRANTED pages are lent to a transfer that has not
 begun; IN_FLIGHT pages may be written by a transfer. QUARANTINED pages may still be written by somebody who must not, or
-the books disagreed about them. Page 0 is reserved for padding. Pure; used only by the scheduler's prefix cache.
+the books disagreed about them. Pure; used only by the scheduler's prefix cache.
 
 A move whose pages are not all in the state it needs raises `OwnershipError` and changes nothing. `check` compares the
 books and quarantines pages about which they disagree; it never raises.

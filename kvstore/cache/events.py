@@ -1,6 +1,6 @@
 """A numbered log of what entered and left a prefix cache: tokenizers route by it, a directory learns who holds what.
 
-The prefix cache appends; the scheduler drains once a step and publishes on `kv_events/GROUP`. Memory is bounded: if
+The prefix cache appends; the scheduler drains once a step and publishes on topic `kv_events`. Memory is bounded: if
 nobody drains for too long, undrained events are replaced by `CacheCleared` and the whole cache at the next drain.
 """
 
@@ -47,7 +47,7 @@ class EventLog:
             self._append(PageRemoved(group=self._group, page_hashes=page_hashes))
 
     def cleared(self) -> None:
-        """The cache starts empty; events not drained yet no longer matter."""
+        """The cache is empty, or is stated anew from here; events not drained yet no longer matter."""
         self._pending.clear()
         self._overflowed = False
         self._append(CacheCleared(group=self._group))
@@ -60,7 +60,7 @@ class EventLog:
         return [self._pending.popleft() for _ in range(number)]
 
     def drain_message(self, max_events: int = 1024) -> CacheEvents | None:
-        """The next publication on `kv_events/GROUP`, None if there is nothing to publish."""
+        """The next publication on topic `kv_events`, None if there is nothing to publish."""
         events = self.drain(max_events)
         return CacheEvents(events=events) if events else None
 

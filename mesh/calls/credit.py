@@ -3,7 +3,7 @@
     receiver  --credit(limit)-->  sender        limits are absolute and only grow, so repeats and losses are harmless
     receiver  <--item(position)-- sender        positions count from 0; one below the next is a repeat, above it a gap
 
-Pure; owned by `mesh/calls/asking.py` (receiver) and `mesh/calls/serving.py` (sender).
+Pure; owned by `mesh/calls/streaming.py` (receiver) and `mesh/calls/serving.py` (sender).
 """
 
 import enum

@@ -72,8 +72,9 @@ class PersistentAsk:
     ) -> Any:
         """The message of the first of a role's ready actors that answers; they are asked in turn.
 
-        One that does not serve the ask (`not_served`: an older release, or a custom actor) is skipped, like one that
-        fails: it is an error only if all of them say so.
+        One that knows the ask but does not serve it (`not_served`, such as somebody's own actor of that role) is
+        skipped, like one that fails: it is an error only if all of them say so. One that does not know the message, as
+        an older release may not, refuses it with `bad_body`, which is final.
 
         Args:
             ctx: what to ask through.

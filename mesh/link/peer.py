@@ -121,5 +121,5 @@ class Peer:
         return any(map(self.heard, Channel))
 
     def heard(self, channel: Channel) -> int:
-        """A number that grows with every message received on a channel; 0 before the first."""
+        """A number that grows with every message received on a channel; its start is arbitrary."""
         return sum(connection.channels[channel].received for connection in self.connections)

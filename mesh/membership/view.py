@@ -130,7 +130,7 @@ class MemberChange(NamedTuple):
 
 
 class Membership:
-    """The cached view; iteration is in order of actor ids, the same everywhere."""
+    """The cached view; `all` and `by_role` are in order of actor ids, the same everywhere."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}

@@ -1,4 +1,4 @@
-"""Supervised tasks: the one place where exceptions raised by an actor's code are caught, counted and logged.
+"""Supervised tasks: exceptions raised by an actor's code are counted and logged here.
 
 An actor goes on after an exception in one handler; the log names the request that it was about, if known.
 """

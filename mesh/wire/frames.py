@@ -1,4 +1,4 @@
-"""Bodies of the mesh's own frames, one of the three places that define what is on the wire (`mesh/wire/message.py`).
+"""Bodies of the mesh's own frames, one of the four places that define what is on the wire (`mesh/wire/message.py`).
 
 The header's `system` flag distinguishes these from the bodies of the actors' own protocols. They are spoken by the
 ActorSystem of every actor and by the registry; an actor sees only the asks that its class lists in `system_asks`.

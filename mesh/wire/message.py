@@ -1,8 +1,8 @@
 """The base classes of all messages between actors.
 
 A message is one tagged msgspec Struct, MessagePack on the wire. Fields are append-only with defaults and unknown
-fields are ignored, so an older peer can read a newer frame. Used by `mesh/wire/frames.py`, `kvstore/protocol.py` and
-`nodes/protocol/`, which together define everything on the wire.
+fields are ignored, so an older peer can read a newer frame. Used by `mesh/wire/frames.py`, `kvstore/protocol.py`,
+`nodes/protocol/` and `cli/protocol.py` (supervisors), which together define everything on the wire.
 """
 
 import msgspec

@@ -1,6 +1,6 @@
 """Settings of one gateway: where it listens, which model it serves, and every limit it keeps.
 
-Made by `cli` from the topology; read by the files of this folder only.
+Made by `cli` from the topology.
 """
 
 import msgspec

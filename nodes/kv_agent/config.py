@@ -1,4 +1,4 @@
-"""Settings of one kv_agent, made by `cli` from the topology and read only by the files of this folder."""
+"""Settings of one kv_agent. Made by `cli` from the topology."""
 
 import re
 from typing import Final, NamedTuple
@@ -68,10 +68,9 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     `device_transport` brings pages that other agents have on devices: `cuda_ipc` (same host), `nccl`, or `tcp`, which
     stages them in host memory. With `nccl` and `tcp`, a pair with each such agent must be made within `pair_timeout_s`.
     If that fails, nothing else is tried, unless `device_fallback` is `tcp`: pairs for which no communicator of NCCL
-    could
-    be made then use that, and the agent says so. `host_transport` brings pages that other agents have in host memory:
-    `shm` (same host) or `tcp`. Both may also name an installed transport (`kvstore/transfer/plugins.py`). Both ends of
-    a pair must have the transport. `tcp` says how it listens and sends.
+    could be made then use that, and the agent says so. `host_transport` brings pages that other agents have in host
+    memory: `shm` (same host) or `tcp`. Both may also name an installed transport (`kvstore/transfer/plugins.py`). Both
+    ends of a pair must have the transport. `tcp` says how it listens and sends.
 
     `device_wait_s` is how long a start waits for memory on a device that is still held by processes of an earlier mesh,
     or of an agent that died.

@@ -1,8 +1,8 @@
 """What a kv_agent decides: whose pages may be written, by which copy, until when, and who is told how it ended.
 
-A grant is a lease of pages by their scheduler: it ends by `CloseGrant`, at its deadline, or when its holder is lost or
-comes back in a later epoch. Each grant has one `TransferSession`. The agent is the only writer of granted pages, so
-revoking a grant here is enough; `GrantClosed` is sent when no copy can still write.
+A grant is a lease of pages by their scheduler: it ends when its transfer succeeds or fails, by `CloseGrant`, at its
+deadline, or when its holder is lost or comes back in a later epoch. Each has one `TransferSession`. The agent alone
+writes granted pages, so revoking a grant here is enough; `GrantClosed` is sent when no copy can still write.
 
 Pure: `handle(event, now)` returns commands, which `actor.py` carries out. Imports no I/O.
 """

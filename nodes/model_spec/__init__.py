@@ -1,7 +1,7 @@
 """Describes a model without its weights: shape, tokenizer, chat template, KV layout.
 
-Called by every role that needs to know the model (gateway, tokenizer, scheduler, worker, kv_agent) and by `meshctl up`
-before it starts anything. Needs no torch; `nodes.model_spec.vocabulary` loads the tokenizer itself.
+`resolve_model` is called by tokenizer, detokenizer and worker, and by `meshctl up` before it starts anything. Needs no
+torch; `nodes.model_spec.vocabulary` loads the tokenizer itself.
 """
 
 from nodes.model_spec.resolve import known_models, resolve_model

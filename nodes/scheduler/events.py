@@ -115,7 +115,7 @@ class Ask(NamedTuple):
 
 
 class SendStep(NamedTuple):
-    """Tell the worker one step. Buffers: token ids and page ids, int32, lent until sent."""
+    """Tell the worker one step. Buffers: rows, token ids and page ids, int32, lent until sent."""
 
     worker: str
     plan: StepPlan

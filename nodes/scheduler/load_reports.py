@@ -1,4 +1,4 @@
-"""This scheduler's load reports for routing: on change, at most a few times a second, and none when idle."""
+"""This scheduler's load reports for routing: on change, by default at most ten times a second, none when idle."""
 
 from kvstore.cache.prefix_cache import PrefixCache
 from mesh.runtime.deadlines import Deadlines

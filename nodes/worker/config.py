@@ -1,4 +1,4 @@
-"""Settings of one worker. Made by `cli` from the topology; read by the files of this folder only."""
+"""Settings of one worker. Made by `cli` from the topology."""
 
 from typing import Literal
 

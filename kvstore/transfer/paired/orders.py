@@ -113,7 +113,7 @@ class RemotePeer:
         self.info = PoolInfo(**{name: getattr(handle, name) for name in TOLD})
 
     def generations(self, pages: Sequence[int]) -> None:
-        """None: the page table is in another host's memory, so its agent compares."""
+        """None: the page table is in another agent's memory, so that agent compares."""
 
 
 def fits(parts: Sequence[tuple[int, int]], info: PoolInfo) -> bool:

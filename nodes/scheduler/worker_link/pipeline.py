@@ -1,4 +1,4 @@
-"""Numbered steps between the scheduler and its worker: at most two unacknowledged, sent again unchanged.
+"""Numbered steps between the scheduler and its worker: at most two unacknowledged, sent again if need be.
 
     adopt -> adopted -> step 1, step 2 -> result 1 -> step 3 -> result 2 -> ...
 

@@ -18,11 +18,12 @@ MISSING_INPUT: Final = "missing_input"
 
 
 class RunnableRow(NamedTuple):
-    """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays.
+    """One row whose input tokens are known, or drawn by the step before.
 
-    `from_row` >= 0 only for a `PipelinedRunner`: the single input token is the one that this row of the plan launched
-    just before drew; the host does not know it, and `token_ids` holds -1 for it. `request_id` is for the log. `history`
-    holds the sequence's tokens at positions `0 .. end - 1`, if its sampling looks back.
+    `row` is its index in the plan, offsets are into the step's arrays. `from_row` >= 0 only for a `PipelinedRunner`:
+    the single input token is the one that this row of the plan launched just before drew; the host does not know it,
+    and `token_ids` holds -1 for it. `request_id` is for the log. `history` holds the sequence's tokens at positions
+    `0 .. end - 1`, if its sampling looks back.
     """
 
     row: int

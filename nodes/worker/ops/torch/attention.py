@@ -18,8 +18,9 @@ from nodes.worker.pool.view import PoolView
 
 
 def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
-    """Raises BackendMissing if a layer has a window: over the cached positions it begins elsewhere for each row and
-    sequence, which no call of FlashInfer can express.
+    """Raises BackendMissing if a layer has a window.
+
+    Its start within the cached positions differs per row, which FlashInfer cannot express in one call.
     """
     if any(kind.window for kind in kinds):
         raise BackendMissing(
