@@ -18,6 +18,7 @@ from cli.plan.topology import ActorLaunch, Topology
 from cli.protocol import ActorList, ActorStatus
 from cli.supervisor.children import Children, spawn_process
 from cli.supervisor.exits import Exits
+from cli.supervisor.manifest_file import ManifestFile
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import Process
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
@@ -103,7 +104,7 @@ class ProcessKeeper:
         self._since: dict[str, float] = {}
         self._released: set[Address] = set()
         self._drained: dict[str, int] = {}
-        self._manifest: Manifest | None = None
+        self.manifest = ManifestFile(directory, record)
         self._failure_code = ExitCode.NOT_READY
         self._environment = actor_environment(topology.num_threads)
         supervision = topology.settings.supervision
@@ -134,8 +135,7 @@ class ProcessKeeper:
 
     def begin(self, manifest: Manifest) -> None:
         """Start everything. `manifest` is the one that processes are added to."""
-        self._manifest = manifest
-        self._write_manifest()
+        self.manifest.begin(manifest)
         with self.directory.written():
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
             self.directory.write_actors({SUPERVISOR: SUPERVISOR, ZYGOTE: ZYGOTE, **roles})
@@ -308,7 +308,7 @@ class ProcessKeeper:
             start_time=process.start_time,
         )
         self._since[address.actor_id] = self._loop.time()
-        self._write_manifest()
+        self.manifest.write(self._processes.values())
         self._children.watch(process, lambda status: self._exited(address, status))
         self._feed(Spawned(*address))
 
@@ -318,7 +318,7 @@ class ProcessKeeper:
     def _exited(self, address: Address, status: int) -> None:
         del self._processes[address.actor_id]
         self._released.discard(address)
-        self._write_manifest()
+        self.manifest.write(self._processes.values())
         try:
             # An actor that was killed leaves them behind, and the next incarnation's have other names.
             self.directory.run.remove_sockets(address)
@@ -358,15 +358,6 @@ class ProcessKeeper:
             last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
             next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),
         )
-
-    def _write_manifest(self) -> None:
-        if self._manifest is not None:
-            manifest = msgspec.structs.replace(self._manifest, processes=list(self._processes.values()))
-            try:
-                self.directory.write_manifest(manifest)
-            except OSError as error:
-                # Actors end with their supervisor's pipe; the manifest is for those that cannot.
-                self._record.trouble(f"the manifest cannot be written: {error}")
 
 
 def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:

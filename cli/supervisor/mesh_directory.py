@@ -289,7 +289,8 @@ class MeshDirectory:
         if manifest is not None:
             who = f"its supervisor is process {manifest.pid}, at {manifest.url}"
         else:
-            who = "it is starting" if holder is None else f"its supervisor is process {holder.pid}; it is starting"
+            # Either it is starting, or its manifest was damaged in the last second.
+            who = "it is starting" if holder is None else f"its supervisor is process {holder.pid}"
         return AlreadyRunning(
             f"a mesh named {self.mesh!r} is running",
             why=who,

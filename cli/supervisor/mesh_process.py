@@ -128,14 +128,15 @@ class _MeshProcess:
                 keep_small(self._directory.logs, settings.supervision.max_log_bytes), name="logs"
             )
             watching = loop.create_task(self._end_if_refused(), name="refusal")
+            keeping = loop.create_task(keeper.manifest.keep(), name="manifest")
             try:
                 await system.start()
                 keeper.begin(self._manifest(address, system.describe().endpoint))
                 code, failure = await self._ended
                 actor.ctx.log.info("mesh_stopped", failure=failure)
             finally:
-                rotating.cancel()
-                watching.cancel()
+                for task in (rotating, watching, keeping):
+                    task.cancel()
                 keeper.close()
                 await system.stop()
                 # After the system: by now renderers, and forks of a zygote that died, have no other parent.

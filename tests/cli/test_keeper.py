@@ -23,6 +23,7 @@ from mesh.address import Address
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import DRAINING, READY
 from mesh.supervision.events import Beat, Begin, Spawned
+from tests.cli.manifests import manifest
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,31 @@ async def test_on_a_full_disk_who_died_comes_back_and_it_is_said(
     assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
     told = [call.args[0] for call in keeper._record.trouble.call_args_list]
     assert any("no room in" in line and "make room" in line for line in told)
+
+
+async def test_a_manifest_is_written_again_only_if_it_is_not_what_was_written(
+    keeper: ProcessKeeper, directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, path = keeper._record.trouble, directory.path / "manifest.json"
+    keeper.manifest.look()
+    assert not path.exists(), "there is no mesh yet"
+    keeper.manifest.begin(manifest(directory))
+    written = path.stat().st_ino
+    keeper.manifest.look()
+    assert path.stat().st_ino == written
+    for damage in (lambda: path.write_text("{"), path.unlink, lambda: path.write_text("{}")):
+        damage()
+        keeper.manifest.look()
+        assert directory.read_manifest() == manifest(directory)
+    assert told.call_count == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(mesh_directory, "replace_file", full)
+        path.unlink()
+        for _ in range(3):
+            keeper.manifest.look()
+        assert told.call_count == 4, "that there is no room is said once"
+    keeper.manifest.look()
+    assert directory.read_manifest() == manifest(directory)
 
 
 async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(keeper: ProcessKeeper) -> None:

@@ -1,6 +1,8 @@
 """Meshes whose manifest, lock or segment was damaged from outside: the living are left alone, the dead swept."""
 
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,28 @@ def segment(host, group):
     return Path(f"/dev/shm/kvmesh-{os.getuid()}.{host.name}.{group}")
 
 
+def is_pending(number, pid):
+    [shared] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd")]
+    return int(shared.split()[1], 16) >> (number - 1) & 1
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"\xff garbage"), Path.unlink], ids=["bad", "gone"])
+def test_a_manifest_that_was_damaged_is_written_again(host, damage):
+    mesh = host.up(*ECHO)
+    host.wait_until(lambda: "ready at" in mesh.log.read_text(), "no actor starts any more")
+    damage(host.run_directory / "manifest.json")
+    host.wait_until(lambda: host.meshctl("probe", "live").returncode == 0, "the mesh is found again")
+    assert "the manifest was damaged or gone: it has been written again" in mesh.log.read_text()
+    assert host.meshctl("down").returncode == 0
+    mesh.wait(10)
+    host.assert_nothing_left()
+
+
 def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
     mesh = host.up(*ECHO)
     host.wait_until(lambda: "ready at" in mesh.log.read_text(), "no actor starts any more")
+    # Stopped, or it would write the manifest again.
+    os.kill(mesh.pid, signal.SIGSTOP)
     (host.run_directory / "manifest.json").write_bytes(b"\xff garbage")
     again = host.meshctl("up", *ECHO)
     assert again.returncode == 4, again.stderr
@@ -27,7 +48,11 @@ def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
     assert "manifest.json cannot be used" in listed.stderr
     assert "Traceback" not in again.stderr + listed.stderr
     assert host.say("unharmed") == "unharmed"
-    stopped = host.meshctl("down")
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(host.meshctl, "down")
+        host.wait_until(lambda: is_pending(signal.SIGTERM, mesh.pid), "it is told to stop by a signal")
+        os.kill(mesh.pid, signal.SIGCONT)
+        stopped = stopping.result()
     assert stopped.returncode == 0, stopped.stderr
     assert f"sending a signal to process {mesh.pid} instead" in stopped.stderr
     mesh.wait(10)

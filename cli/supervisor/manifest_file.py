@@ -1,0 +1,67 @@
+"""The manifest of a running mesh: written at every change, and again if the file is damaged or gone.
+
+Without it `ps`, `probe` and `restart` do not find the mesh, and a container would be killed for a file. Only the
+supervisor writes it, so whatever else stands there is replaced. Owned by `ProcessKeeper`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
+from cli.supervisor.record import SupervisionRecord
+
+_LOOK_S: Final = 1.0
+"""Between two looks at the file. One takes about 50 µs, so an idle mesh does not notice."""
+
+
+class ManifestFile:
+    """Writes the manifest of `directory`; does nothing before `begin`. Tells `record` what goes wrong, each once."""
+
+    def __init__(self, directory: MeshDirectory, record: SupervisionRecord) -> None:
+        self._directory = directory
+        self._record = record
+        self._manifest: Manifest | None = None
+        self._trouble = ""
+
+    def begin(self, manifest: Manifest) -> None:
+        """The mesh starts; `manifest` has no processes yet."""
+        self._manifest = manifest
+        self._write()
+
+    def write(self, processes: Iterable[ProcessRecord]) -> None:
+        """These processes run now."""
+        if self._manifest is not None:
+            self._manifest = msgspec.structs.replace(self._manifest, processes=list(processes))
+            self._write()
+
+    def look(self) -> None:
+        """Write the file again if it does not say what it has to."""
+        if self._manifest is None or self._directory.read_manifest() == self._manifest:
+            return
+        # After a write that failed the file is known to be old, and that has been told.
+        was_lost = not self._trouble
+        self._write()
+        if was_lost and not self._trouble:
+            self._record.trouble("the manifest was damaged or gone: it has been written again")
+
+    async def keep(self) -> None:
+        """Look at the file for as long as this task runs."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.look()
+
+    def _write(self) -> None:
+        assert self._manifest is not None, "there is a manifest to write once the mesh has begun"
+        try:
+            self._directory.write_manifest(self._manifest)
+        except OSError as error:
+            # The mesh goes on: actors end with their supervisor's pipe; the manifest is for those that cannot.
+            trouble = f"the manifest cannot be written: {error}"
+            if trouble != self._trouble:
+                self._record.trouble(trouble)
+            self._trouble = trouble
+        else:
+            self._trouble = ""
