@@ -196,6 +196,13 @@ def test_known_members_of_an_older_incarnation_is_nothing_new():
     assert names(outcome.change.upserted) == ["a#1"]
 
 
+def test_no_earlier_incarnation_of_a_member_that_left_is_believed():
+    core = RegistryCore(2, LEASE, 0.0)
+    join(core, member("b", 4))
+    core.leave(Address("b", 4), "stopped")
+    assert names(join(core, member("a"), known_members=[member("b", 3)]).joined.members) == ["a#1"]
+
+
 def doubting(host):
     """A check that takes nobody of a host by another's word, as its supervisor's secret is new."""
 
