@@ -109,3 +109,18 @@ def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
             # Each field is right by itself, but not together with others.
             fault = Fault(str(error), "correct it")
     raise BadConfig(f"the configuration of a {role} cannot be used", why=fault.why, do=fault.do)
+
+
+def typed_roles(roles: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """`[roles]`, which has been checked, with the type of its field for each value: the environment has strings only.
+
+    Values that are not strings stay as they are: a table would be filled in with what nobody has set.
+    """
+    return {role: {name: _typed(role, name, value) for name, value in fields.items()} for role, fields in roles.items()}
+
+
+def _typed(role: str, name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(CONFIG_TYPES[role])}
+    return msgspec.to_builtins(msgspec.convert(value, types[name], strict=False))

@@ -25,7 +25,7 @@ from cli.plan.hosts import (
     mesh_groups,
     registry_host,
 )
-from cli.plan.role_configs import CONFIG_TYPES
+from cli.plan.role_configs import CONFIG_TYPES, typed_roles
 from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
 from nodes.model_spec import Quantization
@@ -381,7 +381,8 @@ def _convert(document: dict[str, Any], source: str, *, strict: bool) -> Settings
         raise BadConfig(
             f"{source} cannot be used", why=fault.why, do=f"{fault.do} (`meshctl config schema` shows what is allowed)"
         )
-    return msgspec.convert(document, Settings, strict=strict)
+    settings = msgspec.convert(document, Settings, strict=strict)
+    return msgspec.structs.replace(settings, roles=typed_roles(settings.roles))
 
 
 def role_fault(role: str, fields: Mapping[str, Any]) -> Fault | None:

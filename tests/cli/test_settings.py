@@ -77,7 +77,7 @@ def test_a_foreign_variable_is_a_warning_and_changes_nothing():
         "HOME": "/",
     }
     settings = load_settings(None, environment, {})
-    assert (settings.port, settings.roles) == (4000, {"gateway": {"max_inflight": "7"}})
+    assert (settings.port, settings.roles) == (4000, {"gateway": {"max_inflight": 7}})
     warned = foreign_variables(environment)
     assert [line.split()[3] for line in warned] == [
         "KVMESH_KV", "KVMESH_LOG_LEVL", "KVMESH_PROT", "KVMESH_ROLES__GATWAY__PORT", "KVMESH_SERVICE_HOST"
