@@ -7,6 +7,7 @@ is told to start over.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -80,7 +81,7 @@ class CacheWatch(Actor):
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="default", help="name of the mesh")
+    parser.add_argument("--name", default=os.environ.get("KVMESH_NAME") or "default", help="name of the mesh")
     args = parser.parse_args()
     directory = RunDirectory.of_mesh(args.name)
     if not directory.registry_file.exists():

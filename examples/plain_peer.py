@@ -1,7 +1,7 @@
 """A custom actor from ZeroMQ and MessagePack alone: it imports nothing of kvmesh, and follows `docs/protocol.md`.
 
-It joins the mesh that runs on this host, asks a tokenizer one thing, and answers `CountWords` with `WordsCounted` until
-SIGTERM or SIGINT. A peer in any other language has to do the same.
+It joins the mesh that runs on this host, asks a tokenizer two things, and answers `CountWords` with `WordsCounted`
+until SIGTERM or SIGINT. A peer in any other language has to do the same.
 
     python examples/plain_peer.py [--name MESH] [--actor-id ID]
 """
@@ -27,6 +27,7 @@ CONTROL, DATA = 0, 1
 VERSION = 3  # of the protocol
 SYSTEM = 1  # flag: a body of the system, not of the actors' own protocol
 SILENCE_S = 1.5  # three heartbeats
+REFUSALS = ("superseded", "no_proof", "bad_proof", "too_many_peers")  # of an incarnation, for which retrying is no use
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
 
@@ -257,8 +258,9 @@ class PlainPeer:
             seen = (body.get("registry_epoch", 0), body.get("version", 0))
             if not body.get("known", True) or seen > self.view:
                 self.view = (0, 0)  # the registry does not know this peer, or a change was lost: join again
-        elif verb == ERROR and body.get("code") == "superseded" and connection.peer == self.registry:
-            raise RuntimeError(f"this incarnation has been replaced: {body.get('message')}")
+        elif verb == ERROR and body.get("code") in REFUSALS and connection.peer == self.registry:
+            self.forget(connection.peer)
+            raise RuntimeError(f"{self.registry[0]} refuses {self.actor_id}, {body['code']}: {body.get('message')}")
         elif (verb == BYE and channel == DATA) or verb == ERROR:
             self.forget(connection.peer)
 
@@ -322,7 +324,7 @@ class Words:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="default", help="name of the mesh")
+    parser.add_argument("--name", default=os.environ.get("KVMESH_NAME") or "default", help="name of the mesh")
     parser.add_argument("--actor-id", default="words-0")
     args = parser.parse_args()
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"kvmesh-{os.getuid()}" / args.name
@@ -343,11 +345,13 @@ def main() -> None:
         peer.join()
         print(f"{args.actor_id}#{peer.epoch} has joined {', '.join(sorted(peer.members))}", flush=True)
         tokenizer = peer.find("tokenizer")
-        text = peer.ask(tokenizer, {"type": "Detokenize", "token_ids": [104, 105]})["text"]
-        print(f"{tokenizer[0]} says that the tokens 104 and 105 are {text!r}", flush=True)
+        prepare = {"type": "Prepare", "request_id": "hi", "texts": ["hi"], "add_special_tokens": False, "route": False}
+        token_ids = peer.ask(tokenizer, prepare)["token_ids"][0]
+        text = peer.ask(tokenizer, {"type": "Detokenize", "token_ids": token_ids})["text"]
+        print(f"{tokenizer[0]} makes the tokens {token_ids} of 'hi', and {text!r} of these", flush=True)
         peer.serve(lambda: is_wanted)
     except (LookupError, TimeoutError, RuntimeError) as error:
-        sys.exit(str(error))  # nobody is there or answers, or another incarnation has come
+        sys.exit(str(error))  # nobody is there or answers, or the registry refuses this incarnation
     finally:
         peer.leave()
     print(f"answered {words.num_counted}", flush=True)

@@ -94,10 +94,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("serve", "ask"))
     parser.add_argument("text", nargs="?", default="how many words are these")
-    parser.add_argument("--name", default="default", help="name of the mesh")
+    parser.add_argument("--name", default=os.environ.get("KVMESH_NAME") or "default", help="name of the mesh")
     parser.add_argument("--actor-id", default="words-0", help="id of the serving actor")
     parser.add_argument("--wait", type=float, default=10.0, metavar="SECONDS", help="seconds to wait for the answer")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # or TEXT could not follow the options
     directory = RunDirectory.of_mesh(args.name)
     if not directory.registry_file.exists():
         sys.exit(f"no mesh {args.name} runs here ({directory.path}): start one with `meshctl up`")

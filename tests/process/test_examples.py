@@ -41,7 +41,7 @@ class Example:
 def ask(host, text, actor_id="words-0", wait_s=10):
     """What `words.py ask` prints, its exit code and its log."""
     options = ["--name", host.name, "--actor-id", actor_id, "--wait", str(wait_s)]
-    command = [sys.executable, str(EXAMPLES / "words.py"), "ask", text, *options]
+    command = [sys.executable, str(EXAMPLES / "words.py"), "ask", *options, text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=host.environment, check=False)
     return done.stdout.strip(), done.returncode, done.stderr
 
@@ -53,7 +53,7 @@ def warnings(text):
 def test_a_peer_of_zeromq_and_messagepack_alone_is_a_member_like_any_other(host):
     host.up("--model", "echo")
     peer = Example(host, "plain_peer.py")
-    host.wait_until(lambda: "tokens 104 and 105 are 'hi'" in peer.text, "it has asked the tokenizer")
+    host.wait_until(lambda: "tokens [104, 105] of 'hi', and 'hi' of these" in peer.text, "it has asked the tokenizer")
     answer, code, log = ask(host, "one two three")
     assert re.fullmatch(r"words-0#\d+ counts 3", answer)
     assert code == 0
@@ -64,6 +64,10 @@ def test_a_peer_of_zeromq_and_messagepack_alone_is_a_member_like_any_other(host)
     assert all(entry["supervised"] for actor_id, entry in found.items() if actor_id != "words-0")
     metrics = host.metrics()
     assert 'words_counted_total{actor="words-0",role="custom"} 1.0' in metrics
+    command = [sys.executable, str(EXAMPLES / "plain_peer.py"), "--name", host.name, "--actor-id", "gateway-0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=host.environment, check=False)
+    assert done.returncode == 1
+    assert "registry refuses gateway-0, no_proof: gateway-0 is already an actor of the mesh" in done.stderr
     before = host.ps()["registry"]["pid"]
     os.kill(before, signal.SIGKILL)
     host.wait_until(lambda: host.ps()["registry"]["pid"] not in (None, before), "another registry")
@@ -100,8 +104,10 @@ def test_what_the_sdk_makes_serves_and_watches(host):
 
 @pytest.mark.parametrize("file", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_without_a_mesh_it_says_what_to_do(host, file):
-    command = [sys.executable, str(EXAMPLES / file), *(["serve"] if file == "words.py" else []), "--name", host.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=host.environment, check=False)
+    command = [sys.executable, str(EXAMPLES / file), *(["serve"] if file == "words.py" else [])]
+    environment = {**host.environment, "KVMESH_NAME": host.name}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert done.returncode == 1
+    assert f"no mesh {host.name} runs here" in done.stderr
     assert "start one with `meshctl up`" in done.stderr
     assert "Traceback" not in done.stderr
