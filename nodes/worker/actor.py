@@ -115,6 +115,8 @@ class WorkerActor(Actor, Resident):
 
         Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
         """
+        # From 0 on, or `increase()` would miss the first one.
+        self.ctx.metrics.count("mesh_worker_steps_failed_total", 0.0)
         config = self._config
         spec = config.spec()
         asks = self._persistent

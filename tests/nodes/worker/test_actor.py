@@ -216,6 +216,7 @@ async def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends
     actor, context = await working("random:tiny-llama", lambda *_: runner, killed.set)
     logged: list[tuple[str, dict]] = []
     context.log.warning = context.log.error = lambda event, **fields: logged.append((event, fields))
+    assert context.metrics.snapshot().counters["mesh_worker_steps_failed_total"] == 0
     for step in (1, 2):
         actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [7], [4]), Row(2, [7], [5], slot=1)]))
     await context.until_told(2)
