@@ -38,7 +38,7 @@ def logs(
         LogOutput | None, typer.Option("--output", "-o", help="text or json; the default is text.")
     ] = None,
 ) -> None:
-    """Show what actors logged, in order of time; also after the mesh has ended."""
+    """Show what actors logged, in order of time (with -f: as hosts send it); also after the mesh has ended."""
     from cli.commands.logs import Wanted
     from cli.commands.logs import logs as run
 
