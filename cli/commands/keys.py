@@ -116,7 +116,7 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
 def new_of_all(place: KeyPlace) -> ExitCode:
     """Make pairs for all hosts of the topology file, each in a folder of its own, and give all of them the list.
 
-    A host that has a pair keeps it, and is not put on the list again. Raises WrongUsage, BadKeys.
+    A host that has a pair keeps it, and is listed with it unless it was revoked. Raises WrongUsage, BadKeys.
     """
     settings = place.settings
     if not settings.hosts:
@@ -135,16 +135,48 @@ def new_of_all(place: KeyPlace) -> ExitCode:
     if allowed is None:
         raise no_list(settings, registry, _pair(registry))
     before = allowed
-    for name in made:
-        if name != settings.registry_host:
-            allowed = allowed.with_host(name, _pair(place.path / name).public_key, None)
-    for name in names:
+    revoked = [
+        name for name in names if name not in made and allowed.of(name) is None and _was_listed(place.path / name)
+    ]
+    listed = [name for name in names if name not in revoked]
+    for name in listed:
+        allowed = _with_pair(allowed, place.path / name, name)
+    for name in listed:
         known = before if name == settings.registry_host else read_allowed(place.path / name)
         if known is None or known.version < allowed.version:
             write_allowed(place.path / name, allowed)
     told = f"made keys for {', '.join(made)}" if made else "all hosts have keys"
     sys.stderr.write(f"{told}: a folder for each in {place.path}\n")
+    for name in listed:
+        if name not in made and before.of(name) != allowed.of(name):
+            sys.stderr.write(f"host {name} had keys already, and is on the list with them now\n")
+    for name in revoked:
+        add = place.words("add", name, _pair(place.path / name).public_key, "--keys", str(registry))
+        sys.stderr.write(f"host {name} is not on the list, as after `keys revoke`: `{add}` lets it join again\n")
     return ExitCode.OK
+
+
+def _was_listed(path: Path) -> bool:
+    """Whether a host was on the list before: a list of the mesh, which begins at version 1, was given to it."""
+    known = read_allowed(path)
+    return known is not None and known.version > 0
+
+
+def _with_pair(allowed: AllowList, path: Path, host: str) -> AllowList:
+    """The list with the key that a host has now, and the roles that it was granted. Raises BadKeys."""
+    own, there = _pair(path), allowed.of(host)
+    if own.host != host:
+        raise BadKeys(
+            f"host {host} cannot use the keys in {path}",
+            why=f"they belong to host {own.host}",
+            do="move them to a folder of that name, and run this again",
+        )
+    if there is not None and there.public_key == own.public_key:
+        return allowed
+    try:
+        return allowed.with_host(host, own.public_key, there.roles if there is not None else None)
+    except MeshError as error:
+        raise BadKeys(f"host {host} cannot be added", why=error.message, do="correct it") from error
 
 
 def make_pair(path: Path, host: str, *, has_registry: bool, force: bool) -> HostKey:

@@ -259,12 +259,47 @@ def test_keys_of_all_hosts_of_a_file(head):
     # Again: nothing is made anew, and who was revoked meanwhile stays so; who comes to the file is added.
     head.keys("revoke", "p", "--keys", str(where / "head"))
     head.file.write_text(HOSTS + "[hosts.d2]\naddress = '10.0.0.4'\ndecode = 1\n")
-    assert "made keys for d2" in head.keys(*arguments)[1]
+    said = head.keys(*arguments)[1]
+    assert "made keys for d2:" in said
+    assert "host p is not on the list, as after `keys revoke`" in said
     now = directories["head"].read_allowed()
     assert [one.host for one in now.hosts] == ["d", "d2", "head"]
     assert KeyDirectory(where / "d2").read_allowed() == directories["d"].read_allowed() == now
     assert "all hosts have keys" in head.keys(*arguments)[1]
     assert directories["head"].read_allowed() == now
+    head.keys(*shlex.split(said.split("`")[-2])[2:])
+    assert directories["head"].read_allowed().of("p").public_key == directories["p"].read_key().public_key
+
+
+@pytest.mark.parametrize("before", [("p",), ("p", "d"), ("head", "p", "d")])
+def test_a_host_that_had_keys_before_those_of_all_hosts_is_on_the_list_with_them(head, before):
+    where = head.home / "all"
+    had = {host: head.new("-f", str(head.file), "--host", host, "--keys", str(where / host)) for host in before}
+    said = head.keys("new", "--all-hosts", "-f", str(head.file), "--keys", str(where))[1]
+    assert "host p had keys already, and is on the list with them now" in said
+    lists = [KeyDirectory(where / host).read_allowed() for host in ("head", "p", "d")]
+    assert [one.host for one in lists[0].hosts] == ["d", "head", "p"]
+    assert lists[1:] == [lists[0], lists[0]]
+    assert all(lists[0].of(host).public_key == key for host, key in had.items())
+
+
+def test_of_a_host_with_a_new_pair_all_hosts_lists_the_new_key_with_the_roles_it_had(head):
+    where = head.home / "all"
+    arguments = ("new", "--all-hosts", "-f", str(head.file), "--keys", str(where))
+    head.keys(*arguments)
+    old = KeyDirectory(where / "p").read_key().public_key
+    head.keys("add", "p", old, "--roles", "worker,supervisor", "--keys", str(where / "head"))
+    new = head.new("-f", str(head.file), "--host", "p", "--force", "--keys", str(where / "p"))
+    head.keys(*arguments)
+    listed = KeyDirectory(where / "head").read_allowed().of("p")
+    assert (listed.public_key, listed.roles) == (new, ("worker", "supervisor"))
+
+
+def test_all_hosts_takes_no_pair_of_another_host(head):
+    where = head.home / "all"
+    head.new("-f", str(head.file), "--host", "d", "--keys", str(where / "p"))
+    with refused(BadKeys, "host p cannot use the keys", why="they belong to host d"):
+        head.keys("new", "--all-hosts", "-f", str(head.file), "--keys", str(where))
 
 
 def test_a_host_beyond_the_loopback_needs_keys_or_the_word_insecure(head):
