@@ -18,7 +18,7 @@ from cli.commands.keys import make_pair
 from cli.errors import BadConfig, BadKeys, NotRunning, WrongUsage
 from cli.plan.hosts import is_loopback
 from cli.plan.joining import Joiner, joined_settings, plan_joiner
-from cli.plan.keys import key_directory, key_files, pinned, read_allowed, read_own, words
+from cli.plan.keys import key_directory, key_files, pinned, read_allowed, read_own, words_to_add
 from cli.plan.settings import Settings
 from cli.plan.token import JoinToken, parse_token
 from cli.supervisor.host_files import endpoint_at
@@ -151,7 +151,7 @@ class Join:
                 why=f"something listens at {where}, but it is not a registry without keys",
                 do=needless if token.public_key else "get a new token: `meshctl keys token` on the registry's host",
             )
-        add = words(Settings(name=token.mesh), "add", own.host, own.public_key)
+        add = words_to_add(Settings(name=token.mesh), own.host, own.public_key)
         return BadKeys(
             f"the mesh {token.mesh!r} does not accept this host",
             why=f"its registry at {where} does not know the key of host {own.host}: {own.public_key}",

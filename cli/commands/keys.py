@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from cli.errors import BadConfig, BadKeys, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
@@ -30,6 +32,7 @@ from cli.plan.keys import (
     read_allowed,
     read_own,
     words,
+    words_to_add,
     write_allowed,
 )
 from cli.plan.settings import overlay_settings
@@ -77,8 +80,8 @@ class KeyPlace:
         return own, allowed
 
     def words(self, *arguments: str) -> str:
-        """A command for the same mesh, as it is typed."""
-        return words(self.settings, *arguments)
+        """A command for the same keys, as it is typed on this host."""
+        return words(self.settings, *arguments, here=True)
 
 
 def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, output: str) -> ExitCode:
@@ -101,14 +104,16 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
     sys.stderr.write(f"host {host} of the mesh {settings.name} has its keys in {path}\n")
     if not has_registry:
         registry = settings.registry_host or "the registry's host"
-        sys.stderr.write(f"on {registry}:  {place.words('add', host, own.public_key)}\n")
+        sys.stderr.write(f"on {registry}:  {words_to_add(settings, host, own.public_key)}\n")
         if read_allowed(path) is None:
-            key = place.words("add", settings.registry_host or "HEAD", "ITS_PUBLIC_KEY", "--roles", REGISTRY)
-            sys.stderr.write(f"here:  {key}\n")
+            head = settings.registry_host or "HEAD"
+            add = words_to_add(settings, head, "ITS_PUBLIC_KEY", "--roles", REGISTRY, here=True)
+            sys.stderr.write(f"here:  {add}\n")
     if force:
         # Actors read the key when they start: until then, others refuse them for the key that they still have.
         sys.stderr.write(
-            f"if host {host} is running, restart it: `meshctl down --host {host}`, then `meshctl up` as before\n"
+            f"if host {host} is running, restart it: `meshctl down --host {host} --name {settings.name}`, "
+            "then `meshctl up` as before\n"
         )
     return ExitCode.OK
 
@@ -126,6 +131,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
             do="name the file with --file (or KVMESH_TOPOLOGY)",
         )
     registry = place.path / settings.registry_host
+    there = msgspec.structs.replace(settings, keys=str(registry))
     # The registry's host first: the list is its own.
     names = sorted(settings.hosts, key=lambda name: name != settings.registry_host)
     made = [name for name in names if read_own(place.path / name) is None]
@@ -133,7 +139,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
         make_pair(place.path / name, name, has_registry=name == settings.registry_host, force=False)
     allowed = read_allowed(registry)
     if allowed is None:
-        raise no_list(settings, registry, _pair(registry))
+        raise no_list(there, registry, _pair(registry))
     before = allowed
     revoked = [
         name for name in names if name not in made and allowed.of(name) is None and _was_listed(place.path / name)
@@ -151,7 +157,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
         if name not in made and before.of(name) != allowed.of(name):
             sys.stderr.write(f"host {name} had keys already, and is on the list with them now\n")
     for name in revoked:
-        add = place.words("add", name, _pair(place.path / name).public_key, "--keys", str(registry))
+        add = words_to_add(there, name, _pair(place.path / name).public_key, here=True)
         sys.stderr.write(f"host {name} is not on the list, as after `keys revoke`: `{add}` lets it join again\n")
     return ExitCode.OK
 

@@ -91,7 +91,7 @@ def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
     if own.host == settings.registry_host:
         do = f"put it back, or start over with `{_words_new(settings, own.host, '--force')}`"
     else:
-        add = words(settings, "add", registry, "PUBLIC_KEY", "--roles", REGISTRY)
+        add = words_to_add(settings, registry, "ITS_PUBLIC_KEY", "--roles", REGISTRY, here=True)
         do = f"say which key to trust: `{add}`, with the key that `meshctl keys ls` shows on host {registry}"
     return BadKeys(f"host {own.host} does not know the keys of other hosts", why=f"{path} has no allowed.json", do=do)
 
@@ -99,7 +99,7 @@ def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
 def _words_new(settings: Settings, host: str, *arguments: str) -> str:
     # The printed command names no topology file, from which this one knows where the registry is.
     registry = ("--registry",) if host == settings.registry_host else ()
-    return words(settings, "new", "--host", host, *registry, *arguments)
+    return words(settings, "new", "--host", host, *registry, *arguments, here=True)
 
 
 def links_note(settings: Settings) -> str:
@@ -152,7 +152,18 @@ def key_files(path: Path) -> Generator[KeyDirectory]:
         raise BadKeys(f"the keys in {path} cannot be used", why=error.message, do=do) from error
 
 
-def words(settings: Settings, *arguments: str) -> str:
-    """A `meshctl keys` command for the same mesh, as it is typed."""
-    name = ("--name", settings.name) if settings.name != "default" else ()
-    return shlex.join(["meshctl", "keys", *arguments, *name])
+def words(settings: Settings, *arguments: str, here: bool = False) -> str:
+    """A `meshctl keys` command for the same mesh, as it is typed; `here`: on this host, in its directory of keys."""
+    return shlex.join(["meshctl", "keys", *arguments, *_same_mesh(settings, here=here)])
+
+
+def words_to_add(settings: Settings, host: str, public_key: str, *arguments: str, here: bool = False) -> str:
+    """The same for `add`. A key is always in quotes, also one that stands for another, since most need them."""
+    rest = [*arguments, *_same_mesh(settings, here=here)]
+    return " ".join([shlex.join(["meshctl", "keys", "add", host]), f"'{public_key}'", *map(shlex.quote, rest)])
+
+
+def _same_mesh(settings: Settings, *, here: bool) -> list[str]:
+    name = ["--name", settings.name] if settings.name != "default" else []
+    # Another host has a directory of its own, which is not known here.
+    return name + (["--keys", str(key_directory(settings, {}))] if here and settings.keys else [])

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from cli.client import client
 from cli.errors import AlreadyRunning, BadConfig, CannotBind, CliError, HostTaken, MeshFull, StartFailed
-from cli.plan.keys import read_own, words
+from cli.plan.keys import read_own, words_to_add
 from cli.plan.names import on_host, supervisor_id
 from cli.plan.settings import Settings
 from cli.supervisor.host_files import registry_endpoint
@@ -146,5 +146,5 @@ async def _unknown_key(settings: Settings) -> str:
         return ""
     if own is None:
         return ""
-    add = words(settings, "add", own.host, own.public_key)
+    add = words_to_add(settings, own.host, own.public_key)
     return f"the registry at {address}:{port} does not answer; if it does not know this host's key, run `{add}` there"

@@ -121,6 +121,27 @@ def test_two_hosts_come_to_know_each_other_by_what_they_are_told_to_type(head, d
     assert head.allowed("blue").version == 6
 
 
+def test_commands_for_this_host_name_its_directory_of_keys_and_quote_any_key(head, d, monkeypatch):
+    where = d.home / "their keys"
+    first = head.new("--host", "head", "-f", str(head.file))
+    # Most keys have characters that a shell would take for its own; those that have none are quoted as well.
+    plain = HostKey("d", "rq5uPmYfrobbWpAcThisIsOnlyAnExample01234", "")
+    monkeypatch.setattr("cli.commands.keys.HostKey.new", lambda host: plain)
+    monkeypatch.setattr(HostKey, "check", lambda key: None)
+    hints = d.keys("new", "--host", "d", "-f", str(d.file), "--keys", str(where))[1]
+    assert f"on head:  meshctl keys add d '{plain.public_key}' --name blue\n" in hints
+    assert "here:  meshctl keys add head 'ITS_PUBLIC_KEY' --roles registry --name blue --keys '" in hints
+    with refused(BadKeys, do=("'ITS_PUBLIC_KEY'", f"--keys '{where}'")):
+        d.settled("d", KVMESH_KEYS=str(where))
+    with refused(BadKeys, "has no keys", do=f"--host p --name blue --keys '{where}-2'"):
+        d.settled("p", KVMESH_KEYS=f"{where}-2")
+    here = typed(hints, "here:  ")
+    d.keys(*(first if word == "ITS_PUBLIC_KEY" else word for word in here))
+    assert KeyDirectory(where).read_allowed().registry().public_key == first
+    with refused(BadKeys, "this host has no keys", do="meshctl keys new --host NAME --keys /not/here"):
+        d.keys("ls", "--keys", "/not/here")
+
+
 def test_keys_are_this_users_alone_and_not_written_over(head):
     key = head.new("--host", "head", "--registry")
     directory = head.home / "kvmesh" / "default"
@@ -130,7 +151,7 @@ def test_keys_are_this_users_alone_and_not_written_over(head):
         head.new("--host", "head", "--registry")
     another, said = head.keys("new", "--host", "head", "--registry", "--force")
     another = another.strip()
-    assert "if host head is running, restart it" in said
+    assert "if host head is running, restart it: `meshctl down --host head --name default`" in said
     assert another != key
     assert (head.allowed().version, head.allowed().registry().public_key) == (3, another)
 
