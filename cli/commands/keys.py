@@ -27,6 +27,7 @@ from cli.plan.keys import (
     REGISTRY_ROLES,
     key_directory,
     key_files,
+    no_keys,
     no_list,
     pinned,
     read_allowed,
@@ -58,11 +59,7 @@ class KeyPlace:
         """This host's pair. Raises BadKeys."""
         own = read_own(self.path)
         if own is None:
-            raise BadKeys(
-                "this host has no keys",
-                why=f"there are none in {self.path}",
-                do=f"make them with `{self.words('new', '--host', 'NAME')}`, or say where they are: --keys DIR",
-            )
+            raise no_keys(self.settings, self.path)
         return own
 
     def list_to_change(self) -> tuple[HostKey, AllowList]:

@@ -1,12 +1,14 @@
 """`meshctl keys token`: one word with which another machine joins the mesh whose registry is here."""
 
 import sys
+from pathlib import Path
 
 from cli.commands.keys import KeyPlace
 from cli.errors import BadConfig, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import print_json
-from cli.plan.keys import read_allowed
+from cli.plan.keys import no_keys, no_list, read_allowed, read_own
+from cli.plan.settings import Settings
 from cli.plan.token import JoinToken
 from cli.supervisor.mesh_directory import MeshDirectory
 
@@ -25,7 +27,7 @@ def token(place: KeyPlace, output: str) -> ExitCode:
 def _of_file(place: KeyPlace) -> JoinToken:
     settings = place.settings
     host = settings.registry_host
-    key = "" if settings.insecure else _registry_key(place, host)
+    key = "" if settings.insecure else _registry_key(settings, place.path, host)
     return JoinToken(settings.name, settings.hosts[host].address, settings.registry_port, host, key)
 
 
@@ -45,21 +47,25 @@ def _of_running(place: KeyPlace) -> JoinToken:
             do="run this there",
         )
     port = int(found[1].control.rpartition(":")[2])
-    return JoinToken(
-        place.settings.name, host.address, port, host.name, _registry_key(place, host.name) if host.keys else ""
-    )
+    # The mesh's own directory of keys, which need not be the one that is usual for its name.
+    key = _registry_key(place.settings, Path(host.keys), host.name) if host.keys else ""
+    return JoinToken(place.settings.name, host.address, port, host.name, key)
 
 
-def _registry_key(place: KeyPlace, host: str) -> str:
-    """The public key of the registry's host, "" if there are no keys."""
-    allowed = read_allowed(place.path)
+def _registry_key(settings: Settings, path: Path, host: str) -> str:
+    """The public key of the registry's host, "" if there are no keys. Raises BadConfig, BadKeys."""
+    allowed = read_allowed(path)
     if allowed is None:
-        return ""
+        own = read_own(path)
+        if own is None and not settings.keys:
+            return ""
+        # A token without a key would have the other machine take the mesh for one without keys.
+        raise no_keys(settings, path) if own is None else no_list(settings, path, own)
     granted = allowed.registry()
     if granted.host != host:
         raise BadConfig(
             "no token can be made",
-            why=f"according to the keys in {place.path}, the registry is on host {granted.host}, not on {host}",
+            why=f"according to the keys in {path}, the registry is on host {granted.host}, not on {host}",
             do="name the directory of this mesh's keys: --keys DIR",
         )
     return granted.public_key

@@ -85,6 +85,16 @@ def _check(settings: Settings, path: Path, own: HostKey) -> None:
         )
 
 
+def no_keys(settings: Settings, path: Path) -> BadKeys:
+    """The error of a command that needs this host's keys, for a directory that has none."""
+    new = words(settings, "new", "--host", "NAME", here=True)
+    return BadKeys(
+        "this host has no keys",
+        why=f"there are none in {path}",
+        do=f"make them with `{new}`, or say where they are: --keys DIR",
+    )
+
+
 def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
     """The error of a host that has its own keys and no list of others."""
     registry = settings.registry_host or "HEAD"

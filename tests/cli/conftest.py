@@ -1,6 +1,7 @@
 """A mesh's directory of each test's own, and processes that are none of its mesh's."""
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.supervisor.mesh_directory import MeshDirectory
+from tests.cli.machines import Machine
 
 
 @pytest.fixture
@@ -37,3 +39,17 @@ def start_stranger() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 def stranger(start_stranger: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     """A process that is no business of ours."""
     return start_stranger()
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The machine with the registry, where no environment variable says anything about a mesh."""
+    for name in [name for name in os.environ if name.startswith("KVMESH_")]:
+        monkeypatch.delenv(name)
+    return Machine(tmp_path / "head-home", monkeypatch)
+
+
+@pytest.fixture
+def d(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: Machine) -> Machine:
+    """Another one."""
+    return Machine(tmp_path / "d-home", monkeypatch)

@@ -1,79 +1,18 @@
 """`meshctl keys` on two hosts, which are two directories, and what `up` makes of what it wrote."""
 
 import json
-import os
 import shlex
 import shutil
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from cli import main as command_line
 from cli.errors import BadConfig, BadKeys, WrongUsage
-from cli.plan.keys import ENCRYPTED, INSECURE, links_note, settle_keys
-from cli.plan.settings import load_settings
+from cli.plan.keys import ENCRYPTED, INSECURE, links_note
 from mesh.membership.keys import HostKey
 from mesh.runtime.key_files import KeyDirectory
+from tests.cli.machines import HOSTS
 from tests.cli.refused import refused
-
-HOSTS = """
-name = "blue"
-[hosts.head]
-address = "10.0.0.1"
-gateways = 1
-tokenizers = 1
-detokenizers = 1
-[hosts.p]
-address = "10.0.0.2"
-prefill = 1
-[hosts.d]
-address = "10.0.0.3"
-decode = 1
-"""
-
-
-class Machine:
-    """A home directory, and the commands that are typed there."""
-
-    def __init__(self, home, monkeypatch):
-        self.home = home
-        self.monkeypatch = monkeypatch
-        self.file = home / "mesh.toml"
-        home.mkdir()
-        self.file.write_text(HOSTS)
-
-    def keys(self, *arguments):
-        """Run `meshctl keys ...`; what it wrote to stdout and stderr. Errors go through."""
-        self.monkeypatch.setenv("XDG_CONFIG_HOME", str(self.home))
-        result = CliRunner().invoke(command_line.app, ["keys", *arguments], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.stdout, result.stderr
-
-    def new(self, *arguments):
-        return self.keys("new", *arguments)[0].strip()
-
-    def listed(self, *arguments):
-        return json.loads(self.keys("ls", "-o", "json", *arguments)[0])
-
-    def allowed(self, mesh="default"):
-        return KeyDirectory(self.home / "kvmesh" / mesh).read_allowed()
-
-    def settled(self, host, **environment):
-        settings = load_settings(self.file, environment, {"host": host})
-        return settle_keys(settings, {"XDG_CONFIG_HOME": str(self.home)})
-
-
-@pytest.fixture
-def head(tmp_path, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("KVMESH_")]:
-        monkeypatch.delenv(name)
-    return Machine(tmp_path / "head-home", monkeypatch)
-
-
-@pytest.fixture
-def d(tmp_path, monkeypatch, head):
-    return Machine(tmp_path / "d-home", monkeypatch)
 
 
 def typed(text, start):
