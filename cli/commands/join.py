@@ -155,7 +155,7 @@ class Join:
         return BadKeys(
             f"the mesh {token.mesh!r} does not accept this host",
             why=f"its registry at {where} does not know the key of host {own.host}: {own.public_key}",
-            do=f"run `{add}` on host {token.host}, then this command again",
+            do=f"on host {token.host}: `{add}`, then run this command here again",
         )
 
 

@@ -147,4 +147,5 @@ async def _unknown_key(settings: Settings) -> str:
     if own is None:
         return ""
     add = words_to_add(settings, own.host, own.public_key)
-    return f"the registry at {address}:{port} does not answer; if it does not know this host's key, run `{add}` there"
+    do = f"on host {settings.registry_host}: `{add}`"
+    return f"the registry at {address}:{port} does not answer; if it does not know this host's key, {do}"

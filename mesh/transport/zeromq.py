@@ -25,7 +25,15 @@ from mesh.address import Address, Endpoint
 from mesh.errors import NO_HANDSHAKE, BindError, FrameRefused
 from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.transport.names import Names, name_in, with_address
-from mesh.transport.zeromq_binding import Bound, ZeroMQOptions, bind, endpoint_of, is_far, prepare_dial
+from mesh.transport.zeromq_binding import (
+    Bound,
+    ZeroMQOptions,
+    bind,
+    endpoint_of,
+    how_to_be_allowed,
+    is_far,
+    prepare_dial,
+)
 from mesh.transport.zeromq_links import (
     FROM_NOBODY,
     MAX_ADDRESS_BYTES,
@@ -46,9 +54,7 @@ _GONE: Final = {
     zmq.Event.CLOSED: "could not connect",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: _NO_KEY_IN_COMMON,
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: _NO_KEY_IN_COMMON,
-    zmq.Event.HANDSHAKE_FAILED_AUTH: (
-        "the key of this host is not allowed there, not yet or no longer: run `meshctl keys add`"
-    ),
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "the key of this host is not allowed there, not yet or no longer",
 }
 _ENDS: Final = sum(int(event) for event in _GONE)
 _NO_HANDSHAKE: Final = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
@@ -253,7 +259,10 @@ class ZeroMQTransport:
 
     def _on_end(self, dialed: Dialed, event: list[Buffer]) -> None:
         what = zmq.Event(parse_monitor_message([bytes(part) for part in event])["event"])
-        self._gone(dialed, _GONE.get(what, "gone"))
+        reason = _GONE.get(what, "gone")
+        if what == zmq.Event.HANDSHAKE_FAILED_AUTH and (do := how_to_be_allowed(self._options)):
+            reason = f"{reason}: {do}"
+        self._gone(dialed, reason)
 
     def _gone(self, dialed: Dialed, reason: str) -> None:
         """A dialed connection has ended; what had arrived before is still passed on."""

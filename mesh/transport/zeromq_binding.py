@@ -114,6 +114,15 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
     return Bound(tcp, ipc)
 
 
+def how_to_be_allowed(options: ZeroMQOptions) -> str:
+    """What to type, and where, for other hosts to accept this host's key; "" if it has none."""
+    if options.keys is None:
+        return ""
+    own, head = options.keys.own, options.keys.allowed.registry().host
+    mesh = f" --name {options.run_directory.mesh}" if options.run_directory is not None else ""
+    return f"on host {head}: `meshctl keys add {own.host} '{own.public_key}'{mesh}`"
+
+
 def endpoint_of(control: Bound, data: Bound) -> Endpoint:
     """The endpoint to publish: tcp if there is one, and with it the ipc endpoint for actors on the same host."""
     if control.tcp:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands.join import Join
-from cli.errors import AlreadyRunning, BadConfig, CannotBind, HostTaken, MeshFull, NotRunning
+from cli.errors import AlreadyRunning, BadConfig, BadKeys, CannotBind, HostTaken, MeshFull, NotRunning
 from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
 from cli.plan.token import JoinToken
@@ -198,6 +198,23 @@ async def test_what_is_no_registry_is_said_to_be_none():
     assert "get a new token" in caught.value.do
 
 
+async def test_a_host_whose_key_is_unknown_is_told_where_to_type_what(monkeypatch):
+    async def nobody(asker, peer, endpoint, question):
+        return None
+
+    monkeypatch.setattr(Asker, "__call__", nobody)
+    with tempfile.TemporaryDirectory(prefix="kvt") as path, socket.create_server(("127.0.0.1", 0)) as listener:
+        run, keys = RunDirectory(Path(path) / "blue"), Path(path) / "keys"
+        run.create()
+        token = JoinToken("blue", "127.0.0.1", listener.getsockname()[1], "head", HostKey.new("head").public_key)
+        join = Join(token.text(), None, {"decode": 1, "host": "e", "keys": str(keys)}, {})
+        with pytest.raises(BadKeys, match="does not accept this host") as caught:
+            await asyncio.to_thread(join.settings, run)
+        own = KeyDirectory(keys).read_key().public_key
+    add = f"on host head: `meshctl keys add e '{own}' --name blue`"
+    assert caught.value.do == f"{add}, then run this command here again"
+
+
 @pytest.mark.parametrize(("come", "host"), [(starts, "d"), (joins, "e")])
 async def test_a_run_directory_that_is_too_long_for_a_socket_is_said_to_be(host, come):
     with tempfile.TemporaryDirectory(prefix="kvt") as path:
@@ -231,5 +248,5 @@ def test_a_host_whose_key_may_be_unknown_is_told_the_command(tmp_path):
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port):
             return await noted(port)
 
-    words = shlex.split(asyncio.run(main()).partition("`")[2].partition("`")[0])
+    words = shlex.split(asyncio.run(main()).partition("on host head: `")[2].partition("`")[0])
     assert words == ["meshctl", "keys", "add", "d", own.public_key, "--name", "blue"]

@@ -155,7 +155,10 @@ async def test_a_key_that_is_revoked_ends_its_connections_at_once(world):
         await until(lambda: not world.registry.actor.core.knows(world.y.address), 3)
         with pytest.raises(CallError):
             await world.x.actor.ctx.ask("y.d", HI, timeout_s=1)
-    assert any("revoked" in str(entry.get("reason", "")) for entry in logs)
+    reasons = [str(entry.get("reason", "")) for entry in logs]
+    assert any("revoked" in reason for reason in reasons)
+    add = f"on host head: `meshctl keys add d '{world.pairs['d'].public_key}' --name {world.hosts['d'][0].mesh}`"
+    assert any(f"not allowed there, not yet or no longer: {add}" in reason for reason in reasons), reasons
     # Allowed again it is back by itself.
     world.key_directory("head").write_allowed(allow(*world.pairs.values(), version=3))
     await until(lambda: world.registry.actor.core.knows(world.y.address), 10)

@@ -52,7 +52,7 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     join = ("--join", token, "--decode", "1", "--host", "e", "--address", "127.0.0.3")
     stranger = e.meshctl("up", *join)
     assert stranger.returncode == ExitCode.BAD_CONFIG, stranger.stderr
-    add = shlex.split(stranger.stderr.partition("run `meshctl ")[2].partition("`")[0])
+    add = shlex.split(stranger.stderr.partition("on host head: `meshctl ")[2].partition("`")[0])
     assert add[:3] == ["keys", "add", "e"], stranger.stderr
     # As the operations say for a host that runs some roles only.
     added = head.meshctl(*add, "--roles", "worker,scheduler,kv_agent,supervisor", name=False)
@@ -102,7 +102,7 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     waits = (
         f"host d is waiting for the registry at tcp://127.0.0.1:{registry_port}: the key of this host is not allowed"
     )
-    waits += " there, not yet or not any more"
+    waits += " there, not yet or no longer: on host head: `meshctl keys add d '"
     d.wait_until(lambda: any(note.startswith(waits) for note in d.ps()["supervisor.d"]["mesh_notes"]), "d says why")
     drained = d.meshctl("drain", "worker-decode-0.d")
     assert drained.returncode == ExitCode.NOT_RUNNING, drained.stderr
