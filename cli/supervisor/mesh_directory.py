@@ -30,6 +30,7 @@ from mesh.address import MAX_EPOCH, Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
 from mesh.runtime.run_directory import NOT_JSON, RunDirectory, read_file, replace_file
+from nodes.roles import GATEWAY
 
 _FILE_MODE: Final = 0o600
 
@@ -249,11 +250,15 @@ class MeshDirectory:
 
     def segments(self) -> str:
         """How names of segments of the mesh that ran here last begin, for when no manifest says so."""
+        # Without the file that says which host this was, the names of what it left behind are not known.
+        return segment_prefix(os.getuid(), self.mesh, self._host())
+
+    def _host(self) -> str:
+        """Which host of its mesh this is or was, as far as is known; "" on a mesh of one host."""
         with contextlib.suppress(BindError):
             host = self.run.host()
-            return segment_prefix(os.getuid(), self.mesh, host.name if host is not None else "")
-        # Without the file that says which host this was, the names of what it left behind are not known.
-        return segment_prefix(os.getuid(), self.mesh)
+            return host.name if host is not None else ""
+        return ""
 
     def write_actors(self, roles: dict[str, str]) -> None:
         """Record the actors of the mesh that begins now: roles by id."""
@@ -287,10 +292,22 @@ class MeshDirectory:
         """The error for a process that wants to be this mesh's supervisor while there is one."""
         manifest, holder = self.read_manifest(), self.holder()
         if manifest is not None:
-            who = f"its supervisor is process {manifest.pid}, at {manifest.url}"
+            who = f"its supervisor is process {manifest.pid}"
+            host = host_of(manifest.supervisor_id)
+            if not host or any(process.role == GATEWAY for process in manifest.processes):
+                # The URL is of the mesh's gateway, which may be on another host.
+                who += f", at {manifest.url}"
         else:
             # Either it is starting, or its manifest was damaged in the last second.
             who = "it is starting" if holder is None else f"its supervisor is process {holder.pid}"
+            host = self._host()
+        if host:
+            return AlreadyRunning(
+                f"host {host} of the mesh {self.mesh!r} is running",
+                why=f"{who}, and uses the run directory {self.path}",
+                do=f"stop it with `meshctl down --host {host} --name {self.mesh}`; to run several hosts of a mesh on "
+                "one machine, give each an XDG_RUNTIME_DIR of its own",
+            )
         return AlreadyRunning(
             f"a mesh named {self.mesh!r} is running",
             why=who,

@@ -8,6 +8,7 @@ from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_pre
 from cli.supervisor.processes import Process, open_process, start_time, wait_dead
 from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
+from mesh.runtime.run_directory import HostRecord
 from tests.cli.manifests import NO_PID, manifest, record
 from tests.cli.refused import refused
 
@@ -36,6 +37,24 @@ def test_one_supervisor_at_a_time(directory):
             pass
     with directory.locked():
         pass
+
+
+def test_a_second_host_in_one_run_directory_is_told_to_have_its_own(directory):
+    own = Process.of(os.getpid())
+    of_host = {"supervisor_id": "supervisor.d", "pool_prefix": segment_prefix(os.getuid(), "m", "d")}
+    do = ("meshctl down --host d --name m", "an XDG_RUNTIME_DIR of its own")
+    directory.run.write_host(HostRecord("d", "127.0.0.1", "127.0.0.1"))
+    with directory.locked():
+        what = "host d of the mesh 'm' is running"
+        with refused(AlreadyRunning, what, why="it is starting", do=do), directory.locked():
+            pass
+        directory.write_manifest(manifest(directory, own, **of_host, processes=[record(own, role="worker")]))
+        with pytest.raises(AlreadyRunning) as caught, directory.locked():
+            pass
+        assert caught.value.why == f"its supervisor is process {own.pid}, and uses the run directory {directory.path}"
+        directory.write_manifest(manifest(directory, own, **of_host, processes=[record(own, role="gateway")]))
+        with refused(AlreadyRunning, why=f"process {own.pid}, at http://x"), directory.locked():
+            pass
 
 
 def test_epochs_are_kept_and_never_go_back(directory):
