@@ -116,7 +116,8 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
         raise AlreadyRunning(
             f"the mesh {settings.name!r} already has a host {host}",
             why=f"its supervisor, process {known.pid} there, answers at {known.endpoint.control}",
-            do=f"stop it there with `meshctl down --host {host}`, or start this machine as another host (--host)",
+            do=f"stop it there with `meshctl down --host {host} --name {settings.name}`, or start this "
+            "machine as another host (--host)",
         )
     return ""
 

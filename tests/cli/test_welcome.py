@@ -94,7 +94,7 @@ def test_who_says_neither_mesh_nor_release_is_not_refused():
     ],
 )
 def test_a_host_that_does_not_fit_is_refused_with_what_to_do(answer, kind, why):
-    with refused(kind, why=why):
+    with refused(kind, why=why, do="`meshctl down --host d --name blue`" if kind is AlreadyRunning else ""):
         asked(answer=answer, pong=Pong())
 
 
