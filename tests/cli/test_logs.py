@@ -132,6 +132,7 @@ class OtherHosts:
             patch.setenv("XDG_RUNTIME_DIR", str(base))
             self.directory = MeshDirectory("m")
         self.directory.create()
+        self.why = "the supervisor of b: no answer"
         self.directory.run.write_host(HostRecord("b", "127.0.0.1", "127.0.0.1"))
         self.directory.write_actors({"supervisor": "supervisor", "worker-0.b": "worker"})
         monkeypatch.setattr(command, "find_mesh", lambda name: None)
@@ -149,7 +150,7 @@ class OtherHosts:
             return LogList(roles={}, hosts=self.hosts)
         assert question.host == "b"
         if self.silent:
-            raise TryAgain("no", why="the supervisor of b: no answer", do="wait")
+            raise TryAgain("no", why=self.why, do="wait")
         return folder.read(question) if isinstance(question, ReadLogs) else LogList(roles=folder.roles())
 
 
@@ -208,9 +209,12 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
     assert logs("m", Wanted(names=("worker-0.b",)), follow=True, output="json") is ExitCode.OK
     told = capsys.readouterr()
     assert events(told.out.splitlines()) == ["e1", "e2", "e3", "e4"], "nothing is lost by a file cut meanwhile"
-    assert told.err == "leaving out host b: the supervisor of b: no answer\nhost b answers again\n"
-    other.silent = True
-    assert events(shown(capsys, "gateway")) == ["joined", "slow"]
+    assert told.err == "the logs of host b are left out: the supervisor of b: no answer\nhost b answers again\n"
+    other.silent, other.why = True, "host b is not in the mesh"
+    assert logs("m", Wanted(names=("gateway",)), follow=False, output="json") is ExitCode.OK
+    told = capsys.readouterr()
+    assert events(told.out.splitlines()) == ["joined", "slow"]
+    assert told.err == "host b is not in the mesh: its logs are left out\n"
     with pytest.raises(WrongUsage, match=r"no log of worker-0.b"):
         logs("m", Wanted(names=("worker-0.b",)), follow=False, output=None)
 
