@@ -52,7 +52,10 @@ class KeyPlace:
     """
 
     def __init__(self, file: Path | None, name: str | None, keys: str | None) -> None:
-        self.settings, self.said_host, _ = overlay_settings(file, os.environ, {"name": name, "keys": keys})
+        self.settings, self.said_host, given = overlay_settings(file, os.environ, {"name": name, "keys": keys})
+        is_known = file is not None or "name" in given or not self.settings.keys
+        self.mesh: str | None = self.settings.name if is_known else None
+        """None if only a directory was named: the files in it do not say of which mesh they are."""
         self.path = key_directory(self.settings, os.environ)
 
     def own(self) -> HostKey:
@@ -95,10 +98,11 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
         has_registry = known.registry().host == host
     own = make_pair(path, host, has_registry=has_registry, force=force)
     if output == "json":
-        print_json({"mesh": settings.name, "host": host, "public_key": own.public_key, "directory": str(path)})
+        print_json({"mesh": place.mesh, "host": host, "public_key": own.public_key, "directory": str(path)})
     else:
         sys.stdout.write(f"{own.public_key}\n")
-    sys.stderr.write(f"host {host} of the mesh {settings.name} has its keys in {path}\n")
+    of_mesh = f" of the mesh {place.mesh}" if place.mesh else ""
+    sys.stderr.write(f"host {host}{of_mesh} has its keys in {path}\n")
     if not has_registry:
         registry = settings.registry_host or "the registry's host"
         sys.stderr.write(f"on {registry}:  {words_to_add(settings, host, own.public_key)}\n")
@@ -108,9 +112,9 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
             sys.stderr.write(f"here:  {add}\n")
     if force:
         # Actors read the key when they start: until then, others refuse them for the key that they still have.
+        name = f" --name {place.mesh}" if place.mesh else ""
         sys.stderr.write(
-            f"if host {host} is running, restart it: `meshctl down --host {host} --name {settings.name}`, "
-            "then `meshctl up` as before\n"
+            f"if host {host} is running, restart it: `meshctl down --host {host}{name}`, then `meshctl up` as before\n"
         )
     return ExitCode.OK
 
@@ -237,7 +241,8 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
     except MeshError as error:
         raise BadKeys(f"host {host} cannot be added", why=error.message, do="correct it") from error
     before = f" (before: {_roles(there.roles)})" if there is not None and there.roles != granted else ""
-    sys.stderr.write(f"host {host} may join the mesh {place.settings.name} as {_roles(granted)}{before}\n")
+    mesh = f" the mesh {place.mesh}" if place.mesh else ""
+    sys.stderr.write(f"host {host} may join{mesh} as {_roles(granted)}{before}\n")
     for note in _notes_on(granted):
         sys.stderr.write(f"note: {note}\n")
     return ExitCode.OK
@@ -281,7 +286,8 @@ def ls(place: KeyPlace, output: str) -> ExitCode:
     if output == "json":
         print_json(_entry(place, own, allowed, hosts))
         return ExitCode.OK
-    sys.stdout.write(f"{place.settings.name}: {_where(own, allowed)}, in {place.path}\n")
+    there = _where(own, allowed)
+    sys.stdout.write(f"{place.mesh}: {there}, in {place.path}\n" if place.mesh else f"{place.path}: {there}\n")
     rows = [[one.host, one.public_key, _roles(one.roles), "this" if one.host == own.host else ""] for one in hosts]
     print_table(("HOST", "PUBLIC KEY", "ROLES", ""), rows)
     return ExitCode.OK
@@ -291,7 +297,7 @@ def _entry(
     place: KeyPlace, own: HostKey, allowed: AllowList | None, hosts: tuple[AllowedHost, ...]
 ) -> Mapping[str, Any]:
     return {
-        "mesh": place.settings.name,
+        "mesh": place.mesh,
         "directory": str(place.path),
         "host": own.host,
         "registry_host": allowed.registry().host if allowed is not None else None,

@@ -114,6 +114,20 @@ def test_what_cannot_be_added_or_revoked(head, d):
     assert head.allowed().version == 2
 
 
+def test_keys_in_a_directory_alone_are_not_said_to_be_of_the_default_mesh(head, monkeypatch):
+    where = head.home / "K"
+    of_directory = ("--keys", str(where))
+    said = head.keys("new", "--host", "head", "--registry", *of_directory)[1]
+    said += head.keys("add", "d", HostKey.new("d").public_key, *of_directory)[1]
+    assert said == f"host head has its keys in {where}\nhost d may join as any but registry\n"
+    assert head.keys("ls", *of_directory)[0].startswith(f"{where}: version 2\n")
+    assert head.listed(*of_directory)["mesh"] is None
+    for named in (("-f", str(head.file)), ("--name", "blue")):
+        assert head.keys("ls", *named, *of_directory)[0].startswith(f"blue: version 2, in {where}\n")
+    monkeypatch.setenv("KVMESH_NAME", "blue")
+    assert head.listed(*of_directory)["mesh"] == "blue"
+
+
 def test_a_copy_of_the_list_is_not_changed(head, d):
     head.new("--host", "head", "--registry")
     head.keys("add", "d", d.new("--host", "d"))
