@@ -71,6 +71,7 @@ from mesh.supervision.events import (
 from mesh.supervision.restarts import Restarts
 
 _ALIVE = (SPAWNING, STARTING, READY, SUSPECTED, DYING, DRAINING)
+_AT_REST = (BACKOFF, GIVEN_UP, DRAINED)
 
 
 @dataclass
@@ -277,7 +278,7 @@ class Supervisor:
             self._rolling.pop(actor_id, None)
             if self.stopping:
                 continue
-            if watch.state in (BACKOFF, GIVEN_UP, DRAINED):
+            if watch.state in _AT_REST:
                 watch.deadline = None
                 self._drained(watch, comes_back=not wish.stay_away)
             elif watch is self._restarting and watch.state in (DRAINING, DYING):
@@ -289,10 +290,13 @@ class Supervisor:
         """There is no process any more, as requested; that is not a failure."""
         watch.restarts.forgive()
         watch.comes_back = watch.stays_away = False
-        if comes_back:
-            self._spawn(watch)
-        else:
+        if not comes_back:
             self._enter(watch, DRAINED)
+            return
+        if watch.state in _AT_REST:
+            # Or why it was away would be told of an actor that is back.
+            watch.reason, watch.reason_at = "restarted, as requested", self._now
+        self._spawn(watch)
 
     def _roll(self, now: float) -> None:
         """Restart the next actor once the last one is ready or drained. One that cannot start ends the round."""
@@ -310,7 +314,7 @@ class Supervisor:
                 self._drain(watch, now)
             elif watch.state == STARTING and stays_away:
                 self._kill(watch, NOT_WANTED, "drained while starting")
-            elif watch.state in (BACKOFF, GIVEN_UP, DRAINED):
+            elif watch.state in _AT_REST:
                 watch.deadline = None
                 self._drained(watch, comes_back=watch.comes_back)
             elif not stays_away:

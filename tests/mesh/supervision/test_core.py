@@ -296,6 +296,18 @@ def test_a_drained_actor_stays_away_until_it_is_asked_for():
     assert ended(core, "b", 54.0) == [Died("b", 1, "exit 0")]
 
 
+@pytest.mark.parametrize("why_away", ["drained", "backoff", "given_up"])
+def test_who_was_brought_back_by_request_is_not_said_to_be_away(why_away):
+    core = ready_mesh(policy=Policy(budget=int(why_away == "backoff")))
+    if why_away == "drained":
+        core.handle(Restart(("a",), stay_away=True), 1.0)
+    ended(core, "a", 1.2)
+    assert states(core) == {"a": why_away}
+    assert done(core.handle(Restart(("a",)), 3.0)) == [Spawn("a", 2)]
+    comes(core, "a", 4.0)
+    assert (core.watches["a"].reason, core.watches["a"].reason_at) == ("restarted, as requested", 3.0)
+
+
 def test_what_does_not_drain_in_time_is_killed_and_restarted_all_the_same():
     core = ready_mesh(policy=Policy(drain_timeout_s=5.0))
     core.handle(Restart(("a",)), 1.0)
