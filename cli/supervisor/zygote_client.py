@@ -56,8 +56,8 @@ class _Zygote:
 class ZygoteClient:
     """One zygote and its spare, started when first needed. Callbacks come on the loop, one of the two per request.
 
-    The zygote imports `modules`. If it leaves a request unanswered for `timeout_s`, it is killed. `on_death` is told of
-    every end.
+    The zygote imports `modules`. If it leaves a request unanswered for `timeout_s`, which is `start_timeout_s` of the
+    settings, it is killed. `on_death` is told of every end.
     """
 
     def __init__(
@@ -218,7 +218,11 @@ class ZygoteClient:
         self._receive(zygote)
         self._hang_up(zygote)
         end = self._exits.read(status)
-        end = end._replace(foreign=end.foreign and not zygote.is_overdue)
+        if zygote.is_overdue and status == -signal.SIGKILL:
+            # Its signal alone would not say that it was ours, nor which setting to raise.
+            failed = "did not answer" if zygote.ready else "was not ready"
+            text = f"it {failed} within start_timeout_s ({self._timeout_s:g} s) and was killed"
+            end = end._replace(text=text, foreign=False)
         self._on_death(end)
         if zygote is self._spare:
             self._spare = None
@@ -237,7 +241,7 @@ class ZygoteClient:
         self._ending = None
         self._serving, self._spare = self._spare, None
         for _, _, on_failed in lost.values():
-            on_failed(f"the zygote ended with {end.text}, see {self._log}", end.foreign)
+            on_failed(f"the zygote ended: {end.text}, see {self._log}", end.foreign)
         if self._serving is not None and self._serving.ready:
             self._serve(self._serving)
         elif end.foreign or self._waiting:

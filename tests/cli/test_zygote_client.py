@@ -159,9 +159,14 @@ async def test_an_actor_that_nobody_heard_of_ends_with_its_zygote(client, tmp_pa
 
 
 @zygote("hangs", "hangs when asked")
-async def test_one_that_hangs_is_killed_which_is_not_a_foreign_kill(client, tmp_path, deaths):
-    assert "SIGKILL" in await fork(client, tmp_path)
+async def test_one_that_hangs_is_killed_which_is_not_a_foreign_kill_and_says_for_which_setting(
+    client, tmp_path, deaths
+):
+    failed = {0.3: "was not ready within start_timeout_s (0.3 s)", 0.5: "did not answer within start_timeout_s (0.5 s)"}
+    reason = await fork(client, tmp_path)
+    assert reason.startswith(f"the zygote ended: it {failed[client._timeout_s]} and was killed, see ")
     assert not deaths[-1].foreign
+    assert deaths[-1].cause == "SIGKILL"
 
 
 @zygote("hangs")
