@@ -14,7 +14,7 @@ def down(
     name: NameOption = "default",
     host: Annotated[str, typer.Option(help="In a mesh of several hosts, stop this one only.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Kill instead of draining.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until everything has ended.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait until everything has ended.")] = 120.0,
 ) -> None:
     """Stop a mesh, on all its hosts: gateways finish what they have, then everything ends."""
     from cli.commands.down import down as run
@@ -26,7 +26,7 @@ def down(
 def drain(
     names: ActorsArgument,
     name: NameOption = "default",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until everything has ended.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait until everything has ended.")] = 120.0,
 ) -> None:
     """Have actors finish their work and end; they stay away until `restart`."""
     from cli.commands.restart import restart as run
@@ -38,7 +38,7 @@ def drain(
 def restart(
     names: ActorsArgument,
     name: NameOption = "default",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until all are ready again.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait until all are ready again.")] = 300.0,
 ) -> None:
     """Restart actors one after the other while the mesh serves: each finishes what it has, ends and starts again."""
     from cli.commands.restart import restart as run
@@ -55,7 +55,7 @@ def release(
     reload_weights: Annotated[
         bool, typer.Option("--reload-weights", help="On a device: drop weights; resume reads them from disk.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until it is released.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait until it is released.")] = 120.0,
     output: OutputOption = "table",
 ) -> None:
     """Have worker groups give their memory back; their requests go elsewhere, or wait for `resume`."""
@@ -72,7 +72,7 @@ def release(
 def resume(
     groups: GroupsArgument = None,
     name: NameOption = "default",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until they serve again.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait until they serve again.")] = 300.0,
     output: OutputOption = "table",
 ) -> None:
     """Have worker groups take their memory back, and serve again."""

@@ -265,3 +265,11 @@ def test_an_unexpected_error_ends_in_the_words_of_all_others(monkeypatch, capsys
     told = capsys.readouterr().err
     assert "Traceback" in told
     assert [line[:6] for line in told.splitlines()[-3:]] == ["error:", "  why:", "  do: "]
+
+
+@pytest.mark.parametrize("command", ["down", "drain worker", "restart worker", "release", "resume"])
+@pytest.mark.parametrize("seconds", ["-1", "0"])
+def test_who_waits_waits_for_some_time(command, seconds):
+    result = CliRunner().invoke(command_line.app, [*command.split(), "--timeout", seconds], env={"COLUMNS": "200"})
+    assert result.exit_code == ExitCode.USAGE
+    assert "greater than or equal to 0.1" in result.stderr
