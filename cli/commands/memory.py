@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from cli.client import RunningMesh, find_mesh
-from cli.errors import TimedOut, TryAgain, Undone
+from cli.errors import TimedOut, TryAgain, Undone, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
 from mesh.membership.view import READY
@@ -28,7 +28,16 @@ MemoryRequest = ReleaseMemory | ResumeMemory
 
 
 def release(name: str, request: ReleaseMemory, *, timeout_s: float, output: str) -> ExitCode:
-    """Have groups release their memory, and wait until they have. Raises NotRunning, CliError, TimedOut, Undone."""
+    """Have groups release their memory, and wait until they have.
+
+    Raises WrongUsage, NotRunning, CliError, TimedOut, Undone.
+    """
+    if request.keep_weights and request.keep_kv:
+        raise WrongUsage(
+            "--keep-kv and --keep-weights exclude each other",
+            why="with both kept there is nothing to release",
+            do="give one of the two, or neither",
+        )
     return _print(_until(name, request, "released", timeout_s), output)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cli.commands import memory as command
-from cli.errors import CliError, TimedOut, TryAgain, Undone
+from cli.errors import CliError, TimedOut, TryAgain, Undone, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.protocol import ActorStatus
 from mesh.membership.view import READY
@@ -132,3 +132,12 @@ def test_a_wish_that_has_to_wait_for_another_one_is_asked_until_it_is_taken(run:
                             [*d("released"), GroupMemory(group="p", state="released")])  # fmt: skip
     assert run(supervisor, ReleaseMemory()) is ExitCode.OK
     assert supervisor.asked == [ReleaseMemory(), RELEASE, RELEASE, LOOK, LOOK]
+
+
+def test_a_release_that_keeps_everything_is_a_wrong_command_line_and_nobody_is_asked(
+    run: Callable[[Supervisor, Any], ExitCode],
+) -> None:
+    supervisor = Supervisor(d("held"))
+    with refused(WrongUsage, why="nothing to release", do="give one of the two, or neither"):
+        run(supervisor, ReleaseMemory(keep_kv=True, keep_weights=True))
+    assert supervisor.asked == []

@@ -91,7 +91,7 @@ def test_what_runs_waits_where_no_other_group_is_there(host):
     host.up("--model", "tiny", "--max-running", "8", KVMESH_ROLES__GATEWAY__ROLE_WAIT_S="100")
     expected = [answer(host, number) for number in range(3)]
     refused = host.meshctl("release", "--keep-weights", "--keep-kv")
-    assert (refused.returncode, "nothing to release" in refused.stderr) == (1, True), refused.stderr
+    assert (refused.returncode, "nothing to release" in refused.stderr) == (ExitCode.USAGE, True), refused.stderr
     for command in ("release", "resume"):
         unknown = host.meshctl(command, "decod-0")
         assert unknown.returncode == ExitCode.USAGE
