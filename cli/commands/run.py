@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +26,7 @@ def run(arguments: list[str]) -> int:
     epoch = parsed.epoch
     if epoch is None:
         epoch = directory.last_epoch(actor_id) + 1
-        directory.issue(actor_id, epoch)
+        directory.issue(actor_id, epoch, lambda damage: sys.stderr.write(f"{damage}\n"))
     config = _read_config(parsed.config)
     secret, proof = None, b""
     if parsed.secret_fd != NO_FD:

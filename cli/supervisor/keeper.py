@@ -188,7 +188,7 @@ class ProcessKeeper:
         # takes as many bytes as the next epoch will.
         try:
             for address in epochs.items():
-                self.directory.issue(*address)
+                self.directory.issue(*address, self._record.trouble)
         except OSError as error:
             raise NotRecordable(f"the next epoch cannot be recorded in {self.directory.path}: {error}") from error
 
@@ -257,7 +257,7 @@ class ProcessKeeper:
     def _spawn(self, launch: ActorLaunch, address: Address) -> None:
         try:
             # Before anything is started, so that no epoch is issued twice.
-            if not self.directory.issue(*address):
+            if not self.directory.issue(*address, self._record.trouble):
                 where = self.directory.path
                 self._record.trouble(
                     f"no room in {where}: the epoch of {address} is written over the last record; make room"

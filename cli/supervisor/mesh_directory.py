@@ -17,7 +17,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -214,8 +214,19 @@ class MeshDirectory:
 
     def epochs(self) -> dict[str, int]:
         """The last epoch issued to each actor id, as recorded; empty if the file is lost or damaged."""
-        epochs = _read(self._epochs, dict[str, int]) or {}
-        return epochs if all(0 <= epoch < MAX_EPOCH for epoch in epochs.values()) else {}
+        return self._load_epochs()[0]
+
+    def _load_epochs(self) -> tuple[dict[str, int], str]:
+        """The epochs, and why they cannot be read; that is empty if they can, or none were recorded yet."""
+        try:
+            epochs = msgspec.json.decode(read_file(self._epochs), type=dict[str, int])
+        except FileNotFoundError:
+            return {}, ""
+        except (OSError, *NOT_JSON) as error:
+            return {}, str(error)
+        if not all(0 <= epoch < MAX_EPOCH for epoch in epochs.values()):
+            return {}, "it has an epoch that no actor can have"
+        return epochs, ""
 
     def last_epoch(self, actor_id: str) -> int:
         """The number that an actor's next epoch has to exceed: the last one issued, or the clock's Unix seconds.
@@ -226,12 +237,15 @@ class MeshDirectory:
         # One epoch a second is more than restarts use: 10 a minute, not counting kills by hand.
         return max(self.epochs().get(actor_id, 0), int(time.time()))
 
-    def issue(self, actor_id: str, epoch: int) -> bool:
+    def issue(self, actor_id: str, epoch: int, tell: Callable[[str], object] = lambda _: None) -> bool:
         """Record an epoch before it is used. False if there was only room to write over the last record.
 
-        Raises OSError if it cannot be recorded at all.
+        `tell` is called if the record was damaged: this replaces it, and what it held is lost. Raises OSError if the
+        epoch cannot be recorded at all.
         """
-        epochs = self.epochs()
+        epochs, damage = self._load_epochs()
+        if damage:
+            tell(f"{self._epochs} is damaged ({damage}): it is written anew, and epochs go on from the clock")
         epochs[actor_id] = max(epoch, epochs.get(actor_id, 0))
         return replace_file(self._epochs, msgspec.json.encode(epochs))
 

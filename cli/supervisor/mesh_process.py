@@ -92,7 +92,7 @@ class _MeshProcess:
         name = supervisor_id(self._topology.settings.on)
         address = Address(name, self._directory.last_epoch(name) + 1)
         with self._directory.written():
-            self._directory.issue(*address)
+            self._directory.issue(*address, self._progress.note)
             write_host_files(self._directory.run, self._topology.settings, self._topology.spec)
         settings = self._topology.settings
         if note := await require_welcome(settings, self._topology.spec, Asker(self._directory.run, settings.on)):

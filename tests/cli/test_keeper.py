@@ -119,6 +119,19 @@ async def test_a_manifest_is_written_again_only_if_it_is_not_what_was_written(
     assert directory.read_manifest() == manifest(directory)
 
 
+async def test_a_restart_that_replaces_a_damaged_record_of_epochs_says_so(
+    keeper: ProcessKeeper, directory: MeshDirectory
+) -> None:
+    record = directory.path / "epochs.json"
+    record.write_text("{")
+    keeper.restart(["gateway"], stay_away=False)
+    record.write_text("{")
+    keeper._zygote = Mock()
+    keeper._exited(Address("gateway-0", 1), 0)
+    told = [call.args[0] for call in keeper._record.trouble.call_args_list]
+    assert [line.startswith(f"{record} is damaged (") for line in told] == [True, True]
+
+
 async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(keeper: ProcessKeeper) -> None:
     ctx = keeper._record.ctx
     # A pid that nobody knows any more: the signal cannot be sent, and Terminate fails half-way.

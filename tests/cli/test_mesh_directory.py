@@ -2,6 +2,7 @@ import os
 
 import pytest
 
+from cli.commands import run as run_command
 from cli.errors import AlreadyRunning, CliError
 from cli.supervisor import mesh_directory
 from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_prefix
@@ -80,6 +81,25 @@ def test_epochs_grow_over_lost_files_and_over_clocks_that_go_back(directory, con
     now += 2 * 86_400
     (directory.path / "epochs.json").write_bytes(content)
     assert directory.last_epoch("worker-0") == 1_700_086_400, "the clock is where the file is gone"
+    told = []
+    directory.issue("worker-1", 1_700_086_401, told.append)
+    directory.issue("worker-0", 1_700_086_401, told.append)
+    (line,) = told
+    assert line.startswith(f"{directory.path}/epochs.json is damaged (")
+    assert line.endswith("): it is written anew, and epochs go on from the clock")
+
+
+def test_an_actor_run_by_hand_says_it_too(directory, monkeypatch, capsys):
+    monkeypatch.setattr(run_command, "run_role", lambda run: 0)
+    (directory.path / "epochs.json").write_text("{")
+    assert run_command.run(["detokenizer", "--name", "m"]) == 0
+    assert f"{directory.path}/epochs.json is damaged (" in capsys.readouterr().err
+
+
+def test_the_first_epochs_of_a_mesh_are_no_damage(directory):
+    told = []
+    directory.issue("worker-0", 1, told.append)
+    assert told == []
 
 
 def test_manifest_comes_back_and_damage_is_none(directory):
