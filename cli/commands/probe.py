@@ -17,7 +17,7 @@ from cli.client import find_mesh
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
 from cli.http_get import get_page
-from cli.protocol import ActorList, ListActors
+from cli.protocol import ActorList, ActorStatus, ListActors
 from mesh.membership.view import READY, RELEASED, SUPERVISOR
 from mesh.supervision.events import DRAINED
 from nodes.roles import GATEWAY
@@ -43,9 +43,8 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
         # A drained actor is away at an operator's request, and restarting the container for it would undo that.
         missing = [one for one in own if one.state not in (READY, DRAINED, RELEASED)]
         if missing:
-            some = "; ".join(f"{one.actor_id} is {one.state}" for one in missing[:_SHOWN])
-            more = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-            return _say(f"not ready: {some}{more}", ExitCode.NOT_READY)
+            some = _some([f"{one.actor_id} is {one.state}" for one in missing], "; ")
+            return _say(f"not ready: {some}", ExitCode.NOT_READY)
     if question == "generate" and has_gateway:
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         try:
@@ -57,12 +56,25 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
             return _say(f"not ready: the gateway at {actors.url} does not answer: {error}", ExitCode.NOT_READY)
         if page.status != 200:
             return _say(f"not ready: {page.reasons or f'the gateway answers {page.status}'}", ExitCode.NOT_READY)
-    num_roles = sum(one.role != SUPERVISOR for one in own)
-    told = {"live": "the supervisor answers", "ready": f"{num_roles} actors", "generate": "a token was generated"}
+    told = {"live": "the supervisor answers", "ready": _counted(own), "generate": "a token was generated"}
     if not has_gateway:
-        told["generate"] = f"{num_roles} actors, and no gateway on this host"
+        told["generate"] = f"{_counted(own)}, and no gateway on this host"
     sys.stdout.write(f"{question}: {told[question]}, in {time.monotonic() - began:.2f} s\n")
     return ExitCode.OK
+
+
+def _counted(own: list[ActorStatus]) -> str:
+    """How many actors are ready, and which are away or idle at an operator's request."""
+    actors = [one for one in own if one.role != SUPERVISOR]
+    away = {state: [one.actor_id for one in actors if one.state == state] for state in (DRAINED, RELEASED)}
+    parts = [f"{len(actors) - sum(map(len, away.values()))} actors"]
+    parts += [f"{len(ids)} {state} ({_some(ids, ', ')})" for state, ids in away.items() if ids]
+    return ", ".join(parts)
+
+
+def _some(texts: list[str], between: str) -> str:
+    more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return between.join([*texts[:_SHOWN], *more])
 
 
 def _say(line: str, code: ExitCode) -> ExitCode:

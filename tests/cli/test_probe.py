@@ -12,8 +12,8 @@ from tests.cli.answering import answering
 from tests.cli.statuses import actor
 
 
-def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
-    """What a probe for a token returns and prints, where the gateway's port answers so."""
+def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0, question="generate"):
+    """What a probe, for a token if not for something else, returns and prints, where the gateway's port answers so."""
 
     async def get(host, _port, path, left_s):
         async with answering(answer, ends=ends) as port:
@@ -22,7 +22,7 @@ def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
     told = ActorList(mesh="m", url="http://127.0.0.1:1", model="echo", ready=True, actors=actors)
     monkeypatch.setattr(command, "find_mesh", lambda name: SimpleNamespace(ask=lambda *_: told))
     monkeypatch.setattr(command, "get_page", get)
-    code = command.probe("m", "generate", timeout_s=timeout_s)
+    code = command.probe("m", question, timeout_s=timeout_s)
     output = capsys.readouterr()
     return code, output.out + output.err
 
@@ -52,3 +52,12 @@ def test_a_host_without_a_gateway_is_asked_for_its_actors_alone(monkeypatch, cap
     assert code == ExitCode.NOT_READY
     assert line.startswith("not ready: r0-0 is starting; r1-0 is starting; ")
     assert line.endswith("; and 2 more\n")
+
+
+def test_who_is_away_by_request_is_not_counted_as_ready(monkeypatch, capsys):
+    actors = [actor("supervisor"), *(actor(f"worker-{n}", state="drained") for n in range(5)), actor("gateway-0")]
+    code, line = asked(monkeypatch, capsys, [*actors, actor("worker-9", state="released")], question="ready")
+    assert code == ExitCode.OK
+    drained = "5 drained (worker-0, worker-1, worker-2, and 2 more)"
+    assert line.startswith(f"ready: 1 actors, {drained}, 1 released (worker-9), in ")
+    assert asked(monkeypatch, capsys, actors[-1:], question="ready")[1].startswith("ready: 1 actors, in ")
