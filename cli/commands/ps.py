@@ -106,8 +106,10 @@ def _verdict(mesh: ActorList) -> str:
     missing = [role for role in _SERVING_ROLES if role in there - ready]
     if any(one.state == UNKNOWN and one.role in missing for one in mesh.actors):
         return f"whether it serves is not known here: no {' and no '.join(missing)} is heard from"
+    if len(missing) > 1:
+        return f"not serving: none is ready of {', '.join(missing)}"
     if missing:
-        return f"not serving: no {' and no '.join(missing)} is ready"
+        return f"not serving: no {missing[0]} is ready"
     return "ready" if mesh.ready else "serving, not all ready"
 
 

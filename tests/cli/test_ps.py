@@ -109,7 +109,7 @@ def test_what_a_host_that_is_away_has_taken_along_is_missed(show: Callable[..., 
     head = [actor(f"{role}-0.head", host="head") for role in roles]
     assert show(Meshes(m=head), "m")[0] == "m: echo at http://m, ready"
     left = [one for one in head if one.role not in ("scheduler", "worker")]
-    assert show(Meshes(m=left), "m")[0] == "m: echo at http://m, not serving: no scheduler and no worker is ready"
+    assert show(Meshes(m=left), "m")[0] == "m: echo at http://m, not serving: none is ready of scheduler, worker"
     unheard = [*left[1:], *head[2:4], msgspec.structs.replace(left[0], state="unknown")]
     told = "whether it serves is not known here: no gateway is heard from"
     assert show(Meshes(m=unheard), "m")[0] == f"m: echo at http://m, {told}"
