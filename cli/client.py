@@ -25,6 +25,10 @@ from mesh.wire.message import Message
 
 ASK_TIMEOUT_S: Final = 3.0
 _UNKNOWN_NAME: Final = ("unknown_actor", "unknown_group", "unknown_host")
+_REMEDIES: Final = {
+    "not_given": "use another --actor-id or role",
+    "not_restartable": "use meshctl down, then meshctl up",
+}
 _AWAY: Final = ("absent_host", DeadlineExceeded.code, PeerLost.code, Unreachable.code)
 """Codes that mean: another host's supervisor could not be reached, or did not answer."""
 
@@ -119,7 +123,8 @@ def refusal(error: RemoteError, mesh: str) -> CliError:
     what = f"the mesh {mesh!r} refuses this"
     if error.retryable:
         return TryAgain(what, why=error.message, do="try again in a moment")
-    return CliError(what, why=error.message, do=f"correct it; {look}")
+    kind = WrongUsage if error.code == "not_restartable" else CliError
+    return kind(what, why=error.message, do=_REMEDIES.get(error.code, f"correct it; {look}"))
 
 
 @contextlib.asynccontextmanager

@@ -106,9 +106,10 @@ class RestartActors(Message, frozen=True, tag="RenewActors"):
     """Ask the supervisor to drain actors, named by id or by role, one after the other, and to start each again.
 
     With `stay_away` they are not started until a later request names them. An unknown name is refused
-    (`unknown_actor`), and then nothing happens to the others either. On a mesh of several hosts, names may be of actors
-    on any host: the request is passed on to the supervisor of the registry's host, which goes from host to host and
-    tells each, with `here`, to restart its own. Refused (`restart_running`) while another restart is under way.
+    (`unknown_actor`), and so is a supervisor (`not_restartable`); then nothing happens to the others either. On a mesh
+    of several hosts, names may be of actors on any host: the request is passed on to the supervisor of the registry's
+    host, which goes from host to host and tells each, with `here`, to restart its own. Refused (`restart_running`)
+    while another restart is under way.
     """
 
     names: list[str]

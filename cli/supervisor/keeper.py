@@ -169,7 +169,7 @@ class ProcessKeeper:
     def restart(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
         """Begin to drain actors, named by id or role. Returns their epochs.
 
-        Raises UnknownActor, or NotRecordable if they are to be started again; then nothing has happened.
+        Raises UnknownActor, NotRestartable, or NotRecordable if they are to be started again: nothing happened then.
         """
         launches = self._launches
         # Actors go before those that serve them.
@@ -195,7 +195,7 @@ class ProcessKeeper:
     def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
         """The proof of an actor that somebody starts by hand. Raises NotGiven for an id or role that is reserved."""
         if actor_id in self._secret.supervised or role in NEVER_GIVEN:
-            raise NotGiven(f"only the supervisor may start {actor_id} as {role}: use another --actor-id or role")
+            raise NotGiven(f"only the supervisor may start {actor_id} as {role}")
         return self._secret.prove(actor_id, epoch, role)
 
     @property

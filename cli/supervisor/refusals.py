@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from cli.plan.faults import unknown_name
 from mesh.errors import MeshError
+from mesh.membership.view import SUPERVISOR
 
 
 class Refused(MeshError):
@@ -12,6 +13,10 @@ class Refused(MeshError):
 
 class UnknownActor(Refused, code="unknown_actor"):
     """No actor and no role has this name."""
+
+
+class NotRestartable(Refused, code="not_restartable"):
+    """The supervisor is meant, which nobody could start again."""
 
 
 class NotRecordable(Refused, code="not_recordable"):
@@ -25,11 +30,14 @@ class NotGiven(Refused, code="not_given"):
 def meant(names: Iterable[str], actors: Iterable[tuple[str, str]], absent: str = "") -> list[str]:
     """Ids of those of `actors` (id and role) that `names` refer to, in the order of the names, each once.
 
-    Raises UnknownActor for a name that is neither; `absent` says which hosts may have it but cannot be asked.
+    Raises NotRestartable for a supervisor, and UnknownActor for a name that is neither id nor role; `absent` says which
+    hosts may have it but cannot be asked.
     """
     roles = dict(actors)
     found: dict[str, None] = {}
     for name in names:
+        if name == SUPERVISOR or name.startswith(f"{SUPERVISOR}."):
+            raise NotRestartable("the supervisor cannot be drained or restarted by itself")
         ids = [actor_id for actor_id, role in roles.items() if name in (actor_id, role)]
         if not ids:
             fault = unknown_name(name, [*roles.values(), *roles], "actor or role")

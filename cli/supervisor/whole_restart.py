@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from cli.protocol import ActorStatus, RestartActors, Restarting
-from cli.supervisor.refusals import UnknownActor, meant
+from cli.supervisor.refusals import Refused, meant
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S
 from mesh.actor import Call, Context
 from mesh.errors import CallError
@@ -53,7 +53,7 @@ class WholeRestart:
             for host, epochs in by_host.items():
                 if not await self._roll(supervisor_of(host), request, epochs):
                     return
-        except UnknownActor as error:
+        except Refused as error:
             call.fail(error.code, error.message)
         finally:
             self.is_running = False

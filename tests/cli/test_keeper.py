@@ -18,7 +18,7 @@ from cli.supervisor import mesh_directory
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
-from cli.supervisor.refusals import NotRecordable
+from cli.supervisor.refusals import NotGiven, NotRecordable
 from mesh.address import Address
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import DRAINING, READY
@@ -173,3 +173,10 @@ async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(keeper: P
     assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
     keeper.restart(["gateway"], stay_away=False)
     assert order.mock_calls[2:] == [call.drained({})]
+
+
+async def test_who_asks_for_a_proof_that_is_never_given_is_told_why_and_no_more(keeper: ProcessKeeper) -> None:
+    # What to do instead is for the command to say.
+    with pytest.raises(NotGiven) as caught:
+        keeper.prove("gateway-0", 2, "gateway")
+    assert caught.value.message == "only the supervisor may start gateway-0 as gateway"

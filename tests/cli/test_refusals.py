@@ -14,6 +14,18 @@ def test_a_name_that_the_mesh_does_not_have_is_a_wrong_command_line(code: str) -
     assert (error.exit_code, error.why) == (ExitCode.USAGE, "there is no x")
 
 
+@pytest.mark.parametrize(
+    ("code", "exit_code", "do"),
+    [
+        ("not_given", ExitCode.FAILED, "use another --actor-id or role"),
+        ("not_restartable", ExitCode.USAGE, "use meshctl down, then meshctl up"),
+    ],
+)
+def test_what_nobody_can_have_is_refused_with_another_way(code: str, exit_code: ExitCode, do: str) -> None:
+    error = refusal(RemoteError(code, "only the supervisor may"), "blue")
+    assert (error.exit_code, error.why, error.do) == (exit_code, "only the supervisor may", do)
+
+
 @pytest.mark.parametrize("code", ["absent_host", "unreachable", "peer_lost", "deadline_exceeded"])
 def test_a_host_that_does_not_answer_is_as_a_mesh_that_does_not(code: str) -> None:
     error = refusal(RemoteError(code, "the supervisor of d: no answer", retryable=True), "blue")

@@ -173,6 +173,14 @@ def test_an_unknown_name_is_refused_and_nothing_happens(hosts: Hosts) -> None:
     assert hosts.said == []
 
 
+@pytest.mark.parametrize("name", ["supervisor", "supervisor.b"])
+def test_a_supervisor_is_not_restarted(hosts: Hosts, name: str) -> None:
+    call, _ = restarting(hosts, "gateway", name)
+    assert call.answers == [("not_restartable", False, None)]
+    assert call.why == "the supervisor cannot be drained or restarted by itself"
+    assert hosts.said == []
+
+
 def test_hosts_that_are_not_in_the_mesh_are_named(hosts: Hosts) -> None:
     hosts.absent = "host p is not in the mesh"
     call, _ = restarting(hosts, "gateway")
