@@ -150,21 +150,23 @@ class KeyRing:
         return True
 
     def restore(self) -> str:
-        """Replace a damaged or missing file with the list in force. Returns what was wrong; empty if nothing was done.
+        """Replace a damaged or missing file with the list in force. Returns what was wrong and done; empty: nothing.
 
         Otherwise no actor on this host could start again. One process of the host calls this from time to time.
         """
         self.poll()
         if not self._is_lost:
             return ""
-        why = self.trouble
+        file = self._directory.allowed_file
+        # Without the advice to put the right file back, which is done here.
+        wrong = self.trouble.removeprefix(str(file)).rpartition(":")[0].replace(" is ", " was ", 1)
         try:
             self._directory.write_allowed(self.allowed)
         except KeyFileError as error:
             self.trouble = error.message
             return ""
         self.poll()
-        return why
+        return f"{file}{wrong}: the right file was written again"
 
     def _look(self) -> tuple[int, int] | None:
         try:
