@@ -76,7 +76,8 @@ class WorkerDeaths:
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1
         message = (
-            f"computing this request alone killed {self._config.worker}, after {MAX_DEATHS} worker deaths with others"
+            f"{self._config.worker} died {sequence.num_deaths} times while it computed this request,"
+            " the last time alone"
         )
         if sequence.order_id:
             self._endings.fail_order(self._orders, sequence.order_id, POISONED, message, now)

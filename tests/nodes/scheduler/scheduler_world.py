@@ -233,6 +233,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     finish: str = ""
     failure: str = ""
+    why: str = ""
     num_cached_tokens: int = -1
     is_accepted: bool = False
     is_cancelled: bool = False
@@ -494,7 +495,7 @@ class World:
             self.refused.append((scheduler, one.code))
             request = self.requests[one.request_id]
             if request.attempt == one.attempt and not request.is_accepted and one.code != "attempt_over":
-                request.failure = one.code
+                request.failure, request.why = one.code, one.message
 
     def cancel(self, request: Request) -> None:
         request.is_cancelled = not (request.finish or request.failure)
@@ -516,7 +517,7 @@ class World:
                 request.is_accepted = False
                 self.send_submit(request)
             else:
-                request.failure = message.code
+                request.failure, request.why = message.code, message.message
         elif isinstance(message, TokenBatch):
             self.take_tokens(sender.actor_id, message)
 

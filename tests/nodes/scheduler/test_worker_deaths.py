@@ -61,6 +61,7 @@ def test_who_kills_the_worker_fails_and_nobody_else() -> None:
     deadly.killers["m"] = killer.request_id
     deadly.run()
     assert killer.failure == POISONED
+    assert killer.why == "w-m died 3 times while it computed this request, the last time alone"
     assert all(request.finish for request in requests)
     assert deadly.num_deaths == 3
     assert world.cores["m"].deaths.num_poisoned == 1
