@@ -152,7 +152,8 @@ class RpcHandlers:
         if standing is Standing.OVER:
             return "attempt_over", f"attempt {submit.attempt} has ended here, or a later one replaced it", False, None
         if self.is_draining or self.is_worker_drained:
-            return "draining", f"{self._what_drains}; submit to another scheduler", True, None
+            # Clients read this if no other group takes the request either.
+            return "draining", f"no worker group can take this request now: {self._what_drains}", True, None
         if (problem := self._problem(submit.prompt_ids, submit.output_ids, submit.stop.max_tokens)) is not None:
             return problem
         if len(self._queue) >= self._config.max_waiting:
@@ -208,7 +209,7 @@ class RpcHandlers:
         refusal = self._orders.refusal(message)
         problem = self._problem(message.token_ids, [], 1)
         if refusal is None and (self.is_draining or self.is_worker_drained):
-            refusal = OrderRefused("draining", f"{self._what_drains}; order from another scheduler", True)
+            refusal = OrderRefused("draining", f"this group takes no order: {self._what_drains}", True)
         if refusal is None and problem is not None:
             refusal = OrderRefused(*problem[:3])
         if refusal is not None:
@@ -239,7 +240,7 @@ class RpcHandlers:
 
     @property
     def _what_drains(self) -> str:
-        return "this scheduler accepts no new work" if self.is_draining else "the worker of this group was drained"
+        return f"its {'scheduler ends' if self.is_draining else 'worker was drained by the operator'}"
 
     def _next_row(self) -> int:
         self._num_rows += 1

@@ -718,6 +718,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_here(world: World) ->
     late = world.submit(prompt(9), "m")
     world.flush("w-m")
     assert late.failure == "draining"
+    assert late.why == "no worker group can take this request now: its scheduler ends"
     assert not core.is_drained
     world.settle()
     assert request.finish
@@ -744,6 +745,7 @@ def test_requests_do_not_wait_for_a_worker_that_was_drained(world: World) -> Non
     late = world.submit(prompt(9), "m")
     world.flush("w-m")
     assert late.failure == "draining", "nothing new is taken"
+    assert late.why == "no worker group can take this request now: its worker was drained by the operator"
     world.advance(began + 14.9)
     assert not request.failure, "it may only be renewed"
     world.advance(began + 15.1)
