@@ -44,6 +44,8 @@ class BodyReader:
             data.decode()
         except UnicodeDecodeError as error:
             raise BadRequest(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_utf8") from None
+        if not data.strip():
+            raise BadRequest("The body is empty; send a JSON object.", code="invalid_json")
         try:
             fields = _FIELDS.decode(data)
             unknown = _check_fields(fields, self._known)

@@ -151,6 +151,12 @@ def test_what_is_no_json(body: bytes) -> None:
     assert error.code in ("invalid_json", "invalid_utf8")
 
 
+@pytest.mark.parametrize("body", [b"", b" \r\n"])
+def test_an_empty_body_is_called_empty(body: bytes) -> None:
+    error = refused(VALIDATOR.text, body, "cmpl-1")
+    assert (error.message, error.code) == ("The body is empty; send a JSON object.", "invalid_json")
+
+
 @pytest.mark.parametrize("body", [b"[]", b"5", b'"x"', b"null", b"[" * 100_000])
 def test_what_is_no_object(body: bytes) -> None:
     assert refused(VALIDATOR.text, body, "cmpl-1").status == 400
