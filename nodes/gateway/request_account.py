@@ -57,6 +57,8 @@ class RequestAccount:
 
     def slow(self, slow: SlowRequest, names: RequestNames) -> None:
         """Log a request that took long; see `SlowRequest`."""
+        # A request that failed early may have had none.
+        first_token = {"first_token_s": round(slow.first_token_s, 3)} if slow.first_token_s >= 0 else {}
         stages = {name: round(value, 4) for name, value in msgspec.structs.asdict(slow.stages).items()}
         self._ctx.log.warning(
             "slow_request",
@@ -64,7 +66,7 @@ class RequestAccount:
             elapsed_s=round(slow.elapsed_s, 3),
             tokenize_s=round(slow.tokenize_s, 4),
             **stages,
-            first_token_s=round(slow.first_token_s, 3),
+            **first_token,
             stall_s=round(slow.stall_s, 3),
             attempts=slow.num_attempts,
             decode=slow.route.decode,
