@@ -89,7 +89,7 @@ class ChatTemplate:
                     break
                 pieces.append(piece)
         except Exception as error:  # whatever a template does wrong is its request's error, nobody else's
-            message = f"the chat does not fit the model's template: {_shown(error)}"
+            message = f"The chat does not fit the model's template: {_shown(error)}"
             odd = sorted({one["role"] for one in variables["messages"]} - _COMMON_ROLES)
             if odd and not any(role in message for role in odd):
                 message += f" (a message has the role {odd[0]!r})"
