@@ -77,7 +77,7 @@ class CompletionEndpoint:
             if (named := call.names.called(job.client_id)) != call.names:
                 call.names = named
                 self._observer.came(named)
-            self._observer.unknown_fields(job.unknown_fields)
+            self._observer.unknown_fields(job.unknown_fields, call.names.path)
             self._service.check_priority(job.priority)
             await self._generate(call, job, arrived_at)
         finally:

@@ -88,7 +88,7 @@ class Pages:
         """POST /tokenize."""
         body = await self._read(call)
         question, unknown_fields = self._validator.tokenize(body, call.request_id)
-        self._observer.unknown_fields(unknown_fields)
+        self._observer.unknown_fields(unknown_fields, call.names.path)
         param = "prompt" if question.chat is None else "messages"
         prepared = await self._service.prepare(question, prompt_param=param)
         token_ids = prepared.token_ids[0]
@@ -98,7 +98,7 @@ class Pages:
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize."""
         body, unknown_fields = self._validator.detokenize(await self._read(call))
-        self._observer.unknown_fields(unknown_fields)
+        self._observer.unknown_fields(unknown_fields, call.names.path)
         skip = bool(body.skip_special_tokens)
         text = await self._service.detokenize(body.tokens, skip_special_tokens=skip)
         await call.respond(200, msgspec.json.encode(DetokenizedText(prompt=text)))

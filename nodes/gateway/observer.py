@@ -9,11 +9,11 @@ QUIET_S = 10.0
 
 
 class HttpObserver:
-    """Counts answers, faults and unknown fields; logs each unknown field once."""
+    """Counts answers, faults and unknown fields; logs each unknown field of a path once."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._logged: set[str] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._num_refused = 0
         self._told_at: float | None = None
 
@@ -21,14 +21,15 @@ class HttpObserver:
         """An exchange is over; status 499 (`CLIENT_LEFT`) means that the client left before an answer."""
         self._ctx.metrics.count("mesh_http_requests_total", route=route, status=str(status))
 
-    def unknown_fields(self, names: list[str]) -> None:
-        """A body had unknown fields; they were ignored."""
+    def unknown_fields(self, names: list[str], path: str) -> None:
+        """A body for `path` had unknown fields; they were ignored."""
         if names:
             self._ctx.metrics.count("mesh_http_unknown_fields_total", len(names))
         for name in names:
-            if name not in self._logged and len(self._logged) < MAX_LOGGED_FIELDS:
-                self._logged.add(name)
-                self._ctx.log.info("unknown_field", field=name[:100])
+            # Known at one path, a field may be unknown at another: `max_tokens` of /tokenize.
+            if (path, name) not in self._logged and len(self._logged) < MAX_LOGGED_FIELDS:
+                self._logged.add((path, name))
+                self._ctx.log.info("unknown_field", field=name[:100], path=path)
 
     def came(self, names: RequestNames) -> None:
         """Log the name that a client gave its request, if any, next to ours."""

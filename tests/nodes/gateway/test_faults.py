@@ -160,6 +160,15 @@ async def test_all_attempts_fail_in_the_middle_of_a_stream(ring, client) -> None
     assert "[DONE]" not in response.text
 
 
+async def test_an_unknown_field_is_logged_once_for_each_path(ring, client) -> None:
+    with structlog.testing.capture_logs() as lines:
+        for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})) * 2:
+            assert (await client.post(path, json=body | {"best_model": 1})).status_code == 200
+        assert (await complete(client, best_model=1)).status_code == 200
+    logged = [(line["field"], line["path"]) for line in lines if line["event"] == "unknown_field"]
+    assert logged == [("best_model", path) for path in ("/tokenize", "/detokenize", "/v1/completions")]
+
+
 async def test_a_poisoned_request_is_our_fault_and_not_tried_again(ring, client) -> None:
     ring.faults.failing_attempts, ring.faults.fail_retryable = 1, False
     ring.faults.fail_code = "poisoned_request"
