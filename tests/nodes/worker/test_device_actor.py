@@ -156,6 +156,6 @@ async def test_a_worker_whose_agent_is_gone_lets_go_of_the_device() -> None:
 
 
 async def test_a_pool_on_another_device_than_the_agent_says_is_not_mapped(bench: Bench) -> None:
-    with pytest.raises(PoolMismatch, match="has device cuda:0, and agent-0 says cuda:1"):
+    with pytest.raises(PoolMismatch, match="has device cuda:0, but agent-0 says cuda:1"):
         await bench.start(msgspec.structs.replace(bench.handle, device="cuda:1"))
     await bench.actor.stop()
