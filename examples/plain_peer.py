@@ -117,7 +117,10 @@ class PlainPeer:
         number = self.send(self.dialed[peer], CONTROL, ASK, body, timeout_us=int(timeout_s * 1e6), system=system)
         self.answers[number] = None
         try:
-            while self.answers[number] is None and time.monotonic() < deadline:
+            is_late = False
+            while self.answers[number] is None and not is_late:
+                # The clock first: after this process was held up, the time is over but the answer may be here.
+                is_late = time.monotonic() >= deadline
                 self.turn(0.1)
         finally:
             found = self.answers.pop(number)

@@ -24,7 +24,7 @@ class Example:
                 [sys.executable, str(EXAMPLES / file), *arguments, "--name", host.name],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
                 env=host.environment,
             )
         host.started.append(self.process)
@@ -32,6 +32,10 @@ class Example:
     @property
     def text(self):
         return self.log.read_text()
+
+    def says(self, text):
+        assert self.process.poll() is None, f"it has ended: {self.text}"
+        return text in self.text
 
     def ends(self):
         self.process.send_signal(signal.SIGTERM)
@@ -53,7 +57,7 @@ def warnings(text):
 def test_a_peer_of_zeromq_and_messagepack_alone_is_a_member_like_any_other(host):
     host.up("--model", "echo")
     peer = Example(host, "plain_peer.py")
-    host.wait_until(lambda: "tokens [104, 105] of 'hi', and 'hi' of these" in peer.text, "it has asked the tokenizer")
+    host.wait_until(lambda: peer.says("tokens [104, 105] of 'hi', and 'hi' of these"), "it has asked the tokenizer")
     answer, code, log = ask(host, "one two three")
     assert re.fullmatch(r"words-0#\d+ counts 3", answer)
     assert code == 0
