@@ -194,20 +194,13 @@ class _HostLogs:
 
     def _away(self, error: CliError) -> None:
         if not self._is_away:
-            sys.stderr.write(f"{_left_out(self._source.host, error.why)}\n")
+            sys.stderr.write(f"the logs of host {self._source.host} are left out: {error.why}\n")
         self._is_away = True
 
     def _back(self) -> None:
         if self._is_away:
             sys.stderr.write(f"host {self._source.host} answers again\n")
         self._is_away = False
-
-
-def _left_out(host: str, why: str) -> str:
-    """What is said of a host whose logs cannot be had."""
-    if why.startswith(f"host {host} "):
-        return f"{why}: its logs are left out"
-    return f"the logs of host {host} are left out: {why}"
 
 
 class _Here(NamedTuple):

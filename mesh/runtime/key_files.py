@@ -26,7 +26,11 @@ class KeyFileError(MeshError, code="bad_keys"):
 
 
 class DamagedKeyFile(KeyFileError):
-    """The content of a key file is not valid."""
+    """The content of a key file is not valid; `fault` is what the file is instead."""
+
+    def __init__(self, file: Path, fault: str) -> None:
+        super().__init__(f"{file} is {fault}: put the right file back")
+        self.fault = fault
 
 
 class KeyDirectory:
@@ -61,7 +65,7 @@ class KeyDirectory:
                 status = os.fstat(descriptor)
                 self._require_own(file, status)
                 if not stat.S_ISREG(status.st_mode):
-                    raise DamagedKeyFile(f"{file} is not a regular file: put the right file back")
+                    raise DamagedKeyFile(file, "not a regular file")
                 content = opened.read(_MAX_BYTES)
         except FileNotFoundError:
             return None
@@ -73,7 +77,7 @@ class KeyDirectory:
         except (*NOT_JSON, BadKey) as error:
             # Of a BadKey only the message: its code would add nothing.
             why = error.message if isinstance(error, BadKey) else error
-            raise DamagedKeyFile(f"{file} is damaged ({why}): put the right file back") from error
+            raise DamagedKeyFile(file, f"damaged ({why})") from error
         return decoded
 
     def _write(self, file: Path, content: HostKey | AllowList) -> None:
@@ -116,7 +120,8 @@ class KeyRing:
         self.trouble = ""
         """Why the list's file cannot be read; meanwhile the last list read stays in force."""
         self._seen = self._look()
-        self._is_lost = False
+        # What became of the file that can be written again; empty if nothing did.
+        self._fault = ""
 
     def vet(self, member: Member) -> None:
         """Raise `FrameRefused` for a member that the list in force does not allow, as `AllowList.vet` does."""
@@ -136,13 +141,13 @@ class KeyRing:
             allowed = self._directory.read_allowed()
         except KeyFileError as error:
             self.trouble = error.message
-            self._is_lost = isinstance(error, DamagedKeyFile)
-            if not self._is_lost:
+            self._fault = error.fault if isinstance(error, DamagedKeyFile) else ""
+            if not self._fault:
                 # It could not be opened at the moment, for lack of a descriptor, say: try again at the next poll.
                 self._seen = None
             return False
         # If the key pair is gone too, an operator wants this host to have no keys.
-        self._is_lost = allowed is None and self._directory.key_file.exists()
+        self._fault = "gone" if allowed is None and self._directory.key_file.exists() else ""
         self.trouble = "" if allowed is not None else f"{self._directory.allowed_file} is gone: put it back"
         if allowed is None or allowed == self.allowed:
             return False
@@ -155,18 +160,15 @@ class KeyRing:
         Otherwise no actor on this host could start again. One process of the host calls this from time to time.
         """
         self.poll()
-        if not self._is_lost:
+        if not (fault := self._fault):
             return ""
-        file = self._directory.allowed_file
-        # Without the advice to put the right file back, which is done here.
-        wrong = self.trouble.removeprefix(str(file)).rpartition(":")[0].replace(" is ", " was ", 1)
         try:
             self._directory.write_allowed(self.allowed)
         except KeyFileError as error:
             self.trouble = error.message
             return ""
         self.poll()
-        return f"{file}{wrong}: the right file was written again"
+        return f"{self._directory.allowed_file} was {fault}: the right file was written again"
 
     def _look(self) -> tuple[int, int] | None:
         try:

@@ -214,7 +214,7 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
     assert logs("m", Wanted(names=("gateway",)), follow=False, output="json") is ExitCode.OK
     told = capsys.readouterr()
     assert events(told.out.splitlines()) == ["joined", "slow"]
-    assert told.err == "host b is not in the mesh: its logs are left out\n"
+    assert told.err == "the logs of host b are left out: host b is not in the mesh\n"
     with pytest.raises(WrongUsage, match=r"no log of worker-0.b"):
         logs("m", Wanted(names=("worker-0.b",)), follow=False, output=None)
 
