@@ -68,9 +68,7 @@ def _notes(spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
     notes = [dtype.note] if dtype.note else []
     if said := spec.sampling_defaults.describe():
         notes.append(f"requests without sampling parameters of their own use {spec.name}'s defaults: {said}")
-    if spec.not_computed:
-        notes.append(f"{spec.name} asks for {', '.join(spec.not_computed)}, which is not supported and left out")
-    return tuple(notes)
+    return (*notes, *spec.notes)
 
 
 def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]:

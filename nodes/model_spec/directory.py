@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, TOKENIZER_FILE, require_files
-from nodes.model_spec.sampling_defaults import not_computed, read_sampling_defaults
+from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
 from nodes.model_spec.weight_index import check_weights, find_weight_files, read_header, weights_digest
 from nodes.models.config_fields import ConfigFields
 from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
@@ -59,7 +59,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         special_tokens=special_tokens,
         bos_token_id=config.token_id("bos_token_id"),
         sampling_defaults=read_sampling_defaults(generation),
-        not_computed=not_computed(generation),
+        notes=(*generation_notes(name or name_of(directory), generation),),
         **ARCHITECTURES[architecture].describe(config),
     )
 

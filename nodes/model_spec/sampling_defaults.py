@@ -28,7 +28,8 @@ def read_sampling_defaults(generation: ConfigFields) -> SamplingDefaults:
     )
 
 
-def not_computed(generation: ConfigFields) -> tuple[str, ...]:
-    """Settings in the file that no sampler here supports, such as `typical_p 0.9`."""
-    found = {name: generation.number_between(name, 0.0, float("inf"), off) for name, off in _NOT_COMPUTED.items()}
-    return tuple(f"{name} {value:g}" for name, value in found.items() if value != _NOT_COMPUTED[name])
+def generation_notes(name: str, generation: ConfigFields) -> list[str]:
+    """What model `name` asks for that no sampler here supports, such as `typical_p 0.9`, as a sentence; or nothing."""
+    found = {key: generation.number_between(key, 0.0, float("inf"), off) for key, off in _NOT_COMPUTED.items()}
+    asked = [f"{key} {value:g}" for key, value in found.items() if value != _NOT_COMPUTED[key]]
+    return [f"{name} asks for {', '.join(asked)}, which is not supported and left out"] if asked else []

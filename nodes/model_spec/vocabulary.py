@@ -2,9 +2,27 @@
 
 from tokenizers import AddedToken, Tokenizer
 
+from mesh.wire.message import Part
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.models.errors import ModelDamaged
 from nodes.models.spec import ModelSpec
+
+
+class VocabularyFacts(Part, frozen=True):
+    """What only a loaded tokenizer says: how many ids it has, and the id of the `eos_token` that its files name."""
+
+    num_tokens: int
+    eos_token_id: int | None = None
+
+
+def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:
+    """Load the tokenizer of a model and describe it. Raises ModelDamaged as `load_tokenizer` does."""
+    tokenizer = load_tokenizer(spec)
+    named = spec.special_tokens.get("eos_token")
+    return VocabularyFacts(
+        num_tokens=tokenizer.get_vocab_size(with_added_tokens=True),
+        eos_token_id=None if named is None else tokenizer.token_to_id(named),
+    )
 
 
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:

@@ -49,11 +49,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One model: its shape as in `config.json`, its ids and texts, and the absolute paths of its files.
 
     `dtype` is the checkpoint's dtype. The worker computes in it unless configured otherwise, except for float16, which
-    it never computes in (`compute_dtype`). `sampling_defaults` and `not_computed`, the settings that no sampler here
-    supports, come from `generation_config.json`. `eos_token_ids` come from `generation_config.json` and `config.json`;
-    the first one ends a chat turn. `tokenizer_path` is empty if the tokenizer is built in code (see
-    `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates may name (`bos_token`,
-    `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
+    it never computes in (`compute_dtype`). `sampling_defaults` come from `generation_config.json`. `notes` are
+    sentences for whoever starts the model: what of its files is left out, or costs something. `eos_token_ids` come from
+    `generation_config.json` and `config.json`; the first one ends a chat turn. `tokenizer_path` is empty if the
+    tokenizer is built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates
+    may name (`bos_token`, `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
 
     `architecture` is one of `nodes.models.registry.ARCHITECTURES`, or `echo`. `qk_norm`: queries and keys are
     normalised before they are rotated, each head by itself or all heads of a position together.
@@ -104,7 +104,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sliding_window: int = 0
     sliding_layers: tuple[int, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
-    not_computed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     quantization: Quantization = "none"
 
     @property
@@ -173,6 +173,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         shape = msgspec.structs.replace(
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, special_tokens={},
             weight_files=(), eos_token_ids=(), bos_token_id=None, echo=EchoTimings(), dtype="",
-            sampling_defaults=SamplingDefaults(), not_computed=(),
+            sampling_defaults=SamplingDefaults(), notes=(),
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()

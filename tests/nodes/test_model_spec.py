@@ -114,7 +114,7 @@ def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> No
     meant = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.05)
     assert spec.sampling_defaults == meant
     assert meant.describe() == "temperature 0.6, top_p 0.95, top_k 20, min_p 0.05, repetition_penalty 1.05"
-    assert spec.not_computed == ("typical_p 0.9",)
+    assert spec.notes == ("m asks for typical_p 0.9, which is not supported and left out",)
     assert spec.eos_token_ids == (9, 8, 2), "config.json's own stay ends"
     plain = resolve_model(str(write_model(tmp_path / "n", LLAMA)))
     assert spec.fingerprint == plain.fingerprint, "weights and caches are the same"
