@@ -168,7 +168,7 @@ def _print(topology: Topology) -> ExitCode:
         config = msgspec.json.encode(launch.config).decode()
         words = ["meshctl", "run", launch.role, "--name", topology.settings.name, "--actor-id", launch.actor_id]
         sys.stdout.write(f"{shlex.join([*words, '--config', config])}\n")
-    sys.stderr.write(f"{topology.context}\n")
+    sys.stderr.write(f"{topology.limits}\n")
     return ExitCode.OK
 
 

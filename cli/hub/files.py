@@ -6,6 +6,7 @@ endpoint and offline mode are those of `huggingface_hub` and its environment var
 which imports it only for a model of the hub: the import takes a third of a second.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ import huggingface_hub
 from huggingface_hub import HfApi, constants, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub.errors import (
     CacheNotFound,
+    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     OfflineModeIsEnabled,
@@ -29,8 +31,9 @@ from cli.hub.download_bar import DownloadBar
 from cli.hub.name import HubName
 from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelNotFound
-from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, SMALL_FILES, require_files
-from nodes.model_spec.directory import read_description, read_directory
+from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, require_files, small_files
+from nodes.model_spec.directory import read_description, read_directory, read_texts
+from nodes.model_spec.token_files import ADDED, SPECIAL_MAP
 from nodes.model_spec.weight_index import files_of_index
 from nodes.sizes import size_text
 
@@ -112,8 +115,11 @@ def _list_files(wanted: HubName) -> tuple[str, dict[str, int]]:
 
 
 def _fetch_files(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> Snapshot:
-    small = [name for name in SMALL_FILES if name in sizes]
-    paths = _download(wanted, commit, {name: sizes[name] for name in small}, progress)
+    paths = _download(wanted, commit, {name: sizes[name] for name in small_files(sizes)}, progress)
+    for name in _unknown(wanted, commit):
+        # The library notes in its cache that there is no such file, which tells a later start without the hub.
+        with contextlib.suppress(EntryNotFoundError):
+            huggingface_hub.hf_hub_download(wanted.repository, name, revision=commit)
     directory = paths[CONFIG_FILE].parent
     read_description(directory, wanted.repository)
     weights = files_of_index(directory / INDEX_FILE) if INDEX_FILE in sizes else [SINGLE_FILE]
@@ -124,6 +130,18 @@ def _fetch_files(wanted: HubName, commit: str, sizes: dict[str, int], progress: 
         )
     _download(wanted, commit, {name: sizes[name] for name in weights}, progress)
     return Snapshot(directory, commit)
+
+
+def _unknown(wanted: HubName, commit: str) -> list[str]:
+    """Files of tokens of which the cache knows neither that the repository has them nor that it has not.
+
+    Releases before the one that reads them did not fetch them.
+    """
+    return [
+        name
+        for name in (SPECIAL_MAP, ADDED)
+        if try_to_load_from_cache(wanted.repository, name, revision=commit) is None
+    ]
 
 
 def _download(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> dict[str, Path]:
@@ -199,6 +217,12 @@ def _without_hub(wanted: HubName, error: Exception, progress: Progress) -> Snaps
         raise explained from error
     reason = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
     progress.note(f"{reason}: {wanted} is taken from the cache, as it was last seen")
+    # Tokens listed in tokenizer_config.json are all that count; such files beside it are not read.
+    if read_texts(cached.path)[0].own_ids_win and (unknown := _unknown(wanted, cached.commit)):
+        progress.note(
+            f"an older release fetched it without {' and '.join(unknown)}: if the repository has them, tokens may be"
+            " missing until it is started with the hub once"
+        )
     return cached
 
 

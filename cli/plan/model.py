@@ -16,7 +16,7 @@ from cli.plan.settings import Settings
 from cli.supervisor.processes import on_signals
 from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, resolve_model
-from nodes.model_spec.directory import read_template_file
+from nodes.model_spec.small_files import read_template_file
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _SHORT_COMMIT: Final = 12

@@ -26,6 +26,7 @@ from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import ModelSpec
+from nodes.model_spec.directory import describe_ends
 from nodes.registry.config import RegistryConfig
 from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig
@@ -77,6 +78,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """A whole mesh, or one host's part of it. `pool_bytes` is what all KV pools take in the settings' directory, in
     files whose names begin with `pool_prefix`; pools on a device have only their page tables there.
 
+    `ends` are the end tokens and who names them, in words.
+
     `preloads` are the modules that the zygote imports, `notes` what people should know before the mesh starts. `spec`
     is what all hosts have in common, empty on a mesh of one host.
     """
@@ -89,8 +92,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     pool_bytes: int
     context: ServedContext
     preloads: list[str]
+    ends: str = ""
     notes: list[str] = []
     spec: dict[str, str] = {}
+
+    @property
+    def limits(self) -> str:
+        """For people: how long requests may be, and the tokens that end them."""
+        return f"{self.context}\nends with {self.ends or 'no token'}"
 
     @property
     def has_gateway(self) -> bool:
@@ -200,6 +209,7 @@ class _Planner:
             pool_bytes=pool_bytes,
             context=context,
             preloads=self._preloads(actors),
+            ends=describe_ends(self._spec),
             notes=self._notes(actors),
             spec=spec,
         )

@@ -97,8 +97,8 @@ def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str
     return f"host {host} of the mesh {mesh} is ready in {seconds:.1f} s\n{note}\n\n  meshctl ps{name}\n"
 
 
-def ready_text(url: str, model: str, mesh: str, seconds: float, context: str, note: str = "") -> str:
-    """What a user sees at the end of a good start. `context`: how long requests may be, in words.
+def ready_text(url: str, model: str, mesh: str, seconds: float, limits: str, note: str = "") -> str:
+    """What a user sees at the end of a good start. `limits`: how long requests may be and what ends them.
 
     `note` says what, if anything, makes its weights differ from the model's or slows it down, and on several hosts how
     links between them are protected.
@@ -108,7 +108,7 @@ def ready_text(url: str, model: str, mesh: str, seconds: float, context: str, no
     messages = '[{"role": "user", "content": "What is 37 + 45?"}]'
     body = f'{{"model": "{model}", "temperature": 0, "messages": {messages}}}'
     return (
-        f"ready at {url} in {seconds:.1f} s\n{context}\n{note + chr(10) if note else ''}\n"
+        f"ready at {url} in {seconds:.1f} s\n{limits}\n{note + chr(10) if note else ''}\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{body}'\n"
         f"  meshctl chat{name}\n"

@@ -3,27 +3,41 @@
 Applied to a directory's files (`directory.py`) and, before anything is fetched, to the list that a hub gives.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
+from nodes.model_spec.template_files import TEMPLATE_FILE, TEMPLATE_FOLDER
+from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG
 from nodes.models.errors import ModelNotFound, ModelUnsupported
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
+GENERATION_FILE: Final = "generation_config.json"
 SMALL_FILES: Final = (
     CONFIG_FILE,
     TOKENIZER_FILE,
-    "generation_config.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
+    GENERATION_FILE,
+    TOKENIZER_CONFIG,
+    SPECIAL_MAP,
+    ADDED,
+    TEMPLATE_FILE,
     INDEX_FILE,
 )
-"""Everything that is read besides the weights; some of these files are optional."""
+"""Everything that is read besides the weights and `TEMPLATE_FOLDER`; some of these files are optional."""
 
 _OTHER_TOKENIZERS: Final = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 _OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx")
+
+
+def small_files(names: Iterable[str]) -> list[str]:
+    """Those of `names`, paths in a model's directory, that are read besides its weights."""
+    return [
+        name
+        for name in names
+        if name in SMALL_FILES or (name.startswith(f"{TEMPLATE_FOLDER}/") and name.endswith(".jinja"))
+    ]
 
 
 def require_files(where: str, names: Collection[str]) -> None:

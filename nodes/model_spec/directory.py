@@ -4,14 +4,16 @@ Settings that are not understood are refused (`ModelUnsupported`) rather than ig
 missed sliding window gives fluent nonsense, not an error.
 """
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from nodes.model_spec.checkpoint_files import CONFIG_FILE, TOKENIZER_FILE, require_files
+from nodes.model_spec.checkpoint_files import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
+from nodes.model_spec.small_files import MOST_TOKENIZER_BYTES, SmallFiles, open_file
+from nodes.model_spec.template_files import TemplateFound, find_template
+from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG, TokenFiles, read_token_files
 from nodes.model_spec.weight_index import check_weights, find_weight_files, read_header, weights_digest
 from nodes.models.config_fields import ConfigFields
 from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
@@ -31,7 +33,7 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
     spec = read_description(directory, name)
     files = find_weight_files(directory)
     headers = {file: read_header(file) for file in files}
-    config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
+    config = _fields(SmallFiles(directory), CONFIG_FILE)
     stored = {entry.dtype for header in headers.values() for entry in header.values()}
     spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
     check_weights(spec, headers)
@@ -41,27 +43,56 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
 
 def read_description(directory: Path, name: str = "") -> ModelSpec:
     """All of `read_directory` but the weights, so that an unsupported model is refused before they are fetched."""
-    config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
+    files = SmallFiles(directory)
+    config, generation = _fields(files, CONFIG_FILE), _fields(files, GENERATION_FILE)
     architecture = _architecture(config, directory)
-    template, special_tokens = read_chat_template(directory)
-    path = directory / "generation_config.json"
-    generation = ConfigFields(read_json(path) if path.is_file() else {}, path)
-    eos_token_ids = [*generation.token_ids("eos_token_id"), *config.token_ids("eos_token_id")]
+    tokens, template = read_texts(directory)
+    # By their files, the generation config's first: `vocabulary.py` adds what only the tokenizer can say.
+    ends = dict.fromkeys(generation.token_ids("eos_token_id"), GENERATION_FILE)
+    ends = ends | {i: CONFIG_FILE for i in config.token_ids("eos_token_id") if i not in ends}
+    said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
+    said_by |= {f"special_tokens.{name}": file for name, file in tokens.said_by.items()}
     return ModelSpec(
         name=name or name_of(directory),
         source="directory",
         architecture=architecture,
         dtype=config.dtype(stored=set()),
-        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
+        eos_token_ids=tuple(ends),
         path=str(directory),
         tokenizer_path=str(_tokenizer_path(directory)),
-        chat_template=template,
-        special_tokens=special_tokens,
+        chat_template=template.source,
+        named_templates=template.named,
+        special_tokens=tokens.named,
+        added_tokens=tokens.added,
+        own_ids_win=tokens.own_ids_win,
+        said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
         bos_token_id=config.token_id("bos_token_id"),
         sampling_defaults=read_sampling_defaults(generation),
         notes=(*generation_notes(name or name_of(directory), generation),),
         **ARCHITECTURES[architecture].describe(config),
     )
+
+
+def read_texts(directory: Path) -> tuple[TokenFiles, TemplateFound]:
+    """Special tokens and chat template, which need no config.json. Raises ModelDamaged."""
+    files = SmallFiles(directory)
+    config = files.find(TOKENIZER_CONFIG)
+    try:
+        return read_token_files(config, files.find(SPECIAL_MAP), files.find(ADDED)), find_template(directory, config)
+    except ModelDamaged as error:
+        # Who reads them knows the name of a file, not where it is.
+        path = "" if str(directory) in error.message else f"{directory}/"
+        raise ModelDamaged(f"{path}{error.message}") from error
+
+
+def describe_ends(spec: ModelSpec) -> str:
+    """The end tokens and who names them, such as `2 (config), 32000 (tokenizer)`."""
+    files = {i: spec.said_by.get(f"eos_token_ids.{i}", "") for i in spec.eos_token_ids}
+    return ", ".join(f"{i} ({file.removesuffix('.json')})" if file else str(i) for i, file in files.items())
+
+
+def _fields(files: SmallFiles, name: str) -> ConfigFields:
+    return ConfigFields(files.require(name) if name == CONFIG_FILE else files.find(name), files.directory / name)
 
 
 def name_of(directory: Path) -> str:
@@ -70,58 +101,6 @@ def name_of(directory: Path) -> str:
     if directory.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/", 1)
     return directory.name
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelNotFound or ModelDamaged."""
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"{path} is missing. Give a complete Hugging Face model directory.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelDamaged(f"{path} cannot be read as JSON: {error}. Download it again.") from error
-    if not isinstance(document, dict):
-        raise ModelDamaged(f"{path} should hold a JSON object. Download it again.")
-    return cast("dict[str, Any]", document)
-
-
-def read_chat_template(directory: Path) -> tuple[str | None, dict[str, str]]:
-    """Template text (None if the model has none) and the texts of its special tokens.
-
-    `chat_template.jinja` (transformers 5) wins over `tokenizer_config.json` (transformers 4), as in transformers.
-    """
-    path = directory / "tokenizer_config.json"
-    document = read_json(path) if path.is_file() else {}
-    special_tokens: dict[str, str] = {}
-    for key, value in document.items():
-        text: Any = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            special_tokens[key] = text
-    jinja = directory / "chat_template.jinja"
-    if jinja.is_file():
-        return read_template_file(jinja), special_tokens
-    return _template_text(document.get("chat_template"), path), special_tokens
-
-
-def read_template_file(path: Path) -> str:
-    """The text of a chat template. Raises ModelDamaged."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelDamaged(f"{path} cannot be read as text: {error}. Give a readable chat template.") from error
-
-
-def _template_text(value: Any, path: Path) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        templates = {entry["name"]: entry["template"] for entry in value}
-        template = templates.get("default") or next(iter(templates.values()))
-    except (TypeError, KeyError, AttributeError, StopIteration) as error:
-        raise ModelDamaged(f"{path}: chat_template is neither a string nor a list of named templates.") from error
-    if not isinstance(template, str):
-        raise ModelDamaged(f"{path}: chat_template is neither a string nor a list of named templates.")
-    return template
 
 
 def _architecture(config: ConfigFields, directory: Path) -> str:
@@ -134,16 +113,20 @@ def _architecture(config: ConfigFields, directory: Path) -> str:
         return str(model_type)
     supported = ", ".join(name for one in ARCHITECTURES.values() for name in one.names)
     raise ModelUnsupported(
-        f"{directory} has the unsupported architecture {names or model_type!r}. Supported: {supported}."
+        f"{directory / CONFIG_FILE} has the unsupported architecture {names or model_type!r}. Supported: {supported}."
     )
 
 
 def _tokenizer_path(directory: Path) -> Path:
     path = directory / TOKENIZER_FILE
     try:
-        with path.open("rb") as stream:
+        if (size := path.stat().st_size) > MOST_TOKENIZER_BYTES:
+            raise ModelDamaged(
+                f"{path} has {size:,} bytes, {MOST_TOKENIZER_BYTES:,} at most are read. Download it again."
+            )
+        with open_file(path) as stream:
             head = stream.read(1)
-            stream.seek(max(path.stat().st_size - 64, 0))
+            stream.seek(max(size - 64, 0))
             tail = stream.read().rstrip()
     except OSError as error:
         raise ModelNotFound(f"{path} cannot be read: {error.strerror}. Download it again.") from error

@@ -1,11 +1,14 @@
 """Loads a model's tokenizer. Called by the tokenizer and detokenizer roles and by `meshctl up`'s check."""
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from mesh.wire.message import Part
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
+from nodes.model_spec.checkpoint_files import TOKENIZER_FILE
+from nodes.model_spec.token_files import ADDED, TOKENIZER_CONFIG
 from nodes.models.errors import ModelDamaged
-from nodes.models.spec import ModelSpec
+from nodes.models.spec import AddedText, ModelSpec
 
 
 class VocabularyFacts(Part, frozen=True):
@@ -13,6 +16,31 @@ class VocabularyFacts(Part, frozen=True):
 
     num_tokens: int
     eos_token_id: int | None = None
+
+
+def with_vocabulary(spec: ModelSpec, facts: VocabularyFacts) -> ModelSpec:
+    """The model with the end token that its tokenizer names, beside those of its configs, and what is worth a note.
+
+    A request ends at any of them: `config.json` may name the token that ends a document, the tokenizer the one that
+    ends a chat's turn. An end token that the model has no embedding for can never be drawn.
+    """
+    ends, said_by, notes = spec.eos_token_ids, dict(spec.said_by), list(spec.notes)
+    end, text = facts.eos_token_id, spec.special_tokens.get("eos_token")
+    if end is None and text is not None:
+        notes.append(f"{spec.name}'s eos_token {text!r} is no token of its tokenizer, so it ends nothing")
+    elif end is not None and end >= spec.vocab_size:
+        notes.append(f"{spec.name}'s eos_token {text!r} has id {end}, which the model cannot draw: it ends nothing")
+    elif end is not None and end not in ends:
+        ends += (end,)
+        said_by[f"eos_token_ids.{end}"] = TOKENIZER_FILE
+    if (num_more := facts.num_tokens - spec.vocab_size) > 0:
+        notes.append(
+            f"{spec.name}'s tokenizer has {num_more:,} tokens more than the model has embeddings: prompts with one of"
+            " them are refused"
+        )
+    if not ends:
+        notes.append(f"no file of {spec.name} names an end token: answers run until max_tokens or a stop string")
+    return msgspec.structs.replace(spec, eos_token_ids=ends, said_by=said_by, notes=tuple(notes))
 
 
 def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:
@@ -26,9 +54,10 @@ def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:
 
 
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:
-    """The tokenizer of `tokenizer.json`, or the byte tokenizer for models without files.
+    """The tokenizer of `tokenizer.json`, or the byte tokenizer for models without files; with the tokens that other
+    files add. It may have more tokens than the model has embeddings.
 
-    Raises ModelDamaged if the file is not a tokenizer, or has ids that the model has no embedding for.
+    Raises ModelDamaged if the file is not a tokenizer, or has another id for a token than the other files.
     """
     if not spec.tokenizer_path:
         return Tokenizer.from_str(byte_tokenizer_json(spec.vocab_size))
@@ -39,13 +68,44 @@ def load_tokenizer(spec: ModelSpec) -> Tokenizer:
     # Truncation or padding left in the file would change prompts behind the user's back.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Special by name, even if tokenizer.json does not say so: encoded as one token, and hidden when decoded.
-    named = [token for token in spec.special_tokens.values() if tokenizer.token_to_id(token) is not None]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in named])
-    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if vocab_size > spec.vocab_size:
-        raise ModelDamaged(
-            f"{spec.tokenizer_path} has {vocab_size} tokens, but the model has embeddings for {spec.vocab_size}."
-            " Tokenizer and weights belong to different models: download both again."
-        )
+    tokenizer.add_tokens(_missing_tokens(tokenizer, spec))
     return tokenizer
+
+
+def _missing_tokens(tokenizer: Tokenizer, spec: ModelSpec) -> list[AddedToken]:
+    """What `TokenizersBackend.__init__` of transformers 5 changes: tokens listed with an id, in the order of their ids,
+    then those that are only named and that neither tokenizer.json nor a list has.
+    """
+    own = tokenizer.get_added_tokens_decoder()
+    listed: dict[int, AddedToken] = {}
+    for one in spec.added_tokens:
+        if one.id >= 0 and not (spec.own_ids_win and one.id in own):
+            _check_id(one, tokenizer.token_to_id(one.content), spec)
+            listed[one.id] = _added(one)
+    if spec.own_ids_win:
+        listed |= own
+    wanted = [listed[i] for i in sorted(listed)]
+    known = {token.content for token in (*own.values(), *wanted)}
+    wanted += [_added(one) for one in dict.fromkeys(spec.added_tokens) if one.id < 0 and one.content not in known]
+    # Special by name, even if no flag says so: encoded as one token, and hidden when decoded.
+    named = set(spec.special_tokens.values())
+    for token in wanted:
+        token.special = token.special or token.content in named
+    # Adding again what is there already takes seconds for thousands of tokens.
+    same = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    return [token for token in wanted if repr(token) not in same]
+
+
+def _added(one: AddedText) -> AddedToken:
+    flags = {"lstrip": one.lstrip, "rstrip": one.rstrip, "single_word": one.single_word, "special": one.special}
+    # Given only if a file gives it: otherwise the library derives it from `special`, which may still change.
+    return AddedToken(one.content, **flags, **({} if one.normalized is None else {"normalized": one.normalized}))
+
+
+def _check_id(one: AddedText, found: int | None, spec: ModelSpec) -> None:
+    if found is not None and found != one.id:
+        file = ADDED if spec.own_ids_win else TOKENIZER_CONFIG
+        raise ModelDamaged(
+            f"{spec.path}: {file} says that the token {one.content!r} has id {one.id}, {TOKENIZER_FILE} says {found}."
+            " Only one of them is what the model was trained with: download both again."
+        )

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from nodes.model_spec.checkpoint_files import INDEX_FILE, SINGLE_FILE
+from nodes.model_spec.small_files import MOST_INDEX_BYTES, open_file, read_bytes
 from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.models.registry import parameters
 from nodes.models.spec import ModelSpec
@@ -38,7 +39,7 @@ def find_weight_files(directory: Path) -> tuple[Path, ...]:
     Raises ModelDamaged for a bad index, ModelNotFound if it names a file that is missing.
     """
     index = directory / INDEX_FILE
-    if not index.is_file():
+    if not index.exists():
         return (directory / SINGLE_FILE,)
     files = tuple(directory / name for name in files_of_index(index))
     for file in files:
@@ -50,7 +51,7 @@ def find_weight_files(directory: Path) -> tuple[Path, ...]:
 def files_of_index(index: Path) -> list[str]:
     """Names of the weight files that an index names, sorted. Raises ModelDamaged."""
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        weight_map = json.loads(read_bytes(index, MOST_INDEX_BYTES))["weight_map"]
         names = sorted(set(weight_map.values()))
         is_outside = any(Path(name).name != name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -64,7 +65,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     """All tensors of one safetensors file. Raises ModelDamaged if header and file size do not match."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(_MAX_HEADER_BYTES, size):
                 raise ValueError(f"its header claims {length} bytes")

@@ -45,6 +45,21 @@ class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
     fatal_token: float = -1.0
 
 
+class AddedText(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that files beside `tokenizer.json` name, with the flags of `tokenizers.AddedToken`; -1: without an id.
+
+    `normalized` None: unless it is special, or turns out to be.
+    """
+
+    content: str
+    id: int = -1
+    special: bool = True
+    normalized: bool | None = None
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One model: its shape as in `config.json`, its ids and texts, and the absolute paths of its files.
 
@@ -53,7 +68,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sentences for whoever starts the model: what of its files is left out, or costs something. `eos_token_ids` come from
     `generation_config.json` and `config.json`; the first one ends a chat turn. `tokenizer_path` is empty if the
     tokenizer is built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates
-    may name (`bos_token`, `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
+    may name (`bos_token`, `eos_token`, ...); they and `added_tokens` are added to the tokenizer when it is loaded, but
+    with `own_ids_win` none whose id it gives to a token of its own. If a model has several chat templates and none is
+    the default, `named_templates` has their names. `said_by` says in which file something stands: `chat_template`,
+    `special_tokens.NAME`, `eos_token_ids.ID`. `fingerprint` is equal only for equal weights and configuration.
 
     `architecture` is one of `nodes.models.registry.ARCHITECTURES`, or `echo`. `qk_norm`: queries and keys are
     normalised before they are rotated, each head by itself or all heads of a position together.
@@ -97,7 +115,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
     tokenizer_path: str = ""
     chat_template: str | None = None
+    named_templates: tuple[str, ...] = ()
     special_tokens: dict[str, str] = {}
+    added_tokens: tuple[AddedText, ...] = ()
+    own_ids_win: bool = False
+    said_by: dict[str, str] = {}
     weight_files: tuple[str, ...] = ()
     seed: int = 0
     echo: EchoTimings = EchoTimings()
@@ -171,8 +193,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def shape_digest(self) -> bytes:
         """A 16-byte digest of what the weights' shapes and the computation depend on, without names and file paths."""
         shape = msgspec.structs.replace(
-            self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, special_tokens={},
-            weight_files=(), eos_token_ids=(), bos_token_id=None, echo=EchoTimings(), dtype="",
-            sampling_defaults=SamplingDefaults(), notes=(),
+            self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, named_templates=(),
+            special_tokens={}, added_tokens=(), own_ids_win=False, said_by={}, weight_files=(), eos_token_ids=(),
+            bos_token_id=None, echo=EchoTimings(), dtype="", sampling_defaults=SamplingDefaults(), notes=(),
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()

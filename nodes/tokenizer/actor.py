@@ -15,7 +15,8 @@ from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.wire.codec import Codec
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.model_spec.directory import read_template_file
+from nodes.model_spec.small_files import read_template_file
+from nodes.model_spec.template_files import require_template
 from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, Route
 from nodes.redaction import PromptRedactor
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
@@ -130,6 +131,8 @@ class TokenizerActor(Actor):
 
     def _load(self) -> tuple[ModelSpec, TextEncoder]:
         spec = resolve_model(self._config.model)
+        if not self._config.chat_template:
+            require_template(spec)
         return spec, load_encoder(spec, self._config.context_length)
 
     def _make_renderer(self, template: str, special_tokens: dict[str, str]) -> Renderer:

@@ -26,7 +26,9 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.context_length = context_length
-        longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=0)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._num_tokens = max(vocabulary.values(), default=-1) + 1
+        longest = max(map(len, vocabulary), default=0)
         self.max_chars = context_length * max(longest, MIN_CHARS_PER_TOKEN)
 
     def check_chars(self, text: str, param: str) -> None:
@@ -55,7 +57,12 @@ class TextEncoder:
         """Raise InvalidTokenId for an id without an embedding."""
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocab_size):
             bad = next(i for i in token_ids if not 0 <= i < self._vocab_size)
-            raise InvalidTokenId(f"{param} contains token id {bad}; valid ids are 0 to {self._vocab_size - 1}.", param)
+            # A tokenizer may have tokens that the model has no embedding for: clients know those by their text.
+            text = self._tokenizer.id_to_token(bad) if 0 <= bad < self._num_tokens else None
+            named = "" if text is None else f" ({text!r}), which this model has no embedding for"
+            raise InvalidTokenId(
+                f"{param} contains token id {bad}{named}; valid ids are 0 to {self._vocab_size - 1}.", param
+            )
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids; ids that the tokenizer does not have give no text."""

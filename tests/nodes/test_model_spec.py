@@ -381,8 +381,8 @@ def test_unreadable_template(tmp_path: Path) -> None:
 def test_tokenizer_of_another_model(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "m", LLAMA)
     (directory / "tokenizer.json").write_text(byte_tokenizer_json(301))
-    with pytest.raises(ModelDamaged, match="301"):
-        load_tokenizer(resolve_model(str(directory)))
+    # Served: whoever sends one of its last tokens is told so.
+    assert load_tokenizer(resolve_model(str(directory))).get_vocab_size() == 301
     (directory / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelDamaged, match="cannot be loaded"):
         load_tokenizer(resolve_model(str(directory)))

@@ -1,0 +1,73 @@
+"""Reads the small files of a model's directory, none longer than such a file can be. Used by `directory.py`."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from nodes.models.errors import ModelDamaged, ModelNotFound
+
+MOST_TOKENIZER_BYTES: Final = 1 << 26
+"""The largest that is published has 34 MB, for a vocabulary of 262,144 words."""
+MOST_INDEX_BYTES: Final = 1 << 26
+"""The largest that is published has 9 MB, for 91,991 tensors."""
+_MOST_BYTES: Final = 1 << 24
+_MOST_TEMPLATE_BYTES: Final = 1 << 20
+
+
+class SmallFiles:
+    """The files of `directory` by their names in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def require(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file. Raises ModelNotFound or ModelDamaged."""
+        path = self.directory / name
+        try:
+            document = json.loads(read_bytes(path, _MOST_BYTES))
+        except (ValueError, RecursionError) as error:
+            why = "its values are nested too deeply" if isinstance(error, RecursionError) else error
+            raise ModelDamaged(f"{path} cannot be read as JSON: {why}. Download it again.") from error
+        if not isinstance(document, dict):
+            raise ModelDamaged(f"{path} should hold a JSON object. Download it again.")
+        return cast("dict[str, Any]", document)
+
+    def find(self, name: str) -> dict[str, Any]:
+        """As `require`, but empty if there is no such file."""
+        return self.require(name) if (self.directory / name).exists() else {}
+
+
+def read_template_file(path: Path) -> str:
+    """The text of a chat template. Raises ModelDamaged."""
+    try:
+        # Line ends as in files that are read as text, which is how transformers reads them.
+        return read_bytes(path, _MOST_TEMPLATE_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except (UnicodeDecodeError, ModelNotFound) as error:
+        why = "there is no such file" if isinstance(error, ModelNotFound) else error
+        raise ModelDamaged(f"{path} cannot be read as text: {why}. Give a readable chat template.") from error
+
+
+def open_file(path: Path) -> BinaryIO:
+    """An existing file, for reading. Raises OSError."""
+    if not path.is_file() and path.exists():
+        # A pipe would be waited for without end.
+        raise OSError(errno.EINVAL, "it is no file")
+    return path.open("rb")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The whole of a file. Raises ModelNotFound, or ModelDamaged if it cannot be read or has more than `most` bytes."""
+    try:
+        with open_file(path) as stream:
+            # One byte more than is allowed: a file that grows, or a device without end, is found out just the same.
+            content = stream.read(most + 1)
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"{path} is missing. Give a complete Hugging Face model directory.") from error
+    except OSError as error:
+        raise ModelDamaged(f"{path} cannot be read: {error.strerror}. Download it again.") from error
+    if len(content) > most:
+        raise ModelDamaged(
+            f"{path} has more than {most:,} bytes, so it cannot be what it is called. Download it again."
+        )
+    return content

@@ -1,0 +1,156 @@
+"""Folders of tokenizer files as people publish them, against transformers: same tokens, same ids, same text, both ways.
+
+The oracle is `PreTrainedTokenizerFast`, which takes tokenizer.json as it is. Classes of single models
+(`LlamaTokenizer`) rebuild it from its vocabulary alone, which no other server does.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from nodes.model_spec import ModelDamaged, ModelSpec, resolve_model
+from nodes.model_spec.checkpoint_files import TOKENIZER_FILE
+from nodes.model_spec.directory import read_texts
+from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG
+from nodes.model_spec.vocabulary import load_tokenizer
+from tests.nodes.tokenizer.conftest import make_tokenizer
+
+PLAIN = make_tokenizer().to_str()
+OWN_IDS = make_tokenizer().get_vocab(with_added_tokens=True)
+NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "image_token")
+# Special tokens of tokenizer.json, a plain word of it, and texts that it does not have.
+TEXTS = ("<|im_end|>", "<|eot_id|>", "Ġfox", "<x>", "<y>", " z ", "<|im_start|>")
+SAMPLES = (
+    "The quick fox<x>jumps <y> <|im_end|> z  z fox\n",
+    "<|eot_id|><|im_start|>ab <x> fox",
+    "naïve 你好",
+    "<y><x>",
+)
+# The same in all folders that hypothesis writes; what fails is then printed as those files.
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+
+text = st.sampled_from(TEXTS)
+flags = st.fixed_dictionaries({}, optional=dict.fromkeys(FLAGS, st.booleans()))
+typed = st.builds(lambda content, given: {"__type": "AddedToken", "content": content, **given}, text, flags)
+# Objects without a type stand in special_tokens_map.json only, mostly without `special`.
+untyped = st.builds(lambda content, given: {"content": content, **given}, text, flags)
+listed = st.dictionaries(st.integers(343, 352), untyped, max_size=4).map(
+    lambda entries: {str(OWN_IDS.get(one["content"], number)): one for number, one in entries.items()}
+)
+extra = st.one_of(
+    st.lists(text | typed, max_size=3), st.dictionaries(st.sampled_from(("boi_token", "x")), text, max_size=2)
+)
+config_files = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(NAMES, text | typed | st.none()),
+        "additional_special_tokens": st.lists(text | typed, max_size=3),
+        "extra_special_tokens": extra,
+        "added_tokens_decoder": listed,
+        "add_bos_token": st.booleans(),
+    },
+)
+special_maps = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(NAMES, text | untyped),
+        "additional_special_tokens": st.lists(text, max_size=3),
+        "extra_special_tokens": extra.filter(lambda one: isinstance(one, dict) or all(isinstance(t, str) for t in one)),
+    },
+)
+added_files = st.none() | st.dictionaries(text, st.integers(343, 352), max_size=3).map(
+    lambda entries: {content: OWN_IDS.get(content, number) for content, number in entries.items()}
+)
+own_tokens = st.lists(
+    st.builds(lambda content, given: (content, given), st.sampled_from(("<x>", "<y>", "Ġfox")), flags), max_size=2
+)
+
+
+class Folder(msgspec.Struct):
+    """The contents of the files; None: no such file."""
+
+    own: list[tuple[str, dict[str, bool]]]
+    config: dict[str, Any]
+    special_map: dict[str, Any] | None
+    added: dict[str, int] | None
+
+    def write(self, directory: Path) -> Path:
+        tokenizer = Tokenizer.from_str(PLAIN)
+        tokenizer.add_tokens([AddedToken(content, **given) for content, given in self.own])
+        tokenizer.save(str(directory / TOKENIZER_FILE))
+        named = {TOKENIZER_CONFIG: self.config | {"tokenizer_class": "PreTrainedTokenizerFast"}}
+        for name, document in {**named, SPECIAL_MAP: self.special_map, ADDED: self.added}.items():
+            path = directory / name
+            path.unlink(missing_ok=True)
+            if document is not None:
+                path.write_text(json.dumps(document))
+        return directory
+
+
+folders = st.builds(Folder, own=own_tokens, config=config_files, special_map=special_maps, added=added_files)
+
+
+def spec_of(directory: Path) -> ModelSpec:
+    tokens, template = read_texts(directory)
+    return msgspec.structs.replace(
+        resolve_model("echo"), path=str(directory), tokenizer_path=str(directory / TOKENIZER_FILE),
+        special_tokens=tokens.named, added_tokens=tokens.added, own_ids_win=tokens.own_ids_win,
+        chat_template=template.source, said_by=tokens.said_by,
+    )  # fmt: skip
+
+
+def is_ambiguous(spec: ModelSpec) -> bool:
+    """The exception: a text that only names have, three times or more and with different flags. Which of them
+    transformers takes depends on which were strings and which objects; nobody publishes such a thing.
+    """
+    nameless = [one for one in spec.added_tokens if one.id < 0]
+    flags = {text: {one for one in nameless if one.content == text} for text in TEXTS}
+    return any(len(flags[text]) > 1 and [one.content for one in nameless].count(text) > 2 for text in TEXTS)
+
+
+def compare(directory: Path) -> None:
+    try:
+        reference = PreTrainedTokenizerFast.from_pretrained(directory)
+    except (TypeError, ValueError, AttributeError, KeyError):
+        # Nobody can have published such a folder. Here it is served or refused, but never with an error of Python's.
+        event("transformers refuses")
+        reference = None
+    try:
+        spec = spec_of(directory)
+        ours = load_tokenizer(spec)
+    except ModelDamaged as error:
+        event("refused")
+        refused = error.message
+    else:
+        refused = ""
+    if refused:
+        assert any(words in refused for words in ("says that the token", "lists", "should be")), refused
+        assert str(directory) in refused
+        return
+    if reference is None or is_ambiguous(spec):
+        return
+    assert spec.special_tokens == reference.special_tokens_map
+    assert ours.get_vocab(with_added_tokens=True) == reference.get_vocab()
+    for sample in SAMPLES:
+        for special in (True, False):
+            ids = ours.encode(sample, add_special_tokens=special).ids
+            assert ids == reference(sample, add_special_tokens=special)["input_ids"]
+            for skip in (True, False):
+                assert ours.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("max_examples", [200, pytest.param(5000, marks=pytest.mark.slow)])
+def test_any_folder(tmp_path: Path, max_examples: int) -> None:
+    @settings(max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(folders)
+    def check(folder: Folder) -> None:
+        compare(folder.write(tmp_path))
+
+    check()
