@@ -66,7 +66,10 @@ def read_token_files(config: dict[str, Any], special_map: dict[str, Any], added:
         given += _extra_of(fields) if _EXTRA in fields else []
         listed = _legacy(added, {_token(value, "", "").content for value in given if _is_final(value)})
     texts = {name: one.content for name, one in named.items()}
-    in_order = (*sorted(listed, key=lambda one: one.id), *named.values(), *extra)
+    # What is listed and named has the flags of the list.
+    flags = {one.content: msgspec.structs.replace(one, id=-1) for one in listed}
+    names = (flags.get(one.content, one) for one in named.values())
+    in_order = (*sorted(listed, key=lambda one: one.id), *names, *extra)
     return TokenFiles(texts, {name: said_by[name] for name in texts}, in_order, not has_decoder)
 
 
@@ -112,8 +115,10 @@ def _listed(decoder: Any) -> list[AddedText]:
 
 
 def _legacy(added: dict[str, Any], special: set[str]) -> list[AddedText]:
-    """added_tokens.json: texts with their ids. Where an id is given twice, the later token has it, as in a dict."""
+    """added_tokens.json: texts with their ids."""
     by_id = {_id(number, ADDED): text for text, number in added.items()}
+    if len(by_id) < len(added):
+        raise _damaged(ADDED, "it gives one id to several tokens, so nobody can say which of them is meant")
     return [
         AddedText(content=text, id=number, special=text in special, normalized=text not in special)
         for number, text in by_id.items()

@@ -200,6 +200,7 @@ def test_a_damaged_file_is_named_at_once(tmp_path: Path, name: str) -> None:
         ("tokenizer_config", {"chat_template": [{"name": "default"}]}, "chat_template is neither"),
         ("added_tokens", {"<a>": "5"}, "is not a token id"),
         ("added_tokens", {"<a>": -1}, "is not a token id"),
+        ("added_tokens", {"<a>": 400, "<b>": 400}, "one id to several tokens"),
         ("added_tokens", {"<|im_end|>": 5}, "has id 5, tokenizer.json says"),
         ("special_tokens_map", {"eos_token": [1]}, "eos_token should be"),
     ],

@@ -131,7 +131,7 @@ def compare(directory: Path) -> None:
     else:
         refused = ""
     if refused:
-        assert any(words in refused for words in ("says that the token", "lists", "should be")), refused
+        assert any(words in refused for words in ("says that the token", "lists", "should be", "one id")), refused
         assert str(directory) in refused
         return
     if reference is None or is_ambiguous(spec):
@@ -146,7 +146,7 @@ def compare(directory: Path) -> None:
                 assert ours.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("max_examples", [200, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_examples", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_any_folder(tmp_path: Path, max_examples: int) -> None:
     @settings(max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(folders)
