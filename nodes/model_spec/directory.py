@@ -12,7 +12,13 @@ import msgspec
 
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
-from nodes.model_spec.weight_index import check_weights, find_weight_files, read_header, weights_digest
+from nodes.model_spec.weight_index import (
+    check_weights,
+    find_weight_files,
+    read_header,
+    weights_digest,
+    with_stored_head,
+)
 from nodes.models.config_fields import ConfigFields
 from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
@@ -34,6 +40,7 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
     config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
     stored = {entry.dtype for header in headers.values() for entry in header.values()}
     spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
+    spec = with_stored_head(spec, headers)
     check_weights(spec, headers)
     fingerprint = f"{spec.shape_digest().hex()}-{weights_digest(files).hex()}"
     return msgspec.structs.replace(spec, fingerprint=fingerprint)
