@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from nodes.models.config_fields import ConfigFields
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear, parts_of
+from nodes.models.rope_fields import max_context, read_rope
 from nodes.models.spec import ModelSpec, RopeParameters
 from nodes.models.tensor_parallel import Cut
 
@@ -49,21 +50,27 @@ class Decoder:
         """The fields of `ModelSpec` that depend on the architecture. Raises ModelDamaged or ModelUnsupported."""
         config.require("hidden_act", None, "silu", "swish")
         bias = config.boolean("attention_bias")
-        shape = {**config.shape(cls.default_head_dim), **cls._windows(config)}
-        rope = cls._rope(config)
-        pairs = shape["head_dim"] // 2
-        # Checked here, so that the CLI reports it, not torch when a worker loads shapes that it cannot multiply.
-        if any(len(divisors) not in (0, pairs) for divisors in (rope.divisors, rope.short_divisors)):
-            raise config.damaged("rope_parameters", f"must have one factor for each of the {pairs} pairs of a head")
-        return {**shape, "rope": rope, "qkv_bias": bias, "o_bias": bias}
+        shape = config.shape(cls.default_head_dim)
+        rope = cls._rope(config, shape["head_dim"])
+        most, reason = max_context(rope, config.context_length)
+        return {
+            **shape,
+            **cls._windows(config, most),
+            "rope": rope,
+            "max_context_length": most,
+            "max_context_reason": reason,
+            "qkv_bias": bias,
+            "o_bias": bias,
+        }
 
     @classmethod
-    def _rope(cls, config: ConfigFields) -> RopeParameters:
-        return config.rope()
+    def _rope(cls, config: ConfigFields, head_dim: int) -> RopeParameters:
+        return read_rope(config, head_dim)
 
     @classmethod
-    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
-        return config.windows(None)
+    def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
+        """The window, if a context of `context_length`, the most that is served, is longer than it."""
+        return config.windows(None, context_length)
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:

@@ -213,7 +213,14 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
         ({"layer_types": ["chunked_attention"] * 2}, ModelUnsupported, "layer_types"),
         ({"layer_types": "full_attention"}, ModelUnsupported, "layer_types"),
         ({"layer_types": ["full_attention"]}, ModelDamaged, "1 entries for 2 layers"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ModelUnsupported, "dynamic"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, ModelDamaged, "factor"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 1e300}}, ModelDamaged, r"factor is 1e\+300"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2}, "head_dim": 2},
+            ModelUnsupported,
+            "heads of 2 numbers",
+        ),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, ModelUnsupported, "mrope"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, ModelDamaged, "factor"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": 1}}, ModelDamaged, "truncate"),
         (
