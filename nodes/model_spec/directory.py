@@ -53,7 +53,10 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     template, special_tokens = read_chat_template(directory)
     path = directory / "generation_config.json"
     generation = ConfigFields(read_json(path) if path.is_file() else {}, path)
-    eos_token_ids = [*generation.token_ids("eos_token_id"), *config.token_ids("eos_token_id")]
+    shape = ARCHITECTURES[architecture].describe(config)
+    vocab_size = shape["vocab_size"]
+    eos_token_ids = [i for fields in (generation, config) for i in fields.token_ids("eos_token_id", vocab_size)]
+    bos_token_ids = [i for fields in (config, generation) for i in fields.token_ids("bos_token_id", vocab_size)]
     return ModelSpec(
         name=name or name_of(directory),
         source="directory",
@@ -64,10 +67,10 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         tokenizer_path=str(_tokenizer_path(directory)),
         chat_template=template,
         special_tokens=special_tokens,
-        bos_token_id=config.token_id("bos_token_id"),
+        bos_token_id=next(iter(bos_token_ids), None),
         sampling_defaults=read_sampling_defaults(generation),
         notes=(*generation_notes(name or name_of(directory), generation),),
-        **ARCHITECTURES[architecture].describe(config),
+        **shape,
     )
 
 

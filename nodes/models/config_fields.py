@@ -129,17 +129,20 @@ class ConfigFields:
             raise self.damaged(key, f"should be a number from {least:g} to {most:g}, not {value!r}")
         return float(value)
 
-    def token_id(self, key: str) -> int | None:
-        """The first id of a field that holds one id, several, or none."""
-        return next(iter(self.token_ids(key)), None)
-
-    def token_ids(self, key: str) -> list[int]:
-        """The ids of a field that holds one id, several, or none."""
-        value: Any = self.value(key)
-        ids = cast("list[Any]", value) if isinstance(value, list) else [] if value is None else [value]
-        if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-            raise self.damaged(key, "is not a token id or a list of token ids")
+    def token_ids(self, key: str, vocab_size: int) -> list[int]:
+        """The ids of a field that holds one id, several, or none; -1 is none, as in old files. Raises ModelDamaged."""
+        ids = [i for i in self.integers(key, -1, "a token id or a list of token ids") if i >= 0]
+        if beyond := [i for i in ids if i >= vocab_size]:
+            raise self.damaged(key, f"is {beyond[0]}, but vocab_size is {vocab_size}: the model has no such token")
         return ids
+
+    def integers(self, key: str, least: int = 0, what: str = "an index or a list of indices") -> list[int]:
+        """The whole numbers of a field that holds one, several, or none: `what`. Raises ModelDamaged."""
+        value: Any = self.value(key)
+        found = cast("list[Any]", value) if isinstance(value, list) else [] if value is None else [value]
+        if any(not isinstance(i, int) or isinstance(i, bool) or i < least for i in found):
+            raise self.damaged(key, f"is not {what}")
+        return found
 
     @property
     def context_length(self) -> int:

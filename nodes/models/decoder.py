@@ -5,7 +5,7 @@ the order in which a layer's parts are computed. Its file names it as `ARCHITECT
 """
 
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from nodes.models.config_fields import ConfigFields
 from nodes.models.ops import Ops, Value
@@ -13,6 +13,9 @@ from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parame
 from nodes.models.rope_fields import max_context, read_rope
 from nodes.models.spec import ModelSpec, RopeParameters
 from nodes.models.tensor_parallel import Cut
+
+Columns = Literal["inner", "dense"]
+"""Which width a feed-forward layer has, `intermediate_size` or `dense_size`, and which columns of it a rank holds."""
 
 
 class Layer(NamedTuple):
@@ -139,13 +142,15 @@ class Decoder:
         query = spec.num_heads * spec.head_dim
         return linear(f"{prefix}o_proj", spec.hidden_size, query, Cut(1, "heads"), bias=spec.o_bias)
 
-    def _gated(self, prefix: str) -> Gated:
+    def _gated(self, prefix: str, by: Columns = "inner") -> Gated:
         spec = self.spec
-        size = spec.intermediate_size, spec.hidden_size, Cut(0, "inner")
+        size = self._width(by), spec.hidden_size, Cut(0, by)
         gate, up = (linear(f"{prefix}{name}_proj", *size, bias=spec.mlp_bias) for name in ("gate", "up"))
         return Gated(gate, up)
 
-    def _down(self, prefix: str) -> Linear:
+    def _down(self, prefix: str, by: Columns = "inner") -> Linear:
         spec = self.spec
-        size = spec.hidden_size, spec.intermediate_size, Cut(1, "inner")
-        return linear(f"{prefix}down_proj", *size, bias=spec.mlp_bias)
+        return linear(f"{prefix}down_proj", spec.hidden_size, self._width(by), Cut(1, by), bias=spec.mlp_bias)
+
+    def _width(self, by: Columns) -> int:
+        return self.spec.dense_size if by == "dense" else self.spec.intermediate_size

@@ -7,7 +7,7 @@ are scaled up, gates are GELU.
 from typing import Any, Final, NamedTuple
 
 from nodes.models.config_fields import FULL, SLIDING, ConfigFields
-from nodes.models.decoder import Decoder, Layer
+from nodes.models.decoder import Columns, Decoder, Layer
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Embedding, Gated, Norm, Parameter
 from nodes.models.rope_fields import LayerKind, read_rope
@@ -78,8 +78,8 @@ class Gemma3(Decoder):
     def _embedding(self, weight: Parameter) -> Embedding:
         return Embedding(weight, self.spec.hidden_size**0.5)
 
-    def _gated(self, prefix: str) -> Gated:
-        return super()._gated(prefix)._replace(activation="gelu_tanh")
+    def _gated(self, prefix: str, by: Columns = "inner") -> Gated:
+        return super()._gated(prefix, by)._replace(activation="gelu_tanh")
 
 
 ARCHITECTURE: Final = Gemma3

@@ -65,7 +65,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `attention_scale` multiplies the scores (0: `head_dim ** -0.5`). With `num_experts`, a position's feed-forward layer
     is `experts_per_token` of that many experts, each `intermediate_size` wide, weighted by their shares in the router's
-    softmax (`norm_topk_prob`: scaled to sum to one). `sliding_rope` is for sliding layers, if theirs differs.
+    softmax (`norm_topk_prob`: scaled to sum to one), except in the layers `dense_layers`, which have none and are
+    `dense_size` wide. `sliding_rope` is for sliding layers, if theirs differs.
 
     With `quantization` set to `int8`, weights are rounded to int8 when they are loaded (`quantized`).
 
@@ -113,6 +114,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization = "none"
     max_context_length: int = 0
     max_context_reason: str = ""
+    dense_layers: tuple[int, ...] = ()
+    dense_size: int = 0
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
