@@ -140,8 +140,8 @@ def _architecture(config: ConfigFields, directory: Path) -> str:
     for known, one in ARCHITECTURES.items():
         if any(name in one.names for name in cast("list[Any]", names)) if isinstance(names, list) else False:
             return known
-    if not names and model_type in ARCHITECTURES:
-        return str(model_type)
+    if not names and isinstance(model_type, str) and model_type in ARCHITECTURES:
+        return model_type
     supported = ", ".join(name for one in ARCHITECTURES.values() for name in one.names)
     raise ModelUnsupported(
         f"{directory} has the unsupported architecture {names or model_type!r}. Supported: {supported}."

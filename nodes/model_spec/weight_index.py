@@ -106,6 +106,14 @@ def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) 
     Raises ModelDamaged, or ModelUnsupported for another dtype.
     """
     found = {name: (entry, file) for file, header in headers.items() for name, entry in header.items()}
+    num_experts = (spec.num_layers - len(spec.dense_layers)) * spec.num_experts
+    # Before the layers are listed: numbers that are wrong may ask for more of them than fit into memory.
+    if spec.num_layers + num_experts > len(found):
+        raise ModelDamaged(
+            f"{spec.path} has {len(found)} tensors, but its config.json asks for {spec.num_layers} layers"
+            f"{f' with {num_experts} experts in all' if num_experts else ''} (num_hidden_layers)."
+            " Download the model again, or correct config.json."
+        )
     expected = expected_shapes(spec)
     names = stored_names(expected, found)
     for name, shape in ((names[own], shape) for own, shape in expected.items()):

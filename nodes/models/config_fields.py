@@ -11,6 +11,8 @@ _DTYPES: Final = ("float32", "bfloat16", "float16")
 _STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 MAX_INTEGER: Final = 1 << 31
 _DEFAULT_CONTEXT: Final = 2048
+_MAX_LAYERS: Final = 10_000
+"""Published models have up to about 130."""
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 _NEUTRAL: Final[dict[str, Any]] = {
@@ -57,7 +59,7 @@ class ConfigFields:
         if head_dim % 2:
             raise self.damaged("head_dim", "is odd, but the rotary embedding rotates pairs")
         return {
-            "num_layers": self.integer("num_hidden_layers"),
+            "num_layers": self.num_layers,
             "hidden_size": hidden,
             "intermediate_size": self.integer("intermediate_size"),
             "num_heads": num_heads,
@@ -75,7 +77,7 @@ class ConfigFields:
         `slides` tells whether a layer slides if `layer_types` does not; None: no window is in use. A window that a
         whole context of `context_length` fits into is dropped.
         """
-        num_layers = self.integer("num_hidden_layers")
+        num_layers = self.num_layers
         kinds = self.layer_types(num_layers)
         if slides is None:
             if kinds is not None and SLIDING in kinds:
@@ -125,7 +127,8 @@ class ConfigFields:
         value: Any = self.value(key)
         if value is None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        bounded = isinstance(value, int | float) and least <= value <= min(most, sys.float_info.max)
+        if not bounded or isinstance(value, bool):
             raise self.damaged(key, f"should be a number from {least:g} to {most:g}, not {value!r}")
         return float(value)
 
@@ -143,6 +146,11 @@ class ConfigFields:
         if any(not isinstance(i, int) or isinstance(i, bool) or i < least for i in found):
             raise self.damaged(key, f"is not {what}")
         return found
+
+    @property
+    def num_layers(self) -> int:
+        """Not as many as would fill the memory with descriptions of layers. Raises ModelDamaged."""
+        return self.integer("num_hidden_layers", most=_MAX_LAYERS)
 
     @property
     def context_length(self) -> int:
@@ -164,14 +172,15 @@ class ConfigFields:
             if self.value(key) not in (None, neutral):
                 raise self.unsupported(key, f"is {self.value(key)!r}, which is not supported")
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`; `default` if absent or null. Raises ModelDamaged."""
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = MAX_INTEGER - 1) -> int:
+        """A whole number of `least` to `most`; `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < MAX_INTEGER:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             kind = "a positive integer" if least else "an integer of at least 0"
-            raise self.damaged(key, f"should be {kind}, not {value!r}")
+            bound = "" if most >= MAX_INTEGER - 1 else f" up to {most:,}"
+            raise self.damaged(key, f"should be {kind}{bound}, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -12,6 +12,7 @@ from nodes.models.errors import ModelDamaged
 from nodes.models.spec import RopeParameters
 
 _KINDS: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_MIN_TURNS: Final = 1e-9
 _STRETCHED: Final = {"yarn": "YaRN", "linear": "linear RoPE", "dynamic": "dynamic RoPE"}
 """Kinds whose factor tells how much longer a sequence may be; the factors of others are within the context that
 `max_position_embeddings` says."""
@@ -128,15 +129,20 @@ def _yarn(rope: ConfigFields, theta: float, original: int, context: int, _pairs:
     own = strength(rope.number("mscale")) / strength(rope.number("mscale_all_dim")) if both else strength(1.0)
     if not 0 < own < math.inf:
         raise rope.damaged("mscale", "and mscale_all_dim are more than can be computed with")
+    # As in transformers, 0 is as good as nothing.
+    fast, slow = (
+        rope.number(key) if rope.value(key) else usual for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
+    if not all(_MIN_TURNS < turns < 1 / _MIN_TURNS for turns in (fast, slow)):
+        raise rope.damaged("beta_fast", "or beta_slow is no number of turns that a pair can make")
     return RopeParameters(
         rope_type="yarn",
         theta=theta,
         factor=factor,
         original_context_length=original,
         attention_factor=rope.number("attention_factor", own),
-        # As in transformers, 0 is as good as nothing.
-        beta_fast=rope.number("beta_fast", 32.0) if rope.value("beta_fast") else 32.0,
-        beta_slow=rope.number("beta_slow", 1.0) if rope.value("beta_slow") else 1.0,
+        beta_fast=fast,
+        beta_slow=slow,
         truncate=truncate,
     )
 
