@@ -56,7 +56,7 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
     # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
     own = spec.within(settings.context_length or 0).quantized(settings.quantize)
-    return ModelPlan(settings, own, argument, origin, _notes(spec, dtype))
+    return ModelPlan(settings, own, argument, origin, _notes(own, dtype))
 
 
 def names_hub(model: str) -> bool:
@@ -68,6 +68,11 @@ def _notes(spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
     notes = [dtype.note] if dtype.note else []
     if said := spec.sampling_defaults.describe():
         notes.append(f"requests without sampling parameters of their own use {spec.name}'s defaults: {said}")
+    if spec.max_context_length > spec.context_length:
+        notes.append(
+            f"{spec.name} serves {spec.context_length:,} tokens, as its config.json says, and was made for up to"
+            f" {spec.max_context_length:,} ({spec.max_context_reason}): for more, use --context-length"
+        )
     return (*notes, *spec.notes)
 
 

@@ -143,10 +143,12 @@ class _Planner:
         self._origin = origin
         self._served_names = settings.served_names or (spec.name,)
         self._machine = machine
-        if settings.context_length is not None and settings.context_length > spec.context_length:
+        most = max(spec.max_context_length, spec.context_length)
+        if settings.context_length is not None and settings.context_length > most:
+            why = f" ({spec.max_context_reason})" if spec.max_context_reason else ""
             raise BadConfig(
                 f"a context of {settings.context_length} tokens cannot be served",
-                why=f"{spec.name} was made for {spec.context_length}",
+                why=f"{spec.name} was made for {most}{why}",
                 do="give a --context-length of at most that",
             )
         if settings.quantize != "none" and spec.source == "echo":

@@ -14,7 +14,13 @@ from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_d
 from nodes.model_spec.small_files import MOST_TOKENIZER_BYTES, SmallFiles, open_file
 from nodes.model_spec.template_files import TemplateFound, find_template
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG, TokenFiles, read_token_files
-from nodes.model_spec.weight_index import check_weights, find_weight_files, read_header, weights_digest
+from nodes.model_spec.weight_index import (
+    check_weights,
+    find_weight_files,
+    read_header,
+    weights_digest,
+    with_stored_head,
+)
 from nodes.models.config_fields import ConfigFields
 from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
@@ -36,6 +42,7 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
     config = _fields(SmallFiles(directory), CONFIG_FILE)
     stored = {entry.dtype for header in headers.values() for entry in header.values()}
     spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
+    spec = with_stored_head(spec, headers)
     check_weights(spec, headers)
     fingerprint = f"{spec.shape_digest().hex()}-{weights_digest(files).hex()}"
     return msgspec.structs.replace(spec, fingerprint=fingerprint)
@@ -46,10 +53,13 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     files = SmallFiles(directory)
     config, generation = _fields(files, CONFIG_FILE), _fields(files, GENERATION_FILE)
     architecture = _architecture(config, directory)
+    shape = ARCHITECTURES[architecture].describe(config)
     tokens, template = read_texts(directory)
     # By their files, the generation config's first: `vocabulary.py` adds what only the tokenizer can say.
-    ends = dict.fromkeys(generation.token_ids("eos_token_id"), GENERATION_FILE)
-    ends = ends | {i: CONFIG_FILE for i in config.token_ids("eos_token_id") if i not in ends}
+    vocab_size = shape["vocab_size"]
+    ends = dict.fromkeys(generation.token_ids("eos_token_id", vocab_size), GENERATION_FILE)
+    ends = ends | {i: CONFIG_FILE for i in config.token_ids("eos_token_id", vocab_size) if i not in ends}
+    bos_token_ids = [i for fields in (config, generation) for i in fields.token_ids("bos_token_id", vocab_size)]
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
     said_by |= {f"special_tokens.{name}": file for name, file in tokens.said_by.items()}
     return ModelSpec(
@@ -66,10 +76,10 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         added_tokens=tokens.added,
         own_ids_win=tokens.own_ids_win,
         said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
-        bos_token_id=config.token_id("bos_token_id"),
+        bos_token_id=next(iter(bos_token_ids), None),
         sampling_defaults=read_sampling_defaults(generation),
         notes=(*generation_notes(name or name_of(directory), generation),),
-        **ARCHITECTURES[architecture].describe(config),
+        **shape,
     )
 
 
@@ -109,8 +119,8 @@ def _architecture(config: ConfigFields, directory: Path) -> str:
     for known, one in ARCHITECTURES.items():
         if any(name in one.names for name in cast("list[Any]", names)) if isinstance(names, list) else False:
             return known
-    if not names and model_type in ARCHITECTURES:
-        return str(model_type)
+    if not names and isinstance(model_type, str) and model_type in ARCHITECTURES:
+        return model_type
     supported = ", ".join(name for one in ARCHITECTURES.values() for name in one.names)
     raise ModelUnsupported(
         f"{directory / CONFIG_FILE} has the unsupported architecture {names or model_type!r}. Supported: {supported}."

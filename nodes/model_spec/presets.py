@@ -51,6 +51,7 @@ def _shape(
         "head_dim": head_dim,
         "vocab_size": vocab,
         "context_length": context,
+        "max_context_length": context,
     }
 
 
@@ -141,6 +142,7 @@ _ECHO: Final = ModelSpec(
     head_dim=1,
     vocab_size=NUM_BASE_TOKENS,
     context_length=131_072,
+    max_context_length=131_072,
     dtype="float32",
     fingerprint="echo",
     eos_token_ids=_EOS_TOKEN_IDS,

@@ -14,15 +14,15 @@ import msgspec
 
 from nodes.model_spec.checkpoint_files import INDEX_FILE, SINGLE_FILE
 from nodes.model_spec.small_files import MOST_INDEX_BYTES, open_file, read_bytes
+from nodes.model_spec.tensor_names import HEAD, has_both, left_over, stored_names
 from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.models.registry import parameters
 from nodes.models.spec import ModelSpec
+from nodes.sizes import size_text
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 _NUM_SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
-_MEANINGLESS: Final = ("rotary_emb.inv_freq", "lm_head.weight")
-"""Extra tensors that are ignored: computed here, or tied to the embedding if no head is expected."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
@@ -85,14 +85,39 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {name: parameter.shape for name, parameter in parameters(spec).items()}
 
 
+def with_stored_head(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) -> ModelSpec:
+    """`spec`, but with a head of its own if one is stored beside the embedding, whatever `tie_word_embeddings` says.
+
+    As in transformers, which compares the two and ties them if they are alike. Not here: that takes reading both.
+    """
+    found = {name: entry for header in headers.values() for name, entry in header.items()}
+    if not spec.tie_word_embeddings or not has_both(found):
+        return spec
+    begin, end = found[stored_names([HEAD], found)[HEAD]].data_offsets
+    note = (
+        f"{spec.name} has a head beside its embedding, though its config.json ties them (tie_word_embeddings): the head"
+        f" is used, and takes {size_text(end - begin)} as stored, also if it is a copy of the embedding"
+    )
+    return msgspec.structs.replace(spec, tie_word_embeddings=False, notes=(*spec.notes, note))
+
+
 def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) -> None:
     """Check that exactly the expected tensors are there, in their shapes and in a floating dtype.
 
     Raises ModelDamaged, or ModelUnsupported for another dtype.
     """
     found = {name: (entry, file) for file, header in headers.items() for name, entry in header.items()}
+    num_experts = (spec.num_layers - len(spec.dense_layers)) * spec.num_experts
+    # Before the layers are listed: numbers that are wrong may ask for more of them than fit into memory.
+    if spec.num_layers + num_experts > len(found):
+        raise ModelDamaged(
+            f"{spec.path} has {len(found)} tensors, but its config.json asks for {spec.num_layers} layers"
+            f"{f' with {num_experts} experts in all' if num_experts else ''} (num_hidden_layers)."
+            " Download the model again, or correct config.json."
+        )
     expected = expected_shapes(spec)
-    for name, shape in expected.items():
+    names = stored_names(expected, found)
+    for name, shape in ((names[own], shape) for own, shape in expected.items()):
         if name not in found:
             raise ModelDamaged(
                 f"{spec.path} has no tensor {name!r}, which its config.json asks for ({len(found)} tensors found)."
@@ -109,8 +134,7 @@ def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) 
                 f"{file}: {name!r} is stored as {entry.dtype}. Quantised weights are not supported; give a"
                 " float32, bfloat16 or float16 model."
             )
-    extra = [name for name in found if name not in expected and not name.endswith(_MEANINGLESS)]
-    if extra:
+    if extra := left_over(names, found):
         named = ", ".join(map(repr, extra[:3])) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
         raise ModelDamaged(
             f"{spec.path} has tensors that its config.json does not ask for: {named}. Ignoring them would change"

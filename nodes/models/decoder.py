@@ -5,13 +5,17 @@ the order in which a layer's parts are computed. Its file names it as `ARCHITECT
 """
 
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from nodes.models.config_fields import ConfigFields
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear, parts_of
+from nodes.models.rope_fields import max_context, read_rope
 from nodes.models.spec import ModelSpec, RopeParameters
 from nodes.models.tensor_parallel import Cut
+
+Columns = Literal["inner", "dense"]
+"""Which width a feed-forward layer has, `intermediate_size` or `dense_size`, and which columns of it a rank holds."""
 
 
 class Layer(NamedTuple):
@@ -49,21 +53,27 @@ class Decoder:
         """The fields of `ModelSpec` that depend on the architecture. Raises ModelDamaged or ModelUnsupported."""
         config.require("hidden_act", None, "silu", "swish")
         bias = config.boolean("attention_bias")
-        shape = {**config.shape(cls.default_head_dim), **cls._windows(config)}
-        rope = cls._rope(config)
-        pairs = shape["head_dim"] // 2
-        # Checked here, so that the CLI reports it, not torch when a worker loads shapes that it cannot multiply.
-        if any(len(divisors) not in (0, pairs) for divisors in (rope.divisors, rope.short_divisors)):
-            raise config.damaged("rope_parameters", f"must have one factor for each of the {pairs} pairs of a head")
-        return {**shape, "rope": rope, "qkv_bias": bias, "o_bias": bias}
+        shape = config.shape(cls.default_head_dim)
+        rope = cls._rope(config, shape["head_dim"])
+        most, reason = max_context(rope, config.context_length)
+        return {
+            **shape,
+            **cls._windows(config, most),
+            "rope": rope,
+            "max_context_length": most,
+            "max_context_reason": reason,
+            "qkv_bias": bias,
+            "o_bias": bias,
+        }
 
     @classmethod
-    def _rope(cls, config: ConfigFields) -> RopeParameters:
-        return config.rope()
+    def _rope(cls, config: ConfigFields, head_dim: int) -> RopeParameters:
+        return read_rope(config, head_dim)
 
     @classmethod
-    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
-        return config.windows(None)
+    def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
+        """The window, if a context of `context_length`, the most that is served, is longer than it."""
+        return config.windows(None, context_length)
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -132,13 +142,15 @@ class Decoder:
         query = spec.num_heads * spec.head_dim
         return linear(f"{prefix}o_proj", spec.hidden_size, query, Cut(1, "heads"), bias=spec.o_bias)
 
-    def _gated(self, prefix: str) -> Gated:
+    def _gated(self, prefix: str, by: Columns = "inner") -> Gated:
         spec = self.spec
-        size = spec.intermediate_size, spec.hidden_size, Cut(0, "inner")
+        size = self._width(by), spec.hidden_size, Cut(0, by)
         gate, up = (linear(f"{prefix}{name}_proj", *size, bias=spec.mlp_bias) for name in ("gate", "up"))
         return Gated(gate, up)
 
-    def _down(self, prefix: str) -> Linear:
+    def _down(self, prefix: str, by: Columns = "inner") -> Linear:
         spec = self.spec
-        size = spec.hidden_size, spec.intermediate_size, Cut(1, "inner")
-        return linear(f"{prefix}down_proj", *size, bias=spec.mlp_bias)
+        return linear(f"{prefix}down_proj", spec.hidden_size, self._width(by), Cut(1, by), bias=spec.mlp_bias)
+
+    def _width(self, by: Columns) -> int:
+        return self.spec.dense_size if by == "dense" else self.spec.intermediate_size

@@ -7,10 +7,14 @@ are scaled up, gates are GELU.
 from typing import Any, Final, NamedTuple
 
 from nodes.models.config_fields import FULL, SLIDING, ConfigFields
-from nodes.models.decoder import Decoder, Layer
+from nodes.models.decoder import Columns, Decoder, Layer
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Embedding, Gated, Norm, Parameter
+from nodes.models.rope_fields import LayerKind, read_rope
 from nodes.models.spec import RopeParameters
+
+_FULL: Final = LayerKind(FULL, "rope_theta", 1e6)
+_SLIDING: Final = LayerKind(SLIDING, "rope_local_base_freq", 1e4)
 
 
 class GemmaLayer(NamedTuple):
@@ -33,28 +37,27 @@ class Gemma3(Decoder):
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
         """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         config.require("hidden_activation", None, "gelu_pytorch_tanh")
+        shape = super().describe(config)
         return {
-            **super().describe(config),
-            "sliding_rope": cls._sliding_rope(config),
+            **shape,
+            "sliding_rope": read_rope(config, shape["head_dim"], _SLIDING),
+            # As in vLLM: `max_position_embeddings` of these models has been multiplied already.
+            "max_context_length": config.context_length,
+            "max_context_reason": "",
             "qk_norm": "head",
             "attention_scale": config.number("query_pre_attn_scalar", 256.0) ** -0.5,
             "tie_word_embeddings": config.boolean("tie_word_embeddings", default=True),
         }
 
     @classmethod
-    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
+    def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
         every = config.integer("sliding_window_pattern", 6)
-        return config.windows(lambda layer: (layer + 1) % every > 0, if_wide=True)
+        # However wide: sliding layers differ in their rotary embedding, too.
+        return config.windows(lambda layer: (layer + 1) % every > 0)
 
     @classmethod
-    def _rope(cls, config: ConfigFields) -> RopeParameters:
-        return config.rope(FULL, default_theta=1e6)
-
-    @classmethod
-    def _sliding_rope(cls, config: ConfigFields) -> RopeParameters:
-        if config.value("rope_parameters"):
-            return config.rope(SLIDING)
-        return RopeParameters(theta=config.number("rope_local_base_freq", 10_000.0))
+    def _rope(cls, config: ConfigFields, head_dim: int) -> RopeParameters:
+        return read_rope(config, head_dim, _FULL)
 
     def _layer(self, index: int, prefix: str) -> GemmaLayer:
         hidden = self.spec.hidden_size
@@ -75,8 +78,8 @@ class Gemma3(Decoder):
     def _embedding(self, weight: Parameter) -> Embedding:
         return Embedding(weight, self.spec.hidden_size**0.5)
 
-    def _gated(self, prefix: str) -> Gated:
-        return super()._gated(prefix)._replace(activation="gelu_tanh")
+    def _gated(self, prefix: str, by: Columns = "inner") -> Gated:
+        return super()._gated(prefix, by)._replace(activation="gelu_tanh")
 
 
 ARCHITECTURE: Final = Gemma3

@@ -13,13 +13,13 @@ class Mistral(Decoder):
     model_type = "mistral"
 
     @classmethod
-    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
+    def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
         slides = config.has_window()
-        num_layers = config.integer("num_hidden_layers")
+        num_layers = config.num_layers
         # transformers ignores layer_types here: if they contradict sliding_window, the intent is unknown.
         if config.layer_types(num_layers) not in (None, [SLIDING if slides else FULL] * num_layers):
             raise config.unsupported("layer_types", "and sliding_window contradict each other")
-        return config.windows((lambda _: True) if slides else None)
+        return config.windows((lambda _: True) if slides else None, context_length)
 
 
 ARCHITECTURE: Final = Mistral

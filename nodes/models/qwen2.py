@@ -18,11 +18,11 @@ class Qwen2(Decoder):
         return {**super().describe(config), "qkv_bias": True, "o_bias": False}
 
     @classmethod
-    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
+    def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
         if not config.boolean("use_sliding_window") or not config.has_window():
-            return config.windows(None)
+            return config.windows(None, context_length)
         first = config.integer("max_window_layers", 28, least=0)
-        return config.windows(lambda layer: layer >= first)
+        return config.windows(lambda layer: layer >= first, context_length)
 
 
 ARCHITECTURE: Final = Qwen2

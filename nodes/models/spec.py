@@ -17,10 +17,11 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary embedding: `linear` divides all frequencies by `factor`, `llama3` only the low ones, with a smooth
     transition; so does `yarn` (Peng et al. 2023), by their turns in the original context; `longrope` (Ding et al. 2024)
     divides each by its own entry of `divisors`, or of `short_divisors` if the model's context is longer than the
-    original one but no more than the original is requested. `attention_factor` multiplies cosines and sines.
+    original one but no more than the original is requested. `dynamic` has all frequencies, of `longest_theta` in place
+    of `theta` if more than the context of config.json is requested. `attention_factor` multiplies cosines and sines.
     """
 
-    rope_type: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     theta: float = 10_000.0
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -32,6 +33,7 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     divisors: tuple[float, ...] = ()
     short_divisors: tuple[float, ...] = ()
+    longest_theta: float = 0.0
 
 
 class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,9 @@ class AddedText(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One model: its shape as in `config.json`, its ids and texts, and the absolute paths of its files.
 
+    `context_length` is what config.json says, or the longer one that was requested (`within`). `max_context_length` is
+    the most that may be requested (0: that of config.json), `max_context_reason` why it is more: `YaRN: 64 × 4`.
+
     `dtype` is the checkpoint's dtype. The worker computes in it unless configured otherwise, except for float16, which
     it never computes in (`compute_dtype`). `sampling_defaults` come from `generation_config.json`. `notes` are
     sentences for whoever starts the model: what of its files is left out, or costs something. `eos_token_ids` come from
@@ -78,7 +83,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `attention_scale` multiplies the scores (0: `head_dim ** -0.5`). With `num_experts`, a position's feed-forward layer
     is `experts_per_token` of that many experts, each `intermediate_size` wide, weighted by their shares in the router's
-    softmax (`norm_topk_prob`: scaled to sum to one). `sliding_rope` is for sliding layers, if theirs differs.
+    softmax (`norm_topk_prob`: scaled to sum to one), except in the layers `dense_layers`, which have none and are
+    `dense_size` wide. `sliding_rope` is for sliding layers, if theirs differs.
 
     With `quantization` set to `int8`, weights are rounded to int8 when they are loaded (`quantized`).
 
@@ -128,6 +134,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     notes: tuple[str, ...] = ()
     quantization: Quantization = "none"
+    max_context_length: int = 0
+    max_context_reason: str = ""
+    dense_layers: tuple[int, ...] = ()
+    dense_size: int = 0
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -144,16 +154,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def within(self, context_length: int) -> "ModelSpec":
         """The model for sequences of at most `context_length` tokens, as the user requested (0: no request).
 
-        Within its original context a model with LongRoPE has other divisors, and so another fingerprint: its keys are
-        rotated differently. Only a request selects them. A context length derived from free memory must not, or the
-        same command would give other texts on a machine with less memory.
+        A context above config.json's is served up to `max_context_length`. A model with LongRoPE has other divisors
+        within its original context, and one with dynamic RoPE another base beyond config.json's, so both have another
+        fingerprint then: their keys are rotated differently. Only a request selects them. A context length derived from
+        free memory must not, or the same command would give other texts on a machine with less memory.
         """
-        rope = self.rope
+        rope, longer = self.rope, min(context_length, self.max_context_length)
+        if longer > self.context_length:
+            spec = msgspec.structs.replace(self, context_length=longer)
+            if not rope.longest_theta:
+                return spec
+            return _rotated(spec, "long", theta=rope.longest_theta, longest_theta=0.0)
         if not rope.short_divisors or not 0 < context_length <= rope.original_context_length:
             return self
         # `attention_factor` stays: transformers, too, takes it from the config alone, whatever the length of a call.
-        rope = msgspec.structs.replace(rope, divisors=rope.short_divisors, short_divisors=())
-        return msgspec.structs.replace(self, rope=rope, fingerprint=f"{self.fingerprint}-short")
+        return _rotated(self, "short", divisors=rope.short_divisors, short_divisors=())
 
     def compute_dtype(self, dtype: str = "auto") -> str:
         """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError).
@@ -196,5 +211,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, named_templates=(),
             special_tokens={}, added_tokens=(), own_ids_win=False, said_by={}, weight_files=(), eos_token_ids=(),
             bos_token_id=None, echo=EchoTimings(), dtype="", sampling_defaults=SamplingDefaults(), notes=(),
+            max_context_reason="",
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()
+
+
+def _rotated(spec: ModelSpec, name: str, **changes: object) -> ModelSpec:
+    rope = msgspec.structs.replace(spec.rope, **changes)
+    return msgspec.structs.replace(spec, rope=rope, fingerprint=f"{spec.fingerprint}-{name}")

@@ -29,6 +29,8 @@ class Shape(Protocol):
     @property
     def intermediate_size(self) -> int: ...  # noqa: D102
     @property
+    def dense_size(self) -> int: ...  # noqa: D102
+    @property
     def vocab_size(self) -> int: ...  # noqa: D102
     @property
     def qk_norm(self) -> str: ...  # noqa: D102
@@ -38,7 +40,7 @@ class Cut(NamedTuple):
     """Dimension `dim` of a tensor is divided among the ranks, each holding the range `by` of its `Shard`."""
 
     dim: int
-    by: Literal["heads", "kv_heads", "inner", "vocab"]
+    by: Literal["heads", "kv_heads", "inner", "dense", "vocab"]
 
 
 class Part(NamedTuple):
@@ -50,8 +52,8 @@ class Part(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What rank `rank` of `size` holds: query heads, KV heads, columns of the feed-forward layer, rows of the (padded)
-    vocabulary, each as indices of the whole model.
+    """What rank `rank` of `size` holds: query heads, KV heads, columns of the feed-forward layer (`dense`: of one
+    without experts, if others have some), rows of the (padded) vocabulary, each as indices of the whole model.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class Shard(NamedTuple):
     heads: range
     kv_heads: range
     inner: range
+    dense: range
     vocab: range
 
     @property
@@ -98,6 +101,7 @@ def shard_of(shape: Shape, rank: int = 0, size: int = 1) -> Shard:
         heads=_share(shape.num_heads, rank, size),
         kv_heads=held_heads(rank, size, shape.num_kv_heads),
         inner=_share(shape.intermediate_size, rank, size),
+        dense=_share(shape.dense_size, rank, size),
         vocab=range(rank * vocab, (rank + 1) * vocab),
     )
 
@@ -112,7 +116,12 @@ def _problem(shape: Shape, size: int) -> str:
         return f"a group has 1 to {MAX_TP_SIZE} ranks"
     if size > 1 and shape.qk_norm == "all":
         return "its query and key norms go over all heads"
-    for count, what in ((shape.num_heads, "attention heads"), (shape.intermediate_size, "feed-forward columns")):
+    columns = "feed-forward columns"
+    for count, what in (
+        (shape.num_heads, "attention heads"),
+        (shape.intermediate_size, columns),
+        (shape.dense_size, columns),
+    ):
         if count % size:
             return f"its {count} {what} cannot be divided evenly"
     try:

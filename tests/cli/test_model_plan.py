@@ -11,9 +11,12 @@ from cli.plan import model as model_plan
 from cli.plan.compute_dtype import choose_dtype
 from cli.plan.model import plan_model
 from cli.plan.settings import Settings
+from cli.plan.topology import plan_topology
 from cli.supervisor.progress import Progress
 from nodes.model_spec import resolve_model
 from nodes.sizes import size_text
+from tests.cli.launches import MACHINE, configs
+from tests.cli.refused import refused
 from tests.nodes.checkpoints import LLAMA, write_model
 
 ECHO = resolve_model("echo")
@@ -61,6 +64,31 @@ def test_what_a_checkpoint_asks_for_is_said(tmp_path, monkeypatch):
     assert left_out == "half asks for typical_p 0.9, which is not supported and left out"
     monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "none")
     assert planned(tmp_path, model=str(directory))[0].settings.dtype == "float32"
+
+
+YARN = LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+
+
+def test_a_longer_context_is_told_of_served_and_bounded(tmp_path):
+    directory = str(write_model(tmp_path / "m", YARN))
+    plan, _ = planned(tmp_path, model=directory)
+    words = "m serves 64 tokens, as its config.json says, and was made for up to 256 (YaRN: 64 × 4)"
+    assert plan.notes == (f"{words}: for more, use --context-length",)
+    assert planned(tmp_path, model=directory, context_length=256)[0].notes == ()
+
+    def topology(context_length):
+        plan, _ = planned(tmp_path, model=directory, context_length=context_length, mixed=1)
+        return plan_topology(plan.settings, plan.spec, plan.argument, MACHINE)
+
+    assert str(topology(None).context) == "KV: 16,384 tokens; context 64"
+    longest = topology(256)
+    assert str(longest.context) == "KV: 16,384 tokens; context 256"
+    (worker,) = configs(longest, "worker")
+    assert worker.spec().context_length == 256, "its limits are made from this"
+    served = [configs(longest, role)[0].context_length for role in ("gateway", "tokenizer", "scheduler", "worker")]
+    assert served == [256] * 4
+    with refused(BadConfig, "context of 257 tokens", why="m was made for 256 (YaRN: 64 × 4)"):
+        topology(257)
 
 
 def test_models_are_found_from_anywhere(tmp_path, monkeypatch):

@@ -126,6 +126,23 @@ def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> No
             resolve_model(str(directory))
 
 
+def test_minus_one_is_no_token_and_none_is_beyond_the_vocabulary(tmp_path: Path) -> None:
+    config = LLAMA | {"bos_token_id": -1, "eos_token_id": [-1, 5]}
+    directory = write_model(tmp_path, config)
+    spec = resolve_model(str(directory))
+    assert (spec.bos_token_id, spec.eos_token_ids) == (None, (5,))
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({"bos_token_id": -1, "eos_token_id": -1}))
+    assert resolve_model(str(directory)) == spec
+    for key in ("bos_token_id", "eos_token_id"):
+        for ids in (300, [4, 301]):
+            path.write_text(json.dumps({key: ids}))
+            with pytest.raises(
+                ModelDamaged, match=rf"generation_config.json: {key} is 30\d, but vocab_size is 300.*Down"
+            ):
+                resolve_model(str(directory))
+
+
 def test_a_snapshot_in_a_hub_cache_is_called_by_its_repository(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "models--org--my--model" / "snapshots" / "0123abcd", LLAMA)
     assert resolve_model(str(directory)).name == "org/my--model"
@@ -213,7 +230,14 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
         ({"layer_types": ["chunked_attention"] * 2}, ModelUnsupported, "layer_types"),
         ({"layer_types": "full_attention"}, ModelUnsupported, "layer_types"),
         ({"layer_types": ["full_attention"]}, ModelDamaged, "1 entries for 2 layers"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ModelUnsupported, "dynamic"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, ModelDamaged, "factor"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 1e300}}, ModelDamaged, r"factor is 1e\+300"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2}, "head_dim": 2},
+            ModelUnsupported,
+            "heads of 2 numbers",
+        ),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, ModelUnsupported, "mrope"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, ModelDamaged, "factor"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": 1}}, ModelDamaged, "truncate"),
         (
@@ -235,7 +259,10 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
         ({"rms_norm_eps": "x"}, ModelDamaged, "rms_norm_eps"),
         ({"tie_word_embeddings": 1}, ModelDamaged, "tie_word_embeddings"),
         ({"eos_token_id": "x"}, ModelDamaged, "eos_token_id"),
-        ({"eos_token_id": [1, -1]}, ModelDamaged, "eos_token_id"),
+        ({"eos_token_id": [1, -2]}, ModelDamaged, "eos_token_id"),
+        ({"bos_token_id": -2}, ModelDamaged, "bos_token_id is not a token id"),
+        ({"bos_token_id": 300}, ModelDamaged, "config.json: bos_token_id is 300, but vocab_size is 300"),
+        ({"eos_token_id": [1, 10**400]}, ModelDamaged, "eos_token_id is 1"),
         ({"vocab_size": 301}, ModelDamaged, "embed_tokens.*shape"),
         ({"num_hidden_layers": 3}, ModelDamaged, "no tensor 'model.layers.2"),
         ({"tie_word_embeddings": False}, ModelDamaged, "no tensor 'lm_head"),
@@ -337,7 +364,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(ModelDamaged, match="safetensors"):
         resolve_model(str(directory))
     shapes = expected_shapes(fake_spec(LLAMA))
-    write_safetensors(weights, shapes | {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,), "lm_head.weight": (1,)})
+    write_safetensors(weights, shapes | {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)})
     resolve_model(str(directory))
     layer = "model.layers.1.self_attn."
     write_safetensors(weights, shapes | dict.fromkeys([f"{layer}{name}_proj.bias" for name in "qkvo"], (16,)))

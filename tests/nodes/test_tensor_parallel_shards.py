@@ -21,6 +21,7 @@ class Shape(NamedTuple):
     head_dim: int = 8
     name: str = "shape"
     qk_norm: str = ""
+    dense_size: int = 0
 
 
 SHAPES = st.builds(

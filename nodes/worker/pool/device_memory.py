@@ -66,7 +66,7 @@ def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_dra
     heads = shard.num_heads * spec.head_dim
     joint = heads + 2 * shard.num_kv_heads * spec.head_dim
     attention = 2 * spec.hidden_size + joint + heads
-    feed_forward = 2 * spec.hidden_size + 3 * len(shard.inner)
+    feed_forward = 2 * spec.hidden_size + 3 * max(len(shard.inner), len(shard.dense))
     if spec.num_experts:
         # The rows of one expert, its results, and the float32 sum over all experts.
         feed_forward += 5 * spec.hidden_size

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nodes.model_spec import ModelSpec
+from nodes.model_spec.tensor_names import stored_names
 from nodes.model_spec.weight_index import expected_shapes
 from nodes.models.tensor_parallel import Part
 from nodes.worker.errors import WeightsUnfit
@@ -48,6 +49,7 @@ class SafetensorsWeights(WeightSource):
                     f"{path} cannot be opened as safetensors: {error}. Download the model again."
                 ) from error
             self._files |= dict.fromkeys(cast("list[str]", file.keys()), file)
+        self._names = stored_names(self._shapes, self._files)
         self._directory = str(Path(spec.weight_files[0]).parent)
 
     @override
@@ -59,17 +61,18 @@ class SafetensorsWeights(WeightSource):
         return padded_part(self._checked(name, self._read(name, part)), part).to(self._dtype)
 
     def _read(self, name: str, part: Part | None) -> Tensor:
-        if name not in self._files:
+        stored = self._names.get(name, name)
+        if stored not in self._files:
             raise WeightsUnfit(
-                f"{self._directory} has no tensor {name!r}, which its config.json asks for. Download the model again."
+                f"{self._directory} has no tensor {stored!r}, which its config.json asks for. Download the model again."
             )
-        file = self._files[name]
+        file = self._files[stored]
         try:
             if part is None:
-                whole = cast("Tensor", file.get_tensor(name))
+                whole = cast("Tensor", file.get_tensor(stored))
                 self._check_shape(name, tuple(whole.shape))
                 return whole
-            found = cast("Any", file.get_slice(name))
+            found = cast("Any", file.get_slice(stored))
             shape = self._check_shape(name, tuple(cast("list[int]", found.get_shape())))
             begin, end = (min(index, shape[part.dim]) for index in (part.begin, part.end))
             return cast("Tensor", found[begin:end] if part.dim == 0 else found[:, begin:end])

@@ -1,0 +1,49 @@
+"""Which tensors of a folder are a model's head and embedding: told by the names in its files, as in transformers 5."""
+
+from pathlib import Path
+
+import pytest
+
+from nodes.model_spec import ModelDamaged, ModelSpec, resolve_model
+from nodes.model_spec.weight_index import expected_shapes
+from tests.nodes.checkpoints import LLAMA, fake_spec, write_model, write_safetensors
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def with_tensors(directory: Path, *, tied: bool, leaves_out: str = "", **extra: tuple[int, ...]) -> ModelSpec:
+    """A Llama with both head and embedding, less what is left out."""
+    write_model(directory, LLAMA | {"tie_word_embeddings": tied})
+    shapes = expected_shapes(fake_spec(LLAMA | {"tie_word_embeddings": False})) | extra
+    write_safetensors(directory / "model.safetensors", {name: shapes[name] for name in shapes if name != leaves_out})
+    return resolve_model(str(directory))
+
+
+def test_a_head_that_is_stored_is_used_whatever_the_flag_says(tmp_path: Path) -> None:
+    spec = with_tensors(tmp_path / "both", tied=True)
+    assert not spec.tie_word_embeddings
+    assert HEAD in expected_shapes(spec)
+    # 300 rows of 16 float32.
+    (note,) = spec.notes
+    assert note.startswith("both has a head beside its embedding")
+    assert "takes 19.2 kB as stored" in note
+    plain = with_tensors(tmp_path / "plain", tied=False)
+    assert not plain.notes
+    assert spec.fingerprint == plain.fingerprint, "the same model"
+
+
+def test_one_of_the_two_serves_as_both_if_the_flag_says_so(tmp_path: Path) -> None:
+    specs = [with_tensors(tmp_path / name, tied=True, leaves_out=name) for name in (HEAD, EMBEDDING)]
+    assert [spec.tie_word_embeddings for spec in specs] == [True, True]
+    assert not any(spec.notes for spec in specs)
+    assert specs[0].fingerprint != specs[1].fingerprint
+    for name in (HEAD, EMBEDDING):
+        with pytest.raises(ModelDamaged, match=f"no tensor '{name}'"):
+            with_tensors(tmp_path / "m", tied=False, leaves_out=name)
+
+
+def test_a_head_of_another_shape_is_refused_in_any_place(tmp_path: Path) -> None:
+    shape = {HEAD: (301, 16)}
+    for leaves_out in ("", EMBEDDING):
+        with pytest.raises(ModelDamaged, match=rf"'{HEAD}' has shape \[301, 16\]"):
+            with_tensors(tmp_path / "m", tied=True, leaves_out=leaves_out, **shape)
