@@ -15,9 +15,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from site import getsitepackages, getusersitepackages
 from typing import Final, NamedTuple
 
 from cli.supervisor.processes import Process
+from nodes.worker.environment import TORCH_ENVIRONMENT
 
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -144,6 +146,27 @@ def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], envi
     pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions, setsid=True)
     # It cannot have been reaped yet: only the event loop's own callbacks do that.
     return Process.of(pid)
+
+
+def actor_environment(num_threads: int) -> dict[str, str]:
+    """Environment of all actors: threads do not spin on each other's cores, and the zygote, which forks, has none."""
+    root = str(Path(__file__).parents[2])
+    # A checkout that is not installed: its root is on the path because `python -m cli` was run in it.
+    is_checkout = root in map(os.path.abspath, sys.path) and root not in (*getsitepackages(), getusersitepackages())
+    return {
+        **TORCH_ENVIRONMENT,
+        "TOKENIZERS_PARALLELISM": "false",
+        **os.environ,
+        # Otherwise `-m` imports a mesh.py or random.py of the working directory instead of our module or the library's.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (root if is_checkout else "", os.environ.get("PYTHONPATH")))),
+        # After `os.environ`: with more, importing numpy would start threads in the zygote, which then could not fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(num_threads),
+        "PYTHONUNBUFFERED": "1",
+        # Their logs are files, which `meshctl logs` reads and puts in order.
+        "KVMESH_LOG_FORMAT": "json",
+    }
 
 
 def become_subreaper() -> None:

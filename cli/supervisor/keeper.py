@@ -4,7 +4,6 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from typing import Final, assert_never
@@ -16,8 +15,9 @@ from cli.plan.keys import links_note
 from cli.plan.settings import Settings
 from cli.plan.topology import ActorLaunch, Topology
 from cli.protocol import ActorList, ActorStatus
-from cli.supervisor.children import Children, spawn_process
+from cli.supervisor.children import Children, actor_environment, spawn_process
 from cli.supervisor.exits import Exits
+from cli.supervisor.log_files import LastLines
 from cli.supervisor.manifest_file import ManifestFile
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import Process
@@ -54,7 +54,6 @@ from mesh.supervision.events import (
     Terminate,
     Tick,
 )
-from nodes.worker.environment import TORCH_ENVIRONMENT
 
 _NOWHERE = Endpoint("", "")
 _SECRET_FD: Final = 4
@@ -102,6 +101,7 @@ class ProcessKeeper:
         self._launches = {launch.actor_id: launch for launch in topology.actors}
         self._processes: dict[str, ProcessRecord] = {}
         self._since: dict[str, float] = {}
+        self._last_lines: dict[str, LastLines] = {}
         self._released: set[Address] = set()
         self._drained: dict[str, int] = {}
         self.manifest = ManifestFile(directory, record)
@@ -266,6 +266,7 @@ class ProcessKeeper:
             self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
             return
         log = self.directory.log(launch.actor_id)
+        self._last_lines[launch.actor_id] = LastLines(log)
         if launch.start == "fork":
             run = RoleRun(
                 mesh=self.directory.mesh,
@@ -328,6 +329,8 @@ class ProcessKeeper:
         error = self.directory.take_error(address)
         end = self._exits.read(status)
         reason = end.text if error is None else error.message
+        if error is None and status and self.core.watches[address.actor_id].ready_since is None:
+            reason = self._last_lines[address.actor_id].added_to(reason)
         fatal = status in FATAL_EXITS
         if fatal and not self.core.was_ready:
             self._failure_code = ExitCode(status)
@@ -363,21 +366,6 @@ class ProcessKeeper:
 def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:
     """The arguments of `meshctl` that run one actor, without `--config`."""
     return ["run", launch.role, "--name", mesh, "--actor-id", launch.actor_id, "--epoch", str(epoch)]
-
-
-def actor_environment(num_threads: int) -> dict[str, str]:
-    """Environment of all actors: threads do not spin on each other's cores, and the zygote, which forks, has none."""
-    return {
-        **TORCH_ENVIRONMENT,
-        "TOKENIZERS_PARALLELISM": "false",
-        **os.environ,
-        # After `os.environ`: with more, importing numpy would start threads in the zygote, which then could not fork.
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": str(num_threads),
-        "PYTHONUNBUFFERED": "1",
-        # Their logs are files, which `meshctl logs` reads and puts in order.
-        "KVMESH_LOG_FORMAT": "json",
-    }
 
 
 def _notes(member: Member) -> list[str]:

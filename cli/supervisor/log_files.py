@@ -17,6 +17,8 @@ _CHECK_INTERVAL_S: Final = 10.0
 _BLOCK_BYTES: Final = 1 << 16
 _MAX_BYTES: Final = 1 << 20
 """Limit of one answer: while the supervisor reads, its own heartbeats wait."""
+_NUM_LAST_LINES: Final = 3
+_MAX_LAST_CHARS: Final = 400
 _UNNAMED: Final = (SUPERVISOR, ZYGOTE)
 """Actors whose log files do not name the host."""
 
@@ -42,6 +44,25 @@ def rotate(folder: Path, max_bytes: int) -> list[Path]:
         with path.open("r+b") as file:
             file.truncate(0)
     return full
+
+
+class LastLines:
+    """The last lines that a process wrote to its log. Made before the process starts: earlier lines are another's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = _size(path)
+
+    def added_to(self, text: str) -> str:
+        """`text`, with those lines if there are any."""
+        size = _size(self._path)
+        # A file that was cut since begins anew.
+        start = max(self._place if self._place <= size else 0, size - _BLOCK_BYTES)
+        lines = [line.strip() for line in _read(self._path, start, _BLOCK_BYTES).decode(errors="replace").splitlines()]
+        # An actor's JSON says nothing of a crash, and goes to people and peers who may not read the log.
+        found = " | ".join([line for line in lines if line.strip("^~") and not line.startswith("{")][-_NUM_LAST_LINES:])
+        shown = found if len(found) <= _MAX_LAST_CHARS else f"...{found[-_MAX_LAST_CHARS:]}"
+        return f"{text} (last lines: {shown})" if shown else text
 
 
 class LogFolder:

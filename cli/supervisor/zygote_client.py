@@ -21,6 +21,7 @@ import msgspec
 
 from cli.supervisor.children import Children, spawn_process
 from cli.supervisor.exits import Exit, Exits
+from cli.supervisor.log_files import LastLines
 from cli.supervisor.processes import Process
 from cli.supervisor.role import RoleRun
 from cli.supervisor.zygote import (
@@ -78,6 +79,7 @@ class ZygoteClient:
         self._on_death = on_death
         self._modules = modules
         self._log = log
+        self._last_lines = LastLines(log)
         self._supervisor_fd = supervisor_fd
         self._environment = environment
         self._timeout_s = timeout_s
@@ -99,6 +101,7 @@ class ZygoteClient:
         # Nothing is started while unreported forks of the last one are being killed: new ones would look the same.
         if self._serving is not None or self._ending is not None:
             return
+        self._last_lines = LastLines(self._log)
         here, there = _channel()
         with there:
             # `there` is closed here at once: a side sees the other one's end only if it holds no copy of it.
@@ -240,8 +243,9 @@ class ZygoteClient:
         await self._children.end_unwatched(0.0)
         self._ending = None
         self._serving, self._spare = self._spare, None
+        reason = self._last_lines.added_to(f"the zygote ended: {end.text}, see {self._log}")
         for _, _, on_failed in lost.values():
-            on_failed(f"the zygote ended: {end.text}, see {self._log}", end.foreign)
+            on_failed(reason, end.foreign)
         if self._serving is not None and self._serving.ready:
             self._serve(self._serving)
         elif end.foreign or self._waiting:

@@ -4,11 +4,13 @@ import signal
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
+from cli.supervisor import children as children_module
 from cli.supervisor import processes
-from cli.supervisor.children import Children, spawn_process
+from cli.supervisor.children import Children, actor_environment, spawn_process
 from cli.supervisor.processes import Process
 
 
@@ -152,3 +154,31 @@ async def test_the_unwatched_are_ended_with_what_they_leave(children, tmp_path):
     await children.end_unwatched(0.0)
     assert own_children() == []
     assert not dead.done()
+
+
+@pytest.mark.parametrize("given", ["", "/elsewhere"])
+def test_actors_find_the_modules_of_a_checkout_and_none_of_the_working_directory(monkeypatch, tmp_path, given):
+    root = str(Path(children_module.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", given)
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    monkeypatch.chdir(root)
+    environment = actor_environment(1)
+    assert environment["PYTHONPATH"] == os.pathsep.join(filter(None, [root, given]))
+    (tmp_path / "cli.py").touch()
+    program = "import cli.supervisor.children as found; print(found.__file__)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert ran.stdout.strip() == children_module.__file__
+
+
+def test_what_is_installed_is_not_put_before_the_standard_library(monkeypatch):
+    root = str(Path(children_module.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", [root])
+    monkeypatch.setattr(children_module, "getsitepackages", lambda: [root])
+    assert not actor_environment(1)["PYTHONPATH"]
+    monkeypatch.undo()
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", ["/bin"])
+    assert not actor_environment(1)["PYTHONPATH"], "an importer of the installation finds them"

@@ -11,6 +11,7 @@ import pytest
 from cli.supervisor import zygote_client
 from cli.supervisor.children import Children
 from cli.supervisor.exits import Exits
+from cli.supervisor.log_files import LastLines
 from cli.supervisor.processes import Process
 from cli.supervisor.role import RoleRun
 from cli.supervisor.zygote import Forked, ForkFailed, ZygoteReady
@@ -32,6 +33,7 @@ PROGRAMS = {
     "listens": "channel.send(READY)\nwhile channel.recv(65536): pass\n",
     "is asked": IS_ASKED,
     "exits": "sys.exit(3)\n",
+    "cannot import": "print('{}\\n\\n1\\n2')\ndef fail(): raise ImportError('no ' + 600 * 'x')\nfail()\n",
     "exits when asked": IS_ASKED + "sys.exit(3)\n",
     "leaves a child": IS_ASKED + "if os.fork() == 0:\n    time.sleep(600)\n",
     "hangs": "time.sleep(600)\n",
@@ -120,6 +122,26 @@ async def test_one_that_dies_fails_its_requests_and_the_next_starts_another(clie
     assert "exit 3" in await fork(client, tmp_path)
     assert client.pids == []
     assert "exit 3" in await fork(client, tmp_path)
+
+
+@zygote("exits", "cannot import")
+async def test_the_last_lines_of_its_log_are_told_and_no_earlier_ones(client, tmp_path):
+    client._log.write_text("of an earlier one\n")
+    for _ in range(2):
+        reason = await fork(client, tmp_path)
+        told = f"the zygote ended: exit {{0}}, see {client._log}"
+        assert reason in (told.format(3), f"{told.format(1)} (last lines: ...{400 * 'x'})")
+
+
+async def test_last_lines_are_few_and_none_of_an_actors_own(tmp_path):
+    log = tmp_path / "x.log"
+    last = LastLines(log)
+    assert last.added_to("exit 1") == "exit 1", "nothing was written"
+    log.write_text('before\n  File "a.py", line 1\n    import b\n    ^^^^^^^^\n\nImportError: no b\n{"event": "x"}\n')
+    assert last.added_to("exit 1") == 'exit 1 (last lines: File "a.py", line 1 | import b | ImportError: no b)'
+    last = LastLines(log)
+    log.write_text("cut, then this\n")
+    assert last.added_to("exit 1") == "exit 1 (last lines: cut, then this)"
 
 
 async def test_a_killed_zygote_is_followed_by_its_spare_and_that_one_has_a_spare_too(client, tmp_path, deaths):
