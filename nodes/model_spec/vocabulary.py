@@ -2,17 +2,9 @@
 
 from tokenizers import AddedToken, Tokenizer
 
-from mesh.wire.message import Part
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.models.errors import ModelDamaged
-from nodes.models.spec import ModelSpec
-
-
-class VocabularyFacts(Part, frozen=True):
-    """What only a loaded tokenizer says: how many ids it has, and the id of the `eos_token` that its files name."""
-
-    num_tokens: int
-    eos_token_id: int | None = None
+from nodes.models.spec import ModelSpec, VocabularyFacts
 
 
 def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:
