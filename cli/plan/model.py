@@ -17,6 +17,8 @@ from cli.supervisor.processes import on_signals
 from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, resolve_model
 from nodes.model_spec.directory import read_template_file
+from nodes.tokenizer.checking import TextFacts, check_texts
+from nodes.tokenizer.errors import Overloaded, TemplateError
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _SHORT_COMMIT: Final = 12
@@ -42,7 +44,7 @@ class ModelPlan(NamedTuple):
 
 def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> ModelPlan:
     """Find the model, or with `fetches` fetch it. Raises BadModel, BadConfig, or without `fetches` ModelNotHere."""
-    template = _check_template(settings.chat_template)
+    template = _template_path(settings.chat_template)
     argument, origin = _locate(settings.model, progress, fetches=fetches)
     try:
         spec = resolve_model(argument)
@@ -52,11 +54,12 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
             why=error.message,
             do="correct it, or give another with --model (`meshctl models` lists those that need no files)",
         ) from error
+    facts = _check_texts(settings.model, spec, settings.chat_template)
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
     # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
     own = spec.within(settings.context_length or 0).quantized(settings.quantize)
-    return ModelPlan(settings, own, argument, origin, _notes(spec, dtype))
+    return ModelPlan(settings, own, argument, origin, (*_notes(spec, dtype), *facts.notes))
 
 
 def names_hub(model: str) -> bool:
@@ -119,21 +122,39 @@ def _interrupt(_number: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _check_template(file: str) -> str:
-    if not file:
-        return ""
-    # jinja belongs to the tokenizer; without a template it is not imported here.
-    from nodes.tokenizer.chat_template import ChatTemplate
-    from nodes.tokenizer.errors import TemplateError
+def _template_path(file: str) -> str:
+    path = str(Path(file).expanduser().resolve()) if file else ""
+    if file:
+        # What a fetch of an hour would not change is said before it.
+        _read_template(file)
+    return path
 
-    path = Path(file).expanduser().resolve()
+
+def _read_template(file: str) -> str:
     try:
-        ChatTemplate(read_template_file(path), {}, max_chars=1)
-    except (ModelError, TemplateError) as error:
-        raise BadConfig(
-            f"the chat template {file} cannot be used", why=error.message, do="give another --chat-template"
+        return read_template_file(Path(file).expanduser())
+    except ModelError as error:
+        raise _bad_template(file, error.message) from error
+
+
+def _check_texts(model: str, spec: ModelSpec, file: str) -> TextFacts:
+    try:
+        return check_texts(spec, _read_template(file) if file else spec.chat_template)
+    except TemplateError as error:
+        if file:
+            raise _bad_template(file, error.message) from error
+        raise BadModel(
+            f"the chat template of the model {model!r} cannot be used",
+            why=error.message,
+            do="give another with --chat-template FILE",
         ) from error
-    return str(path)
+    except (ModelError, Overloaded) as error:
+        do = "give another with --model, or correct it" if isinstance(error, ModelError) else "end other processes"
+        raise BadModel(f"the model {model!r} cannot be served", why=error.message, do=do) from error
+
+
+def _bad_template(file: str, why: str) -> BadConfig:
+    return BadConfig(f"the chat template {file} cannot be used", why=why, do="give another --chat-template")
 
 
 def _cpu_flags() -> frozenset[str]:
