@@ -26,11 +26,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import logging as hub_logging
 
-from cli.errors import BadModel
+from cli.errors import BadModel, CliError
 from cli.hub.download_bar import DownloadBar
 from cli.hub.name import HubName
 from cli.supervisor.progress import Progress
-from nodes.model_spec import ModelError, ModelNotFound
+from nodes.model_spec import ModelError, ModelNotFound, ModelSpec
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, require_files, small_files
 from nodes.model_spec.directory import read_description, read_directory, read_texts
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP
@@ -48,11 +48,11 @@ class Snapshot(NamedTuple):
     commit: str
 
 
-def fetch(wanted: HubName, progress: Progress) -> Snapshot:
+def fetch(wanted: HubName, progress: Progress, check: Callable[[ModelSpec], object]) -> Snapshot:
     """Complete the wanted revision in the cache: fetch the files that kvmesh reads, if they are not there yet.
 
     Raises BadModel if the model does not exist, is not allowed, is neither reachable nor cached, or cannot be served.
-    That it cannot be served is found out before its weights are fetched.
+    That it cannot be served is found out before its weights are fetched, by `check` too, which may raise BadModel.
     """
     if "HF_HUB_VERBOSITY" not in os.environ:
         # Errors are reported here; the library's own warnings speak of Python functions.
@@ -65,7 +65,9 @@ def fetch(wanted: HubName, progress: Progress) -> Snapshot:
         return _without_hub(wanted, error, progress)
     try:
         require_files(f"{wanted} of {constants.ENDPOINT}", sizes)
-        return _fetch_files(wanted, commit, sizes, progress)
+        return _fetch_files(wanted, commit, sizes, progress, check)
+    except CliError:
+        raise
     except ModelError as error:
         do = "give another model, or another revision of it"
         raise BadModel(f"the model {wanted} cannot be served", why=error.message, do=do) from error
@@ -114,14 +116,16 @@ def _list_files(wanted: HubName) -> tuple[str, dict[str, int]]:
     return commit, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
-def _fetch_files(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> Snapshot:
+def _fetch_files(
+    wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress, check: Callable[[ModelSpec], object]
+) -> Snapshot:
     paths = _download(wanted, commit, {name: sizes[name] for name in small_files(sizes)}, progress)
     for name in _unknown(wanted, commit):
         # The library notes in its cache that there is no such file, which tells a later start without the hub.
         with contextlib.suppress(EntryNotFoundError):
             huggingface_hub.hf_hub_download(wanted.repository, name, revision=commit)
     directory = paths[CONFIG_FILE].parent
-    read_description(directory, wanted.repository)
+    check(read_description(directory, wanted.repository))
     weights = files_of_index(directory / INDEX_FILE) if INDEX_FILE in sizes else [SINGLE_FILE]
     if absent := [name for name in weights if name not in sizes]:
         raise ModelNotFound(

@@ -16,7 +16,11 @@ from cli.plan.settings import Settings
 from cli.supervisor.processes import on_signals
 from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, resolve_model
+from nodes.model_spec.end_tokens import with_vocabulary
 from nodes.model_spec.small_files import read_template_file
+from nodes.model_spec.template_files import require_template
+from nodes.tokenizer.checking import TextFacts, check_texts
+from nodes.tokenizer.errors import Overloaded, TemplateError
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _SHORT_COMMIT: Final = 12
@@ -30,20 +34,21 @@ class ModelPlan(NamedTuple):
     """`argument` is how every actor finds `spec`; `origin` tells clients where it is from (empty: `argument`).
 
     `settings` are completed with what follows from the model: the dtype to compute in, and the template's full path.
-    `notes` are what people should know about it.
+    `texts` is what was found out about tokenizer and chat template, `notes` what people should know about the model.
     """
 
     settings: Settings
     spec: ModelSpec
     argument: str
+    texts: TextFacts
     origin: str = ""
     notes: tuple[str, ...] = ()
 
 
 def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> ModelPlan:
     """Find the model, or with `fetches` fetch it. Raises BadModel, BadConfig, or without `fetches` ModelNotHere."""
-    template = _check_template(settings.chat_template)
-    argument, origin = _locate(settings.model, progress, fetches=fetches)
+    template = _template_path(settings.chat_template)
+    argument, origin = _locate(settings, progress, fetches=fetches)
     try:
         spec = resolve_model(argument)
     except ModelError as error:
@@ -52,11 +57,12 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
             why=error.message,
             do="correct it, or give another with --model (`meshctl models` lists those that need no files)",
         ) from error
+    texts = _check_texts(settings, spec)
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
     # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
-    own = spec.within(settings.context_length or 0).quantized(settings.quantize)
-    return ModelPlan(settings, own, argument, origin, _notes(own, dtype))
+    own = with_vocabulary(spec, texts.vocabulary).within(settings.context_length or 0).quantized(settings.quantize)
+    return ModelPlan(settings, own, argument, texts, origin, (*_notes(own, dtype), *texts.notes))
 
 
 def names_hub(model: str) -> bool:
@@ -76,8 +82,9 @@ def _notes(spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
     return (*notes, *spec.notes)
 
 
-def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]:
+def _locate(settings: Settings, progress: Progress, *, fetches: bool) -> tuple[str, str]:
     """The model as every actor finds it, whatever directory it runs in, and its origin."""
+    model = settings.model
     if model.partition("?")[0] in ("tiny", "echo") or model.startswith("random:"):
         return model, ""
     path = Path(model).expanduser()
@@ -101,7 +108,7 @@ def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]
     if fetches:
         # These signals end it as Ctrl-C does: half a file may be gigabytes, and nobody would remove it.
         with on_signals((signal.SIGTERM, signal.SIGHUP), _interrupt):
-            snapshot = hub.fetch(wanted, progress)
+            snapshot = hub.fetch(wanted, progress, lambda spec: _check_texts(settings, spec))
     else:
         found = hub.find_cached(wanted)
         if found is None:
@@ -124,21 +131,42 @@ def _interrupt(_number: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _check_template(file: str) -> str:
-    if not file:
-        return ""
-    # jinja belongs to the tokenizer; without a template it is not imported here.
-    from nodes.tokenizer.chat_template import ChatTemplate
-    from nodes.tokenizer.errors import TemplateError
+def _template_path(file: str) -> str:
+    path = str(Path(file).expanduser().resolve()) if file else ""
+    if file:
+        # What a fetch of an hour would not change is said before it.
+        _read_template(file)
+    return path
 
-    path = Path(file).expanduser().resolve()
+
+def _read_template(file: str) -> str:
     try:
-        ChatTemplate(read_template_file(path), {}, max_chars=1)
-    except (ModelError, TemplateError) as error:
-        raise BadConfig(
-            f"the chat template {file} cannot be used", why=error.message, do="give another --chat-template"
+        return read_template_file(Path(file).expanduser())
+    except ModelError as error:
+        raise _bad_template(file, error.message) from error
+
+
+def _check_texts(settings: Settings, spec: ModelSpec) -> TextFacts:
+    model, file = settings.model, settings.chat_template
+    try:
+        if not file:
+            require_template(spec)
+        return check_texts(spec, _read_template(file) if file else spec.chat_template)
+    except TemplateError as error:
+        if file:
+            raise _bad_template(file, error.message) from error
+        raise BadModel(
+            f"the chat template of the model {model!r} cannot be used",
+            why=error.message,
+            do="give another with --chat-template FILE",
         ) from error
-    return str(path)
+    except (ModelError, Overloaded) as error:
+        do = "give another with --model, or correct it" if isinstance(error, ModelError) else "end other processes"
+        raise BadModel(f"the model {model!r} cannot be served", why=error.message, do=do) from error
+
+
+def _bad_template(file: str, why: str) -> BadConfig:
+    return BadConfig(f"the chat template {file} cannot be used", why=why, do="give another --chat-template")
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -26,7 +26,7 @@ from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import ModelSpec
-from nodes.model_spec.directory import describe_ends
+from nodes.model_spec.end_tokens import describe_ends
 from nodes.registry.config import RegistryConfig
 from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE, require_files
+from nodes.model_spec.end_tokens import configured_ends
 from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
 from nodes.model_spec.small_files import MOST_TOKENIZER_BYTES, SmallFiles, open_file
 from nodes.model_spec.template_files import TemplateFound, find_template
@@ -55,10 +56,8 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     architecture = _architecture(config, directory)
     shape = ARCHITECTURES[architecture].describe(config)
     tokens, template = read_texts(directory)
-    # By their files, the generation config's first: `vocabulary.py` adds what only the tokenizer can say.
     vocab_size = shape["vocab_size"]
-    ends = dict.fromkeys(generation.token_ids("eos_token_id", vocab_size), GENERATION_FILE)
-    ends = ends | {i: CONFIG_FILE for i in config.token_ids("eos_token_id", vocab_size) if i not in ends}
+    ends = configured_ends(generation, config, vocab_size)
     bos_token_ids = [i for fields in (config, generation) for i in fields.token_ids("bos_token_id", vocab_size)]
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
     said_by |= {f"special_tokens.{name}": file for name, file in tokens.said_by.items()}
@@ -93,12 +92,6 @@ def read_texts(directory: Path) -> tuple[TokenFiles, TemplateFound]:
         # Who reads them knows the name of a file, not where it is.
         path = "" if str(directory) in error.message else f"{directory}/"
         raise ModelDamaged(f"{path}{error.message}") from error
-
-
-def describe_ends(spec: ModelSpec) -> str:
-    """The end tokens and who names them, such as `2 (config), 32000 (tokenizer)`."""
-    files = {i: spec.said_by.get(f"eos_token_ids.{i}", "") for i in spec.eos_token_ids}
-    return ", ".join(f"{i} ({file.removesuffix('.json')})" if file else str(i) for i, file in files.items())
 
 
 def _fields(files: SmallFiles, name: str) -> ConfigFields:

@@ -1,46 +1,12 @@
 """Loads a model's tokenizer. Called by the tokenizer and detokenizer roles and by `meshctl up`'s check."""
 
-import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from mesh.wire.message import Part
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec.checkpoint_files import TOKENIZER_FILE
 from nodes.model_spec.token_files import ADDED, TOKENIZER_CONFIG
 from nodes.models.errors import ModelDamaged
-from nodes.models.spec import AddedText, ModelSpec
-
-
-class VocabularyFacts(Part, frozen=True):
-    """What only a loaded tokenizer says: how many ids it has, and the id of the `eos_token` that its files name."""
-
-    num_tokens: int
-    eos_token_id: int | None = None
-
-
-def with_vocabulary(spec: ModelSpec, facts: VocabularyFacts) -> ModelSpec:
-    """The model with the end token that its tokenizer names, beside those of its configs, and what is worth a note.
-
-    A request ends at any of them: `config.json` may name the token that ends a document, the tokenizer the one that
-    ends a chat's turn. An end token that the model has no embedding for can never be drawn.
-    """
-    ends, said_by, notes = spec.eos_token_ids, dict(spec.said_by), list(spec.notes)
-    end, text = facts.eos_token_id, spec.special_tokens.get("eos_token")
-    if end is None and text is not None:
-        notes.append(f"{spec.name}'s eos_token {text!r} is no token of its tokenizer, so it ends nothing")
-    elif end is not None and end >= spec.vocab_size:
-        notes.append(f"{spec.name}'s eos_token {text!r} has id {end}, which the model cannot draw: it ends nothing")
-    elif end is not None and end not in ends:
-        ends += (end,)
-        said_by[f"eos_token_ids.{end}"] = TOKENIZER_FILE
-    if (num_more := facts.num_tokens - spec.vocab_size) > 0:
-        notes.append(
-            f"{spec.name}'s tokenizer has {num_more:,} tokens more than the model has embeddings: prompts with one of"
-            " them are refused"
-        )
-    if not ends:
-        notes.append(f"no file of {spec.name} names an end token: answers run until max_tokens or a stop string")
-    return msgspec.structs.replace(spec, eos_token_ids=ends, said_by=said_by, notes=tuple(notes))
+from nodes.models.spec import AddedText, ModelSpec, VocabularyFacts
 
 
 def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:

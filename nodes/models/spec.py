@@ -1,4 +1,4 @@
-"""`ModelSpec`: the shape of one model and where its files are."""
+"""`ModelSpec`: the shape of one model and where its files are. `VocabularyFacts`: what its tokenizer says."""
 
 import hashlib
 from typing import Final, Literal
@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvstore.layout import KVLayout
+from mesh.wire.message import Part
 from nodes.models.tensor_parallel import Shard, shard_of
 from nodes.request import SamplingDefaults
 
@@ -60,6 +61,13 @@ class AddedText(msgspec.Struct, frozen=True, kw_only=True):
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
+
+
+class VocabularyFacts(Part, frozen=True):
+    """What only a loaded tokenizer says: how many ids it has, and the id of the `eos_token` that its files name."""
+
+    num_tokens: int
+    eos_token_id: int | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,15 +1,16 @@
 """From the JSON that a client sent to what chat templates expect. Pure; runs where templates run.
 
 Follows transformers (None-valued keys are dropped, reasoning under its three names) and vLLM (parts of a content list
-are joined with newlines, arguments of tool calls are parsed), since those are what templates are written against. What
-OpenAI's API has and templates lack is translated into their terms (`TemplateDialect`).
+are joined with newlines for a template that takes strings only, arguments of tool calls are parsed), since those are
+what templates are written against. What OpenAI's API has and templates lack is translated into their terms
+(`TemplateDialect`).
 """
 
-import re
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import msgspec
 
+from nodes.tokenizer.dialect import Content, TemplateDialect, as_content
 from nodes.tokenizer.errors import PrepareError, TemplateError, UnsupportedContent
 
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -18,19 +19,6 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _RESERVED: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
-_CONTENT_IS_NONE: Final = re.compile(r"""content(?:['"]\s*\])?\s+is\s+(?:not\s+)?none""")
-
-
-class TemplateDialect(NamedTuple):
-    """Which parts of a chat that not every template knows are known to this one."""
-
-    has_developer: bool
-    has_null_content: bool
-
-    @classmethod
-    def of(cls, source: str) -> "TemplateDialect":
-        """The dialect of a template, from its text."""
-        return cls("developer" in source, _CONTENT_IS_NONE.search(source) is not None)
 
 
 def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]]:
@@ -76,20 +64,17 @@ def _message(value: Any, where: str, dialect: TemplateDialect) -> dict[str, Any]
     message = {key: item for key, item in given.items() if item is not None}
     if not isinstance(message.get("role"), str):
         raise TemplateError(f"{where}.role has to be a string", "messages")
-    if message["role"] == "developer" and not dialect.has_developer:
+    if message["role"] == "developer" and "developer" not in dialect.forms:
         # OpenAI's later name for the same thing.
         message["role"] = "system"
     if isinstance(message.get("function_call"), dict):
         # OpenAI's earlier form of a call, which no template knows.
         message.setdefault("tool_calls", [{"type": "function", "function": message.pop("function_call")}])
-    if "content" in message:
-        message["content"] = _content(message["content"], f"{where}.content")
-    elif "refusal" in message:
-        message["content"] = _content(message["refusal"], f"{where}.refusal")
+    if (said := next((key for key in ("content", "refusal") if key in message), None)) is not None:
+        message["content"] = _content(message[said], f"{where}.{said}", message["role"], dialect)
     elif "tool_calls" in message:
-        # A template that tests for none expects null; any other appends the content to a text, so it needs a string.
         message["content"] = None if dialect.has_null_content else ""
-    if isinstance(message.get("tool_calls"), list):
+    if isinstance(message.get("tool_calls"), list) and not dialect.has_text_arguments:
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is not None:
@@ -97,12 +82,12 @@ def _message(value: Any, where: str, dialect: TemplateDialect) -> dict[str, Any]
     return message
 
 
-def _content(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
+def _content(content: Any, where: str, role: str, dialect: TemplateDialect) -> Content:
+    if isinstance(content, list):
+        content = [_part(part, f"{where}[{i}]") for i, part in enumerate(cast("list[Any]", content))]
+    elif not isinstance(content, str):
         raise TemplateError(f"{where} has to be a string or a list of parts", "messages")
-    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(cast("list[Any]", content)))
+    return as_content(content, dialect.form(role))
 
 
 def _part(part: Any, where: str) -> str:

@@ -17,13 +17,16 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesh.wire.message import Part
-from nodes.tokenizer.chat_messages import TemplateDialect, parse_messages, parse_template_kwargs, parse_tools
+from nodes.tokenizer.chat_messages import parse_messages, parse_template_kwargs, parse_tools
+from nodes.tokenizer.dialect import text_of, with_mark
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
+from nodes.tokenizer.template_probe import probe_template
 
 _SHOWN_CHARS: Final = 500
 _FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _ROLE_MARK: Final = " DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
 _COMMON_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
+_PROBE_CHARS: Final = 1 << 20
 _MAX_SHOWN_ROLES: Final = 64
 """Clients choose the names of roles, and many templates show any role: at most this many are remembered."""
 
@@ -43,10 +46,10 @@ class ChatRequest(Part, frozen=True):
 
 
 class ChatTemplate:
-    """One compiled template.
+    """One compiled template. Its `dialect` is found when it is made.
 
     Args:
-        source: the template's text. Raises TemplateError if it is not one.
+        source: the template's text. Raises TemplateError if it is not one, or does not show what a user says.
         special_tokens: variables that it may use, such as `bos_token`.
         max_chars: rendering stops here.
     """
@@ -55,16 +58,20 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._max_chars = max_chars
         self._reads_content = "content" in source
-        self._dialect = TemplateDialect.of(source)
-        self._shown_roles = {"user"}
         try:
             self._template = _environment().from_string(source)
         except Exception as error:  # a template may be wrong in any way: jinja's compiler raises what it meets
             raise TemplateError(f"the model's chat template cannot be compiled: {_shown(error)}", "messages") from error
+        self.dialect = probe_template(self._probe)
+        self._shown_roles = {"user", *self.dialect.forms}
 
     def render(self, request: ChatRequest) -> str:
         """The prompt's text. Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
-        messages = parse_messages(request.chat, self._dialect)
+        messages = parse_messages(request.chat, self.dialect)
+        spoken = {one["role"] for one in messages if text_of(one.get("content")).strip()}
+        for role in self.dialect.left_out:
+            if role in spoken:
+                raise _unknown_role(role)
         if request.continue_final_message:
             self._mark_end(messages)
         variables = {
@@ -76,8 +83,12 @@ class ChatTemplate:
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         }
         text = self._generate(variables, max(self._max_chars, request.max_chars))
-        self._check_roles(variables)
+        self._check_roles(variables, spoken)
         return _cut_at_mark(text) if request.continue_final_message else text
+
+    def _probe(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        chat = {"documents": None, "messages": messages, "tools": tools, "add_generation_prompt": True}
+        return self._generate({**self._special_tokens, **chat}, _PROBE_CHARS)
 
     def _generate(self, variables: dict[str, Any], max_chars: int) -> str:
         pieces: list[str] = []
@@ -98,26 +109,23 @@ class ChatTemplate:
             raise ContextLengthExceeded(f"the messages are over {max_chars} characters", "messages")
         return "".join(pieces)
 
-    def _check_roles(self, variables: dict[str, Any]) -> None:
+    def _check_roles(self, variables: dict[str, Any], spoken: set[str]) -> None:
         """Raise TemplateError for a role whose messages the template leaves out but would show if they were a user's.
 
-        Detected by rendering again with a mark; a role that is shown is remembered and not checked again.
+        Detected by rendering again with a mark, for a role that no probe has shown: many templates take any. A role
+        that is shown is remembered and not checked again.
         """
-        spoken = {one["role"] for one in variables["messages"] if (one.get("content") or "").strip()}
         for role in sorted(spoken - self._shown_roles):
             if self._shows(variables, role, role):
                 if len(self._shown_roles) < _MAX_SHOWN_ROLES:
                     self._shown_roles.add(role)
             elif self._shows(variables, role, "user"):
-                raise TemplateError(
-                    f"the model's chat template does not know the role {role!r}: it leaves out such messages",
-                    "messages",
-                )
+                raise _unknown_role(role)
 
     def _shows(self, variables: dict[str, Any], role: str, as_role: str) -> bool:
         """Whether contents of messages of `role` show in the rendered text if their role is changed to `as_role`."""
         marked = [
-            {**one, "role": as_role, "content": one["content"] + _ROLE_MARK}
+            {**one, "role": as_role, "content": with_mark(one["content"], _ROLE_MARK)}
             if one["role"] == role and one.get("content")
             else one
             for one in variables["messages"]
@@ -130,9 +138,9 @@ class ChatTemplate:
 
     def _mark_end(self, messages: list[dict[str, Any]]) -> None:
         content = messages[-1].get("content")
-        if not isinstance(content, str) or not self._reads_content:
+        if content in (None, []) or not self._reads_content:
             raise TemplateError("continue_final_message: the last message has no content to continue", "messages")
-        messages[-1] = {**messages[-1], "content": content + _FINAL_TAG}
+        messages[-1] = {**messages[-1], "content": with_mark(content, _FINAL_TAG)}
 
 
 class _Dict:
@@ -182,6 +190,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
     }
     cast("dict[str, Any]", environment.globals).update(names)
     return environment
+
+
+def _unknown_role(role: str) -> TemplateError:
+    return TemplateError(
+        f"the model's chat template does not know the role {role!r}: it leaves out such messages", "messages"
+    )
 
 
 def _cut_at_mark(text: str) -> str:

@@ -1,9 +1,9 @@
 """The process that runs the model's chat template, so that a template can harm nothing but this process.
 
 A loop inside jinja cannot be interrupted from Python, and memory it takes cannot be taken back: both are bounded by a
-process that is killed at its deadline and has a limit on its address space. It talks in frames (4 little-endian bytes
-of length, then MessagePack) on its standard input and output: one `Setup`, then `ChatRequest`s, each answered by a
-`Rendered`. It ends when its input ends or its parent dies. Started by `nodes/tokenizer/rendering.py` only.
+process that is killed at its deadline and has a limit on its address space. It talks in frames (`child_protocol.py`)
+on its standard input and output, and ends when its input ends or its parent dies. Started by
+`nodes/tokenizer/rendering.py`, and by `checking.py`, for which it loads the model's tokenizer as well.
 """
 
 import contextlib
@@ -12,42 +12,21 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
 from mesh.wire.message import Part
+from nodes.models.errors import ModelDamaged, ModelError
+from nodes.models.spec import ModelSpec
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, frame
 from nodes.tokenizer.errors import PrepareError
 
-HEAD_BYTES: Final = 4
 _PR_SET_PDEATHSIG: Final = 1
+_SHOWN_CHARS: Final = 500
 _Part = TypeVar("_Part", bound=Part)
-
-
-class Setup(Part, frozen=True):
-    """What the child is for. `memory_bytes` bounds its address space."""
-
-    template: str
-    special_tokens: dict[str, str]
-    max_chars: int
-    memory_bytes: int
-    parent_pid: int
-
-
-class Rendered(Part, frozen=True):
-    """The text, or the error (`code` is one of `nodes.tokenizer.errors`)."""
-
-    text: str = ""
-    code: str = ""
-    message: str = ""
-    param: str | None = None
-
-
-def frame(message: Part) -> bytes:
-    """A message, preceded by its length."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(HEAD_BYTES, "little") + body
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -55,16 +34,38 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     setup = _read(source, Setup)
     if setup is None:
         return
-    _limit(setup)
-    template = _compile(setup)
-    _write(sink, template if isinstance(template, Rendered) else Rendered())
+    _watch_parent(setup.parent_pid)
+    if setup.vocabulary is None:
+        _limit_memory(setup.memory_bytes)
+    else:
+        _limit_memory(setup.vocabulary_bytes)
+        _write(sink, _describe(setup.vocabulary))
+        _limit_memory(min(_mapped_bytes() + setup.memory_bytes, setup.vocabulary_bytes))
+    if setup.template is None:
+        return
+    template = _compile(setup.template, setup)
+    _write(sink, template if isinstance(template, Rendered) else Rendered(dialect=template.dialect))
     while (request := _read(source, ChatRequest)) is not None:
         _write(sink, template if isinstance(template, Rendered) else _render(template, request))
 
 
-def _compile(setup: Setup) -> ChatTemplate | Rendered:
+def _describe(spec: ModelSpec) -> Rendered:
+    # Imported here: a child that only renders does without it, and has more of its memory left.
+    from nodes.model_spec.vocabulary import vocabulary_facts
+
     try:
-        return ChatTemplate(setup.template, setup.special_tokens, setup.max_chars)
+        return Rendered(vocabulary=vocabulary_facts(spec))
+    except ModelError as error:
+        return Rendered(code=error.code, message=error.message)
+    except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception, and the file's fault
+        what = f"{type(error).__name__}: {error}"
+        message = f"{spec.tokenizer_path or spec.name} cannot be loaded: {what[:_SHOWN_CHARS]}. Download it again."
+        return Rendered(code=ModelDamaged.code, message=message)
+
+
+def _compile(template: str, setup: Setup) -> ChatTemplate | Rendered:
+    try:
+        return ChatTemplate(template, setup.special_tokens, setup.max_chars)
     except PrepareError as error:
         return Rendered(code=error.code, message=error.message, param=error.param)
 
@@ -88,13 +89,24 @@ def _write(sink: BinaryIO, message: Part) -> None:
     sink.flush()
 
 
-def _limit(setup: Setup) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
+def _watch_parent(parent_pid: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != setup.parent_pid:
+    if os.getppid() != parent_pid:
         sys.exit(0)  # The parent died before it could be watched.
+
+
+def _limit_memory(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+
+
+def _mapped_bytes() -> int:
+    """The address space in use; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def main() -> None:

@@ -7,16 +7,15 @@ request starts another. `InlineRenderer` is for the simulation, where there are 
 import asyncio
 import contextlib
 import os
-import sys
 from typing import Final, Protocol
 
 import msgspec
 from typing_extensions import override
 
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, child_command, child_environment, frame
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ERRORS_BY_CODE, Overloaded, PrepareError, TemplateError
-from nodes.tokenizer.render_child import HEAD_BYTES, Rendered, Setup, frame
 
 _BYTES_PER_CHAR: Final = 4
 _REPLY_MARGIN_BYTES: Final = 1 << 16
@@ -46,7 +45,7 @@ class InlineRenderer(Renderer):
 
     @override
     async def start(self) -> str:
-        """Nothing to do: the template was compiled when this was made."""
+        """Nothing to do: the template was compiled and probed when this was made."""
         return ""
 
     @override
@@ -79,9 +78,12 @@ class ChildRenderer(Renderer):
 
     @override
     async def start(self) -> str:
-        """Warm the child. A template that does not compile is reported here, and is an error of each `render`."""
+        """Warm the child. A template that cannot be used is reported here, and is an error of each `render`."""
         async with self._turn:
-            await self._ensure_child()
+            try:
+                await self._ensure_child()
+            except TemplateError as error:
+                return error.message
         return self._problem
 
     @override
@@ -117,13 +119,13 @@ class ChildRenderer(Renderer):
         # per request.
         if self._child is not None and self._child.returncode is None:
             return
-        # The child finds the same modules wherever this process found them.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "nodes.tokenizer.render_child",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
-            )  # fmt: skip
+                *child_command(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=child_environment(),
+            )
         except OSError as error:
             raise Overloaded(f"cannot start a process to render chat templates: {error}") from error
         self._problem = (await self._exchange(frame(self._setup), self._limits.start_timeout_s, 0)).message

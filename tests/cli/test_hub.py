@@ -123,7 +123,7 @@ def test_what_a_mesh_serves_stays_that_commit_when_the_branch_moves_on(tmp_path,
     files = checkpoint(tmp_path)
     first = hub.add("org/small", files, "main", "v1")
     old, *_ = client.planned("org/small@v1")
-    second = hub.add("org/small", files | {"chat_template.jinja": b"other"}, "main")
+    second = hub.add("org/small", files | {"chat_template.jinja": b"other " + TEMPLATE.encode()}, "main")
     hub.log.clear()
     new, origin, *_ = client.planned("org/small")
     assert hub.fetched() == ["chat_template.jinja"], "the same bytes are not fetched twice"

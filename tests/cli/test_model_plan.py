@@ -15,6 +15,7 @@ from cli.plan.topology import plan_topology
 from cli.supervisor.progress import Progress
 from nodes.model_spec import resolve_model
 from nodes.sizes import size_text
+from nodes.tokenizer.errors import Overloaded
 from tests.cli.launches import MACHINE, configs
 from tests.cli.refused import refused
 from tests.nodes.checkpoints import LLAMA, write_model
@@ -95,7 +96,10 @@ def test_models_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for named in ("tiny", "echo", "echo?step_ms=3", "random:tiny-llama?seed=1"):
         plan, said = planned(tmp_path, model=named)
-        assert (plan.argument, plan.notes, said) == (named, (), "")
+        refused = (
+            "the chat template refuses messages of the role tool: 'tiny knows the roles system, user and assistant,"
+        )
+        assert (plan.argument, plan.notes, said) == (named, (f"{refused} not tool'",) * (named == "tiny"), "")
     write_model(Path("here"), LLAMA)
     assert planned(tmp_path, model="./here")[0].argument == str(tmp_path / "here")
     with pytest.raises(BadModel, match="no model directory"):
@@ -106,11 +110,40 @@ def test_a_chat_template_is_compiled_before_anything_starts(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Path("good.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     Path("bad.jinja").write_text("{% for m in messages %}")
+    Path("lossy.jinja").write_text("{% for m in messages %}{{ m.text }}{% endfor %}")
     plan, _ = planned(tmp_path, model="echo", chat_template="good.jinja")
     assert plan.settings.chat_template == str(tmp_path / "good.jinja"), "actors run elsewhere"
-    for file, words in (("bad.jinja", "cannot be compiled"), ("none.jinja", "cannot be read as text")):
-        with pytest.raises(BadConfig, match=words):
+    for file, words in (
+        ("bad.jinja", "cannot be compiled"),
+        ("none.jinja", "cannot be read as text"),
+        ("lossy.jinja", "leaves out what users say"),
+    ):
+        with pytest.raises(BadConfig, match=f"{file} cannot be used(.|\n)*{words}"):
             planned(tmp_path, model="echo", chat_template=file)
+
+
+def test_a_models_own_texts_are_checked_before_anything_starts(tmp_path):
+    directory = write_model(tmp_path / "m", LLAMA)
+    assert planned(tmp_path, model=str(directory))[0].notes == ()
+    (directory / "chat_template.jinja").write_text("{% for m in messages %}{{ m.text }}{% endfor %}")
+    with pytest.raises(BadModel, match=r"leaves out what users say(.|\n)*--chat-template FILE") as caught:
+        planned(tmp_path, model=str(directory))
+    assert str(directory) in caught.value.what
+    (tmp_path / "good.jinja").write_text("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}")
+    plan, _ = planned(tmp_path, model=str(directory), chat_template=str(tmp_path / "good.jinja"))
+    assert plan.notes == ("the chat template leaves out messages of the role tool: such chats are refused",)
+    (directory / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadModel, match=r"tokenizer\.json cannot be loaded"):
+        planned(tmp_path, model=str(directory))
+
+
+def test_no_process_for_the_check(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise Overloaded("no process can be started")
+
+    monkeypatch.setattr(model_plan, "check_texts", refuse)
+    with pytest.raises(BadModel, match="end other processes"):
+        planned(tmp_path, model="echo")
 
 
 def test_a_bar_says_how_much_how_fast_and_how_long_still():

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec import ModelDamaged, ModelError, ModelUnsupported, resolve_model
 from nodes.model_spec.checkpoint_files import SMALL_FILES, small_files
-from nodes.model_spec.directory import describe_ends
+from nodes.model_spec.end_tokens import describe_ends, with_vocabulary
 from nodes.model_spec.template_files import require_template
-from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts, with_vocabulary
+from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
 from nodes.tokenizer.encoding import load_encoder
 from nodes.tokenizer.errors import InvalidTokenId
 from tests.nodes.checkpoints import LLAMA, write_model

@@ -63,6 +63,9 @@ def rendered(source, messages, tools=None, *, max_chars=100_000, special_tokens=
     return ChatTemplate(source, special_tokens, max_chars).render(request)
 
 
+LAST_WORDS = "{% set x = messages[-1].content %}{{ x }}"
+"""At the end of a template that is about something else: one that does not show what users say is refused."""
+
 CASES = [
     (PLAIN, None, {}),
     (PLAIN, None, {"add_generation_prompt": False}),
@@ -104,6 +107,7 @@ def test_same_as_transformers(reference, name, case):
     ],
 )
 def test_environment_is_that_of_transformers(reference, source):
+    source += LAST_WORDS
     expected = reference.apply_chat_template(PLAIN, chat_template=source, tokenize=False, add_generation_prompt=True)
     assert rendered(source, PLAIN) == expected
 
@@ -168,7 +172,7 @@ def test_bad_documents_name_their_field(field, value, param):
 
 def test_empty_documents_are_none():
     request = ChatRequest(chat=b'[{"role": "user", "content": "a"}]', tools=b"[]", chat_template_kwargs=b"null")
-    assert ChatTemplate("{{ tools is none }}", {}, 1000).render(request) == "True"
+    assert ChatTemplate("{{ tools is none }}" + LAST_WORDS, {}, 1000).render(request) == "Truea"
     assert rendered("{{ messages[0].content }}", [{"role": "user", "content": "a"}], tools=None) == "a"
 
 
@@ -205,7 +209,7 @@ def test_what_the_template_says_reaches_the_client():
 
 def test_output_is_bounded():
     with pytest.raises(ContextLengthExceeded):
-        rendered("{% for i in range(99999) %}{{ 'x' * 100 }}{% endfor %}", PLAIN, max_chars=5000)
+        rendered("{% for i in range(9999) %}{{ 'x' * 100 }}{% endfor %}" + LAST_WORDS, PLAIN, max_chars=5000)
 
 
 def test_continuing_wins_over_a_generation_prompt():
@@ -214,7 +218,11 @@ def test_continuing_wins_over_a_generation_prompt():
 
 @pytest.mark.parametrize(
     ("source", "content"),
-    [(CHATML, None), ("constant", "Hi"), ("{% for m in messages[:-1] %}content{% endfor %}", "a")],
+    [
+        (CHATML, None),
+        ("{% for value in messages[0].values() %}{{ value }}{% endfor %}", "Hi"),
+        ("{{ messages[0].content }}", "a"),
+    ],
 )
 def test_nothing_to_continue(source, content):
     with pytest.raises(TemplateError, match="continue_final_message"):
@@ -271,7 +279,7 @@ def test_an_assistant_without_content_has_its_refusal_or_nothing_to_say():
     refusing = [*PLAIN[1:2], {"role": "assistant", "content": None, "refusal": "I will not."}]
     assert "<|im_start|>assistant\nI will not.<|im_end|>" in rendered(CHATML, refusing)
     assert "<|im_start|>assistant\n<|im_end|>" in rendered(CHATML, WITH_TOOLS)
-    calls = "{% if messages[1].content is none %}{{ messages[1].tool_calls | tojson }}{% endif %}"
+    calls = "{% if messages[1].content is none %}{{ messages[1].tool_calls | tojson }}{% endif %}" + LAST_WORDS
     assert "get_weather" in rendered(calls, WITH_TOOLS), "templates that test for null get it"
 
 

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from nodes.model_spec import resolve_model
 from nodes.tokenizer import render_child, rendering
 from nodes.tokenizer.chat_template import ChatRequest
+from nodes.tokenizer.child_protocol import Rendered, Setup, child_command, frame
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ContextLengthExceeded, Overloaded, TemplateError
-from nodes.tokenizer.render_child import Rendered, Setup
 from nodes.tokenizer.rendering import ChildRenderer, InlineRenderer
 
 pytestmark = pytest.mark.process
@@ -112,6 +113,33 @@ async def test_template_that_does_not_compile_is_told_at_start_and_each_requests
             await renderer.render(chat("a"))
 
 
+@pytest.mark.parametrize(
+    ("template", "words", "limits"),
+    [("{% for m in messages %}{% for p in m.parts %}{{ p }}{% endfor %}{% endfor %}", "leaves out what users say", {}),
+     ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "longer than 0.5 s",
+      {"start_timeout_s": 0.5})],
+)  # fmt: skip
+async def test_template_that_cannot_be_used_is_told_at_start_and_each_requests_error(template, words, limits):
+    renderer = ChildRenderer(template, {}, 1000, RenderingLimits(**limits))
+    try:
+        assert words in await renderer.start()
+        with pytest.raises(TemplateError, match=words):
+            await renderer.render(chat("a"))
+    finally:
+        await renderer.stop()
+
+
+async def test_parts_are_shown_inline_and_by_the_child_alike():
+    template = "{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}"
+    child, inline = ChildRenderer(template, {}, 100, RenderingLimits()), InlineRenderer(template, {}, 100)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    try:
+        for said, text in (("a", "a;"), (parts, "a;b;")):
+            assert await child.render(chat(said)) == await inline.render(chat(said)) == text
+    finally:
+        await child.stop()
+
+
 async def test_a_cancelled_request_does_not_answer_the_next(renderer):
     task = asyncio.ensure_future(renderer.render(chat("slow", bomb=True)))
     await asyncio.sleep(0.05)
@@ -146,11 +174,13 @@ async def test_no_process_to_be_had(monkeypatch):
     await renderer.stop()
 
 
-def served(source, *requests, parent_pid):
+def served(source, *requests, parent_pid, **fields):
     """What the child's loop answers, run here without its limits."""
-    setup = Setup(template=source, special_tokens={}, max_chars=100, memory_bytes=1 << 30, parent_pid=parent_pid)
+    setup = Setup(
+        template=source, special_tokens={}, max_chars=100, memory_bytes=1 << 30, parent_pid=parent_pid, **fields
+    )
     sink = io.BytesIO()
-    render_child.serve(io.BytesIO(b"".join(map(render_child.frame, (setup, *requests)))), sink)
+    render_child.serve(io.BytesIO(b"".join(map(frame, (setup, *requests)))), sink)
     replies, rest = [], sink.getvalue()
     while rest:
         size = int.from_bytes(rest[:4], "little")
@@ -175,17 +205,41 @@ def test_protocol_of_the_child():
 
 
 @pytest.mark.usefixtures("unlimited")
+def test_a_vocabulary_is_answered_before_the_template(tmp_path, monkeypatch):
+    ours, spec = os.getppid(), resolve_model("echo")
+    first, second = served(TEMPLATE, parent_pid=ours, vocabulary=spec)
+    assert (first.vocabulary.num_tokens, first.dialect) == (spec.vocab_size, None)
+    assert second.dialect.forms["user"] == "string"
+    assert len(served(None, parent_pid=ours, vocabulary=spec)) == 1
+    bad = msgspec.structs.replace(spec, tokenizer_path=str(tmp_path))
+    assert served(None, parent_pid=ours, vocabulary=bad)[0].code == "model_damaged"
+
+    def panic(spec):
+        raise Panic("unwrap of None")
+
+    monkeypatch.setattr("nodes.model_spec.vocabulary.vocabulary_facts", panic)
+    [answer] = served(None, parent_pid=ours, vocabulary=bad)
+    assert answer.code == "model_damaged"
+    assert answer.message == f"{tmp_path} cannot be loaded: Panic: unwrap of None. Download it again."
+    monkeypatch.setattr(render_child, "Path", lambda name: tmp_path / "none")
+    assert render_child._mapped_bytes() == 0
+
+
+class Panic(BaseException):
+    """As the library's, which is no Exception."""
+
+
+@pytest.mark.usefixtures("unlimited")
 def test_child_of_a_dead_parent_ends():
     with pytest.raises(SystemExit):
         served(TEMPLATE, parent_pid=-1)
 
 
 def test_child_ends_quietly_when_nobody_reads():
-    setup = Setup(template="x", special_tokens={}, max_chars=100, memory_bytes=1 << 30, parent_pid=os.getpid())
-    command = [sys.executable, "-m", "nodes.tokenizer.render_child"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    setup = Setup(template=TEMPLATE, special_tokens={}, max_chars=100, memory_bytes=1 << 30, parent_pid=os.getpid())
+    child = subprocess.Popen(child_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
-    _, errors = child.communicate(render_child.frame(setup) + render_child.frame(chat("a")), timeout=30)
+    _, errors = child.communicate(frame(setup) + frame(chat("a")), timeout=30)
     assert errors == b""
 
 
