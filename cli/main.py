@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cli.arguments import config, control, keys, look
-from cli.arguments.options import HELP_NAMES, FileOption, example
+from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, example
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
 
@@ -34,9 +34,6 @@ OriginsOption = Annotated[
 ModelOption = Annotated[str | None, typer.Option(help="tiny, echo, random:ARCH, a directory, or ORG/NAME[@REVISION].")]
 ServedNameOption = Annotated[
     list[str] | None, typer.Option(help="Name that clients use for the model; may be repeated.")
-]
-ChatTemplateOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Chat template (jinja) to use instead of the model's own.")
 ]
 StepOption = Annotated[
     float | None,

@@ -4,7 +4,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.arguments.options import NameOption, NamesOption, OutputOption, commands, example
+from cli.arguments.options import (
+    HELP_NAMES,
+    ChatTemplateOption,
+    NameOption,
+    NamesOption,
+    OutputOption,
+    commands,
+    example,
+)
 
 app = commands()
 
@@ -76,12 +84,29 @@ def chat(
     raise typer.Exit(run(name, prompt, url, model, options))
 
 
-@app.command(epilog=example("meshctl models"))
-def models(output: OutputOption = "table") -> None:
-    """List the models that need no files; `--model` also takes any Hugging Face directory."""
-    from cli.commands.models import models as run
+_models = typer.Typer(add_completion=False, context_settings={"help_option_names": HELP_NAMES})
+app.add_typer(_models, name="models")
 
-    raise typer.Exit(run(output))
+
+@_models.callback(invoke_without_command=True, epilog=example("meshctl models"))
+def models(context: typer.Context, output: OutputOption = "table") -> None:
+    """List the models that need no files; `--model` also takes any Hugging Face directory."""
+    if context.invoked_subcommand is None:
+        from cli.commands.models import models as run
+
+        raise typer.Exit(run(output))
+
+
+@_models.command("show", epilog=example("meshctl models show tiny"))
+def show_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As with `up --model`: mostly a directory.")],
+    chat_template: ChatTemplateOption = None,
+    output: OutputOption = "table",
+) -> None:
+    """Show what a mesh would make of a model's files, and which file says so. Starts and fetches nothing."""
+    from cli.commands.models import show as run
+
+    raise typer.Exit(run(model, chat_template or "", output))
 
 
 @app.command(epilog=example("meshctl version"))

@@ -19,6 +19,9 @@ OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table or j
 FileOption = Annotated[
     Path | None, typer.Option("--file", "-f", envvar="KVMESH_TOPOLOGY", help="Topology file (TOML).")
 ]
+ChatTemplateOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Chat template (jinja) to use instead of the model's own.")
+]
 FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Topology file (TOML), as with --file.")]
 ActorsArgument = Annotated[list[str], typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")]
 GroupsArgument = Annotated[

@@ -1,11 +1,19 @@
-"""`meshctl models`: what `--model` takes without fetching anything, besides directories."""
+"""`meshctl models`: what `--model` takes without fetching anything, besides directories; `models show`: what a mesh
+would make of one of them.
+"""
 
 import math
-from typing import Final
+import sys
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, Final, cast
 
 from cli.exit_codes import ExitCode
 from cli.hub.files import cached_models
 from cli.output import print_json, print_table
+from cli.plan.model import ModelPlan, plan_model
+from cli.plan.settings import Settings
+from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, known_models, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
 
@@ -22,6 +30,59 @@ def models(output: str) -> ExitCode:
     header = ["MODEL", "ARCHITECTURE", "LAYERS", "HIDDEN", "CONTEXT", "DTYPE", "PARAMETERS", "NOTE"]
     print_table(header, [[str(value) for value in entry.values()] for entry in entries])
     return ExitCode.OK
+
+
+def show(model: str, template: str, output: str) -> ExitCode:
+    """Print what the files of a model say, with the name of the file. Raises BadModel or BadConfig, as `up` does."""
+    plan = plan_model(Settings(model=model, chat_template=template), Progress(None), fetches=False)
+    shown = _shown(plan, template)
+    if output == "json":
+        print_json(shown)
+        return ExitCode.OK
+    for name, value in shown.items():
+        lines = cast("list[Any]", value) if isinstance(value, list) else [value]
+        for label, line in zip(
+            chain([name.replace("_", " ")], repeat("")), map(_line, lines or ["none"]), strict=False
+        ):
+            sys.stdout.write(f"{label:<16}{line}".rstrip() + "\n")
+    return ExitCode.OK
+
+
+def _shown(plan: ModelPlan, template: str) -> dict[str, Any]:
+    spec, said_by = plan.spec, plan.spec.said_by
+    most = spec.max_context_length or spec.context_length
+    return {
+        "model": spec.name,
+        "path": spec.path,
+        **{name: getattr(spec, name) for name in ("architecture", "context_length")},
+        "longest_context": {"tokens": most, "said_by": spec.max_context_reason or ("config.json" if spec.path else "")},
+        "end_tokens": [{"id": i, "said_by": said_by.get(f"eos_token_ids.{i}", "")} for i in spec.eos_token_ids],
+        "chat_template": {"said_by": template or said_by.get("chat_template", ""), "content": plan.texts.forms},
+        "special_tokens": [
+            {"name": name, "text": text, "said_by": said_by.get(f"special_tokens.{name}", "")}
+            for name, text in spec.special_tokens.items()
+        ],
+        "vocabulary": {"tokens": plan.texts.vocabulary.num_tokens, "embeddings": spec.vocab_size},
+        "dtype": {"stored": spec.dtype, "computed": spec.compute_dtype(plan.settings.dtype)},
+        "size": {
+            "parameters": 0 if spec.source == "echo" else _num_parameters(spec),
+            "bytes": sum(Path(file).stat().st_size for file in spec.weight_files),
+        },
+        "notes": list(plan.notes),
+    }
+
+
+def _line(value: Any) -> str:
+    """One value for people: an object's fields one after the other, with who says it in brackets."""
+    if not isinstance(value, dict):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    fields = dict(cast("dict[str, Any]", value))
+    source = fields.pop("said_by", "")
+    # What is the thing itself needs no word before it.
+    parts = [str(fields.pop(name)) for name in ("id", "name", "text") if name in fields]
+    parts += [_line(fields.pop("content"))] if "content" in fields else []
+    parts += [f"{name} {_line(one)}" for name, one in fields.items()]
+    return (", ".join(parts) or "none") + (f" ({source})" if source else "")
 
 
 def _entry(name: str, model: str, note: str = "") -> dict[str, object]:

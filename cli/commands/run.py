@@ -28,6 +28,8 @@ def run(arguments: list[str]) -> int:
         epoch = directory.last_epoch(actor_id) + 1
         directory.issue(actor_id, epoch, lambda damage: sys.stderr.write(f"{damage}\n"))
     config = _read_config(parsed.config)
+    if parsed.supervisor_fd == NO_FD:
+        _check_model(config)
     secret, proof = None, b""
     if parsed.secret_fd != NO_FD:
         secret = read_secret(parsed.secret_fd)
@@ -46,6 +48,18 @@ def run(arguments: list[str]) -> int:
             proof=proof,
         )
     )
+
+
+def _check_model(config: dict[str, Any]) -> None:
+    """Raise BadModel or BadConfig for a model that no actor could serve; a supervisor has done that for its own."""
+    model, template = config.get("model"), config.get("chat_template") or ""
+    if isinstance(model, str) and isinstance(template, str):
+        # Imported here: actors of a supervisor need no settings.
+        from cli.plan.model import plan_model
+        from cli.plan.settings import Settings
+        from cli.supervisor.progress import Progress
+
+        plan_model(Settings(model=model, chat_template=template), Progress(2), fetches=False)
 
 
 def _ask_proof(directory: MeshDirectory, actor_id: str, epoch: int, role: str) -> bytes:
