@@ -9,7 +9,6 @@ Synchronous; called by `cli/plan/model.py` in a supervisor, so it imports neithe
 import os
 import select
 import subprocess
-import tempfile
 import time
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -87,35 +86,33 @@ def _stamp(path: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _ask_child(question: bytes, tokenizer: str, _stamp: tuple[int, int]) -> tuple[VocabularyFacts, TemplateDialect]:
-    # A file, not a pipe: writing to a pipe could wait for a child that does not read.
-    with tempfile.TemporaryFile() as file:
-        file.write(len(question).to_bytes(HEAD_BYTES, "little") + question)
-        file.seek(0)
-        try:
-            child = subprocess.Popen(
-                child_command(),
-                stdin=file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # a panic's backtrace, which its error says better
-                env=child_environment(),
-            )
-        except OSError as error:
-            raise Overloaded(f"no process can be started to check tokenizer and chat template: {error}") from error
+    try:
+        child = subprocess.Popen(
+            child_command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a panic's backtrace, which its error says better
+            env=child_environment(),
+        )
+    except OSError as error:
+        raise Overloaded(f"no process can be started to check tokenizer and chat template: {error}") from error
     with child:
         try:
-            vocabulary = _vocabulary(child, tokenizer)
+            vocabulary = _vocabulary(child, question, tokenizer)
             has_template = msgspec.msgpack.decode(question, type=Setup).template is not None
             return vocabulary, _dialect(child) if has_template else TemplateDialect(forms={})
         finally:
             child.kill()
 
 
-def _vocabulary(child: subprocess.Popen[bytes], tokenizer: str) -> VocabularyFacts:
+def _vocabulary(child: subprocess.Popen[bytes], question: bytes, tokenizer: str) -> VocabularyFacts:
+    until = time.monotonic() + _VOCABULARY_S
     try:
-        answer = _receive(child, _VOCABULARY_S)
+        _send(child, len(question).to_bytes(HEAD_BYTES, "little") + question, until)
+        answer = _receive(child, until)
     except TimeoutError:
         raise ModelDamaged(f"{tokenizer} takes longer than {_VOCABULARY_S:g} s to load. Download it again.") from None
-    except (EOFError, msgspec.MsgspecError):
+    except (OSError, EOFError, msgspec.MsgspecError):
         raise ModelDamaged(
             f"{tokenizer} crashed the process that loaded it, or takes more than {_VOCABULARY_BYTES >> 30} GiB of"
             " memory. Download it again."
@@ -127,11 +124,11 @@ def _vocabulary(child: subprocess.Popen[bytes], tokenizer: str) -> VocabularyFac
 
 def _dialect(child: subprocess.Popen[bytes]) -> TemplateDialect:
     try:
-        answer = _receive(child, _TEMPLATE_S)
+        answer = _receive(child, time.monotonic() + _TEMPLATE_S)
     except TimeoutError:
         why = f"it takes longer than {_TEMPLATE_S:g} s to render a few short chats"
         raise TemplateError(why, "messages") from None
-    except (EOFError, msgspec.MsgspecError):
+    except (OSError, EOFError, msgspec.MsgspecError):
         why = "it crashed the process that rendered a few short chats, or took all memory"
         raise TemplateError(why, "messages") from None
     if answer.dialect is None:
@@ -139,10 +136,20 @@ def _dialect(child: subprocess.Popen[bytes]) -> TemplateDialect:
     return answer.dialect
 
 
-def _receive(child: subprocess.Popen[bytes], timeout_s: float) -> Rendered:
+def _send(child: subprocess.Popen[bytes], data: bytes, until: float) -> None:
+    """Write all. Raises TimeoutError if the child does not read, BrokenPipeError if it has ended."""
+    assert child.stdin is not None, "the child has no pipe for input"
+    fd, rest = child.stdin.fileno(), memoryview(data)
+    os.set_blocking(fd, False)
+    while rest:
+        _wait(fd, select.POLLOUT, until)
+        rest = rest[os.write(fd, rest) :]
+
+
+def _receive(child: subprocess.Popen[bytes], until: float) -> Rendered:
     """One answer. Raises TimeoutError; EOFError if the child has ended; MsgspecError."""
     assert child.stdout is not None, "the child has no pipe for output"
-    fd, until = child.stdout.fileno(), time.monotonic() + timeout_s
+    fd = child.stdout.fileno()
     num_bytes = int.from_bytes(_read(fd, HEAD_BYTES, until), "little")
     if num_bytes > _MAX_ANSWER_BYTES:
         raise EOFError("the answer is longer than any can be")
@@ -150,13 +157,18 @@ def _receive(child: subprocess.Popen[bytes], timeout_s: float) -> Rendered:
 
 
 def _read(fd: int, num_bytes: int, until: float) -> bytes:
-    poller, data = select.poll(), b""
-    poller.register(fd, select.POLLIN)
+    data = b""
     while len(data) < num_bytes:
-        if not poller.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise TimeoutError
+        _wait(fd, select.POLLIN, until)
         piece = os.read(fd, num_bytes - len(data))
         if not piece:
             raise EOFError
         data += piece
     return data
+
+
+def _wait(fd: int, event: int, until: float) -> None:
+    poller = select.poll()
+    poller.register(fd, event)
+    if not poller.poll(max(0.0, until - time.monotonic()) * 1000):
+        raise TimeoutError

@@ -244,6 +244,13 @@ def test_a_role_that_the_template_leaves_out_is_refused_by_name():
     assert rendered(KNOWS_THREE, [*PLAIN[1:2], {"role": "critic", "content": " "}]).startswith("U:"), "nothing is lost"
 
 
+def test_a_role_that_is_left_out_but_would_fail_as_a_users_is_refused():
+    alternating = "{% for m in messages %}{% if m.role == 'user' and loop.previtem and loop.previtem.role == 'user' %}"
+    alternating += "{{ raise_exception('alternate!') }}{% endif %}{% endfor %}" + KNOWS_THREE
+    with pytest.raises(TemplateError, match="does not know the role 'critic'"):
+        rendered(alternating, [PLAIN[1], {"role": "critic", "content": "Too long."}])
+
+
 def test_a_role_that_makes_the_template_fail_is_named():
     strict = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no such role') }}"
     with pytest.raises(TemplateError, match=r"no such role .*'critic'"):

@@ -244,6 +244,17 @@ def test_the_number_of_renderings_is_bounded():
         assert 0 < len(calls) <= MAX_RENDERINGS
 
 
+def test_a_template_that_takes_all_memory_is_not_tried_again():
+    def render(messages, tools):
+        calls.append(messages)
+        raise TemplateError("no memory", "messages") from MemoryError()
+
+    calls = []
+    with pytest.raises(TemplateError, match="takes all memory"):
+        probe_template(render)
+    assert len(calls) == 1
+
+
 def test_marks_and_texts_of_contents():
     assert with_mark("a", "!") == "a!"
     assert with_mark([], "!") == []
