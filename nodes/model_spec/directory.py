@@ -6,12 +6,13 @@ missed sliding window gives fluent nonsense, not an error.
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
+from nodes.model_spec.text_model import TextModel, find_text_model
 from nodes.model_spec.weight_index import (
     check_weights,
     find_weight_files,
@@ -20,9 +21,11 @@ from nodes.model_spec.weight_index import (
     with_stored_head,
 )
 from nodes.models.config_fields import ConfigFields
-from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from nodes.models.errors import ModelDamaged, ModelNotFound
 from nodes.models.registry import ARCHITECTURES
 from nodes.models.spec import ModelSpec
+
+_WITHOUT_VISION: Final = "is served without its vision part, which is left out: it takes text only"
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
@@ -37,7 +40,7 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
     spec = read_description(directory, name)
     files = find_weight_files(directory)
     headers = {file: read_header(file) for file in files}
-    config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
+    config = _read_config(directory).fields
     stored = {entry.dtype for header in headers.values() for entry in header.values()}
     spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
     spec = with_stored_head(spec, headers)
@@ -48,8 +51,8 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
 
 def read_description(directory: Path, name: str = "") -> ModelSpec:
     """All of `read_directory` but the weights, so that an unsupported model is refused before they are fetched."""
-    config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
-    architecture = _architecture(config, directory)
+    name = name or name_of(directory)
+    architecture, config, is_wrapped = _read_config(directory)
     template, special_tokens = read_chat_template(directory)
     path = directory / "generation_config.json"
     generation = ConfigFields(read_json(path) if path.is_file() else {}, path)
@@ -58,7 +61,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     eos_token_ids = [i for fields in (generation, config) for i in fields.token_ids("eos_token_id", vocab_size)]
     bos_token_ids = [i for fields in (config, generation) for i in fields.token_ids("bos_token_id", vocab_size)]
     return ModelSpec(
-        name=name or name_of(directory),
+        name=name,
         source="directory",
         architecture=architecture,
         dtype=config.dtype(stored=set()),
@@ -69,7 +72,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         special_tokens=special_tokens,
         bos_token_id=next(iter(bos_token_ids), None),
         sampling_defaults=read_sampling_defaults(generation),
-        notes=(*generation_notes(name or name_of(directory), generation),),
+        notes=(*generation_notes(name, generation), *([f"{name} {_WITHOUT_VISION}"] if is_wrapped else [])),
         **shape,
     )
 
@@ -134,18 +137,9 @@ def _template_text(value: Any, path: Path) -> str | None:
     return template
 
 
-def _architecture(config: ConfigFields, directory: Path) -> str:
-    names: Any = config.value("architectures") or []
-    model_type: Any = config.value("model_type")
-    for known, one in ARCHITECTURES.items():
-        if any(name in one.names for name in cast("list[Any]", names)) if isinstance(names, list) else False:
-            return known
-    if not names and isinstance(model_type, str) and model_type in ARCHITECTURES:
-        return model_type
-    supported = ", ".join(name for one in ARCHITECTURES.values() for name in one.names)
-    raise ModelUnsupported(
-        f"{directory} has the unsupported architecture {names or model_type!r}. Supported: {supported}."
-    )
+def _read_config(directory: Path) -> TextModel:
+    path = directory / CONFIG_FILE
+    return find_text_model(ConfigFields(read_json(path), path), directory)
 
 
 def _tokenizer_path(directory: Path) -> Path:
