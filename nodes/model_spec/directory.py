@@ -5,7 +5,7 @@ missed sliding window gives fluent nonsense, not an error.
 """
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Final
 
 import msgspec
 
@@ -14,6 +14,7 @@ from nodes.model_spec.end_tokens import configured_ends
 from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
 from nodes.model_spec.small_files import MOST_TOKENIZER_BYTES, SmallFiles, open_file
 from nodes.model_spec.template_files import TemplateFound, find_template
+from nodes.model_spec.text_model import TextModel, find_text_model
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG, TokenFiles, read_token_files
 from nodes.model_spec.weight_index import (
     check_weights,
@@ -23,9 +24,11 @@ from nodes.model_spec.weight_index import (
     with_stored_head,
 )
 from nodes.models.config_fields import ConfigFields
-from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from nodes.models.errors import ModelDamaged, ModelNotFound
 from nodes.models.registry import ARCHITECTURES
 from nodes.models.spec import ModelSpec
+
+_WITHOUT_VISION: Final = "is served without its vision part, which is left out: it takes text only"
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
@@ -40,7 +43,7 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
     spec = read_description(directory, name)
     files = find_weight_files(directory)
     headers = {file: read_header(file) for file in files}
-    config = _fields(SmallFiles(directory), CONFIG_FILE)
+    config = _read_config(SmallFiles(directory)).fields
     stored = {entry.dtype for header in headers.values() for entry in header.values()}
     spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
     spec = with_stored_head(spec, headers)
@@ -51,18 +54,19 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
 
 def read_description(directory: Path, name: str = "") -> ModelSpec:
     """All of `read_directory` but the weights, so that an unsupported model is refused before they are fetched."""
+    name = name or name_of(directory)
     files = SmallFiles(directory)
-    config, generation = _fields(files, CONFIG_FILE), _fields(files, GENERATION_FILE)
-    architecture = _architecture(config, directory)
+    architecture, config, is_wrapped = _read_config(files)
+    generation = ConfigFields(files.find(GENERATION_FILE), directory / GENERATION_FILE)
     shape = ARCHITECTURES[architecture].describe(config)
     tokens, template = read_texts(directory)
     vocab_size = shape["vocab_size"]
     ends = configured_ends(generation, config, vocab_size)
     bos_token_ids = [i for fields in (config, generation) for i in fields.token_ids("bos_token_id", vocab_size)]
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
-    said_by |= {f"special_tokens.{name}": file for name, file in tokens.said_by.items()}
+    said_by |= {f"special_tokens.{one}": file for one, file in tokens.said_by.items()}
     return ModelSpec(
-        name=name or name_of(directory),
+        name=name,
         source="directory",
         architecture=architecture,
         dtype=config.dtype(stored=set()),
@@ -77,7 +81,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
         bos_token_id=next(iter(bos_token_ids), None),
         sampling_defaults=read_sampling_defaults(generation),
-        notes=(*generation_notes(name or name_of(directory), generation),),
+        notes=(*generation_notes(name, generation), *([f"{name} {_WITHOUT_VISION}"] if is_wrapped else [])),
         **shape,
     )
 
@@ -94,10 +98,6 @@ def read_texts(directory: Path) -> tuple[TokenFiles, TemplateFound]:
         raise ModelDamaged(f"{path}{error.message}") from error
 
 
-def _fields(files: SmallFiles, name: str) -> ConfigFields:
-    return ConfigFields(files.require(name) if name == CONFIG_FILE else files.find(name), files.directory / name)
-
-
 def name_of(directory: Path) -> str:
     """A model's name by its location: the directory's name, or ORG/NAME in a hub cache."""
     repository = directory.parent.parent.name
@@ -106,18 +106,9 @@ def name_of(directory: Path) -> str:
     return directory.name
 
 
-def _architecture(config: ConfigFields, directory: Path) -> str:
-    names: Any = config.value("architectures") or []
-    model_type: Any = config.value("model_type")
-    for known, one in ARCHITECTURES.items():
-        if any(name in one.names for name in cast("list[Any]", names)) if isinstance(names, list) else False:
-            return known
-    if not names and isinstance(model_type, str) and model_type in ARCHITECTURES:
-        return model_type
-    supported = ", ".join(name for one in ARCHITECTURES.values() for name in one.names)
-    raise ModelUnsupported(
-        f"{directory / CONFIG_FILE} has the unsupported architecture {names or model_type!r}. Supported: {supported}."
-    )
+def _read_config(files: SmallFiles) -> TextModel:
+    path = files.directory / CONFIG_FILE
+    return find_text_model(ConfigFields(files.require(CONFIG_FILE), path), path)
 
 
 def _tokenizer_path(directory: Path) -> Path:

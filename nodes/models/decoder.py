@@ -30,11 +30,22 @@ class Layer(NamedTuple):
     down: Linear
 
 
+class Wrapper(NamedTuple):
+    """A model of text and images with this architecture as its text part, whose `text_config` may leave out whatever
+    has one of the `defaults` in transformers.
+    """
+
+    name: str
+    model_type: str
+    defaults: dict[str, int]
+
+
 class Decoder:
     """One model: its parts, and how they are computed. `names` are its `architectures` in a `config.json`."""
 
     names: ClassVar[tuple[str, ...]] = ()
     model_type: ClassVar[str] = ""
+    wrapper: ClassVar[Wrapper | None] = None
     default_head_dim: ClassVar[int] = 0
     norm_offset: ClassVar[float] = 0.0
 

@@ -7,7 +7,7 @@ are scaled up, gates are GELU.
 from typing import Any, Final, NamedTuple
 
 from nodes.models.config_fields import FULL, SLIDING, ConfigFields
-from nodes.models.decoder import Columns, Decoder, Layer
+from nodes.models.decoder import Columns, Decoder, Layer, Wrapper
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Embedding, Gated, Norm, Parameter
 from nodes.models.rope_fields import LayerKind, read_rope
@@ -30,6 +30,21 @@ class Gemma3(Decoder):
 
     names = ("Gemma3ForCausalLM",)
     model_type = "gemma3_text"
+    wrapper = Wrapper(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        {
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131_072,
+            "eos_token_id": 1,
+            "bos_token_id": 2,
+        },
+    )
     default_head_dim = 256
     norm_offset = 1.0
 

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from nodes.models.config_fields import FULL, SLIDING, ConfigFields
-from nodes.models.decoder import Decoder
+from nodes.models.decoder import Decoder, Wrapper
 
 
 class Mistral(Decoder):
@@ -11,6 +11,21 @@ class Mistral(Decoder):
 
     names = ("MistralForCausalLM",)
     model_type = "mistral"
+    wrapper = Wrapper(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+    )
 
     @classmethod
     def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
