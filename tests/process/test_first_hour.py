@@ -31,6 +31,7 @@ SAYS = {
     "chat": "82",
     "probe": "ready: ",
     "models": "random:qwen3-0.6b",
+    "models show": "chat_template.jinja",
     "version": "meshctl ",
     "config show": "port = ",
     "config validate": "the configuration is fine",
@@ -56,7 +57,9 @@ def all_commands(group=None, before=()):
     found = []
     for name, command in group.commands.items():
         words = (*before, name)
-        found += all_commands(command, words) if hasattr(command, "commands") else [" ".join(words)]
+        found += all_commands(command, words) if hasattr(command, "commands") else []
+        # `models` does something by itself, too.
+        found += [" ".join(words)] if getattr(command, "invoke_without_command", True) else []
     return found
 
 

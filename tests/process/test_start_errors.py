@@ -27,7 +27,7 @@ DAMAGES = {
     "config.json is missing": lambda model: (model / "config.json").unlink(),
     "config.json cannot be read as JSON": lambda model: (model / "config.json").write_text("{not json"),
     "config.json should hold a JSON object": lambda model: (model / "config.json").write_text("[]"),
-    "read as JSON: maximum recursion": lambda model: (model / "config.json").write_text("[" * 200_000),
+    "read as JSON: its values are nested too deeply": lambda model: (model / "config.json").write_text("[" * 200_000),
     "hidden_size should be": lambda model: (model / "config.json").write_text('{"architectures":["LlamaForCausalLM"]}'),
     "model.safetensors is not a complete safetensors file": lambda model: cut(model / "model.safetensors", 100_000),
     "is not a complete safetensors file": lambda model: cut(model / "model.safetensors", 5),
@@ -75,7 +75,7 @@ def test_what_is_said_of_a_damaged_model(tmp_path, words):
 
 
 # One file that is read as JSON and one that is not; the first deeper than any parser goes.
-@pytest.mark.parametrize("words", ["read as JSON: maximum recursion", "tokenizer.json is cut off"])
+@pytest.mark.parametrize("words", ["read as JSON: its values are nested too deeply", "tokenizer.json is cut off"])
 def test_a_damaged_model(host, words):
     model = shutil.copytree(TINY, host.base / "model")
     DAMAGES[words](model)
