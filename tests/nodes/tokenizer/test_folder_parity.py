@@ -20,6 +20,7 @@ from nodes.model_spec.checkpoint_files import TOKENIZER_FILE
 from nodes.model_spec.directory import read_texts
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG
 from nodes.model_spec.vocabulary import load_tokenizer
+from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
 from tests.nodes.tokenizer.conftest import make_tokenizer
 
 PLAIN = make_tokenizer().to_str()
@@ -27,6 +28,12 @@ OWN_IDS = make_tokenizer().get_vocab(with_added_tokens=True)
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "image_token")
 # Special tokens of tokenizer.json, a plain word of it, and texts that it does not have.
 TEXTS = ("<|im_end|>", "<|eot_id|>", "Ġfox", "<x>", "<y>", " z ", "<|im_start|>")
+CHAT = [
+    {"role": "system", "content": "<x> fox "},
+    {"role": "user", "content": "a <|im_end|>b<y>"},
+    {"role": "assistant", "content": "ok"},
+    {"role": "user", "content": "你"},
+]
 SAMPLES = (
     "The quick fox<x>jumps <y> <|im_end|> z  z fox\n",
     "<|eot_id|><|im_start|>ab <x> fox",
@@ -73,6 +80,18 @@ own_tokens = st.lists(
 )
 
 
+SHOWN = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+MACRO = (
+    "{% macro show(m) %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>{{ image_token }}\n{% endmacro %}"
+    "{% for m in messages %}{{ show(m) }}{% endfor %}{% if add_generation_prompt %}<|im_start|>{{ x }}{% endif %}"
+)
+source = st.sampled_from((SHOWN, MACRO, f"{SHOWN}.", f"{MACRO}."))
+PLACES = ("chat_template.jinja", "additional_chat_templates/default.jinja", "additional_chat_templates/rag.jinja")
+named_sources = st.dictionaries(st.sampled_from(("default", "tool_use")), source, min_size=1)
+config_templates = st.none() | source | named_sources
+file_templates = st.dictionaries(st.sampled_from(PLACES), source, max_size=2)
+
+
 class Folder(msgspec.Struct):
     """The contents of the files; None: no such file."""
 
@@ -80,12 +99,24 @@ class Folder(msgspec.Struct):
     config: dict[str, Any]
     special_map: dict[str, Any] | None
     added: dict[str, int] | None
+    config_template: str | dict[str, str] | None
+    file_templates: dict[str, str]
 
     def write(self, directory: Path) -> Path:
         tokenizer = Tokenizer.from_str(PLAIN)
         tokenizer.add_tokens([AddedToken(content, **given) for content, given in self.own])
         tokenizer.save(str(directory / TOKENIZER_FILE))
         named = {TOKENIZER_CONFIG: self.config | {"tokenizer_class": "PreTrainedTokenizerFast"}}
+        if isinstance(self.config_template, dict):
+            pairs = self.config_template.items()
+            named[TOKENIZER_CONFIG]["chat_template"] = [{"name": name, "template": text} for name, text in pairs]
+        elif self.config_template is not None:
+            named[TOKENIZER_CONFIG]["chat_template"] = self.config_template
+        (directory / PLACES[1]).parent.mkdir(exist_ok=True)
+        for place in PLACES:
+            (directory / place).unlink(missing_ok=True)
+        for place, text in self.file_templates.items():
+            (directory / place).write_text(text)
         for name, document in {**named, SPECIAL_MAP: self.special_map, ADDED: self.added}.items():
             path = directory / name
             path.unlink(missing_ok=True)
@@ -94,7 +125,10 @@ class Folder(msgspec.Struct):
         return directory
 
 
-folders = st.builds(Folder, own=own_tokens, config=config_files, special_map=special_maps, added=added_files)
+folders = st.builds(
+    Folder, own=own_tokens, config=config_files, special_map=special_maps, added=added_files,
+    config_template=config_templates, file_templates=file_templates,
+)  # fmt: skip
 
 
 def spec_of(directory: Path) -> ModelSpec:
@@ -102,7 +136,7 @@ def spec_of(directory: Path) -> ModelSpec:
     return msgspec.structs.replace(
         resolve_model("echo"), path=str(directory), tokenizer_path=str(directory / TOKENIZER_FILE),
         special_tokens=tokens.named, added_tokens=tokens.added, own_ids_win=tokens.own_ids_win,
-        chat_template=template.source, said_by=tokens.said_by,
+        chat_template=template.source, named_templates=template.named, said_by=tokens.said_by,
     )  # fmt: skip
 
 
@@ -144,6 +178,23 @@ def compare(directory: Path) -> None:
             assert ids == reference(sample, add_special_tokens=special)["input_ids"]
             for skip in (True, False):
                 assert ours.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
+    compare_chats(spec, ours, reference)
+
+
+def compare_chats(spec: ModelSpec, ours: Tokenizer, reference: Any) -> None:
+    try:
+        expected = reference.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+    except ValueError:
+        # It has no template, or several without a default.
+        event("no default" if spec.named_templates else "no template")
+        expected = None
+    assert (spec.chat_template is None) == (expected is None)
+    assert bool(spec.named_templates) == isinstance(reference.chat_template, dict) * (expected is None)
+    if expected is not None:
+        assert spec.chat_template is not None
+        chat = ChatRequest(chat=json.dumps(CHAT).encode())
+        text = ChatTemplate(spec.chat_template, spec.special_tokens, max_chars=10_000).render(chat)
+        assert ours.encode(text, add_special_tokens=False).ids == expected
 
 
 @pytest.mark.parametrize("max_examples", [300, pytest.param(5000, marks=pytest.mark.slow)])
