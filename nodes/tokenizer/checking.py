@@ -6,10 +6,11 @@ load the one and probe the other, with a limit on its memory and a deadline for 
 Synchronous; called by `cli/plan/model.py` in a supervisor, so it imports neither jinja nor tokenizers.
 """
 
+import contextlib
 import os
-import select
+import signal
 import subprocess
-import time
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ import msgspec
 
 from nodes.models.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
 from nodes.models.spec import ModelSpec, VocabularyFacts
-from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, child_command, child_environment
+from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, child_command, child_environment, frame
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.dialect import ContentForm, TemplateDialect
 from nodes.tokenizer.errors import Overloaded, TemplateError
@@ -28,7 +29,8 @@ _TEMPLATE_S: Final = 4.0
 _VOCABULARY_S: Final = 20.0
 """Gemma 3's, of 262,144 tokens and 33 MB, takes 2 s on one slow core."""
 _VOCABULARY_BYTES: Final = 4 << 30
-_MAX_ANSWER_BYTES: Final = 1 << 20
+_MARGIN_S: Final = 2.0
+"""For starting the child, which ends itself when the time for its work is over."""
 _MODEL_ERRORS: Final = {error.code: error for error in (ModelDamaged, ModelNotFound, ModelUnsupported)}
 
 
@@ -56,9 +58,10 @@ def check_texts(spec: ModelSpec, template: str | None) -> TextFacts:
         parent_pid=os.getpid(),
         vocabulary=msgspec.structs.replace(spec, chat_template=None, weight_files=()),
         vocabulary_bytes=_VOCABULARY_BYTES,
+        seconds=(_VOCABULARY_S, _TEMPLATE_S),
     )
     try:
-        question = msgspec.msgpack.encode(setup)
+        question = frame(setup)
     except UnicodeEncodeError as error:
         raise TemplateError(f"it, or a special token, is not valid Unicode: {error}", "messages") from error
     vocabulary, dialect = _ask_child(question, spec.tokenizer_path or spec.name, _stamp(spec.tokenizer_path))
@@ -87,88 +90,41 @@ def _stamp(path: str) -> tuple[int, int]:
 @lru_cache(maxsize=8)
 def _ask_child(question: bytes, tokenizer: str, _stamp: tuple[int, int]) -> tuple[VocabularyFacts, TemplateDialect]:
     try:
-        child = subprocess.Popen(
+        child = subprocess.run(
             child_command(),
-            stdin=subprocess.PIPE,
+            input=question,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a panic's backtrace, which its error says better
             env=child_environment(),
+            timeout=_VOCABULARY_S + _TEMPLATE_S + _MARGIN_S,
         )
+        output, is_late = child.stdout, child.returncode == -signal.SIGALRM
+    except subprocess.TimeoutExpired as expired:
+        output, is_late = expired.stdout or b"", True
     except OSError as error:
         raise Overloaded(f"no process can be started to check tokenizer and chat template: {error}") from error
-    with child:
-        try:
-            vocabulary = _vocabulary(child, question, tokenizer)
-            has_template = msgspec.msgpack.decode(question, type=Setup).template is not None
-            return vocabulary, _dialect(child) if has_template else TemplateDialect(forms={})
-        finally:
-            child.kill()
+    answers = [*_answers(output)]
+    if not answers:
+        how = f"takes longer than {_VOCABULARY_S:g} s to load" if is_late else "crashes the process that loads it, or"
+        how += "" if is_late else f" takes more than {_VOCABULARY_BYTES >> 30} GiB of memory"
+        raise ModelDamaged(f"{tokenizer} {how}. Download it again.")
+    vocabulary = answers[0].vocabulary
+    if vocabulary is None:
+        raise _MODEL_ERRORS.get(answers[0].code, ModelError)(answers[0].message)
+    if len(answers) < 2:
+        late = f"it takes longer than {_TEMPLATE_S:g} s to render a few short chats"
+        why = late if is_late else "it crashed the process that rendered a few short chats, or took all memory"
+        raise TemplateError(why, "messages")
+    dialect = answers[1].dialect
+    if dialect is None:
+        raise TemplateError(answers[1].message, answers[1].param)
+    return vocabulary, dialect
 
 
-def _vocabulary(child: subprocess.Popen[bytes], question: bytes, tokenizer: str) -> VocabularyFacts:
-    until = time.monotonic() + _VOCABULARY_S
-    try:
-        _send(child, len(question).to_bytes(HEAD_BYTES, "little") + question, until)
-        answer = _receive(child, until)
-    except TimeoutError:
-        raise ModelDamaged(f"{tokenizer} takes longer than {_VOCABULARY_S:g} s to load. Download it again.") from None
-    except (OSError, EOFError, msgspec.MsgspecError):
-        raise ModelDamaged(
-            f"{tokenizer} crashed the process that loaded it, or takes more than {_VOCABULARY_BYTES >> 30} GiB of"
-            " memory. Download it again."
-        ) from None
-    if answer.vocabulary is None:
-        raise _MODEL_ERRORS.get(answer.code, ModelError)(answer.message)
-    return answer.vocabulary
-
-
-def _dialect(child: subprocess.Popen[bytes]) -> TemplateDialect:
-    try:
-        answer = _receive(child, time.monotonic() + _TEMPLATE_S)
-    except TimeoutError:
-        why = f"it takes longer than {_TEMPLATE_S:g} s to render a few short chats"
-        raise TemplateError(why, "messages") from None
-    except (OSError, EOFError, msgspec.MsgspecError):
-        why = "it crashed the process that rendered a few short chats, or took all memory"
-        raise TemplateError(why, "messages") from None
-    if answer.dialect is None:
-        raise TemplateError(answer.message, answer.param)
-    return answer.dialect
-
-
-def _send(child: subprocess.Popen[bytes], data: bytes, until: float) -> None:
-    """Write all. Raises TimeoutError if the child does not read, BrokenPipeError if it has ended."""
-    assert child.stdin is not None, "the child has no pipe for input"
-    fd, rest = child.stdin.fileno(), memoryview(data)
-    os.set_blocking(fd, False)
-    while rest:
-        _wait(fd, select.POLLOUT, until)
-        rest = rest[os.write(fd, rest) :]
-
-
-def _receive(child: subprocess.Popen[bytes], until: float) -> Rendered:
-    """One answer. Raises TimeoutError; EOFError if the child has ended; MsgspecError."""
-    assert child.stdout is not None, "the child has no pipe for output"
-    fd = child.stdout.fileno()
-    num_bytes = int.from_bytes(_read(fd, HEAD_BYTES, until), "little")
-    if num_bytes > _MAX_ANSWER_BYTES:
-        raise EOFError("the answer is longer than any can be")
-    return msgspec.msgpack.decode(_read(fd, num_bytes, until), type=Rendered)
-
-
-def _read(fd: int, num_bytes: int, until: float) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        _wait(fd, select.POLLIN, until)
-        piece = os.read(fd, num_bytes - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return data
-
-
-def _wait(fd: int, event: int, until: float) -> None:
-    poller = select.poll()
-    poller.register(fd, event)
-    if not poller.poll(max(0.0, until - time.monotonic()) * 1000):
-        raise TimeoutError
+def _answers(output: bytes) -> Iterator[Rendered]:
+    """The child's complete answers: one for the tokenizer, one for the template."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        while len(output) > HEAD_BYTES:
+            end = HEAD_BYTES + int.from_bytes(output[:HEAD_BYTES], "little")
+            yield msgspec.msgpack.decode(output[HEAD_BYTES:end], type=Rendered)
+            output = output[end:]

@@ -21,7 +21,8 @@ class Setup(Part, frozen=True):
     """What the child is for: with `vocabulary`, to load that model's tokenizer; with a template, to render it.
 
     `memory_bytes` bounds the address space of the child, but while it loads the tokenizer that is `vocabulary_bytes`,
-    and thereafter `memory_bytes` on top of what is mapped then.
+    and thereafter `memory_bytes` on top of what is mapped then. `seconds`: how long it may load the tokenizer and probe
+    the template before it ends by SIGALRM; 0: its parent sees to that.
     """
 
     template: str | None
@@ -31,12 +32,14 @@ class Setup(Part, frozen=True):
     parent_pid: int
     vocabulary: ModelSpec | None = None
     vocabulary_bytes: int = 0
+    seconds: tuple[float, float] = (0.0, 0.0)
 
 
 class Rendered(Part, frozen=True):
     """The text, or in answer to a `Setup` the dialect, or the error (`code` is one of `nodes.tokenizer.errors`).
 
-    A `Setup` with `vocabulary` has another answer before that: its facts, or the code of a ModelError.
+    A `Setup` with `vocabulary` has another answer before that: its facts, or the code of a ModelError. Without a
+    template the dialect is empty.
     """
 
     text: str = ""

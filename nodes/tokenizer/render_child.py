@@ -22,6 +22,7 @@ from nodes.models.errors import ModelDamaged, ModelError
 from nodes.models.spec import ModelSpec
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
 from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, frame
+from nodes.tokenizer.dialect import TemplateDialect
 from nodes.tokenizer.errors import PrepareError
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -39,9 +40,13 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         _limit_memory(setup.memory_bytes)
     else:
         _limit_memory(setup.vocabulary_bytes)
+        # Its default action ends the process wherever it is, in a loop of a library too.
+        signal.setitimer(signal.ITIMER_REAL, setup.seconds[0])
         _write(sink, _describe(setup.vocabulary))
         _limit_memory(min(_mapped_bytes() + setup.memory_bytes, setup.vocabulary_bytes))
+        signal.setitimer(signal.ITIMER_REAL, setup.seconds[1])
     if setup.template is None:
+        _write(sink, Rendered(dialect=TemplateDialect(forms={})))
         return
     template = _compile(setup.template, setup)
     _write(sink, template if isinstance(template, Rendered) else Rendered(dialect=template.dialect))

@@ -91,7 +91,7 @@ def test_the_same_is_asked_once_and_another_file_again(children, model_with):
     ("template", "words"),
     [
         (ENDLESS + SHOWN, "longer than 4 s"),
-        (DOUBLING + "{{ ns.s }}" + SHOWN, "takes all memory"),
+        (DOUBLING + "{{ ns.s }}" + SHOWN, "takes all memory|longer than 4 s"),
         ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "leaves out what users say"),
         ("x" * 100_000_000, "at most 1048576"),
         ("{% if true %}" * 70_000, "cannot be compiled|crashed"),
@@ -134,7 +134,7 @@ def test_the_longest_template():
                 model={"type": "BPE", "vocab": {"é": 0, "éb": 2, "b": 3}, "merges": [["b", "é"]]}
                 | {"continuing_subword_prefix": "b"}
             ),
-            "crashed the process that loaded it",
+            "crashes the process that loads it",
         ),
     ],
     ids=["empty", "deep", "panic", "abort"],
@@ -160,7 +160,7 @@ def test_the_tokenizer_has_memory_of_its_own_and_so_has_the_template(monkeypatch
 @pytest.mark.parametrize(
     ("program", "error", "words"),
     [
-        ("import os; os.kill(os.getpid(), 9)", ModelDamaged, "crashed the process|longer than"),
+        ("import os; os.kill(os.getpid(), 9)", ModelDamaged, "crashes the process"),
         ("import time; time.sleep(60)", ModelDamaged, "longer than 0.5 s to load"),
         ("import sys; sys.stdout.buffer.write(ANSWER + b'xxxx')", TemplateError, "crashed the process"),
         ("import sys; sys.stdout.buffer.write(ANSWER + b'\\1\\0\\0\\0\\xc1')", TemplateError, "crashed the process"),
@@ -177,13 +177,10 @@ def test_a_child_that_dies_hangs_or_answers_nonsense(monkeypatch, program, error
     monkeypatch.setattr(
         checking, "child_command", lambda: [sys.executable, "-c", program.replace("ANSWER", repr(answer))]
     )
-    if error is TemplateError:
-        monkeypatch.setattr(checking, "_TEMPLATE_S", 0.5)
-        template = SHOWN
-    else:
-        monkeypatch.setattr(checking, "_VOCABULARY_S", 0.5)
-        # More than a pipe holds, and nobody reads it.
-        template = SHOWN + " " * 500_000
+    for name in ("_TEMPLATE_S", "_VOCABULARY_S", "_MARGIN_S"):
+        monkeypatch.setattr(checking, name, 0.5)
+    # More than a pipe holds, and nobody reads it.
+    template = SHOWN + " " * 500_000
     with pytest.raises(error, match=words):
         check_texts(ECHO, template)
 

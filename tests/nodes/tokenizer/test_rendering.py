@@ -210,7 +210,7 @@ def test_a_vocabulary_is_answered_before_the_template(tmp_path, monkeypatch):
     first, second = served(TEMPLATE, parent_pid=ours, vocabulary=spec)
     assert (first.vocabulary.num_tokens, first.dialect) == (spec.vocab_size, None)
     assert second.dialect.forms["user"] == "string"
-    assert len(served(None, parent_pid=ours, vocabulary=spec)) == 1
+    assert served(None, parent_pid=ours, vocabulary=spec)[1].dialect.forms == {}
     bad = msgspec.structs.replace(spec, tokenizer_path=str(tmp_path))
     assert served(None, parent_pid=ours, vocabulary=bad)[0].code == "model_damaged"
 
@@ -218,7 +218,7 @@ def test_a_vocabulary_is_answered_before_the_template(tmp_path, monkeypatch):
         raise Panic("unwrap of None")
 
     monkeypatch.setattr("nodes.model_spec.vocabulary.vocabulary_facts", panic)
-    [answer] = served(None, parent_pid=ours, vocabulary=bad)
+    answer, _ = served(None, parent_pid=ours, vocabulary=bad)
     assert answer.code == "model_damaged"
     assert answer.message == f"{tmp_path} cannot be loaded: Panic: unwrap of None. Download it again."
     monkeypatch.setattr(render_child, "Path", lambda name: tmp_path / "none")
