@@ -160,6 +160,31 @@ def test_without_a_network_the_cache_is_enough_and_is_said_to_be_it(tmp_path, hu
     assert "hf download org/small --revision v1 --local-dir DIR" in said
 
 
+def test_a_snapshot_of_an_older_release_is_completed_and_offline_served_with_a_note(tmp_path, hub, client):
+    named = {
+        "special_tokens_map.json": b'{"bos_token": "<s>"}',
+        "additional_chat_templates/rag.jinja": b"{{ messages }}",
+    }
+    hub.add("org/small", checkpoint(tmp_path) | named)
+    path, *_ = client.planned("org/small")
+    assert {"special_tokens_map.json", "rag.jinja"} < set(hub.fetched())
+    complete = client.planned("org/small", offline=True)
+    assert "older release" not in complete[-1], "that there is no added_tokens.json is known since then"
+    # As a release left it that did not read these files.
+    os.unlink(f"{path}/special_tokens_map.json")
+    shutil.rmtree(client.home / "hub" / "models--org--small" / ".no_exist")
+    offline = client.planned("org/small", offline=True)
+    assert "an older release fetched it without special_tokens_map.json and added_tokens.json" in offline[-1]
+    assert client.plan("org/small").spec.special_tokens == {"bos_token": "<s>"}
+    assert "older release" not in client.planned("org/small", offline=True)[-1]
+
+
+def test_a_template_that_cannot_be_used_is_said_before_weights_are_fetched(tmp_path, hub, client):
+    hub.add("org/small", checkpoint(tmp_path) | {"chat_template.jinja": b"{{ 1"})
+    assert "cannot be compiled" in client.refused("org/small")
+    assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
+
+
 def test_what_is_cached_in_part_is_completed(tmp_path, hub, client):
     hub.add("org/small", checkpoint(tmp_path))
     path, *_ = client.planned("org/small")

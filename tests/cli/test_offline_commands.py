@@ -15,6 +15,7 @@ from cli.errors import BadConfig, BadModel
 from cli.exit_codes import ExitCode
 from cli.plan.role_configs import CONFIG_TYPES
 from nodes.model_spec import ModelDamaged, known_models
+from tests.nodes.checkpoints import LLAMA, write_model
 
 GETADDRINFO = socket.getaddrinfo
 
@@ -48,6 +49,32 @@ def test_models_as_a_table(meshctl):
     header, *rows = meshctl("models")[0].splitlines()
     assert header.split() == ["MODEL", "ARCHITECTURE", "LAYERS", "HIDDEN", "CONTEXT", "DTYPE", "PARAMETERS", "NOTE"]
     assert [row.split()[0] for row in rows] == known_models()
+
+
+def test_what_the_files_of_a_model_say_is_shown_with_the_file(meshctl, tmp_path):
+    directory = write_model(tmp_path / "m", LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    (directory / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>", "bos_token": "<s>"}')
+    (directory / "chat_template.jinja").write_text(
+        "{% for m in messages if m.role != 'tool' %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    )
+    shown = json.loads(meshctl("models", "show", str(directory), "-o", "json")[0])
+    assert (shown["model"], shown["path"], shown["architecture"]) == ("m", str(directory), "llama")
+    assert (shown["context_length"], shown["longest_context"]["tokens"]) == (512, 1024)
+    assert shown["end_tokens"] == [{"id": 2, "said_by": "config.json"}, {"id": 257, "said_by": "tokenizer.json"}]
+    parts = dict.fromkeys(("user", "assistant", "system"), "parts")
+    assert shown["chat_template"] == {"said_by": "chat_template.jinja", "content": parts}
+    said = {"name": "bos_token", "text": "<s>", "said_by": "special_tokens_map.json"}
+    assert said in shown["special_tokens"]
+    assert shown["vocabulary"] == {"tokens": 301, "embeddings": 300}
+    assert shown["size"]["bytes"] == (directory / "model.safetensors").stat().st_size
+    assert any("more than the model has embeddings" in note for note in shown["notes"])
+    assert any("leaves out messages of the role tool" in note for note in shown["notes"])
+    lines = meshctl("models", "show", str(directory))[0].splitlines()
+    assert "end tokens      2 (config.json)" in lines
+    assert "                257 (tokenizer.json)" in lines
+    (directory / "own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with_own = meshctl("models", "show", str(directory), "--chat-template", str(directory / "own.jinja"))[0]
+    assert f"user string, assistant string, system string, tool string ({directory / 'own.jinja'})" in with_own
 
 
 def test_a_damaged_model_is_listed_with_what_is_wrong(meshctl, monkeypatch):

@@ -1,5 +1,6 @@
 """A start that cannot succeed says what, why and what to do, exits with its code, and leaves nothing behind."""
 
+import json
 import re
 import resource
 import shutil
@@ -82,6 +83,19 @@ def test_a_damaged_model(host, words):
     failed = host.meshctl("up", "--model", str(model), "--port", str(host.port))
     assert_says(failed, 6, words)
     assert str(model) in failed.stderr
+    host.assert_nothing_left(within_s=1.0)
+
+
+def test_a_role_run_by_hand_with_a_damaged_model(host):
+    """Whatever the role: a gateway would not read the file, and would serve nothing."""
+    model = shutil.copytree(TINY, host.base / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    config = json.dumps({"model": str(model)})
+    assert_says(host.meshctl("run", "detokenizer", "--config", config), 6, "longer than 4 s")
+    (model / "tokenizer.json").write_text("{}")
+    assert_says(host.meshctl("run", "tokenizer", "--config", config), 6, "tokenizer.json cannot be loaded")
     host.assert_nothing_left(within_s=1.0)
 
 
