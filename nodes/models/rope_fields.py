@@ -76,7 +76,9 @@ def _of_all(config: ConfigFields) -> dict[str, Any]:
 
 def _of_kind(config: ConfigFields, kind: str) -> dict[str, Any]:
     """Entries of each kind of layer; what the older name says is about the layers with full attention."""
-    own = _object(config, _object(config, config.value("rope_parameters") or {}).get(kind) or {})
+    both = _object(config, config.value("rope_parameters") or {})
+    # That of plain rotation is there already when the older name is read: a `type` in that one is then not looked at.
+    own = _object(config, both.get(kind) or {"rope_type": "default"})
     older = config.value("rope_scaling") if kind == "full_attention" else None
     return own | _object(config, older or {})
 

@@ -20,7 +20,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `quantize` rounds weights to `int8` when they are loaded; only for one rank alone, on the CPU.
 
-    `context_length` is the requested length, which selects factors of LongRoPE (`ModelSpec.within`); 0: none requested.
+    `context_length` is the requested length, which may be more than config.json's and selects how LongRoPE and dynamic
+    RoPE rotate (`ModelSpec.within`); 0: none requested.
 
     `kernels` selects what computes on the CPU: one build of the project's own kernels (`avx512_bf16`, `avx512`,
     `avx2`), `torch`, or `auto`: the best build that this CPU can run, or torch if there is none.
