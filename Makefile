@@ -30,10 +30,11 @@ up: $(STAMP)
 	$(BIN)/meshctl up $(ARGS)
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(IN_TWO) -m "not slow and not soak and not gpu and not containers" $(ARGS)
+	$(BIN)/python -m pytest $(IN_TWO) -m "not slow and not soak and not gpu and not containers and not real_models" $(ARGS)
 
+# MODELS is a folder of published models (see CONTRIBUTING.md); without it their tests are skipped.
 test-all: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(IN_TWO) -m "not soak and not gpu" $(ARGS)
+	TEST_MODELS="$(MODELS)" $(BIN)/python -m pytest $(IN_TWO) -m "not soak and not gpu" $(ARGS)
 
 # Storms of kills, of ten minutes and of five; SOAK_SECONDS and SOAK_SEED set another length and other victims.
 soak: $(DEV_STAMP)
@@ -43,7 +44,7 @@ soak: $(DEV_STAMP)
 # tools/coverage_floor.py.
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not slow and not soak and not gpu and not containers" $(ARGS)
+	$(BIN)/coverage run -m pytest -m "not slow and not soak and not gpu and not containers and not real_models" $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --show-missing
 	$(BIN)/coverage json --quiet -o .coverage.json
