@@ -55,13 +55,14 @@ def check_texts(spec: ModelSpec, template: str | None) -> TextFacts:
         special_tokens=spec.special_tokens,
         max_chars=0,
         memory_bytes=RenderingLimits().memory_bytes,
-        parent_pid=os.getpid(),
+        # Not this process yet: `up -d` forks between its two plans, and finds in the copy what it has asked already.
+        parent_pid=0,
         vocabulary=msgspec.structs.replace(spec, chat_template=None, weight_files=()),
         vocabulary_bytes=_VOCABULARY_BYTES,
         seconds=(_VOCABULARY_S, _TEMPLATE_S),
     )
     try:
-        question = frame(setup)
+        question = msgspec.msgpack.encode(setup)
     except UnicodeEncodeError as error:
         raise TemplateError(f"it, or a special token, is not valid Unicode: {error}", "messages") from error
     vocabulary, dialect = _ask_child(question, spec.tokenizer_path or spec.name, _stamp(spec.tokenizer_path))
@@ -89,10 +90,11 @@ def _stamp(path: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _ask_child(question: bytes, tokenizer: str, _stamp: tuple[int, int]) -> tuple[VocabularyFacts, TemplateDialect]:
+    setup = msgspec.structs.replace(msgspec.msgpack.decode(question, type=Setup), parent_pid=os.getpid())
     try:
         child = subprocess.run(
             child_command(),
-            input=question,
+            input=frame(setup),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a panic's backtrace, which its error says better
             env=child_environment(),
