@@ -97,7 +97,6 @@ CORES: Final = {
         "nodes/detokenizer/core.py",
         "nodes/detokenizer/incremental.py",
         "nodes/detokenizer/stop_strings.py",
-        "nodes/detokenizer/stream.py",
     ),
 }
 

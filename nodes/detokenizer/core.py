@@ -12,15 +12,29 @@ again sends the same text at the same offsets, and the gateway drops what it has
 """
 
 from collections import deque
-from itertools import islice
-from typing import NamedTuple, assert_never
+from collections.abc import Mapping, Sequence
+from itertools import islice, repeat
+from typing import Final, NamedTuple, assert_never
 
 from mesh.address import Address
 from nodes.detokenizer.config import DetokenizerLimits
-from nodes.detokenizer.incremental import DecoderFactory
-from nodes.detokenizer.step import Sender, Step
-from nodes.detokenizer.stream import Stream
-from nodes.protocol import Resend, StopAt, StreamOpen, TextBatch, TokenBatch
+from nodes.detokenizer.incremental import DecoderFactory, TokenDecoder
+from nodes.detokenizer.stop_strings import StopMatcher, compile_stops
+from nodes.protocol import (
+    Resend,
+    ResendFrom,
+    StopAt,
+    StreamFinish,
+    StreamOpen,
+    TextBatch,
+    TextDelta,
+    TokenBatch,
+)
+from nodes.request import AttemptRef
+
+_NEVER: Final = float("-inf")
+_MAX_ASKED: Final = 4096
+"""Unknown streams whose last question is remembered; beyond that all are forgotten, and may be asked for once more."""
 
 
 class TokensArrived(NamedTuple):
@@ -62,14 +76,257 @@ class MalformedBatch(ValueError):
     """The columns of a `TokenBatch` do not fit each other; nothing of it has been taken."""
 
 
+class _Stream:
+    """Decode state of one attempt. The owner checks positions; `position` is the next output position to take.
+
+    `plain_position` equals it while one more token needs no special care (open, replayed, no stop strings), else -1.
+    """
+
+    __slots__ = (
+        "_context", "_decoder", "_extras", "_matcher", "_min_tokens", "_num_cached_tokens", "_stages", "_text",
+        "_text_offset", "_token_ids", "asked_at", "attempt", "finish_reason", "gateway", "last", "plain_position",
+        "position", "request_id", "touched_at",
+    )  # fmt: skip
+
+    def __init__(self, opening: StreamOpen, decoder: TokenDecoder, now: float) -> None:
+        rules = opening.stop
+        self.request_id = opening.request_id
+        self.attempt = opening.attempt
+        self.gateway = opening.gateway
+        self.position = 0
+        self.plain_position = -1
+        self.finish_reason: str | None = None
+        self.last: TextDelta | None = None
+        """The final delta, once it has been made."""
+        self.touched_at = now
+        self.asked_at = _NEVER
+        """When the scheduler was last asked to send again, or to stop."""
+        self._context: list[int] | None = opening.output_ids
+        self._decoder = decoder
+        stops = tuple(stop for stop in rules.stop if stop)
+        self._matcher = StopMatcher(compile_stops(stops), rules.include_stop) if stops else None
+        self._min_tokens = rules.min_tokens
+        self._num_cached_tokens = opening.num_cached_tokens
+        # Sent once, with the first delta: there is no use in repeating it.
+        self._stages = opening.stages
+        self._text_offset = 0
+        self._token_ids: list[int] = []
+        self._extras: list[bytes] = []
+        self._text: list[str] = []
+
+    def begin(self, position: int) -> None:
+        """Decode silently what was delivered before, up to `position`. Only the first call does anything."""
+        if self._context is None:
+            return
+        context, self._context = self._context[:position], None
+        self.take(context)
+        self._text_offset += sum(map(len, self._text))
+        self._token_ids, self._extras, self._text = [], [], []
+        if self._matcher is None:
+            self.plain_position = self.position
+
+    def show_one(self, token_id: int, scheduler: str, extras: list[bytes]) -> TextDelta:
+        """Take the token at `plain_position`, and its extra value if there is one; returns its delta."""
+        position, offset = self.position, self._text_offset
+        text = self._decoder.push(token_id)
+        self.position = self.plain_position = position + 1
+        self._text_offset = offset + len(text)
+        return TextDelta(
+            self.request_id, self.attempt, position, [token_id], offset, text, None, self._num_cached_tokens, scheduler,
+            None, extras,
+        )  # fmt: skip
+
+    def take(self, token_ids: list[int], extras: Sequence[bytes] = (), hidden_at: int = -1) -> None:
+        """Take the next tokens, up to a stop string; the token at output position `hidden_at` has no text.
+
+        `extras` go beside them, if there are any.
+        """
+        decoder, matcher = self._decoder, self._matcher
+        for token_id, extra in zip(token_ids, extras or repeat(b""), strict=False):
+            text = "" if self.position == hidden_at else decoder.push(token_id)
+            self.position += 1
+            self._token_ids.append(token_id)
+            self._extras.append(extra)
+            if matcher is None:
+                self._text.append(text)
+                continue
+            text, found = matcher.feed(text, armed=self.position > self._min_tokens)
+            self._text.append(text)
+            if found:
+                self._end("stop")
+                return
+        if self.plain_position >= 0:
+            self.plain_position = self.position
+
+    def finish(self, reason: str) -> None:
+        """No more tokens: show what was held back."""
+        text = self._decoder.flush()
+        if self._matcher is not None:
+            text, found = self._matcher.feed(text, armed=self.position > self._min_tokens)
+            reason = "stop" if found else reason
+            text += self._matcher.flush()
+        self._text.append(text)
+        self._end(reason)
+
+    def delta(self, scheduler: str) -> TextDelta | None:
+        """What came since the last delta; None if nothing did, or the final one has been made."""
+        if self.last is not None or (not self._token_ids and self.finish_reason is None):
+            return None
+        text, offset, token_ids = "".join(self._text), self._text_offset, self._token_ids
+        self._text_offset += len(text)
+        extras = self._extras if any(self._extras) else []
+        self._token_ids, self._extras, self._text = [], [], []
+        delta = TextDelta(
+            self.request_id, self.attempt, self.position - len(token_ids), token_ids, offset, text,
+            self.finish_reason, self._num_cached_tokens, scheduler, self._stages, extras,
+        )  # fmt: skip
+        self._stages = None
+        if self.finish_reason is not None:
+            self.last = delta
+        return delta
+
+    def _end(self, reason: str) -> None:
+        self.finish_reason = reason
+        self.plain_position = -1
+
+
+class _Sender:
+    """What is known of one incarnation of a scheduler."""
+
+    __slots__ = ("asked_at", "streams")
+
+    def __init__(self) -> None:
+        self.streams: dict[int, _Stream] = {}
+        self.asked_at: dict[int, float] = {}
+        """When each unknown stream was last asked for."""
+
+
+class _Step:
+    """One batch being taken. The results: deltas by gateway, what to ask the scheduler for, streams that ended."""
+
+    __slots__ = ("_interval_s", "_now", "_scheduler", "_sender", "deltas", "ended", "gaps", "stops", "unknown")
+
+    def __init__(self, sender: _Sender, scheduler: str, now: float, interval_s: float) -> None:
+        self._sender = sender
+        self._scheduler = scheduler
+        self._now = now
+        self._interval_s = interval_s
+        self.deltas: dict[str, list[TextDelta]] = {}
+        self.gaps: list[ResendFrom] = []
+        self.unknown: list[int] = []
+        self.stops: list[AttemptRef] = []
+        self.ended: list[tuple[int, _Stream]] = []
+
+    def take_tokens(self, batch: TokenBatch) -> None:
+        """Give each stream its tokens. Streams that finish in this batch are shown by `take_finishes`."""
+        finishes = {finish.stream: finish for finish in batch.finishes}
+        streams, token_ids, scheduler, now = self._sender.streams, batch.token_ids, self._scheduler, self._now
+        extras = batch.extras
+        start = 0
+        for number, position, count in zip(batch.streams, batch.positions, batch.counts, strict=True):
+            stream, end = streams.get(number), start + count
+            if stream is None:
+                self._ask_unknown(number)
+            elif count == 1 and position == stream.plain_position and number not in finishes:
+                stream.touched_at = now
+                beside = extras[start:end] if extras else []
+                self._add(stream.gateway, stream.show_one(token_ids[start], scheduler, beside))
+            else:
+                stream.touched_at = now
+                self._take_run(number, stream, position, token_ids[start:end], extras[start:end], finishes)
+            start = end
+
+    def take_finishes(self, batch: TokenBatch) -> None:
+        """End streams whose last token is here, and answer repeated finishes."""
+        for finish in batch.finishes:
+            stream = self._sender.streams.get(finish.stream)
+            if stream is None:
+                self._ask_unknown(finish.stream)
+                continue
+            stream.touched_at = self._now
+            if stream.last is not None:
+                self._add(stream.gateway, stream.last)
+                continue
+            stream.begin(finish.position)
+            if stream.finish_reason is None and finish.position > stream.position:
+                self._ask_gap(stream)
+            elif stream.finish_reason is None:
+                stream.finish(finish.reason)
+            self._show(finish.stream, stream)
+
+    def _take_run(
+        self,
+        number: int,
+        stream: _Stream,
+        position: int,
+        token_ids: list[int],
+        extras: list[bytes],
+        finishes: Mapping[int, StreamFinish],
+    ) -> None:
+        stream.begin(position)
+        finish = finishes.get(number)
+        num_known = max(stream.position - position, 0)
+        new_tokens = token_ids[num_known:]
+        if stream.finish_reason is not None:
+            if new_tokens and finish is None and self._may_ask(stream):
+                self._ask_stop(stream)
+        elif position > stream.position:
+            self._ask_gap(stream)
+        else:
+            hidden_at = finish.position - 1 if finish is not None and finish.reason == "stop" else -1
+            stream.take(new_tokens, extras[num_known:], hidden_at)
+            if stream.finish_reason is not None and finish is None:
+                self._ask_stop(stream)
+        if finish is None:
+            self._show(number, stream)
+
+    def _show(self, number: int, stream: _Stream) -> None:
+        delta = stream.delta(self._scheduler)
+        if delta is not None:
+            self._add(stream.gateway, delta)
+            if delta.finish_reason is not None:
+                self.ended.append((number, stream))
+
+    def _add(self, gateway: str, delta: TextDelta) -> None:
+        deltas = self.deltas.get(gateway)
+        if deltas is None:
+            self.deltas[gateway] = [delta]
+        else:
+            deltas.append(delta)
+
+    def _ask_gap(self, stream: _Stream) -> None:
+        if self._may_ask(stream):
+            self.gaps.append(ResendFrom(stream.request_id, stream.attempt, stream.position))
+
+    def _ask_stop(self, stream: _Stream) -> None:
+        stream.asked_at = self._now
+        self.stops.append(AttemptRef(stream.request_id, stream.attempt))
+
+    def _ask_unknown(self, number: int) -> None:
+        asked_at = self._sender.asked_at
+        if self._now - asked_at.get(number, _NEVER) < self._interval_s:
+            return
+        if len(asked_at) >= _MAX_ASKED:
+            asked_at.clear()
+        asked_at[number] = self._now
+        self.unknown.append(number)
+
+    def _may_ask(self, stream: _Stream) -> bool:
+        """Whether its scheduler has not been asked about this stream lately; counts as asking."""
+        if self._now - stream.asked_at < self._interval_s:
+            return False
+        stream.asked_at = self._now
+        return True
+
+
 class DetokenizerCore:
     """All streams of one detokenizer. One `TextBatch` per gateway comes out of each `TokenBatch`."""
 
     def __init__(self, decoders: DecoderFactory, limits: DetokenizerLimits) -> None:
         self._decoders = decoders
         self._limits = limits
-        self._senders: dict[Address, Sender] = {}
-        self._ended: deque[tuple[Sender, int, Stream]] = deque()
+        self._senders: dict[Address, _Sender] = {}
+        self._ended: deque[tuple[_Sender, int, _Stream]] = deque()
         self.num_resends = 0
         """Gaps and unknown streams that were reported to schedulers."""
         self.num_dropped = 0
@@ -110,7 +367,7 @@ class DetokenizerCore:
         # First, since this same batch may have their first tokens.
         for opening in batch.opens:
             self._open(sender, opening, now)
-        step = Step(sender, scheduler.actor_id, now, self._limits.resend_interval_s)
+        step = _Step(sender, scheduler.actor_id, now, self._limits.resend_interval_s)
         step.take_tokens(batch)
         step.take_finishes(batch)
         # Last: a stream may end and be closed in one batch, and its end has to go out first.
@@ -121,7 +378,7 @@ class DetokenizerCore:
             self._remember_ended(sender, number, stream)
         return self._commands(scheduler, step)
 
-    def _commands(self, scheduler: Address, step: Step) -> list[Command]:
+    def _commands(self, scheduler: Address, step: _Step) -> list[Command]:
         commands: list[Command] = [SendText(gateway, TextBatch(deltas=d)) for gateway, d in step.deltas.items()]
         if step.stops:
             commands.append(SendToScheduler(scheduler, StopAt(attempts=step.stops)))
@@ -130,7 +387,7 @@ class DetokenizerCore:
             commands.append(SendToScheduler(scheduler, Resend(streams=step.gaps, streams_unknown=step.unknown)))
         return commands
 
-    def _add_sender(self, scheduler: Address) -> Sender | None:
+    def _add_sender(self, scheduler: Address) -> _Sender | None:
         """None for an incarnation older than one that has been heard already."""
         known = [address for address in self._senders if address.actor_id == scheduler.actor_id]
         if any(address.epoch > scheduler.epoch for address in known):
@@ -138,12 +395,12 @@ class DetokenizerCore:
         # Stream numbers belong to one incarnation: those of an earlier one would be taken for new streams.
         for address in known:
             del self._senders[address]
-        sender = self._senders[scheduler] = Sender()
+        sender = self._senders[scheduler] = _Sender()
         return sender
 
-    def _open(self, sender: Sender, opening: StreamOpen, now: float) -> None:
+    def _open(self, sender: _Sender, opening: StreamOpen, now: float) -> None:
         decoder = self._decoders.decoder(opening.skip_special_tokens, opening.prompt_tail)
-        sender.streams[opening.stream] = Stream(opening, decoder, now)
+        sender.streams[opening.stream] = _Stream(opening, decoder, now)
         sender.asked_at.pop(opening.stream, None)
         if self.num_streams > self._limits.max_streams:
             self._drop_idle()
@@ -156,7 +413,7 @@ class DetokenizerCore:
             del sender.streams[number]
             self.num_dropped += 1
 
-    def _remember_ended(self, sender: Sender, number: int, stream: Stream) -> None:
+    def _remember_ended(self, sender: _Sender, number: int, stream: _Stream) -> None:
         self._ended.append((sender, number, stream))
         if len(self._ended) > self._limits.max_ended_streams:
             sender, number, stream = self._ended.popleft()

@@ -3,7 +3,7 @@
 The pattern is an Aho-Corasick automaton (Efficient string matching, CACM 1975): one pass over the text whatever the
 number of stop strings, and its state is exactly the longest suffix that is a prefix of a stop string, which is the text
 to hold back. The first match is the one that ends first; of several ending together, the longest. Results depend on
-the text only, not on how it was cut. Used by `nodes/detokenizer/stream.py`.
+the text only, not on how it was cut. Used by `nodes/detokenizer/core.py`.
 """
 
 from collections.abc import Iterable
