@@ -7,7 +7,7 @@
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
     ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
     │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
-    └── CallError                                    everything that `ask` and `stream` raise
+    └── CallError                                    everything that `ask` raises
         ├── DeadlineExceeded  deadline_exceeded  r   the given time has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
         ├── Unreachable       unreachable        r   not a member, not to be dialed now, or outbox full
@@ -141,7 +141,7 @@ class WrongSpec(WrongMesh, code=WRONG_SPEC):
 
 
 class CallError(MeshError, code="call_failed"):
-    """Everything that `ask` and `stream` raise."""
+    """Everything that `ask` raises."""
 
 
 class DeadlineExceeded(CallError, code="deadline_exceeded", retryable=True):

@@ -39,7 +39,6 @@ CORES: Final = {
         "nodes/worker/memory/core.py",
     ),
     "ranks": ("nodes/scheduler/worker_link/ranks.py", "nodes/worker/parallel/ranks.py"),
-    "credit": ("mesh/calls/credit.py",),
     "leases": (
         "mesh/runtime/deadlines.py",
         "mesh/membership/view.py",

@@ -29,7 +29,6 @@ class Meta(NamedTuple):
     correlation_id: int = 0
     timeout_us: int = 0
     flags: int = 0
-    position: int = 0
 
 
 PLAIN: Final = Meta()

@@ -52,7 +52,7 @@ class Renew(Message, frozen=True):
 
 
 class ErrorBody(Message, frozen=True):
-    """Why an ask or a stream failed, or why a frame was refused.
+    """Why an ask failed, or why a frame was refused.
 
     `known_epoch`: with `superseded` and `stale_epoch`, the epoch that the next incarnation of the refused actor must
     exceed: that of a later incarnation known here or, from a registry that has just started, the registry's own if
@@ -67,20 +67,10 @@ class ErrorBody(Message, frozen=True):
     known_epoch: int = 0
 
 
-class Credit(Message, frozen=True):
-    """The receiver of a stream allows its sender `limit` items in total, counted from the start of the stream."""
-
-    limit: int
-
-
 class Cancel(Message, frozen=True):
-    """The asker no longer wants the answer to the ask or stream that the correlation id names."""
+    """The asker no longer wants the answer to the ask that the correlation id names."""
 
     reason: str = ""
-
-
-class End(Message, frozen=True):
-    """A stream has delivered all its items."""
 
 
 class Bye(Message, frozen=True):
@@ -304,9 +294,7 @@ SystemMessage = (
     | Heartbeat
     | Renew
     | ErrorBody
-    | Credit
     | Cancel
-    | End
     | Bye
     | Join
     | Joined
