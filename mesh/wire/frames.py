@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mesh.address import Address, Endpoint
+from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message, Part
@@ -228,24 +228,6 @@ class StatsReply(Message, frozen=True):
     histograms: dict[str, Histogram] = {}
 
 
-class DescribeRequest(Message, frozen=True):
-    """Ask an actor to describe itself. Answer: `Describe`."""
-
-
-class Describe(Message, frozen=True):
-    """What `meshctl ps` shows of an actor."""
-
-    actor_id: str
-    role: str
-    pid: int
-    epoch: int
-    endpoint: Endpoint
-    state: str
-    host: str = ""
-    uptime_s: float = 0.0
-    attributes: dict[str, Any] = {}
-
-
 class Draining(Message, frozen=True):
     """Body of the verb `draining`, sent to all peers: the sender takes no new work."""
 
@@ -270,24 +252,6 @@ class Members(Message, frozen=True):
     settings: dict[str, Any] = {}
 
 
-class Drain(Message, frozen=True):
-    """Ask an actor to take no new work and finish what it has. Answer: `Drained`, once that is done."""
-
-
-class Drained(Message, frozen=True):
-    """Answer to `Drain`: the actor has no work left, and is still running."""
-
-
-class Shutdown(Message, frozen=True):
-    """Ask an actor to shut down. Answer: `ShuttingDown`, then `bye` to all its peers."""
-
-    reason: str = ""
-
-
-class ShuttingDown(Message, frozen=True):
-    """Answer to `Shutdown`."""
-
-
 SystemMessage = (
     Hello
     | Welcome
@@ -310,14 +274,8 @@ SystemMessage = (
     | Pong
     | StatsRequest
     | StatsReply
-    | DescribeRequest
-    | Describe
     | Draining
     | ListMembers
     | Members
-    | Drain
-    | Drained
-    | Shutdown
-    | ShuttingDown
 )
 SYSTEM_CODEC = Codec(SystemMessage)

@@ -21,15 +21,9 @@ from mesh.runtime.own_figures import OwnFigures
 from mesh.runtime.process_usage import ProcessUsage
 from mesh.transport.base import Channel
 from mesh.wire.frames import (
-    Describe,
-    DescribeRequest,
-    Drain,
-    Drained,
     ListMembers,
     Ping,
     Pong,
-    Shutdown,
-    ShuttingDown,
     StatsReply,
     StatsRequest,
 )
@@ -185,28 +179,8 @@ async def test_full_mailboxes_and_full_tables_answer_at_once(mesh):
 
 async def test_every_actor_answers_the_systems_asks(a, b):
     ask = a.actor.ctx.ask
-    described = (await ask("b", DescribeRequest(), timeout_s=5)).message
-    assert isinstance(described, Describe)
-    assert (described.actor_id, described.role, described.epoch, described.state) == ("b", "recorder", 1, "ready")
-    assert described.endpoint == b.actor.ctx.endpoint
     assert isinstance((await ask("b", StatsRequest(), timeout_s=5)).message, StatsReply)
     assert (await ask("b", Ping(), timeout_s=5)).message == Pong()
-    assert (await ask("b", Drain(), timeout_s=5)).message == Drained()
-    assert b.describe().state == "draining"
-    assert (await ask("b", Shutdown(reason="test"), timeout_s=5)).message == ShuttingDown()
-    assert await b.shutdown_asked() == "test"
-
-
-async def test_a_drain_that_fails_is_answered_at_once(a, b):
-    async def fails():
-        raise ValueError("as drained")
-
-    b.actor.drain = fails
-    for _ in range(2):
-        with pytest.raises(RemoteError, match="recorder failed to drain") as caught:
-            await a.actor.ctx.ask("b", Drain(), timeout_s=5)
-        assert caught.value.code == "internal"
-    assert b.metrics.value("mesh_handler_errors_total", handler="drain") == 2
 
 
 async def test_stopping_answers_whoever_waits(a, b):
