@@ -35,7 +35,6 @@ CORES: Final = {
     ),
     "memory": (
         "nodes/kv_agent/memory/core.py",
-        "nodes/kv_agent/worker_pools/core.py",
         "nodes/worker/memory/core.py",
     ),
     "ranks": ("nodes/scheduler/worker_link/ranks.py", "nodes/worker/parallel/ranks.py"),
