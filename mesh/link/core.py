@@ -350,6 +350,7 @@ class LinkCore:
             told = FrameRefused(error.code, f"the peer answered: {error.message}")
             if error.code in TOLD and self._log_once.is_new(connection.link.peer, told, self._now):
                 self.outputs.append(Refused(connection.link.peer, told))
+            connection.peer.refusal = error.code
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None
         # A duplicate made by the network, or a late frame of a connection that has been replaced.
