@@ -13,7 +13,15 @@ import msgspec
 from typing_extensions import override
 
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
-from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, child_command, child_environment, frame
+from nodes.tokenizer.child_protocol import (
+    CHILD_DIRECTORY,
+    HEAD_BYTES,
+    Rendered,
+    Setup,
+    child_command,
+    child_environment,
+    frame,
+)
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ERRORS_BY_CODE, Overloaded, PrepareError, TemplateError
 
@@ -125,6 +133,7 @@ class ChildRenderer(Renderer):
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=child_environment(),
+                cwd=CHILD_DIRECTORY,
             )
         except OSError as error:
             raise Overloaded(f"cannot start a process to render chat templates: {error}") from error

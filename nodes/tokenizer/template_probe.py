@@ -194,7 +194,7 @@ def _has(text: str | None, *marks: str) -> bool:
 
 
 def _prints_none(null: str | None, empty: str | None) -> bool:
-    return null is not None and empty is not None and null.count("None") > empty.count("None")
+    return null is not None and empty is not None and null.lower().count("none") > empty.lower().count("none")
 
 
 def _message(role: str, content: Content) -> dict[str, Any]:
