@@ -10,7 +10,6 @@ Files are those of `mesh/runtime/key_files.py`; a running mesh is not asked but 
 
 import difflib
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -89,11 +88,8 @@ def new_of_all(place: KeyPlace) -> ExitCode:
     """
     registry = place.settings.registry_host
     if not registry:
-        raise WrongUsage(
-            "--all-hosts needs a topology file with hosts",
-            why="keys are made for each [hosts.NAME] in it",
-            do="name the file with --file (or KVMESH_TOPOLOGY)",
-        )
+        why, do = "keys are made for each [hosts.NAME] in it", "name the file with --file (or KVMESH_TOPOLOGY)"
+        raise WrongUsage("--all-hosts needs a topology file with hosts", why=why, do=do)
     # The registry's host first: the list is its own.
     names = sorted(place.settings.hosts, key=lambda name: name != registry)
     there = msgspec.structs.replace(place.settings, keys=str(place.path / registry))
@@ -241,13 +237,9 @@ def _roles(roles: tuple[str, ...] | None) -> str:
 def _own_name(place: KeyPlace, host: str | None) -> str:
     host, hosts = host or place.said_host, place.settings.hosts
     if not host:
-        known = f": {', '.join(hosts)}" if hosts else ""
-        new = shlex.join(["meshctl", "keys", "new", "--host", next(iter(hosts), "NAME")])
-        raise WrongUsage(
-            "it is not clear which host the keys are for",
-            why=f"the hosts of a mesh are known by name{known}",
-            do=f"name it with --host: `{new}`",
-        )
+        why = f"the hosts of a mesh are known by name{': ' * bool(hosts)}{', '.join(hosts)}"
+        do = f"name it with --host: `meshctl keys new --host {next(iter(hosts), 'NAME')}`"
+        raise WrongUsage("it is not clear which host the keys are for", why=why, do=do)
     check_host_name(host)
     if hosts:
         check_named(hosts, host)

@@ -34,17 +34,12 @@ def _of_running(place: KeyPlace) -> JoinToken:
     run = MeshDirectory(place.settings.name).run
     host, found = run.host(), run.bootstrap().lookup()
     if host is None or found is None:
-        raise NotRunning(
-            f"there is no mesh {place.settings.name!r} of several hosts here",
-            why="a token says where the registry is, but no topology file was given and no run directory here says so",
-            do="run this on the registry's host, or name the topology file: --file mesh.toml",
-        )
+        why = "a token says where the registry is, but no topology file was given and no run directory here says so"
+        do = "run this on the registry's host, or name the topology file: --file mesh.toml"
+        raise NotRunning(f"there is no mesh {place.settings.name!r} of several hosts here", why=why, do=do)
     if not found[1].local_control:
-        raise BadConfig(
-            "a token can only be made on the registry's host",
-            why=f"this is host {host.name}, and the registry is at {found[1].control}",
-            do="run this there",
-        )
+        why = f"this is host {host.name}, and the registry is at {found[1].control}"
+        raise BadConfig("a token can only be made on the registry's host", why=why, do="run this there")
     port = int(found[1].control.rpartition(":")[2])
     # The mesh's own directory of keys, which need not be the one that is usual for its name.
     key = _registry_key(HostKeys(place.settings, Path(host.keys)), host.name) if host.keys else ""

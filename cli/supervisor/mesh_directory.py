@@ -237,17 +237,19 @@ class MeshDirectory:
         # One epoch a second is more than restarts use: 10 a minute, not counting kills by hand.
         return max(self.epochs().get(actor_id, 0), int(time.time()))
 
-    def issue(self, actor_id: str, epoch: int, tell: Callable[[str], object] = lambda _: None) -> bool:
-        """Record an epoch before it is used. False if there was only room to write over the last record.
+    def issue(self, actor_id: str, epoch: int, tell: Callable[[str], object] = lambda _: None) -> None:
+        """Record an epoch before it is used. Raises OSError if it cannot be recorded at all.
 
-        `tell` is called if the record was damaged: this replaces it, and what it held is lost. Raises OSError if the
-        epoch cannot be recorded at all.
+        `tell` is called if the record was damaged: this replaces it, and what it held is lost; and if there is only
+        room to write over the last record.
         """
         epochs, damage = self._load_epochs()
         if damage:
             tell(f"{self._epochs} is damaged ({damage}): it is written anew, and epochs go on from the clock")
         epochs[actor_id] = max(epoch, epochs.get(actor_id, 0))
-        return replace_file(self._epochs, msgspec.json.encode(epochs))
+        if not replace_file(self._epochs, msgspec.json.encode(epochs)):
+            address = Address(actor_id, epoch)
+            tell(f"no room in {self.path}: the epoch of {address} is written over the last record; make room")
 
     def write_config(self, actor_id: str, config: dict[str, Any]) -> Path:
         """The configuration of one actor as a file for `meshctl run`."""

@@ -118,7 +118,7 @@ def test_pipes_in_place_of_its_files_hold_nobody_up(directory):
         os.mkfifo(directory.path / name)
     found = directory.epochs(), directory.actors(), directory.read_manifest(), directory.take_error(address)
     assert found == ({}, {}, None, None)
-    assert directory.issue("a", 3)
+    directory.issue("a", 3)
     assert directory.epochs() == {"a": 3}
 
 
