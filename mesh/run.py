@@ -32,7 +32,9 @@ from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
 
 _STOP_TIMEOUT_S: Final = 5.0
+"""A lease: by then the mesh has given this actor up anyway. Longer than a gateway's own end, 2 s (`STOP_S`)."""
 _MAX_FILES: Final = 65_536
+"""Twice what 4,096 peers take at 8 descriptors each; the other half is left for clients' connections (16,384)."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 PROTOCOL_VERSION: Final = 3
 MIN_PROTOCOL_VERSION: Final = 3
+"""Releases that speak 2 send grants, orders and submissions one by one, which is not read any more."""
 
 
 class Verb(enum.IntEnum):
