@@ -62,6 +62,7 @@ class CudaHost(MemoryHost):
         try:
             pool = self._tables.create(name, msgspec.structs.replace(info, ipc_handle=handle))
         except BaseException:
+            # Whatever it was, no file names these pages, so nobody else would free them.
             self.memory.free(pages.device, pages.pointer)
             raise
         self._keep(pool, pages)
