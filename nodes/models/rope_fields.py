@@ -13,6 +13,7 @@ from nodes.models.spec import RopeParameters
 
 _KINDS: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MIN_TURNS: Final = 1e-9
+"""Far from any model's (32 and 1): their logarithms are taken, and that of 0 or infinity is no number."""
 _STRETCHED: Final = {"yarn": "YaRN", "linear": "linear RoPE", "dynamic": "dynamic RoPE"}
 """Kinds whose factor tells how much longer a sequence may be; the factors of others are within the context that
 `max_position_embeddings` says."""

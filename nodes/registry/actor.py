@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 
 ROLE: Final = "registry"
 _CHECK_S: Final = 0.5
+"""A tenth of a lease: one ends at most so much late. A pause of twice this is the registry's own, and is forgiven."""
 _MAX_DOUBTED: Final = 1024
+"""100 KB; the actors of a mesh are hundreds. Refusals are counted beyond it."""
 _GATHER_S: Final = 0.02
 """Pause between two rounds of telling changes. A death is told at once, unless a round has just ended."""
 _REST_FOR_READER_S: Final = 40e-6
+"""Four times what a round takes for each reader, about 10 µs; see `_MAX_GATHER_S`."""
 _REST_FOR_ENTRY_S: Final = 1e-6
+"""The same for each entry that a reader is told."""
 _MAX_GATHER_S: Final = 0.25
 """Longest pause. After a large round the pause is about four times as long as the round: the registry has to answer
 heartbeats, too."""

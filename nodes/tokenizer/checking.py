@@ -26,9 +26,11 @@ from nodes.tokenizer.errors import Overloaded, TemplateError
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 """The longest templates of known models have 20,000."""
 _TEMPLATE_S: Final = 4.0
+"""Twice `deadline_s` of a rendering, for up to 65 short ones of milliseconds each; nothing starts meanwhile."""
 _VOCABULARY_S: Final = 20.0
 """Gemma 3's, of 262,144 tokens and 33 MB, takes 2 s on one slow core."""
 _VOCABULARY_BYTES: Final = 4 << 30
+"""A hundred times the largest published file (34 MB), with threads' stacks: a file made to take all memory fails."""
 _MARGIN_S: Final = 2.0
 """For starting the child, which ends itself when the time for its work is over."""
 _MODEL_ERRORS: Final = {error.code: error for error in (ModelDamaged, ModelNotFound, ModelUnsupported)}
