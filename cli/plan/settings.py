@@ -33,6 +33,7 @@ from nodes.model_spec import Quantization
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
 
 MAX_NAME_CHARS: Final = 200
+"""A name is in every answer, and in each chunk of a stream; the longest of the hub have 96 characters."""
 
 _CPU_CHUNK: Final = 256
 _CPU_STEP_S: Final = 0.2
