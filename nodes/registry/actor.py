@@ -29,8 +29,8 @@ from mesh.wire.frames import (
 from nodes.registry.config import RegistryConfig
 from nodes.registry.core import RegistryCore, Stale
 from nodes.registry.later import LaterEpoch
+from nodes.registry.pending_changes import PendingChanges
 from nodes.registry.roll import Roll
-from nodes.registry.untold import Untold
 
 if TYPE_CHECKING:
     import asyncio
@@ -84,7 +84,7 @@ class RegistryActor(Actor):
         self._core: RegistryCore | None = None
         self._later = LaterEpoch(0.0, lease_s)
         self._checked_at = 0.0
-        self._untold = Untold(1)
+        self._pending = PendingChanges(1)
         self._telling: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
         self._rest_s = _GATHER_S
@@ -120,7 +120,7 @@ class RegistryActor(Actor):
         self._has_stopped = True
         if self._telling is not None:
             self._telling.cancel()
-            self._tell_untold()
+            self._tell_pending()
 
     def on_ask(self, call: Call) -> None:
         """Join, leave, list."""
@@ -153,7 +153,7 @@ class RegistryActor(Actor):
     def heartbeat_to(self, peer: Address) -> Heartbeat:
         """What a member needs to detect that it has missed a change."""
         core = self.core
-        version = self._ahead.get(peer, self._untold.version)
+        version = self._ahead.get(peer, self._pending.version)
         return Heartbeat(state=READY, registry_epoch=core.epoch, version=version, known=core.knows(peer))
 
     def is_outlived(self, by: Address, epoch: int) -> bool:
@@ -181,9 +181,9 @@ class RegistryActor(Actor):
         try:
             self._check_mesh(request, call.sender)
             self._roll.require_room(request.member)
-            # Changes still untold reach the joiner in the next round: a second snapshot for each joiner would double
+            # Changes still pending reach the joiner in the next round: a second snapshot for each joiner would double
             # the bytes of a start.
-            outcome = self.core.join(request, self.ctx.now(), self._untold.version)
+            outcome = self.core.join(request, self.ctx.now(), self._pending.version)
         except Stale as error:
             call.fail(STALE_EPOCH, str(error), known_epoch=error.known_epoch)
             return
@@ -276,18 +276,18 @@ class RegistryActor(Actor):
         if change is None or self._has_stopped:
             return
         self._roll.take(change)
-        self._untold.add(change)
+        self._pending.add(change)
         if self._telling is None:
             wait_s = self._told_at + self._rest_s - self.ctx.now()
             if wait_s <= 0.0:
-                self._tell_untold()
+                self._tell_pending()
             else:
-                self._telling = self.ctx.later(wait_s, self._tell_untold)
+                self._telling = self.ctx.later(wait_s, self._tell_pending)
 
-    def _tell_untold(self) -> None:
+    def _tell_pending(self) -> None:
         """Tell all gathered changes. A member that misses them detects it by the version in the next heartbeat."""
         self._telling, self._told_at = None, self.ctx.now()
-        change = self._untold.take()
+        change = self._pending.take()
         if change is None:
             return
         readers = [
