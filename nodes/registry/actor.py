@@ -28,7 +28,7 @@ from mesh.wire.frames import (
 )
 from nodes.registry.config import RegistryConfig
 from nodes.registry.core import RegistryCore, Stale
-from nodes.registry.later import LaterEpoch
+from nodes.registry.later_epoch import LaterEpoch
 from nodes.registry.pending_changes import PendingChanges
 from nodes.registry.roll import Roll
 
@@ -82,7 +82,7 @@ class RegistryActor(Actor):
         self._doubted: set[str] = set()
         self._lease_s = lease_s
         self._core: RegistryCore | None = None
-        self._later = LaterEpoch(0.0, lease_s)
+        self._later_epoch = LaterEpoch(0.0, lease_s)
         self._checked_at = 0.0
         self._pending = PendingChanges(1)
         self._telling: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class RegistryActor(Actor):
         self._core = RegistryCore(
             ctx.address.epoch, self._lease_s, ctx.now(), ctx.credentials.check, ctx.credentials.may_vouch
         )
-        self._later = LaterEpoch(ctx.now(), self._lease_s)
+        self._later_epoch = LaterEpoch(ctx.now(), self._lease_s)
         me = msgspec.structs.replace(ctx.describe(), state=READY)
         self._core.admit(me)
         self._roll = Roll(me)
@@ -160,7 +160,9 @@ class RegistryActor(Actor):
         """One host alone does not end a registry that others have joined."""
         joined = [member.actor_id for member in self.core.audience()]
         may_vouch = self.ctx.credentials.may_vouch(by.actor_id)
-        if may_vouch and self._later.is_believed(epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()):
+        if may_vouch and self._later_epoch.is_believed(
+            epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()
+        ):
             return True
         why = f"{by} dials registry epoch {epoch}, which too few other hosts confirm: restart the host of {by}"
         self._refused(by, FrameRefused(WRONG_EPOCH, why))
