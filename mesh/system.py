@@ -365,7 +365,7 @@ class ActorSystem:
         """Reserve `answer` for proved peers, or any process that may write to the run directory could end this one."""
 
         def checked(call: Call) -> None:
-            if self.credentials.obey(is_proved=call.peer.is_proved):
+            if self.credentials.may_command(is_proved=call.peer.is_proved):
                 answer(call)
                 return
             kind = type(call.message).__name__

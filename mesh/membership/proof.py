@@ -170,7 +170,7 @@ class Credentials:
         known = self._find(peer.actor_id)
         return peer.actor_id in self._hubs() or (known is not None and known.address == peer and bool(known.proof))
 
-    def obey(self, *, is_proved: bool) -> bool:
+    def may_command(self, *, is_proved: bool) -> bool:
         """Whether to shut down or drain because a peer asks for it."""
         return is_proved or self.secret is None
 
