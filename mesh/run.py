@@ -67,7 +67,7 @@ def run_actor(
         Superseded: a later incarnation of the actor is known; this one's resources have been released.
         WrongMesh: the registry that was found belongs to another mesh, or (WrongSpec) to one with another spec.
     """
-    log = LogSettings.of(os.environ)
+    log = LogSettings.from_environment(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
     run_directory.create()
     _allow_many_files()

@@ -353,7 +353,7 @@ def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
 
 def _check_log_variables(environment: Mapping[str, str]) -> None:
     try:
-        LogSettings.of(environment)
+        LogSettings.from_environment(environment)
     except BadSetting as error:
         raise BadConfig(
             f"the environment variable {error.param} cannot be used", why=error.message, do="correct it, or unset it"

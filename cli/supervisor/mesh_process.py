@@ -66,7 +66,7 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         with directory.written():
             log = directory.log(SUPERVISOR).open("a", buffering=1)
         with log:
-            setup_log(level=LogSettings.of(os.environ).level, stream=log)
+            setup_log(level=LogSettings.from_environment(os.environ).level, stream=log)
             try:
                 return asyncio.run(_MeshProcess(topology, directory, progress).run())
             except BindError as error:

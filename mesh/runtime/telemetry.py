@@ -139,7 +139,7 @@ class LogSettings(NamedTuple):
     json: bool | None
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "LogSettings":
+    def from_environment(cls, environment: Mapping[str, str]) -> "LogSettings":
         """From KVMESH_LOG_LEVEL and KVMESH_LOG_FORMAT. Raises BadSetting."""
         level = _choice(environment, "KVMESH_LOG_LEVEL", LOG_LEVELS) or "info"
         form = _choice(environment, "KVMESH_LOG_FORMAT", LOG_FORMATS)
