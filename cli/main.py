@@ -51,10 +51,6 @@ DeterministicOption = Annotated[
 MemorySaverOption = Annotated[
     bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
 ]
-PoolInWorkerOption = Annotated[
-    bool | None,
-    typer.Option("--pool-in-worker", help="On a device: workers make their KV pools, which die with them."),
-]
 HostOption = Annotated[
     str | None, typer.Option(help="Address of the HTTP server; if the file has hosts, which of them this is.")
 ]
@@ -116,7 +112,6 @@ def up(
     mem_fraction: MemFractionOption = None,
     deterministic: DeterministicOption = None,
     memory_saver: MemorySaverOption = None,
-    pool_in_worker: PoolInWorkerOption = None,
     gateways: Annotated[int | None, typer.Option(help="Number of gateways; all share one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,

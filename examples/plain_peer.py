@@ -24,7 +24,7 @@ import zmq
 HELLO, WELCOME, TELL, ASK, REPLY, ERROR = 1, 2, 3, 4, 5, 6
 HEARTBEAT, BYE = 12, 16
 CONTROL, DATA = 0, 1
-VERSION = 3  # of the protocol
+VERSION = 4  # of the protocol
 SYSTEM = 1  # flag: a body of the system, not of the actors' own protocol
 SILENCE_S = 1.5  # three heartbeats
 REFUSALS = ("superseded", "no_proof", "bad_proof", "too_many_peers")  # of an incarnation, for which retrying is no use
@@ -230,7 +230,7 @@ class PlainPeer:
             self.on_message(known, channel, header, body)
 
     def on_message(self, connection: Connection, channel: int, header: list | None, body: dict) -> None:
-        """Handle all verbs that a peer without streams and topics has to know."""
+        """Handle all verbs that a peer without topics has to know."""
         if header is None or 0 < header[3] <= connection.heard[channel]:
             return  # not a message, or one that came before
         connection.heard[channel] = max(header[3], connection.heard[channel])

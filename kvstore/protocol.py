@@ -35,34 +35,6 @@ class PoolHandle(Message, frozen=True):
     device: str = "cpu"
 
 
-class MakePages(Message, frozen=True):
-    """A worker asks its agent for a page table for pages that the worker will make. Answer: `PoolHandle`.
-
-    Each incarnation of a worker gets its own, empty table. Errors: `memory_released` and `superseded`, both retryable;
-    `unknown_group` if the agent itself makes the pages of this group.
-    """
-
-    group: str
-
-
-class OfferPages(Message, frozen=True):
-    """A worker has made the pages of this incarnation; others open them by `ipc_handle`. Answer: `PagesOffered`.
-
-    Asked of the worker's agent. From the answer on, the pool can be mapped. Idempotent. Errors as for `MakePages`.
-    """
-
-    group: str
-    incarnation: int
-    ipc_handle: bytes
-
-
-class PagesOffered(Message, frozen=True):
-    """The handle is now in the pool's header."""
-
-    group: str
-    incarnation: int
-
-
 class OpenGrant(Part, frozen=True):
     """A decode scheduler lends pages of its own pool to one transfer.
 

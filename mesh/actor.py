@@ -46,7 +46,7 @@ class Actor:
         self.ctx.metrics.count("mesh_unhandled_total", type=type(message).__name__)
 
     def on_ask(self, call: Call) -> None:
-        """A call arrived. Must end in `call.reply()`, `call.fail()` or `call.end()`, now or later."""
+        """A call arrived. Must end in `call.reply()` or `call.fail()`, now or later."""
         call.fail(NOT_SERVED, f"{self.role} does not answer {type(call.message).__name__}")
 
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:

@@ -1,13 +1,11 @@
 """What an actor acts through."""
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from mesh.address import Address, Endpoint
-from mesh.calls.streaming import Stream
 from mesh.runtime.telemetry import Metrics, current_trace, new_traceparent
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ class Context:
         tell, tell_all                   `mesh/calls/tells.py`             send and forget
         ask                              `mesh/calls/asking.py`            send and wait for the reply
         ask_then                         `mesh/calls/asking.py`            send and be called back with the outcome
-        stream                           `mesh/calls/streaming.py`         send and iterate over the items of the answer
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
         later, spawn                     `mesh/runtime/task_supervisor.py` timers and tasks whose exceptions are caught
         announce, describe, stats        `mesh/system.py`                  what others are told about this actor
@@ -47,7 +44,6 @@ class Context:
         self.tell_all = system.tells.tell_all
         self.ask = system.asking.ask
         self.ask_then = system.asking.ask_then
-        self.stream = partial(Stream, system.asking)
         self.publish = system.publishing.publish
         self.subscribe = system.publishing.subscribe
         self.unsubscribe = system.publishing.unsubscribe

@@ -7,7 +7,7 @@
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
     ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
     │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
-    └── CallError                                    everything that `ask` and `stream` raise
+    └── CallError                                    everything that `ask` raises
         ├── DeadlineExceeded  deadline_exceeded  r   the given time has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
         ├── Unreachable       unreachable        r   not a member, not to be dialed now, or outbox full
@@ -141,7 +141,7 @@ class WrongSpec(WrongMesh, code=WRONG_SPEC):
 
 
 class CallError(MeshError, code="call_failed"):
-    """Everything that `ask` and `stream` raise."""
+    """Everything that `ask` raises."""
 
 
 class DeadlineExceeded(CallError, code="deadline_exceeded", retryable=True):
@@ -152,11 +152,12 @@ class PeerLost(CallError, code="peer_lost", retryable=True):
     """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked.
 
     `was_heard` False: nothing was ever received from that incarnation over this link; most likely it was not there.
-    `reason` is how it was lost, if known.
+    `reason` is how it was lost, if known; `refusal` is the code with which the peer itself ended the link, if it did.
     """
 
     was_heard = True
     reason = ""
+    refusal = ""
 
 
 class Unreachable(CallError, code="unreachable", retryable=True):

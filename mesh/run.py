@@ -1,7 +1,6 @@
 """Runs one actor as the current process: uvloop, ZeroMQ, signals, and the pipe that shows whether the supervisor lives.
 
     SIGTERM or SIGINT   drain, then stop; stop at once if the start is not complete, and on the second signal
-    Shutdown (an ask)   stop at once; send `Drain` first if there is work to finish
     supervisor's pipe   stop at once when it ends: an actor must not outlive its supervisor
 
 Called by `meshctl run ROLE`, by the processes that the supervisor spawns or forks, and by custom actors' own programs.
@@ -139,7 +138,7 @@ class _Process:
         return 1 if self._was_forced else 0
 
     async def _live(self, system: ActorSystem) -> None:
-        """From the start to the end of the drain, or until a peer requests this actor's end."""
+        """From the start to the end of the drain, or until the end of this actor is requested."""
         # Watched from the first moment: an actor that is replaced before it has started or joined never will.
         if not await _ended_first(system.start(), system.shutdown_asked()):
             return

@@ -1,5 +1,5 @@
 """One actor's half of the mesh: wires links, calls, heartbeats, membership and topics to the actor, and answers
-the asks that every actor gets (statistics, description, drain, shutdown).
+the asks that every actor gets (statistics, ping).
 
 Uses the loop's clock, tasks and futures and a `Transport`, nothing else: no ZeroMQ, no threads, no wall clock, so it
 runs unchanged on virtual time. Made by `mesh/run.py` for a process, by tests and simulations directly.
@@ -9,7 +9,7 @@ runs unchanged on virtual time. Made by `mesh/run.py` for a process, by tests an
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,10 +18,10 @@ import structlog
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.calls.asking import Asking
-from mesh.calls.serving import Call, Serving
+from mesh.calls.serving import Serving
 from mesh.calls.tells import Tells
 from mesh.context import Context
-from mesh.errors import NO_PROOF, MeshError, Superseded
+from mesh.errors import MeshError, Superseded
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
@@ -46,17 +46,11 @@ from mesh.transport.base import Buffer, Channel, Transport
 from mesh.wire.codec import BodyCodec
 from mesh.wire.frames import (
     SYSTEM_CODEC,
-    Describe,
-    DescribeRequest,
-    Drain,
-    Drained,
     Draining,
     MembersChanged,
     PeerDown,
     Ping,
     Pong,
-    Shutdown,
-    ShuttingDown,
     StatsReply,
     StatsRequest,
 )
@@ -106,7 +100,6 @@ class ActorSystem:
             proof=self.credentials.own(*address, actor.role),
         )
         self._shutdown: asyncio.Future[str] = self._loop.create_future()
-        self._drained: asyncio.Task[None] | None = None
         self._stopped = False
         self.over: MeshError | None = None
         """Why this incarnation is over, if the registry will never admit it: it knows a later one, for example."""
@@ -147,10 +140,7 @@ class ActorSystem:
         }
         self.serving.of_system |= {
             StatsRequest: lambda call: call.reply(self.stats()),
-            DescribeRequest: self._answer_description,
             Ping: lambda call: call.reply(Pong()),
-            Drain: self._if_proved(lambda call: tasks.spawn(self._drain_and_reply(call), "drain")),
-            Shutdown: self._if_proved(self._answer_shutdown),
         }
 
     async def start(self) -> None:
@@ -176,23 +166,18 @@ class ActorSystem:
         await self.registration.joined()
 
     async def drain(self) -> None:
-        """Take no new work and wait until the actor has none left. Idempotent."""
-        if self._drained is None:
-            self.announce(DRAINING)
-            body = SYSTEM_CODEC.encode(Draining())
-            for peer in self.links.peers():
-                self.links.send(peer, Channel.CONTROL, Verb.DRAINING, body, (), SYSTEM)
-            self._drained = self._loop.create_task(self.actor.drain(), name="drain")
-        # Several callers may wait for it, and one that gives up must not cancel the drain for the others.
-        await asyncio.shield(self._drained)
+        """Take no new work and wait until the actor has none left."""
+        self.announce(DRAINING)
+        body = SYSTEM_CODEC.encode(Draining())
+        for peer in self.links.peers():
+            self.links.send(peer, Channel.CONTROL, Verb.DRAINING, body, (), SYSTEM)
+        await self.actor.drain()
 
     async def stop(self) -> None:
         """Leave the mesh, say bye, release everything. Idempotent; does not wait for work, see `drain`."""
         if self._stopped:
             return
         self._stopped = True
-        if self._drained is not None:
-            self._drained.cancel()
         self.heartbeats.close()
         self.publishing.close()
         try:
@@ -219,7 +204,7 @@ class ActorSystem:
         return True
 
     async def shutdown_asked(self) -> str:
-        """Wait until a peer or the actor itself requests its end (or it has stopped); returns the reason."""
+        """Wait until the end of this actor is requested (or it has stopped); returns the reason."""
         return await asyncio.shield(self._shutdown)
 
     # For the parts of the system
@@ -351,37 +336,6 @@ class ActorSystem:
 
     def _on_draining(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         self.members_changed(self.registration.view.mark_draining(peer.address))
-
-    def _answer_description(self, call: Call) -> None:
-        member = self._member
-        fields = {name: getattr(member, name) for name in member.__struct_fields__ if name != "proof"}
-        call.reply(Describe(**fields, uptime_s=self._loop.time() - self._started_at))
-
-    def _answer_shutdown(self, call: Call) -> None:
-        call.reply(ShuttingDown())
-        self.end(call.message.reason)
-
-    def _if_proved(self, answer: Callable[[Call], object]) -> Callable[[Call], object]:
-        """Reserve `answer` for proved peers, or any process that may write to the run directory could end this one."""
-
-        def checked(call: Call) -> None:
-            if self.credentials.may_command(is_proved=call.peer.is_proved):
-                answer(call)
-                return
-            kind = type(call.message).__name__
-            self.metrics.count("mesh_frames_refused_total", code=NO_PROOF)
-            call.fail(NO_PROOF, f"{kind} may only be requested by proved members of this host: use meshctl")
-
-        return checked
-
-    async def _drain_and_reply(self, call: Call) -> None:
-        try:
-            await self.drain()
-        except Exception:
-            # Fail now: the drain is not repeated, and the asker would wait until its deadline. `tasks` logs the error.
-            call.fail("internal", f"{self.actor.role} failed to drain")
-            raise
-        call.reply(Drained())
 
     def stats(self) -> StatsReply:
         """All metrics of this actor, as reported to others."""

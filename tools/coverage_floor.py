@@ -35,11 +35,9 @@ CORES: Final = {
     ),
     "memory": (
         "nodes/kv_agent/memory/core.py",
-        "nodes/kv_agent/worker_pools/core.py",
         "nodes/worker/memory/core.py",
     ),
     "ranks": ("nodes/scheduler/worker_link/ranks.py", "nodes/worker/parallel/ranks.py"),
-    "credit": ("mesh/calls/credit.py",),
     "leases": (
         "mesh/runtime/deadlines.py",
         "mesh/membership/view.py",

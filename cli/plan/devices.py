@@ -36,8 +36,6 @@ class DeviceLoad(NamedTuple):
     """What `num_groups` workers of one model need on a device, besides their pools, and how much they may use.
 
     With `tp_size` > 1 each of them is one rank of a tensor-parallel group, and the other ranks are on other devices.
-    Without `has_agent` the kv_agent never opens a page there: workers make the pages (`--pool-in-worker`) and none is
-    copied.
     """
 
     spec: ModelSpec
@@ -46,7 +44,6 @@ class DeviceLoad(NamedTuple):
     num_groups: int
     mem_fraction: float
     tp_size: int = 1
-    has_agent: bool = True
 
     @property
     def weight_bytes(self) -> int:
@@ -64,11 +61,6 @@ class DeviceLoad(NamedTuple):
         return WORKER_OVERHEAD_BYTES + (GROUP_OVERHEAD_BYTES if self.tp_size > 1 else 0)
 
     @property
-    def agent_bytes(self) -> int:
-        """What the kv_agent's process takes of the device."""
-        return AGENT_OVERHEAD_BYTES if self.has_agent else 0
-
-    @property
     def group_bytes(self) -> int:
         """Weights, activations and overhead of one worker."""
         return self.weight_bytes + self.activation_bytes + self.overhead_bytes
@@ -77,7 +69,7 @@ class DeviceLoad(NamedTuple):
 def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wanted: int | None, least: int) -> int:
     """Pages of each group's pool: `wanted`, or as many as fit. Raises NoMemory, with the numbers, below `least`."""
     budget = min(int(memory.total_bytes * load.mem_fraction), memory.free_bytes)
-    left = (budget - load.agent_bytes) // load.num_groups - load.group_bytes
+    left = (budget - AGENT_OVERHEAD_BYTES) // load.num_groups - load.group_bytes
     fitting = left // layout.page_bytes
     if fitting >= (least if wanted is None else wanted):
         return fitting if wanted is None else wanted
@@ -92,11 +84,11 @@ def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wante
 
 def _account(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, num_pages: int) -> str:
     budget = int(memory.total_bytes * load.mem_fraction)
-    agent = f" and the kv_agent's context ({_gib(load.agent_bytes)})," if load.has_agent else ""
     pages = f"{num_pages} pages ({_gib(num_pages * layout.page_bytes)})"
     return (
         f"{load.num_groups} groups of weights ({_gib(load.weight_bytes)}), activations ({_gib(load.activation_bytes)}),"
-        f" context and graphs ({_gib(load.overhead_bytes)}) and a pool of {pages},{agent} take more than"
+        f" context and graphs ({_gib(load.overhead_bytes)}) and a pool of {pages}, and the kv_agent's"
+        f" context ({_gib(AGENT_OVERHEAD_BYTES)}), take more than"
         f" {load.mem_fraction:.0%} of {_gib(memory.total_bytes)}, which is {_gib(budget)}, or more than the"
         f" {_gib(memory.free_bytes)} that are free"
     )
@@ -122,21 +114,9 @@ def check_device_options(settings: Settings, tp_size: int) -> None:
             why="it backs up a device's memory in host memory",
             do="leave --memory-saver out: on the CPU `meshctl release` drops weights, and `resume` reads them again",
         )
-    if settings.pool_in_worker and device == CPU:
+    if settings.memory_saver and tp_size > 1:
         raise BadConfig(
-            "workers cannot make their KV pools on the CPU",
-            why="pools in host memory are files, which outlive workers and need no CUDA context",
-            do="leave --pool-in-worker out, or give --device cuda",
-        )
-    if (settings.pool_in_worker or settings.memory_saver) and tp_size > 1:
-        raise BadConfig(
-            "--pool-in-worker and --memory-saver are for workers that compute alone",
-            why="tensor-parallel ranks end together when their memory is released, and share one page table",
+            "--memory-saver is for workers that compute alone",
+            why="tensor-parallel ranks end together when their memory is released",
             do="leave out that option or --tp; `meshctl release --reload-weights` works with ranks",
-        )
-    if settings.pool_in_worker and settings.memory_saver:
-        raise BadConfig(
-            "--pool-in-worker and --memory-saver cannot be used together",
-            why="a worker that makes its pool ends when its memory is released, and with it the backup of its weights",
-            do="leave out one of them",
         )

@@ -69,13 +69,7 @@ class PoolPlan:
         if num_pages < self._least_pages:
             raise self._too_small(num_pages)
         return [
-            PoolConfig(
-                group=group.name,
-                num_pages=num_pages,
-                layout=layout,
-                device=device,
-                in_worker=self._settings.pool_in_worker,
-            )
+            PoolConfig(group=group.name, num_pages=num_pages, layout=layout, device=device)
             for group in self._groups
             for layout, device in zip(group.layouts, group.devices, strict=True)
         ]
@@ -172,14 +166,10 @@ class PoolPlan:
             wanted = max(2, parse_bytes(settings.kv.memory) // layout.page_bytes)
         num_workers = Counter(device for group in self._groups for device in group.devices)
         tp_size = self._groups[0].tp_size
-        # A single group has no other to copy pages from or to.
-        has_agent = not settings.pool_in_worker or len(self._groups) > 1
         return min(
             device_pages(
                 self._devices[name],
-                DeviceLoad(
-                    self._spec, layout.dtype, max_batch_tokens, count, settings.mem_fraction, tp_size, has_agent
-                ),
+                DeviceLoad(self._spec, layout.dtype, max_batch_tokens, count, settings.mem_fraction, tp_size),
                 layout,
                 wanted,
                 self._least_pages,

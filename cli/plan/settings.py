@@ -85,11 +85,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `device` is where workers compute and KV pools lie: the CPU, or CUDA devices, which are dealt out in order; on each
     device weights, activations and pools take at most `mem_fraction` of its memory. `deterministic` uses fixed tiles
     and splits no sequence there, so that bits depend less on the batch, though no GPU has shown it yet (on the CPU
-    they never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. With
-    `pool_in_worker` workers make the pages of their pools themselves: this saves a CUDA context where no pages are
-    copied, but a worker's death costs its KV. `chunk` is 256 on the CPU and 2,048 on a device by default.
-    `max_step_ms`: while streams run, a step takes only so many prompt tokens that it lasts about this long, which is
-    then the longest gap in a stream. The default is 200 on the CPU, and 0, no limit, on a device, where it is untried.
+    they never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. `chunk` is
+    256 on the CPU and 2,048 on a device by default. `max_step_ms`: while streams run, a step takes only so many prompt
+    tokens that it lasts about this long, which is then the longest gap in a stream. The default is 200 on the CPU, and
+    0, no limit, on a device, where it is untried.
 
     `quantize` rounds weights when they are loaded: to `int8` on the CPU, in workers that compute alone. A step of one
     row then reads half of bfloat16's bytes; logits and pages of KV differ from those of other workers.
@@ -119,7 +118,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
     deterministic: bool = False
     memory_saver: bool = False
-    pool_in_worker: bool = False
     host: str = "127.0.0.1"
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()

@@ -324,7 +324,6 @@ class _Planner:
             deterministic=self._settings.deterministic,
             mem_fraction=self._settings.mem_fraction,
             memory_saver=self._settings.memory_saver,
-            pool_in_worker=self._settings.pool_in_worker,
             tp_rank=rank,
             tp_size=group.tp_size,
             workers=group.worker_ids if group.tp_size > 1 else (),

@@ -4,9 +4,7 @@ It decides nothing: deaths and restarts are decided in `mesh/supervision/core.py
 processes.
 """
 
-import asyncio
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -33,18 +31,19 @@ from cli.supervisor.deaths import Deaths
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
 from cli.supervisor.readiness import absent_hosts
-from cli.supervisor.refusals import Refused
+from cli.supervisor.refusals import AbsentHost, UnknownHost
 from cli.supervisor.registry_watch import RegistryWatch
-from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
+from cli.supervisor.whole_mesh import ask, list_whole_mesh, other_supervisors
 from cli.supervisor.whole_restart import WholeRestart
 from cli.supervisor.whole_stop import stop_whole_mesh
 from mesh.actor import Actor, Call
 from mesh.address import Address, host_of
-from mesh.errors import CallError
+from mesh.errors import CallError, MeshError, RemoteError
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.runtime.key_files import KeyRing
 from mesh.wire.codec import Codec
 from mesh.wire.frames import PeerDown
+from mesh.wire.message import Message
 from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
@@ -78,7 +77,6 @@ class SupervisorActor(Actor):
         self._watch = watch
         self._push: AllowListPush | None = None
         self._started_at = 0.0
-        self._changed = asyncio.Event()
         self._lost: set[Address] = set()
 
     async def start(self) -> None:
@@ -98,56 +96,62 @@ class SupervisorActor(Actor):
     def on_ask(self, call: Call) -> None:
         """Answer `meshctl`."""
         try:
-            self._answer(call, call.message)
-        except Refused as error:
-            call.fail(error.code, error.message)
+            answer = self._answer(call, call.message)
+        except MeshError as error:
+            _fail(call, error)
+        else:
+            if isinstance(answer, Message):
+                call.reply(answer)
+            elif answer is not None:
+                self.ctx.spawn(self._answer_later(call, answer), name=type(call.message).__name__)
 
-    def _answer(self, call: Call, message: Any) -> None:
+    def _answer(self, call: Call, message: Any) -> Message | Coroutine[Any, Any, Message | None] | None:
+        """The answer, or what is still to be done for it; None if it is answered. Raises MeshError to refuse."""
+        lessor = self._keeper.settings.registry_host if isinstance(message, RestartActors) and not message.here else ""
         match message:
             case StopMesh(host=host) | ListLogs(host=host) | ReadLogs(host=host) if host not in ("", self._host):
-                self.ctx.spawn(self._pass_on(call, msgspec.structs.replace(message, host=""), host), name="pass-on")
-            case ListActors():
-                self.ctx.spawn(self._list(call, message), name="list")
-            case StopMesh():
-                self._stop(call, message)
+                return self._pass_on(msgspec.structs.replace(message, host=""), host)
+            case RestartActors() if lessor and lessor != self._host:
+                return self._pass_on(message, lessor)
+            case RestartActors() if lessor:
+                return self._rolling.run(call, message)
             case RestartActors():
-                self._restart(call, message)
+                return Restarting(epochs=self._keeper.restart(message.names, stay_away=message.stay_away))
+            case ListActors():
+                return self._list(message)
+            case StopMesh():
+                self.ctx.spawn(self._stop(message), name="stop")
+                return Stopping(pid=self._pid)
             case ProveActor(actor_id, epoch, role):
-                call.reply(ActorProof(proof=self._keeper.prove(actor_id, epoch, role)))
-            case ListLogs() | ReadLogs():
-                self._logs(call, message)
+                return ActorProof(proof=self._keeper.prove(actor_id, epoch, role))
+            case ReadLogs():
+                return LogFolder(self._keeper.directory).read(message)
+            case ListLogs():
+                hosts = {*self._keeper.settings.hosts} | self._other_hosts
+                return LogList(roles=LogFolder(self._keeper.directory).roles(), hosts=sorted(hosts - {self._host}))
             case TakeAllowList() if self._push is not None:
-                self._push.take(call, message)
+                return self._push.take(call.sender, message)
             case ReleaseMemory() | ResumeMemory() | ListMemory():
-                self.ctx.spawn(relay(self.ctx, call, message, self._absent()), name="memory")
+                return relay(self.ctx, message, self._absent())
             case _:
-                super().on_ask(call)
+                return super().on_ask(call)
+
+    async def _answer_later(self, call: Call, answering: Coroutine[Any, Any, Message | None]) -> None:
+        try:
+            if (answer := await answering) is not None:
+                call.reply(answer)
+        except MeshError as error:
+            _fail(call, error)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Wake those that wait for an actor to be gone; tell supervisors that have come the allow list."""
-        self._look_again()
+        """Tell supervisors that have come the allow list."""
         if self._push is not None:
             self._push.look()
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """Wake them for a lost supervisor too: without a registry nobody says that it has left."""
+        """Note a lost supervisor: without a registry nobody says that it has left."""
         if peer.actor_id in [one.actor_id for one in other_supervisors(self.ctx)]:
             self._lost.add(peer)
-            self._look_again()
-
-    def _look_again(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _restart(self, call: Call, request: RestartActors) -> None:
-        if not request.here and (host := self._keeper.settings.registry_host):
-            lessor = supervisor_id(host)
-            if lessor == self.ctx.address.actor_id:
-                self.ctx.spawn(self._rolling.run(call, request, supervisor_id), name="restart")
-            else:
-                self.ctx.spawn(self._pass_on(call, request, host), name="restart")
-            return
-        call.reply(Restarting(epochs=self._keeper.restart(request.names, stay_away=request.stay_away)))
 
     @property
     def _host(self) -> str:
@@ -162,79 +166,51 @@ class SupervisorActor(Actor):
         return absent_hosts(self._keeper.settings, self.ctx.members)
 
     async def _look(self) -> list[ActorStatus]:
-        return (await self._listed(ListActors(whole_mesh=True))).actors
+        return (await self._list(ListActors(whole_mesh=True))).actors
 
-    def _stop(self, call: Call, request: StopMesh) -> None:
-        call.reply(Stopping(pid=self._pid))
-        if request.whole_mesh and self._host:
-            self.ctx.spawn(self._stop_whole_mesh(request), name="stop")
-        else:
-            self._keeper.stop(request.reason, force=request.force)
-
-    def _logs(self, call: Call, request: ListLogs | ReadLogs) -> None:
-        folder = LogFolder(self._keeper.directory)
-        if isinstance(request, ReadLogs):
-            call.reply(folder.read(request))
-        else:
-            hosts = {*self._keeper.settings.hosts} | self._other_hosts
-            call.reply(LogList(roles=folder.roles(), hosts=sorted(hosts - {self._host})))
-
-    async def _pass_on(self, call: Call, request: _Passed, host: str) -> None:
-        """Pass a request on to another host's supervisor, and its answer back."""
+    async def _pass_on(self, request: _Passed, host: str) -> Message:
+        """What the supervisor of another host answers."""
         other = supervisor_id(host)
         if self.ctx.members.get(other) is None:
             if host in self._keeper.settings.hosts:
-                call.fail("absent_host", f"host {host} is not in the mesh", retryable=True)
-                return
+                raise AbsentHost(f"host {host} is not in the mesh")
             there = ", ".join(sorted({self._host} | self._other_hosts))
-            call.fail("unknown_host", f"host {host} is not in the mesh; its hosts are {there}")
-            return
+            raise UnknownHost(f"host {host} is not in the mesh; its hosts are {there}")
         try:
-            answer = await self.ctx.ask(other, request, timeout_s=ASK_TIMEOUT_S)
+            return await ask(self.ctx, other, request, Message)
         except CallError as error:
-            call.fail(error.code, f"the supervisor of {host}: {error.message}", retryable=error.retryable)
-        else:
-            call.reply(answer.message)
+            raise RemoteError(error.code, f"the supervisor of {host}: {error.message}", error.retryable) from error
 
-    async def _stop_whole_mesh(self, request: StopMesh) -> None:
-        # A supervisor that was lost earlier and found again is here.
-        self._lost.clear()
+    async def _stop(self, request: StopMesh) -> None:
         try:
-            registry_host, drain_s = self._keeper.settings.registry_host, self._keeper.drain_timeout_s
-            await stop_whole_mesh(self.ctx, request, registry_host, drain_s, self._left)
+            if request.whole_mesh and self._host:
+                # A supervisor that was lost earlier and found again is here.
+                self._lost.clear()
+                registry_host, drain_s = self._keeper.settings.registry_host, self._keeper.drain_timeout_s
+                await stop_whole_mesh(self.ctx, request, registry_host, drain_s, self._is_there)
         finally:
             self._keeper.stop(request.reason, force=request.force)
 
-    async def _left(self, actor_id: str, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while (member := self.ctx.members.get(actor_id)) is not None and member.address not in self._lost:
-                    await self._changed.wait()
+    def _is_there(self, actor_id: str) -> bool:
+        member = self.ctx.members.get(actor_id)
+        return member is not None and member.address not in self._lost
 
-    async def _list(self, call: Call, question: ListActors) -> None:
-        call.reply(await self._listed(question))
-
-    async def _listed(self, question: ListActors) -> ActorList:
-        me = self.ctx.describe()
-        members = {member.actor_id: member for member in [me, *self.ctx.members.all()]}
+    async def _list(self, question: ListActors) -> ActorList:
+        me, host = self.ctx.describe(), self._host
         figures: dict[str, ActorFigures] = {}
         if question.figures:
             # The supervisor of another host asks its own actors.
-            here = [one for one in members.values() if not me.host or one.host == me.host]
+            here = [one for one in (me, *self.ctx.members.all()) if not me.host or one.host == me.host]
             figures = actor_figures(here, await ask_stats(self.ctx, here, _STATS_TIMEOUT_S))
-        answer = self._keeper.list_actors()
-        actors = [self._status(), *answer.actors]
-        known = {actor.actor_id for actor in actors}
-        actors += [_foreign(member) for member in self.ctx.members.all() if member.actor_id not in known]
-        notes = (told(members.values()) for told in (quantization_note, numerics_note, kernels_note))
+        answer, members = self._keeper.list_actors(), self.ctx.members.all()
+        uptime_s = self.ctx.now() - self._started_at
+        itself = msgspec.structs.replace(_foreign(me, host), pid=self._pid, uptime_s=uptime_s, supervised=True)
+        actors = {one.actor_id: msgspec.structs.replace(one, host=host) for one in (itself, *answer.actors)}
+        actors |= {one.actor_id: _foreign(one, host) for one in members if one.actor_id not in actors}
+        notes = (told([me, *members]) for told in (quantization_note, numerics_note, kernels_note))
         own = msgspec.structs.replace(
             answer,
-            actors=[
-                msgspec.structs.replace(
-                    actor, figures=figures.get(actor.actor_id, actor.figures), host=_host_of(me, members, actor)
-                )
-                for actor in actors
-            ],
+            actors=[msgspec.structs.replace(one, figures=figures.get(id_, one.figures)) for id_, one in actors.items()],
             notes=[*self._troubles(), *answer.notes, *filter(None, notes)],
         )
         if question.whole_mesh:
@@ -247,11 +223,6 @@ class SupervisorActor(Actor):
         if self._keys is not None and self._keys.trouble:
             found.append(f"host {self._host} cannot read its keys: {self._keys.trouble}")
         return found
-
-    def _status(self) -> ActorStatus:
-        return msgspec.structs.replace(
-            _foreign(self.ctx.describe()), pid=self._pid, uptime_s=self.ctx.now() - self._started_at, supervised=True
-        )
 
     def tell_dead(self, dead: Address, reason: str) -> None:
         """Tell everybody that an incarnation was reaped."""
@@ -266,22 +237,12 @@ class SupervisorActor(Actor):
         self.ctx.announce(**msgspec.structs.asdict(SupervisorAttributes(drained=drained)))
 
 
-def _host_of(me: Member, members: Mapping[str, Member], actor: ActorStatus) -> str:
-    """The actor's host; empty on a mesh of one host, where it would be the same for all."""
-    own = host_of(me.actor_id)
-    if not own or actor.supervised:
-        return own
-    return host_of(actor.actor_id) or members[actor.actor_id].host
+def _fail(call: Call, error: MeshError) -> None:
+    call.fail(error.code, error.message, retryable=error.retryable)
 
 
-def _foreign(member: Member) -> ActorStatus:
-    """A member that somebody else has started."""
-    return ActorStatus(
-        actor_id=member.actor_id,
-        role=member.role,
-        pid=member.pid,
-        epoch=member.epoch,
-        endpoint=member.endpoint,
-        state=member.state,
-        supervised=False,
-    )
+def _foreign(one: Member, here: str) -> ActorStatus:
+    """A member that somebody else has started, as host `here` lists it, which is "" on a mesh of one host."""
+    host = (host_of(one.actor_id) or one.host) if here else ""
+    of_member = (one.actor_id, one.role, one.pid, one.epoch, one.endpoint, one.state)
+    return ActorStatus(*of_member, supervised=False, host=host)

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from cli.protocol import AllowListTaken, TakeAllowList
-from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, other_supervisors
-from mesh.actor import Call, Context
+from cli.supervisor.whole_mesh import ask, other_supervisors
+from mesh.actor import Context
 from mesh.address import Address, host_of
-from mesh.errors import WRONG_KEY, CallError
+from mesh.errors import WRONG_KEY, CallError, FrameRefused
 from mesh.membership.keys import AllowList, BadKey
 from mesh.runtime.key_files import KeyFileError, KeyRing
 
@@ -67,31 +67,30 @@ class AllowListPush:
         for address in self._telling.due((one.address for one in other_supervisors(self._ctx)), allowed.version):
             self._ctx.spawn(self._tell(address, allowed), name=f"keys-{address}")
 
-    def take(self, call: Call, message: TakeAllowList) -> None:
-        """Take a list that has come, but only over a connection made with the key of the registry's host."""
+    def take(self, sender: Address, message: TakeAllowList) -> AllowListTaken:
+        """Take a list that has come, but only over a connection made with the key of the registry's host.
+
+        Raises FrameRefused, BadKey, KeyFileError.
+        """
         # The file may have been written since, for instance by the message before this one.
         self._keys.poll()
         allowed = self._keys.allowed
-        if host_of(call.sender.actor_id) != allowed.registry().host:
-            call.fail(WRONG_KEY, f"{call.sender} sent an allow list, which only the registry's host may do")
-            return
+        if host_of(sender.actor_id) != allowed.registry().host:
+            raise FrameRefused(WRONG_KEY, f"{sender} sent an allow list, which only the registry's host may do")
         if message.allowed.version > allowed.version:
             try:
                 message.allowed.check()
                 self._keys.write(message.allowed)
             except (BadKey, KeyFileError) as error:
                 self._ctx.log.warning("keys not taken", version=message.allowed.version, why=error.message)
-                call.fail(error.code, error.message)
-                return
+                raise
             self._ctx.log.info("keys", version=message.allowed.version, hosts=len(message.allowed.hosts))
-        call.reply(AllowListTaken(version=max(message.allowed.version, allowed.version)))
+        return AllowListTaken(version=max(message.allowed.version, allowed.version))
 
     async def _tell(self, address: Address, allowed: AllowList) -> None:
         version = None
         try:
-            answer = await self._ctx.ask(address.actor_id, TakeAllowList(allowed=allowed), timeout_s=ASK_TIMEOUT_S)
-            if isinstance(answer.message, AllowListTaken):
-                version = answer.message.version
+            version = (await ask(self._ctx, address.actor_id, TakeAllowList(allowed=allowed), AllowListTaken)).version
         except CallError as error:
             self._ctx.log.debug("keys not told", peer=str(address), why=str(error))
         finally:

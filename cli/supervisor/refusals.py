@@ -27,6 +27,26 @@ class NotGiven(Refused, code="not_given"):
     """Only the supervisor may start this actor, so nobody else gets a proof for it."""
 
 
+class RestartRunning(Refused, code="restart_running", retryable=True):
+    """One drain or restart at a time goes over the hosts of a mesh."""
+
+
+class UnknownHost(Refused, code="unknown_host"):
+    """No host of the mesh has this name."""
+
+
+class AbsentHost(Refused, code="absent_host", retryable=True):
+    """The host is one of the topology, but not in the mesh now."""
+
+
+class NoAgent(Refused, code="no_agent", retryable=True):
+    """No kv_agent is there to be asked."""
+
+
+class UnknownGroup(Refused, code="unknown_group"):
+    """No worker group has this name."""
+
+
 def meant(names: Iterable[str], actors: Iterable[tuple[str, str]], absent: str = "") -> list[str]:
     """Ids of those of `actors` (id and role) that `names` refer to, in the order of the names, each once.
 

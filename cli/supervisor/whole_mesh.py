@@ -6,16 +6,17 @@ Each speaks for its own host's actors. A host that does not answer is named, and
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
 from cli.protocol import ActorList, ListActors
 from mesh.actor import Context
 from mesh.address import host_of
-from mesh.errors import CallError
+from mesh.errors import CallError, RemoteError
 from mesh.membership.view import SUPERVISOR, Member
+from mesh.wire.message import Message
 
 UNKNOWN: Final = "unknown"
 """State of an actor whose host does not answer: what the registry has said about it may be long out of date."""
@@ -23,50 +24,62 @@ UNKNOWN: Final = "unknown"
 ASK_TIMEOUT_S: Final = 2.0
 """A supervisor answers in milliseconds, or in a second if it asks a hung actor for figures."""
 
+Said = TypeVar("Said", bound=Message)
+
 
 def other_supervisors(ctx: Context) -> list[Member]:
     """Supervisors of other hosts that are members now, sorted by their ids."""
     return [one for one in ctx.members.by_role(SUPERVISOR, ready=False) if one.actor_id != ctx.address.actor_id]
 
 
+async def ask(ctx: Context, actor_id: str, question: Message, kind: type[Said]) -> Said:
+    """What an actor answers within 2 s. Raises CallError, also for an answer of another kind."""
+    answer = (await ctx.ask(actor_id, question, timeout_s=ASK_TIMEOUT_S)).message
+    if not isinstance(answer, kind):
+        raise RemoteError("bad_answer", f"{actor_id} answers {type(question).__name__} with {type(answer).__name__}")
+    return answer
+
+
+async def ask_each(
+    ctx: Context, questions: Mapping[str, Message], kind: type[Said], log: Callable[..., object]
+) -> dict[str, Said]:
+    """What those actors answer, all asked at once. Those that do not are only logged."""
+    said: dict[str, Said] = {}
+
+    async def one(actor_id: str, question: Message) -> None:
+        try:
+            said[actor_id] = await ask(ctx, actor_id, question, kind)
+        except CallError as error:
+            log("supervisor_unasked", peer=actor_id, question=type(question).__name__, why=error.message)
+
+    await asyncio.gather(*(one(*each) for each in questions.items()))
+    return said
+
+
 async def list_whole_mesh(ctx: Context, own: ActorList, hosts: Collection[str], *, figures: bool) -> ActorList:
     """`own` with what the supervisors of other hosts say; `hosts` are those that the topology names."""
-    others = other_supervisors(ctx)
-    answers = await asyncio.gather(*(_ask(ctx, one.actor_id, ListActors(figures=figures)) for one in others))
-    said = {host_of(one.actor_id): answer for one, answer in zip(others, answers, strict=True)}
-    missing: dict[str, ActorList | None] = {host: None for host in hosts if host not in said}
-    missing.pop(host_of(ctx.address.actor_id), None)
-    return joined(own, said | missing, set(missing))
+    others = [one.actor_id for one in other_supervisors(ctx)]
+    said = await ask_each(ctx, dict.fromkeys(others, ListActors(figures=figures)), ActorList, ctx.log.debug)
+    silent = dict.fromkeys({*hosts} - {host_of(one) for one in (ctx.address.actor_id, *others)}, "is not in the mesh")
+    silent |= {host_of(one): f"does not answer within {ASK_TIMEOUT_S:g} s" for one in others if one not in said}
+    return joined([own, *(said[one] for one in others if one in said)], silent)
 
 
-def joined(own: ActorList, said: Mapping[str, ActorList | None], absent: Collection[str]) -> ActorList:
-    """One list of all hosts' lists, in the order of their names; `absent` hosts are not in the mesh at all."""
-    answers = [answer for _, answer in sorted(said.items()) if answer is not None]
-    actors = [one for answer in (own, *answers) for one in answer.actors if one.supervised]
+def joined(answers: list[ActorList], silent: Mapping[str, str]) -> ActorList:
+    """One list of all hosts' lists, the asked host's own first; `silent` says of the other hosts what is the matter."""
+    own = answers[0]
+    actors = [one for answer in answers for one in answer.actors if one.supervised]
     known = {one.actor_id for one in actors}
-    silent = sorted(host for host, answer in said.items() if answer is None)
     strangers = [
         msgspec.structs.replace(one, state=UNKNOWN) if one.host in silent else one
         for one in own.actors
         if one.actor_id not in known
     ]
-    notes = [
-        f"host {host} {'is not in the mesh' if host in absent else f'does not answer within {ASK_TIMEOUT_S:g} s'}"
-        for host in silent
-    ]
-    told = dict.fromkeys(note for answer in (own, *answers) for note in answer.notes)
+    told = dict.fromkeys(note for answer in answers for note in answer.notes)
     return msgspec.structs.replace(
         own,
-        ready=not notes and all(answer.ready for answer in (own, *answers)),
+        ready=not silent and all(answer.ready for answer in answers),
         actors=[*actors, *strangers],
-        notes=[*notes, *told],
-        silent=silent,
+        notes=[*(f"host {host} {silent[host]}" for host in sorted(silent)), *told],
+        silent=sorted(silent),
     )
-
-
-async def _ask(ctx: Context, supervisor: str, question: ListActors) -> ActorList | None:
-    try:
-        answer = await ctx.ask(supervisor, question, timeout_s=ASK_TIMEOUT_S)
-    except CallError:
-        return None
-    return answer.message if isinstance(answer.message, ActorList) else None

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from cli.plan.names import supervisor_id
 from cli.protocol import ActorStatus, RestartActors, Restarting
-from cli.supervisor.refusals import Refused, meant
-from cli.supervisor.whole_mesh import ASK_TIMEOUT_S
+from cli.supervisor.refusals import RestartRunning, meant
+from cli.supervisor.whole_mesh import ask
 from mesh.actor import Call, Context
 from mesh.errors import CallError
 from mesh.supervision.events import GIVEN_UP
@@ -37,11 +38,10 @@ class WholeRestart:
         self._absent = absent
         self.is_running = False
 
-    async def run(self, call: Call, request: RestartActors, supervisor_of: Callable[[str], str]) -> None:
-        """Answer `call` with the actors named, and restart them in turn. `supervisor_of` names a host's supervisor."""
+    async def run(self, call: Call, request: RestartActors) -> None:
+        """Answer `call` with the actors named, and restart them in turn. Raises Refused instead of answering."""
         if self.is_running:
-            call.fail("restart_running", "another drain or restart is under way in this mesh", retryable=True)
-            return
+            raise RestartRunning("another drain or restart is under way in this mesh")
         self.is_running = True
         try:
             actors = {one.actor_id: one for one in await self._look() if one.supervised}
@@ -51,10 +51,8 @@ class WholeRestart:
             epochs = {name: epoch for some in by_host.values() for name, epoch in some.items()}
             call.reply(Restarting(epochs=epochs, note=self._absent()))
             for host, epochs in by_host.items():
-                if not await self._roll(supervisor_of(host), request, epochs):
+                if not await self._roll(supervisor_id(host), request, epochs):
                     return
-        except Refused as error:
-            call.fail(error.code, error.message)
         finally:
             self.is_running = False
 
@@ -63,7 +61,7 @@ class WholeRestart:
         ctx = self._ctx
         order = RestartActors(names=list(epochs), stay_away=request.stay_away, here=True)
         try:
-            await ctx.ask(supervisor, order, timeout_s=ASK_TIMEOUT_S)
+            await ask(ctx, supervisor, order, Restarting)
         except CallError as error:
             ctx.log.warning("restart_ended", peer=supervisor, why=error.message)
             return False

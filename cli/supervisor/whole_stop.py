@@ -7,14 +7,13 @@ that scheduler is done.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from cli.protocol import ActorList, ListActors, RestartActors, StopMesh
-from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, other_supervisors
+from cli.plan.names import supervisor_id
+from cli.protocol import ActorList, ListActors, RestartActors, Restarting, StopMesh, Stopping
+from cli.supervisor.whole_mesh import ask_each, other_supervisors
 from mesh.actor import Context
-from mesh.address import host_of
-from mesh.errors import CallError
 from mesh.supervision.events import DRAINED
 from nodes import roles
 
@@ -24,47 +23,43 @@ _LOOK_S: Final = 0.1
 
 
 async def stop_whole_mesh(
-    ctx: Context, request: StopMesh, registry_host: str, timeout_s: float, left: Callable[[str, float], Awaitable[None]]
+    ctx: Context, request: StopMesh, registry_host: str, timeout_s: float, is_there: Callable[[str], bool]
 ) -> None:
     """Drain and end all other hosts; the caller then ends its own. Waits `timeout_s` a tier at most.
 
-    `left` waits until an actor is gone, at most as many seconds as it is given.
+    `is_there` says whether a supervisor is still a member, as far as is known.
     """
     others = [one.actor_id for one in other_supervisors(ctx)]
-    if not request.force:
-        for tier in _TIERS:
-            await _drain([ctx.address.actor_id, *others], ctx, tier, timeout_s)
-    last = [one for one in others if host_of(one) == registry_host]
+    for tier in () if request.force else _TIERS:
+        await _drain(ctx, [ctx.address.actor_id, *others], tier, timeout_s)
+    last = {supervisor_id(registry_host)} & {*others}
     for some in ([one for one in others if one not in last], last):
-        asked = [one for one in some if await _ask(ctx, one, StopMesh(reason=request.reason, force=request.force))]
+        stop = StopMesh(reason=request.reason, force=request.force)
         # A host that does not answer is cut off or gone: nothing here can end it, and it must not hold up the others.
-        await asyncio.gather(*(left(one, timeout_s) for one in asked))
+        left: Iterable[str] = await ask_each(ctx, dict.fromkeys(some, stop), Stopping, ctx.log.warning)
+        deadline = ctx.now() + timeout_s
+        while left and ctx.now() < deadline:
+            await asyncio.sleep(_LOOK_S)
+            left = [one for one in left if is_there(one)]
 
 
-async def _drain(supervisors: Iterable[str], ctx: Context, tier: tuple[str, ...], timeout_s: float) -> None:
+async def _drain(ctx: Context, supervisors: Iterable[str], tier: tuple[str, ...], timeout_s: float) -> None:
     """Have all actors of some roles drain and stay away, on all hosts, and wait for it."""
-    waiting = {
-        one: names
-        for one in supervisors
-        if (names := await _undrained(ctx, one, tier))
-        and await _ask(ctx, one, RestartActors(names=sorted(names), stay_away=True, here=True))
-    }
+    waiting = await _undrained(ctx, supervisors, tier)
+    drains = {one: RestartActors(names=names, stay_away=True, here=True) for one, names in waiting.items()}
+    asked: Iterable[str] = await ask_each(ctx, drains, Restarting, ctx.log.warning)
     deadline = ctx.now() + timeout_s
-    while waiting and ctx.now() < deadline:
+    while asked and ctx.now() < deadline:
         await asyncio.sleep(_LOOK_S)
-        left = {one: names & await _undrained(ctx, one, tier) for one, names in waiting.items()}
-        waiting = {one: names for one, names in left.items() if names}
+        asked = await _undrained(ctx, asked, tier)
 
 
-async def _undrained(ctx: Context, supervisor: str, tier: tuple[str, ...]) -> set[str]:
-    answer = await _ask(ctx, supervisor, ListActors())
-    actors = answer.actors if isinstance(answer, ActorList) else []
-    return {one.actor_id for one in actors if one.supervised and one.role in tier and one.state != DRAINED}
-
-
-async def _ask(ctx: Context, supervisor: str, question: ListActors | RestartActors | StopMesh) -> object:
-    try:
-        return (await ctx.ask(supervisor, question, timeout_s=ASK_TIMEOUT_S)).message
-    except CallError as error:
-        ctx.log.warning("supervisor_unasked", peer=supervisor, question=type(question).__name__, why=error.message)
-        return None
+async def _undrained(ctx: Context, supervisors: Iterable[str], tier: tuple[str, ...]) -> dict[str, list[str]]:
+    """Ids of such actors that are not drained, by their supervisors; without those that have none or do not answer."""
+    lists = await ask_each(ctx, dict.fromkeys(supervisors, ListActors()), ActorList, ctx.log.warning)
+    found: dict[str, list[str]] = {}
+    for supervisor, there in lists.items():
+        for one in there.actors:
+            if one.supervised and one.role in tier and one.state != DRAINED:
+                found.setdefault(supervisor, []).append(one.actor_id)
+    return found

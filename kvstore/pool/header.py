@@ -50,8 +50,6 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     `device` is where the pages are, `cpu` (in the file) or `cuda:N`. On a device, `ipc_handle` is the 64 bytes of the
     cudaIpcMemHandle of their allocation, which begins with page 0.
 
-    `is_in_worker`: the group's worker makes the pages, in its own process; the handle is set once it has.
-
     The other fields say what an operator has had released, and outlive every process. While `weights` is not empty
     (`keep`, `backup`, `reload`: how the weights of the group's workers are released), nobody may map the pool.
     `is_unwanted`: its pages are to be freed once nobody uses them. `is_freed`: they have been, and the file ends after
@@ -67,7 +65,6 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     is_unwanted: bool = False
     is_freed: bool = False
-    is_in_worker: bool = False
 
     @property
     def is_released(self) -> bool:

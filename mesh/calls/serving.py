@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from mesh.address import Address
-from mesh.calls.credit import CreditGate
 from mesh.calls.table import Admission, Mailbox
-from mesh.errors import NOT_SERVED, Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, TooLarge
+from mesh.errors import NOT_SERVED, Cancelled, DeadlineExceeded, MeshError, PeerLost, TooLarge
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
 from mesh.membership.permissions import Permissions
@@ -18,7 +17,7 @@ from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
-from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, End, ErrorBody
+from mesh.wire.frames import SYSTEM_CODEC, Cancel, ErrorBody
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
 
 if TYPE_CHECKING:
@@ -28,11 +27,10 @@ NO_DEADLINE_S: Final = 600.0
 """How long a call without a deadline stays in the mailbox (peers in other languages may name none)."""
 
 _REPLY: Final = Verb.REPLY
-_STREAM: Final = Verb.STREAM
 
 
 class Call:
-    """One ask or stream that an actor has to answer: exactly once, now or later.
+    """One ask that an actor has to answer: exactly once, now or later.
 
     If its handler forgets a call, the asker's deadline ends it, and its place in the mailbox is freed. `message` is
     decoded by the actor's codec, `buffers` are the raw parts that came with it, `deadline` is when the asker stops
@@ -40,8 +38,7 @@ class Call:
     """
 
     __slots__ = (
-        "_callbacks", "_failure", "_gate", "_serving", "_waiter", "buffers", "channel", "deadline", "key", "message",
-        "peer", "traceparent",
+        "_callbacks", "_failure", "_serving", "buffers", "channel", "deadline", "key", "message", "peer", "traceparent",
     )  # fmt: skip
 
     def __init__(self, serving: "Serving", peer: Peer, channel: Channel, header: Header, deadline: float) -> None:
@@ -49,8 +46,6 @@ class Call:
         self.peer = peer
         self.channel = channel
         self.key = peer.address, header.message_id
-        self._gate = CreditGate(header.position) if header.verb == _STREAM else None
-        self._waiter: asyncio.Future[None] | None = None
         self._failure: MeshError | None = None
         self._callbacks: list[Callable[[], None]] = []
         self.message: Any = None
@@ -73,10 +68,8 @@ class Call:
         return max(0.0, self.deadline - self._serving.now())
 
     def reply(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
-        """Answer an ask. On a call that is done this is ignored and counted."""
-        if self._gate is not None:
-            self.fail("bad_answer", "a stream was expected, but one reply was given")
-        elif self._serving.settle(self):
+        """Answer the ask. On a call that is done this is ignored and counted."""
+        if self._serving.settle(self):
             self._serving.answer(self, _REPLY, message, buffers)
 
     def fail(
@@ -86,35 +79,6 @@ class Call:
         if self._serving.settle(self):
             body = ErrorBody(code=code, message=message, retryable=retryable, param=param, known_epoch=known_epoch)
             self._serving.answer(self, Verb.ERROR, body)
-
-    async def item(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
-        """Send the next item of a stream once there is credit.
-
-        Raises `Cancelled`, `DeadlineExceeded` or `PeerLost` when the asker no longer wants it.
-        """
-        gate = self._gate
-        if gate is None:
-            raise TypeError("this call asks for one reply: answer it with reply()")
-        # Checked again after each wake-up, which may have been caused by the end of the call.
-        while not gate.is_open and not self.done:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self.done:
-            raise self._failure or Cancelled("the stream has already ended")
-        # A stream must have no gaps, so the first item that cannot be sent ends it.
-        if not self._serving.answer(self, Verb.ITEM, message, buffers, gate.take()):
-            self._serving.settle(self)
-            raise PeerLost(f"the link to {self.sender} is gone or its outbox is full")
-
-    def end(self) -> None:
-        """All items of the stream have been sent."""
-        if self._gate is None:
-            self.fail("bad_answer", "one reply was expected, but the end of a stream was given")
-        elif self._serving.settle(self):
-            self._serving.answer(self, Verb.END, End(), position=self._gate.sent)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Call back when the asker cancels or is lost, or the deadline passes unanswered; at once if it already has."""
@@ -126,25 +90,15 @@ class Call:
 
     # For Serving
 
-    def grant(self, limit: int) -> None:
-        """The asker wants more items."""
-        if self._gate is not None and self._gate.grant(limit):
-            self._wake()
-
     def dropped(self, failure: MeshError, *, tell: bool = False) -> None:
         """The asker no longer wants the answer, or (`tell`) this actor will not give one."""
         self._failure = failure
         if tell:
             body = ErrorBody(code="stopping", message=failure.message, retryable=True)
             self._serving.answer(self, Verb.ERROR, body)
-        self._wake()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._serving.tasks.call("on_cancel", callback)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class Serving:
@@ -172,9 +126,8 @@ class Serving:
         self._mailbox: Mailbox[Call] = Mailbox(capacity)
         self._timer = DeadlineTimer(lambda: tasks, self._mailbox.next_deadline, self._expire, rest_s=0.0)
         self.now = self._loop.time
-        links.handlers[Verb.ASK] = links.handlers[_STREAM] = self._on_call
+        links.handlers[Verb.ASK] = self._on_call
         links.handlers[Verb.CANCEL] = self._on_cancel
-        links.handlers[Verb.CREDIT] = self._on_credit
 
     def __len__(self) -> int:
         return len(self._mailbox)
@@ -191,17 +144,15 @@ class Serving:
         self._links.metrics.count("mesh_answers_ignored_total")
         return False
 
-    def answer(
-        self, call: Call, verb: Verb, message: AnyMessage, buffers: Sequence[Buffer] = (), position: int = 0
-    ) -> bool:
-        """Send one answer, even if the call is settled already; False: the route to the asker is gone or full."""
+    def answer(self, call: Call, verb: Verb, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
+        """Send one answer, even if the call is settled already."""
         try:
             body, flags = self._bodies.encode(message, buffers)
         # Send an error instead, or the asker would wait until its deadline for an answer that cannot be sent.
         except TooLarge as error:
             verb, buffers, flags = Verb.ERROR, (), SYSTEM_FLAG
             body = SYSTEM_CODEC.encode(ErrorBody(code=error.code, message=error.message))
-        return self._links.send(call.peer, call.channel, verb, body, buffers, Meta(0, call.key[1], 0, flags, position))
+        self._links.send(call.peer, call.channel, verb, body, buffers, Meta(0, call.key[1], 0, flags))
 
     def lose(self, peer: Peer, reason: str) -> None:
         """An asker is gone."""
@@ -261,14 +212,6 @@ class Serving:
         call = self._mailbox.cancel((peer.address, header.correlation_id))
         if call is not None:
             call.dropped(Cancelled(body.reason if isinstance(body, Cancel) else "cancelled"))
-
-    def _on_credit(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
-        body = SYSTEM_CODEC.decode(parts[1])
-        if not isinstance(body, Credit):
-            raise FrameRefused("bad_body", "a credit body was expected")
-        call = self._mailbox.get((peer.address, header.correlation_id))
-        if call is not None:
-            call.grant(body.limit)
 
     def _expire(self, now: float) -> None:
         for _, _, call in self._mailbox.expire(now):

@@ -128,11 +128,6 @@ class PendingCalls(CallTable[int, Value]):
         del self._entries[message_id]
         return entry[2]
 
-    def waiting(self, message_id: int, sender: Address) -> Value | None:
-        """The call that `sender` answers, without removing it; None as in `answered`."""
-        entry = self._entries.get(message_id)
-        return entry[2] if entry is not None and entry[0] == sender else None
-
 
 MailKey = tuple[Address, int]
 """The asker's address, and the message id of the call."""

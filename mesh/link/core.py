@@ -155,13 +155,13 @@ class LinkCore:
             # Its sequence number is assigned when it is sent, after the welcome's.
             state.waiting.append((verb, body, buffers, meta, trace))
             return ()
-        message_id, correlation_id, timeout_us, flags, position = meta
+        message_id, correlation_id, timeout_us, flags = meta
         # Assigned at the last moment, so that a waiting frame takes no number before the frames that overtake it.
         state.sent = sequence = state.sent + 1
         header = encode_header(
             Header(
                 PROTOCOL_VERSION, _NUMBERS[verb], message_id or self.next_id(), sequence, correlation_id,
-                self._actor_id, self._epoch, connection.link.peer.epoch, timeout_us, flags, position, trace,
+                self._actor_id, self._epoch, connection.link.peer.epoch, timeout_us, flags, 0, trace,
             )
         )  # fmt: skip
         # Most messages have no buffers, and building a plain pair is faster than unpacking into a tuple.
@@ -351,6 +351,7 @@ class LinkCore:
             told = FrameRefused(error.code, f"the peer answered: {error.message}")
             if error.code in TOLD and self._log_once.is_new(connection.link.peer, told, self._now):
                 self.outputs.append(Refused(connection.link.peer, told))
+            connection.peer.refusal = error.code
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None
         # A duplicate made by the network, or a late frame of a connection that has been replaced.

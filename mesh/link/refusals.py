@@ -17,7 +17,7 @@ from mesh.link.outputs import Frames
 from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello, Welcome
 from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
 
-_UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
+_UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.CANCEL, Verb.BYE))
 TOLD: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
 """Reasons for refusing a hello that its sender must be told and should log, as it could not find out otherwise."""
 _MAX_REMEMBERED: Final = 1024

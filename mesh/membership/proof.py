@@ -170,10 +170,6 @@ class Credentials:
         known = self._find(peer.actor_id)
         return peer.actor_id in self._hubs() or (known is not None and known.address == peer and bool(known.proof))
 
-    def may_command(self, *, is_proved: bool) -> bool:
-        """Whether to shut down or drain because a peer asks for it."""
-        return is_proved or self.secret is None
-
     def believe(self, peer: Address, *, is_proved: bool) -> bool:
         """Whether to believe a peer that others are gone; peers on other hosts report only their own hosts' actors."""
         return is_proved or self.secret is None or not self.secret.is_local(peer.actor_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mesh.address import Address, Endpoint
+from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message, Part
@@ -52,7 +52,7 @@ class Renew(Message, frozen=True):
 
 
 class ErrorBody(Message, frozen=True):
-    """Why an ask or a stream failed, or why a frame was refused.
+    """Why an ask failed, or why a frame was refused.
 
     `known_epoch`: with `superseded` and `stale_epoch`, the epoch that the next incarnation of the refused actor must
     exceed: that of a later incarnation known here or, from a registry that has just started, the registry's own if
@@ -67,20 +67,10 @@ class ErrorBody(Message, frozen=True):
     known_epoch: int = 0
 
 
-class Credit(Message, frozen=True):
-    """The receiver of a stream allows its sender `limit` items in total, counted from the start of the stream."""
-
-    limit: int
-
-
 class Cancel(Message, frozen=True):
-    """The asker no longer wants the answer to the ask or stream that the correlation id names."""
+    """The asker no longer wants the answer to the ask that the correlation id names."""
 
     reason: str = ""
-
-
-class End(Message, frozen=True):
-    """A stream has delivered all its items."""
 
 
 class Bye(Message, frozen=True):
@@ -238,24 +228,6 @@ class StatsReply(Message, frozen=True):
     histograms: dict[str, Histogram] = {}
 
 
-class DescribeRequest(Message, frozen=True):
-    """Ask an actor to describe itself. Answer: `Describe`."""
-
-
-class Describe(Message, frozen=True):
-    """What `meshctl ps` shows of an actor."""
-
-    actor_id: str
-    role: str
-    pid: int
-    epoch: int
-    endpoint: Endpoint
-    state: str
-    host: str = ""
-    uptime_s: float = 0.0
-    attributes: dict[str, Any] = {}
-
-
 class Draining(Message, frozen=True):
     """Body of the verb `draining`, sent to all peers: the sender takes no new work."""
 
@@ -280,33 +252,13 @@ class Members(Message, frozen=True):
     settings: dict[str, Any] = {}
 
 
-class Drain(Message, frozen=True):
-    """Ask an actor to take no new work and finish what it has. Answer: `Drained`, once that is done."""
-
-
-class Drained(Message, frozen=True):
-    """Answer to `Drain`: the actor has no work left, and is still running."""
-
-
-class Shutdown(Message, frozen=True):
-    """Ask an actor to shut down. Answer: `ShuttingDown`, then `bye` to all its peers."""
-
-    reason: str = ""
-
-
-class ShuttingDown(Message, frozen=True):
-    """Answer to `Shutdown`."""
-
-
 SystemMessage = (
     Hello
     | Welcome
     | Heartbeat
     | Renew
     | ErrorBody
-    | Credit
     | Cancel
-    | End
     | Bye
     | Join
     | Joined
@@ -322,14 +274,8 @@ SystemMessage = (
     | Pong
     | StatsRequest
     | StatsReply
-    | DescribeRequest
-    | Describe
     | Draining
     | ListMembers
     | Members
-    | Drain
-    | Drained
-    | Shutdown
-    | ShuttingDown
 )
 SYSTEM_CODEC = Codec(SystemMessage)

@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 3
-MIN_PROTOCOL_VERSION: Final = 3
-"""Releases that speak 2 send grants, orders and submissions one by one, which is not read any more."""
+PROTOCOL_VERSION: Final = 4
+MIN_PROTOCOL_VERSION: Final = 4
+"""A peer of version 3 may send streams of items (verbs 7 to 10), which nobody here reads."""
 
 
 class Verb(enum.IntEnum):
-    """The purpose of a message; its number is what crosses the wire."""
+    """The purpose of a message; its number is what crosses the wire. 7 to 10 were streams'; not used again."""
 
     HELLO = 1
     WELCOME = 2
@@ -22,10 +22,6 @@ class Verb(enum.IntEnum):
     ASK = 4
     REPLY = 5
     ERROR = 6
-    STREAM = 7
-    ITEM = 8
-    END = 9
-    CREDIT = 10
     CANCEL = 11
     HEARTBEAT = 12
     SUBSCRIBE = 13
@@ -45,8 +41,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `message_id` is unique per sender epoch; answers carry it as `correlation_id`. `sequence` grows by one per message
     on a connection's channel and is higher on a later connection, see `mesh/link/peer.py`. `timeout_us` is the time
-    left until the deadline, because hosts' clocks differ; 0 is none. `position` is the first credit limit in `stream`,
-    the item's index in `item`, and the number of items in `end`. `trace` is a W3C traceparent or empty.
+    left until the deadline, because hosts' clocks differ; 0 is none. `position` is 0: streams used it until
+    version 3. `trace` is a W3C traceparent or empty.
     """
 
     version: int

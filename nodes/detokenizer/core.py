@@ -201,7 +201,7 @@ class _Sender:
         """When each unknown stream was last asked for."""
 
 
-class _Step:
+class Step:
     """One batch being taken. The results: deltas by gateway, what to ask the scheduler for, streams that ended."""
 
     __slots__ = ("_interval_s", "_now", "_scheduler", "_sender", "deltas", "ended", "gaps", "stops", "unknown")
@@ -367,7 +367,7 @@ class DetokenizerCore:
         # First, since this same batch may have their first tokens.
         for opening in batch.opens:
             self._open(sender, opening, now)
-        step = _Step(sender, scheduler.actor_id, now, self._limits.resend_interval_s)
+        step = Step(sender, scheduler.actor_id, now, self._limits.resend_interval_s)
         step.take_tokens(batch)
         step.take_finishes(batch)
         # Last: a stream may end and be closed in one batch, and its end has to go out first.
@@ -378,7 +378,7 @@ class DetokenizerCore:
             self._remember_ended(sender, number, stream)
         return self._commands(scheduler, step)
 
-    def _commands(self, scheduler: Address, step: _Step) -> list[Command]:
+    def _commands(self, scheduler: Address, step: Step) -> list[Command]:
         commands: list[Command] = [SendText(gateway, TextBatch(deltas=d)) for gateway, d in step.deltas.items()]
         if step.stops:
             commands.append(SendToScheduler(scheduler, StopAt(attempts=step.stops)))

@@ -30,18 +30,15 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pool of one worker group, or of one of its ranks: `layout.tp_rank` of `layout.tp_size`.
 
     `num_pages` includes the padding page. `device` is where the pages are: `cpu` (shared memory of the host) or
-    `cuda:N`. `in_worker`: the group's worker makes the pages, on its device, see `worker_pools/core.py`.
+    `cuda:N`.
     """
 
     group: str
     num_pages: int
     layout: KVLayout
     device: str = CPU
-    in_worker: bool = False
 
     def __post_init__(self) -> None:
-        if self.in_worker and self.device == CPU:
-            raise ConfigError(f"pool of {self.group}: a worker makes pages only on a device, not in host memory")
         if not _NAME.fullmatch(self.group):
             raise ConfigError(f"group {self.group!r} must be {_NAME_RULE} (it names a file)")
         if self.num_pages < 2:

@@ -28,13 +28,10 @@ from kvstore.protocol import (
     GrantClosed,
     GrantRefused,
     GrantsOpened,
-    MakePages,
     MapPool,
-    OfferPages,
     OfferPair,
     OpenGrant,
     OpenGrants,
-    PagesOffered,
     PagesPulled,
     PagesReady,
     PagesSent,
@@ -150,9 +147,6 @@ NodeMessage = (
     | HasLetGo
     | TakeUp
     | HasTakenUp
-    | MakePages
-    | OfferPages
-    | PagesOffered
     | JoinGroup
     | GroupFormed
 )
@@ -188,16 +182,13 @@ __all__ = [
     "LetGo",
     "ListMemory",
     "Load",
-    "MakePages",
     "MapPool",
     "MemoryList",
     "NodeMessage",
-    "OfferPages",
     "OfferPair",
     "OpenGrant",
     "OpenGrants",
     "OrderPrefills",
-    "PagesOffered",
     "PagesPulled",
     "PagesReady",
     "PagesSent",

@@ -33,8 +33,7 @@ class ReleaseMemory(Message, frozen=True):
     Answered at once; asked again, the agent answers how far it is.
 
     Errors: `unknown_group`, `nothing_to_release`, `memory_saver_off`, `already_released` (another way: resume first),
-    `keep_weights` (weights of tensor-parallel ranks, or of workers that make their pools, end with the process) and
-    `keep_kv` (so do pools that workers make).
+    `keep_weights` (weights of tensor-parallel ranks end with the process).
     """
 
     groups: list[str] = []

@@ -63,7 +63,7 @@ from nodes.worker.memory.actions import MemoryActions, Resident
 from nodes.worker.parallel.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
-from nodes.worker.pool.taking import make_pages, take_pool, wait_for_pool
+from nodes.worker.pool.taking import take_pool, wait_for_pool
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
@@ -121,8 +121,6 @@ class WorkerActor(Actor, Resident):
         spec = config.spec()
         asks = self._persistent
         pool = self._pool = await wait_for_pool(self.ctx, asks, self._host, config, spec, self._on_refusal)
-        if config.pool_in_worker:
-            await make_pages(self.ctx, asks, config, self._host, pool)
         runner = await self._engine.load(self.ctx, asks, spec, pool)
         if note := self._engine.kernels_note:
             self.ctx.log.warning("slow_kernels", why=note)
@@ -247,8 +245,8 @@ class WorkerActor(Actor, Resident):
 
     @property
     def _releases_in_place(self) -> bool:
-        """Whether it lives on without its memory. Ranks and makers of pages end, and their successors wait for it."""
-        return self._config.tp_size == 1 and not self._config.pool_in_worker
+        """Whether it lives on without its memory. Ranks of several end, and their successors wait for it."""
+        return self._config.tp_size == 1
 
     def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
         if self._core is not None and (self._releases_in_place or isinstance(order, TakeUp)):

@@ -32,8 +32,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     attends over its pages in one call, new tokens and cached ones alike) or `merged` (new tokens attend to each other,
     then to the cached ones, and the results are merged; not for models with sliding windows). `mem_fraction` is the
     share of the device's memory that weights, activations and pool may take together. With `memory_saver` weights lie
-    in memory that can be released, with a copy in the host's memory meanwhile (torch-memory-saver). With
-    `pool_in_worker` the worker allocates the pages of its pool itself, and they end with it.
+    in memory that can be released, with a copy in the host's memory meanwhile (torch-memory-saver).
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
     `nodes.models.tensor_parallel`), over a pool of its own. All ranks get the same steps. `workers` are the actor ids
@@ -57,7 +56,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     mem_fraction: float = 0.9
     memory_saver: bool = False
-    pool_in_worker: bool = False
     tp_rank: int = 0
     tp_size: int = 1
     workers: tuple[str, ...] = ()

@@ -78,8 +78,6 @@ def test_pool_and_worker_are_told_the_same_device(device, name):
     for worker in configs(topology, "worker"):
         assert (worker.device, worker.mem_fraction, worker.deterministic) == (name, 0.8, True)
         assert worker.memory_saver
-    (agent,) = configs(planned("random:qwen3-0.6b", memory, device=device, pool_in_worker=True), "kv_agent")
-    assert all(pool.in_worker for pool in agent.pools)
 
 
 def test_settings_of_workers_that_have_no_flag():
@@ -124,20 +122,6 @@ def test_an_8b_model_on_an_h100():
         planned("random:qwen3-8b", DeviceMemory("cuda:0", 24 * GIB, 23 * GIB), prefill=1, decode=1)
     for part in ("2 groups", "15.28 GiB", "90% of 24.00 GiB", "21.60 GiB", "23.00 GiB that are free"):
         assert part in caught.value.why
-
-
-def test_an_agent_that_never_copies_takes_nothing_of_the_device():
-    def num_bytes(**options):
-        (agent,) = configs(planned("random:qwen3-8b", **options), "kv_agent")
-        return sum(pool.num_pages * pool.layout.page_bytes for pool in agent.pools)
-
-    one = num_bytes(mixed=1, pool_in_worker=True) - num_bytes(mixed=1)
-    assert abs(one - AGENT_OVERHEAD_BYTES) < 4 << 20
-    # Pages are copied between these, by the agent, which opens them all then.
-    assert num_bytes(prefill=1, decode=1, pool_in_worker=True) == num_bytes(prefill=1, decode=1)
-    with pytest.raises(NoMemory) as caught:
-        planned("random:qwen3-8b", DeviceMemory("cuda:0", 16 * GIB, 16 * GIB), mixed=1, pool_in_worker=True)
-    assert "kv_agent" not in caught.value.why
 
 
 def test_a_rank_leaves_more_room_than_a_worker_alone():
@@ -191,12 +175,8 @@ def test_what_cannot_be_on_a_device():
         planned("echo")
     with pytest.raises(BadConfig, match="no memory saver on the CPU"):
         planned(device="cpu", memory_saver=True)
-    with pytest.raises(BadConfig, match="cannot make their KV pools on the CPU"):
-        planned(device="cpu", pool_in_worker=True)
-    with pytest.raises(BadConfig, match="are for workers that compute alone"):
+    with pytest.raises(BadConfig, match="is for workers that compute alone"):
         planned("random:qwen3-8b", *two(), mixed=1, tp=2, memory_saver=True)
-    with pytest.raises(BadConfig, match="cannot be used together"):
-        planned(memory_saver=True, pool_in_worker=True)
     for options in ({"model": "random:qwen3-0.6b"}, {"model": "random:tiny-qwen2", "device": "cpu", "tp": 2}):
         with pytest.raises(BadConfig, match=r"--quantize int8 cannot be used with --(device cuda|tp 2)"):
             planned(**options, quantize="int8")

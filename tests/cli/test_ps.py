@@ -15,7 +15,7 @@ from cli.exit_codes import ExitCode
 from cli.protocol import ActorList, ActorStatus, ListActors
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.keeper import _notes
-from mesh.address import Endpoint
+from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
@@ -121,13 +121,10 @@ def test_unequal_numerics_of_the_mesh_s_groups_are_told(show: Callable[..., list
         for group, numerics in (("a", "x"), ("b", "y"))
     ]
     supervisor = SupervisorActor(Mock(list_actors=lambda: ActorList("m", "u", "echo", True, [])), 1)
-    supervisor.ctx = Mock(now=lambda: 1.0, describe=member)
+    supervisor.ctx = Mock(now=lambda: 1.0, describe=member, address=Address("supervisor", 1))
     supervisor.ctx.members.all = lambda: schedulers
-    call = Mock()
-    asyncio.run(supervisor._list(call, ListActors()))
-    (answer,) = call.reply.call_args.args
     meshes = Meshes(m=[])
-    meshes.notes = answer.notes
+    meshes.notes = asyncio.run(supervisor._list(ListActors())).notes
     told = "worker groups compute with different numerics, so their results are not bit-identical: a (x); b (y)"
     assert show(meshes, "m")[1] == told
     meshes.meshes["m"] = [actor("worker-a")]

@@ -11,6 +11,7 @@ import pytest
 from cli.plan.names import supervisor_id
 from cli.protocol import ActorList, ActorStatus, ListActors, RestartActors, Restarting, StopMesh, Stopping
 from cli.supervisor import whole_restart, whole_stop
+from cli.supervisor.refusals import Refused
 from cli.supervisor.whole_mesh import UNKNOWN, joined, list_whole_mesh
 from cli.supervisor.whole_restart import WholeRestart
 from cli.supervisor.whole_stop import stop_whole_mesh
@@ -38,7 +39,7 @@ class Hosts:
         self.said: list[tuple[str, Any]] = []
         self.actors = {host: {role: actor(f"{role}-0", host) for role in some} for host, some in ROLES.items()}
         self.address = Address(supervisor_id("a"), 1)
-        self.log = SimpleNamespace(warning=lambda *_, **__: None)
+        self.log = SimpleNamespace(warning=lambda *_, **__: None, debug=lambda *_, **__: None)
         supervisors = [Member(supervisor_id(host), SUPERVISOR, 1, NOWHERE, host=host) for host in ROLES]
         self.members = SimpleNamespace(by_role=lambda role, ready: supervisors if role == SUPERVISOR else [])
         self.epoch_of: Callable[[int], int] = lambda epoch: epoch + 1
@@ -111,16 +112,17 @@ def test_a_host_that_does_not_answer_is_named_and_what_is_known_of_it_stays() ->
 
 def test_one_host_that_is_not_ready_makes_the_mesh_not_ready() -> None:
     own = Hosts().listed("a")
-    assert not joined(own, {"b": msgspec.structs.replace(own, ready=False)}, ()).ready
+    assert not joined([own, msgspec.structs.replace(own, ready=False)], {}).ready
 
 
 async def stop(hosts: Hosts, registry_host: str, **fields: Any) -> list[tuple[str, Any]]:
     gone: list[str] = []
 
-    async def left(supervisor: str, _timeout_s: float) -> None:
+    def is_there(supervisor: str) -> bool:
         gone.append(supervisor)
+        return False
 
-    await stop_whole_mesh(hosts, StopMesh(reason="r", **fields), registry_host, 1.0, left)  # type: ignore[arg-type]
+    await stop_whole_mesh(hosts, StopMesh(reason="r", **fields), registry_host, 1.0, is_there)  # type: ignore[arg-type]
     assert gone == [supervisor_id(host) for host, what in hosts.said if isinstance(what, StopMesh)]
     return hosts.said
 
@@ -139,10 +141,17 @@ def test_a_forced_end_drains_nobody_and_a_silent_host_keeps_nobody() -> None:
     assert asyncio.run(stop(Hosts(silent=("c",)), "a", force=True)) == [("b", end)]
 
 
+async def answered(rolling: WholeRestart, call: RecordedCall, request: RestartActors) -> None:
+    try:
+        await rolling.run(call, request)  # type: ignore[arg-type]
+    except Refused as error:
+        call.fail(error.code, error.message, retryable=error.retryable)
+
+
 def restarting(hosts: Hosts, *names: str, stay_away: bool = False) -> tuple[RecordedCall, WholeRestart]:
     call, rolling = RecordedCall(), WholeRestart(hosts, hosts.look, lambda: hosts.absent)  # type: ignore[arg-type]
     request = RestartActors(names=list(names), stay_away=stay_away)
-    asyncio.run(rolling.run(call, request, supervisor_id))  # type: ignore[arg-type]
+    asyncio.run(answered(rolling, call, request))
     assert not rolling.is_running
     return call, rolling
 
@@ -193,7 +202,7 @@ def test_one_restart_at_a_time_in_the_whole_mesh() -> None:
     async def two(hosts: Hosts) -> list[RecordedCall]:
         rolling = WholeRestart(hosts, hosts.look, lambda: hosts.absent)  # type: ignore[arg-type]
         calls = [RecordedCall(), RecordedCall()]
-        await asyncio.gather(*(rolling.run(one, RestartActors(names=["worker"]), supervisor_id) for one in calls))  # type: ignore[arg-type]
+        await asyncio.gather(*(answered(rolling, one, RestartActors(names=["worker"])) for one in calls))
         return calls
 
     first, second = asyncio.run(two(Hosts()))

@@ -20,11 +20,6 @@ class Say(Message, frozen=True):
     text: str = ""
 
 
-class Count(Message, frozen=True):
-    to: int
-    pause_at: int = -1
-
-
 class Number(Message, frozen=True):
     value: int
 
@@ -34,7 +29,7 @@ class Step(HotMessage, frozen=True):
     token_ids: list[int] = []
 
 
-CODEC = Codec(Say | Count | Number, Step)
+CODEC = Codec(Say | Number, Step)
 QUICK = SystemOptions(
     heartbeat_s=0.15, hello_timeout_s=1.5, join_timeout_s=1.5, retry_min_s=0.01, retry_max_s=0.1,
     renew_subscription_s=0.15,
@@ -42,7 +37,7 @@ QUICK = SystemOptions(
 
 
 class Recorder(Actor):
-    """Answers `Say` with the same, counts for `Count`, and keeps whatever else comes."""
+    """Answers whatever it is asked with the same, and keeps whatever else comes."""
 
     role = "recorder"
     codec = CODEC
@@ -71,17 +66,8 @@ class Recorder(Actor):
                 raise ValueError("as asked")
             case Say(text="fail"):
                 call.fail("no_way", "it cannot be", retryable=True, param="text")
-            case Count():
-                self.ctx.spawn(self.count(call))
             case _:
                 call.reply(call.message, call.buffers)
-
-    async def count(self, call):
-        for value in range(call.message.to):
-            if value == call.message.pause_at:
-                await asyncio.sleep(3600)
-            await call.item(Number(value=value))
-        call.end()
 
     def on_publication(self, publisher, topic, sequence, message):
         self.publications.append((publisher, topic, sequence, message))

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from mesh.errors import CallError
 from mesh.membership.view import Member
 from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Hello
-from mesh.wire.header import Header, Verb, encode_header
+from mesh.wire.header import PROTOCOL_VERSION, Header, Verb, encode_header
 from tests.mesh.memory import resident_mib
-from tests.mesh.mesh_under_test import CODEC, Count, Recorder, Say
+from tests.mesh.mesh_under_test import CODEC, Number, Recorder, Say
 from tests.mesh.two_hosts import TwoHosts
 
 HI = Say(text="hi")
@@ -78,11 +78,11 @@ class Fuzzer:
         match draw.randrange(5):
             case 0:
                 member = Member(sender, "recorder", epoch, self.endpoint, host=draw.choice(["d", "head", ""]))
-                return SYSTEM_CODEC.encode(Hello(draw.randrange(5), draw.randrange(5), member))
+                return SYSTEM_CODEC.encode(Hello(draw.randrange(6), draw.randrange(6), member))
             case 1:
                 return SYSTEM_CODEC.encode(Heartbeat(version=draw.randrange(9)))
             case 2:
-                return CODEC.encode(draw.choice([HI, Count(to=3)]))
+                return CODEC.encode(draw.choice([HI, Number(value=3)]))
             case 3:
                 return draw.randbytes(draw.choice([0, 1, 60, 600]))
             case _:
@@ -93,8 +93,8 @@ class Fuzzer:
         number = draw.choice([0, 1, draw.randrange(1 << 20), (1 << 63) - 1, -1])
         return encode_header(
             Header(
-                draw.choice([0, 2, 3, 3, 3, 3, 255]),
-                draw.choice([*Verb, Verb.HELLO, Verb.HELLO, 0, 17]),
+                draw.choice([0, PROTOCOL_VERSION - 1, *[PROTOCOL_VERSION] * 4, 255]),
+                draw.choice([*Verb, Verb.HELLO, Verb.HELLO, 0, 7, 17]),
                 draw.randrange(1 << 16),
                 number,
                 draw.randrange(8),

@@ -12,7 +12,7 @@ from cli.supervisor.secret import draw_secret
 from mesh.address import Address
 from mesh.errors import CallError, Unreachable
 from mesh.membership.proof import HostSecret
-from mesh.wire.frames import Drain, Drained, Join, Leave, ListMembers, PeerDown, Shutdown
+from mesh.wire.frames import Join, Leave, ListMembers, PeerDown
 from nodes.registry.actor import RegistryActor
 from tests.mesh.mesh_under_test import QUICK, Recorder, until
 from tests.mesh.test_system_members import HI, AnySupervisor, states
@@ -72,7 +72,7 @@ async def nothing_happened(a, b):
     assert a.actor.lost == b.actor.lost == []
     assert states(a) == {"a#1": "ready", "b#1": "ready", "registry#1": "ready"}
     assert (await a.actor.ctx.ask("b", HI, timeout_s=5)).sender == Address("b", 1)
-    assert not any(system._shutdown.done() or system._drained for system in (a, b))
+    assert not any(system._shutdown.done() for system in (a, b))
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,10 @@ async def test_nobody_is_ended_by_a_strangers_word(mesh):
     registry, a, b = await supervised(mesh)
     one = await stranger(mesh)
     await refused(one, "registry", Leave(actor_id="b", epoch=1, reason="a lie"))
-    for message in (Shutdown(), Drain()):
-        await refused(one, "b", message)
     one.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1))
     await until(lambda: a.metrics.value("mesh_frames_refused_total", code="unexpected") == 1)
     await nothing_happened(a, b)
     assert registry.metrics.value("mesh_members_refused_total", code="no_proof") == 1
-    # Who is proved is obeyed.
-    assert (await a.actor.ctx.ask("b", Drain(), timeout_s=5)).message == Drained()
 
 
 async def test_a_registry_is_told_of_a_later_one_by_who_is_proved_alone(mesh):
@@ -207,6 +203,5 @@ async def test_who_is_started_by_hand_with_a_proof_is_one_of_them(mesh):
 
     extra = await mesh.start("scheduler-9", 4, Scheduler(), replace(QUICK, proof=proof))
     await until(lambda: "scheduler-9#4" in states(a) and "b#1" in states(extra))
-    assert (await extra.actor.ctx.ask("b", Drain(), timeout_s=5)).message == Drained()
     assert extra.registration.view.get("a").proof == a.describe().proof
     assert a.actor.ctx.members.by_role("scheduler")[0].actor_id == "scheduler-9"

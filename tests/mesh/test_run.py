@@ -21,7 +21,6 @@ from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
-from mesh.wire.frames import Drain, Shutdown
 from tests.mesh.mesh_under_test import QUICK, Recorder, Say, until
 
 pytestmark = pytest.mark.process
@@ -146,13 +145,11 @@ def test_processes_join_answer_die_and_return(processes, run):
         await until(lambda: (m := system.registration.view.get("r")) and m.address == Address("r", 2), 20)
         await until(lambda: system.registration.view.get("registry").epoch == 2, 20)
         assert (await ask("r", Say(text="hi"), timeout_s=5)).sender == Address("r", 2)
-        await ask("r", Drain(), timeout_s=5)
-        await ask("r", Shutdown(), timeout_s=5)
 
     run(main)
-    assert processes.all[3].wait(10) == 0
-    processes.all[2].send_signal(signal.SIGTERM)
-    assert processes.all[2].wait(10) == 0
+    for process in (processes.all[3], processes.all[2]):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
     left = sorted(path.name for path in processes.directory.sockets.iterdir())
     assert left == ["r.1.c", "r.1.d", "registry.1.c", "registry.1.d"]  # of those killed; the next `up` sweeps
 
@@ -272,9 +269,6 @@ def test_in_this_process(short_path):
         terminate(actor)
         actor.ctx.later(0.02, terminate, actor)
 
-    def asked(actor):
-        actor.ctx.spawn(actor.ctx.ask("x", Shutdown(reason="enough"), timeout_s=5))
-
     def orphaned(actor):
         os.write(writing, b"x")
         actor.ctx.later(0.02, os.close, writing)
@@ -288,7 +282,7 @@ def test_in_this_process(short_path):
         assert here(superseded, Joins(superseded)) == (0, False)
         assert here(superseded, NeverStarts(superseded)) == (0, False)
         assert here(terminate) == (0, True)
-        assert here(asked) == (0, False)
+        assert here(superseded) == (0, False)
         assert here(orphaned, supervisor_fd=reading) == (0, False)
         assert here(terminate, Kills(terminate, 60.0), drain_timeout_s=0.05) == (1, False)
         assert here(twice, Kills(twice, 60.0)) == (1, False)

@@ -106,7 +106,17 @@ def test_what_the_sdk_makes_serves_and_watches(host):
     host.assert_nothing_left()
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_actor_under_seeded_faults_fails_the_same_way_each_time():
+    def storm(seed):
+        command = [sys.executable, str(EXAMPLES / "faults.py"), seed]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    first = storm("3")
+    assert re.search(r"'ok': \d\d\b", first)
+    assert (storm("3"), storm("4") == first) == (first, False)
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "faults.py"))
 def test_without_a_mesh_it_says_what_to_do(host, file):
     command = [sys.executable, str(EXAMPLES / file), *(["serve"] if file == "words.py" else [])]
     environment = {**host.environment, "KVMESH_NAME": host.name}

@@ -92,7 +92,7 @@ def test_pools_are_freed_and_weights_are_backed_up(apart: ChaosMesh, undisturbed
     assert {name: apart.host.ps()[name]["pid"] for name in pids} == pids, "workers lived through all of it"
 
 
-# A worker that prefills dies in test_pool_in_worker.py too, and a scheduler in tests/chaos, whatever its device is.
+# A scheduler dies in tests/chaos too, whatever its device is.
 @pytest.mark.parametrize(
     "actor_id",
     [

@@ -13,10 +13,10 @@ from tests.simulation.planting import Bug, around, bug, nothing
 _NEWEST = 1 << 40
 
 
-def _of_any_version(take: Any, self: AllowListPush, call: Any, message: Any) -> None:
+def _of_any_version(take: Any, self: AllowListPush, sender: Any, message: Any) -> Any:
     if message.allowed.version < self._keys.allowed.version:
         self._keys.write(message.allowed)
-    take(self, call, message)
+    return take(self, sender, message)
 
 
 def _as_if_taken(answered: Any, self: Telling, address: Any, version: int | None) -> None:

@@ -16,7 +16,7 @@ from kvstore.transfer import puller
 from kvstore.transfer.session import Phase as TransferPhase
 from kvstore.transfer.session import SenderLost, TransferSession
 from mesh.membership.view import MemberChange, Membership
-from nodes.detokenizer.step import Step
+from nodes.detokenizer.core import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.peers import Peers

@@ -36,6 +36,5 @@ PLANTED: dict[str, Bug] = {
     ),
     "hearsay without a proof is believed": bug(1, around(RegistryCore, "_believe", _believe_all)),
     "whoever says hello is who he says": bug(0, around(Credentials, "vet", lambda *_: False)),
-    "anybody may end an actor": bug(0, around(Credentials, "may_command", _anybody)),
     "a proof is good for every epoch": bug(0, around(HostSecret, "prove", _of_any_epoch)),
 }

@@ -22,7 +22,7 @@ from mesh.options import SystemOptions
 from mesh.simulation.faults import Faults
 from mesh.system import ActorSystem
 from mesh.transport.base import Channel
-from mesh.wire.frames import Drain, Join, Leave, PeerDown, Shutdown
+from mesh.wire.frames import Join, Leave, PeerDown
 from mesh.wire.message import Message
 from nodes import roles
 from tests.simulation.scenario import Client, ask_all, draw_clients, judge_outcome, play
@@ -102,18 +102,11 @@ async def bury(mesh: ProvedMesh, victim: str) -> None:
     mesh.found += [f"{name} has buried {victim}" for name in forgetful if mesh.actors[name].joins and name != victim]
 
 
-async def end(mesh: ProvedMesh, victim: str) -> None:
-    """Ask an actor to end, and to drain."""
-    rude = await mesh.stranger("words-1")
-    for message in (Shutdown(), Drain()):
-        await _ask(rude, victim, message)
-
-
 async def gossip(mesh: ProvedMesh, victim: str) -> None:
     """Name an actor in a later epoch to a registry that has just started and knows nobody."""
     mesh.processes["registry"].kill()
     old = mesh.systems["registry"]
-    gossiper = await mesh.stranger("words-2")
+    gossiper = await mesh.stranger("words-1")
     while mesh.bootstrap.found is None or mesh.bootstrap.found[0] == old.address:
         await asyncio.sleep(0.01)
     named = mesh.systems[victim].describe()
@@ -121,7 +114,7 @@ async def gossip(mesh: ProvedMesh, victim: str) -> None:
     await _ask(gossiper, "registry", Join(member=gossiper.describe(), known_members=[forged]))
 
 
-ATTACKS = [take_a_name, bury, end, gossip]
+ATTACKS = [take_a_name, bury, gossip]
 
 
 async def _scenario(mesh: ProvedMesh, clients: list[Client], attacks: list[tuple[float, str, int]]) -> list[str]:

@@ -54,7 +54,7 @@ SUITES = {
     # Hearsay without a proof is not reported: for actors that were started by hand there is none.
     "strangers": Suite(
         strangers.run_seed, stranger_mutations.PLANTED, 10, 4,
-        {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 37},
+        {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 30},
     ),
     "tables": Suite(tables.run_seed, table_mutations.PLANTED, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

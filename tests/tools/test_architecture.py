@@ -59,7 +59,9 @@ def test_files_and_functions_are_short() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
     ]
-    assert not broken, "a file is one idea in at most 600 lines, a function has under 60: split where the subject splits"
+    assert not broken, (
+        "a file is one idea in at most 600 lines, a function has under 60: split where the subject splits"
+    )
 
 
 def test_names_say_something() -> None:

@@ -43,13 +43,13 @@ def test_one_branch_of_many_is_not_everything():
 
 def test_a_core_takes_every_branch():
     assert shortfalls(ALL_REACHED) == []
-    (line,) = shortfalls(ALL_REACHED | {"mesh/calls/credit.py": Reached(99.9, "7->9")})
-    assert line == "mesh/calls/credit.py: 99.9 % of 100 % (credit); not reached: 7->9"
+    (line,) = shortfalls(ALL_REACHED | {"mesh/calls/table.py": Reached(99.9, "7->9")})
+    assert line == "mesh/calls/table.py: 99.9 % of 100 % (calls); not reached: 7->9"
 
 
 def test_a_core_that_is_not_measured_falls_short():
-    (line,) = shortfalls({path: reached for path, reached in ALL_REACHED.items() if path != "mesh/calls/credit.py"})
-    assert line.startswith("mesh/calls/credit.py: a core (credit) that is not in the report")
+    (line,) = shortfalls({path: reached for path, reached in ALL_REACHED.items() if path != "mesh/calls/table.py"})
+    assert line.startswith("mesh/calls/table.py: a core (calls) that is not in the report")
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,7 @@ STEPS: Final = (
     Step("nccl", (*_PYTEST, "tests/gpu/test_nccl.py"), 90.0),
     Step("nccl-one-device", (*_PYTEST, "tests/gpu/test_nccl_one_device.py"), 120.0),
     Step("tensor-parallel", (*_PYTEST, "tests/gpu/worker/test_tensor_parallel_gpu.py"), 180.0),
-    Step("contexts", ("-m", "benchmarks.gpu.contexts"), 150.0),
     Step("release", (*_PYTEST, "tests/gpu/test_release_gpu.py", "tests/gpu/worker/test_memory_saver_gpu.py"), 240.0),
-    Step("pool-in-worker", (*_PYTEST, "tests/gpu/test_pool_in_worker_gpu.py"), 180.0),
     Step("ranks", (*_PYTEST, "tests/gpu/test_ranks_gpu.py"), 240.0),
 )
 """First what others wait for, then what matters most: equal texts and a first figure, then the rest of both."""

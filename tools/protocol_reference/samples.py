@@ -87,7 +87,7 @@ def header_vectors() -> list[dict[str, Any]]:
     """A golden vector of the header of each verb."""
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = [
-        Header(PROTOCOL_VERSION, v, 7, (1 << 32) + 3, 5, "custom-0", 2, 9, 1_500_000, int(v != Verb.TELL), 32, trace)
+        Header(PROTOCOL_VERSION, v, 7, (1 << 32) + 3, 5, "custom-0", 2, 9, 1_500_000, int(v != Verb.TELL), 0, trace)
         for v in Verb
     ]
     return [{"verb": Verb(h.verb).name.lower(), "value": plain(h), "hex": encode_header(h).hex()} for h in headers]

@@ -56,48 +56,26 @@ class CudaHost(MemoryHost):
 
         Also raises DeviceError and DeviceExhaustedMemory.
         """
-        if info.device == CPU or info.is_freed or info.is_in_worker:
+        if info.device == CPU or info.is_freed:
             return self._tables.create(name, info)
-        pages, handle = self._allocate(info)
-        try:
-            pool = self._tables.create(name, msgspec.structs.replace(info, ipc_handle=handle))
-        except BaseException:
-            # Whatever it was, no file names these pages, so nobody else would free them.
-            self.memory.free(pages.device, pages.pointer)
-            raise
-        self._keep(pool, pages)
-        return pool
-
-    def make_pages(self, pool: PagePool) -> bytes:
-        """Allocate the pages of an opened pool here, in its owner's place. Returns the handle for others to open.
-
-        They are freed when `pool` is closed. Raises DeviceError and DeviceExhaustedMemory.
-        """
-        pages, handle = self._allocate(pool.info)
-        self._keep(pool, pages)
-        return handle
-
-    def _allocate(self, info: PoolInfo) -> tuple[DevicePages, bytes]:
-        """New pages and their handle."""
         device = cuda_ordinal(info.device)
         pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
         try:
-            return pages, self.memory.export(device, pages.pointer)
+            handle = self.memory.export(device, pages.pointer)
+            pool = self._tables.create(name, msgspec.structs.replace(info, ipc_handle=handle))
         except BaseException:
             # Nobody else knows of these pages: if not freed here, they stay allocated until the process ends.
             self.memory.free(device, pages.pointer)
             raise
-
-    def _keep(self, pool: PagePool, pages: DevicePages) -> None:
-        """Make pages that were allocated here live as long as their pool."""
         incarnation = _Incarnation(pool.path, pool.info.incarnation)
         self._made[incarnation] = pages
 
         def free() -> None:
             del self._made[incarnation]
-            self.memory.free(pages.device, pages.pointer)
+            self.memory.free(device, pages.pointer)
 
         pool.attach_device(lambda: pages, free)
+        return pool
 
     @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:

@@ -89,13 +89,10 @@ class CudaIpcTransport(MappedTransport[_Copy]):
     def register(self, pool: PagePool) -> None:
         """Raises PagesElsewhere for a pool in host memory, DeviceUnavailable.
 
-        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that. If a
-        worker made the pages, the first transfer has to: until then this process has no context on the device.
+        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that.
         """
         super().register(pool)
-        # A context takes device memory; if a worker made the pages, this process does not need one yet.
-        if not pool.info.is_in_worker:
-            self._stream_of(cuda_ordinal(pool.info.device))
+        self._stream_of(cuda_ordinal(pool.info.device))
 
     def connect(self, handle: PoolHandle) -> MappedPeer:
         """Opens the pages too, so that device errors are raised here."""

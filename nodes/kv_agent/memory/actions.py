@@ -87,14 +87,6 @@ class PoolOwner(Protocol):
         """Where the pool of a group is, for actors that map it."""
         ...
 
-    def mapped(self, group: str, holder: Address) -> None:
-        """`holder` was told where the pool is."""
-        ...
-
-    def lost(self, address: Address) -> None:
-        """An incarnation is gone for certain."""
-        ...
-
 
 class MemoryActions:
     """See the module. Pools' names begin with `prefix`; `wait_s` limits waiting for device memory that others have."""
@@ -132,7 +124,7 @@ class MemoryActions:
             now = members.get(member.actor_id)
             # A link can break between two living actors; only one that is no longer a member has let go of all.
             if now is None or now.epoch > member.epoch:
-                self._lost(member.address)
+                self._handle(HolderLost(member.address))
         holders = [_seen(member) for member in members.all() if member.role in (SCHEDULER, WORKER)]
         self._handle(MembersSeen(holders, frozenset(member.address for member in members.all())))
 
@@ -140,11 +132,7 @@ class MemoryActions:
         """A link ended. The peer is dead only if it is no longer a member, or a later incarnation is there."""
         member = self._owner.ctx.members.get(peer.actor_id)
         if member is None or member.epoch > peer.epoch:
-            self._lost(peer)
-
-    def _lost(self, address: Address) -> None:
-        self._handle(HolderLost(address))
-        self._owner.lost(address)
+            self._handle(HolderLost(peer))
 
     def copies_changed(self) -> None:
         """Copies may have ended."""
@@ -261,7 +249,7 @@ def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:
     desired = DesiredState(first.is_unwanted, first.weights) if first.is_released else None
     is_there = not all(info.is_freed for info in ranks)
     num_bytes = sum(info.pages_bytes for info in ranks)
-    return PoolFacts(first.group, first.device, num_bytes, desired, is_there, first.layout.tp_size, first.is_in_worker)
+    return PoolFacts(first.group, first.device, num_bytes, desired, is_there, first.layout.tp_size)
 
 
 def _seen(member: Member) -> HolderSeen:

@@ -81,7 +81,6 @@ class _Group:
         self.desired = facts.desired
         self.is_there = facts.is_there
         self.tp_size = facts.tp_size
-        self.is_in_worker = facts.is_in_worker
         self.is_changing = False
         self.is_copying = False
         self.mappers: set[Address] = set()
@@ -174,9 +173,14 @@ class MemoryCore:
             return
         wanted: list[tuple[_Group, DesiredState]] = []
         for group in groups:
-            lost = _lost_with_worker(group, message)
-            if lost is not None:
-                self._commands.append(RefuseRequest(call, *lost))
+            # A worker releases in place only if it is the group's only rank.
+            if message.keep_weights and group.tp_size > 1:
+                text = (
+                    f"the weights of {group.name} cannot be kept: it has {group.tp_size} tensor-parallel ranks, so its"
+                    " processes end to release the pool, and read their weights from disk again; ask without"
+                    " keep_weights (--keep-weights) and, if it is on a device, with reload_weights (--reload-weights)"
+                )
+                self._commands.append(RefuseRequest(call, "keep_weights", text))
                 return
             weights = KEEP if message.keep_weights else self._way_of_weights(group, message.reload_weights)
             if group.desired is not None:
@@ -369,28 +373,6 @@ class MemoryCore:
 
 def _names(message: ReleaseMemory | ResumeMemory | ListMemory) -> Sequence[str]:
     return [] if isinstance(message, ListMemory) else message.groups
-
-
-def _lost_with_worker(group: _Group, message: ReleaseMemory) -> tuple[str, str] | None:
-    """Error code and text if the request keeps something that ends with the group's processes, otherwise None.
-
-    A worker releases in place only if it is the group's only rank and has made no pages.
-    """
-    if message.keep_weights and (group.tp_size > 1 or group.is_in_worker):
-        cause = f"it has {group.tp_size} tensor-parallel ranks" if group.tp_size > 1 else "its worker makes the KV pool"
-        text = (
-            f"the weights of {group.name} cannot be kept: {cause}, so its processes end to release the pool, and read"
-            " their weights from disk again; ask without keep_weights (--keep-weights) and, if it is on a device, with"
-            " reload_weights (--reload-weights)"
-        )
-        return "keep_weights", text
-    if message.keep_kv and group.is_in_worker:
-        text = (
-            f"the KV of {group.name} cannot be kept: its pages are in its worker's process, which ends to release the"
-            " weights; ask without keep_kv (--keep-kv), or have the agent make the pool (pool_in_worker off)"
-        )
-        return "keep_kv", text
-    return None
 
 
 def _words(desired: DesiredState) -> str:

@@ -27,8 +27,7 @@ class HolderSeen(NamedTuple):
 class PoolFacts(NamedTuple):
     """A group's pool at the agent's start. `desired`: how it is released, or None; `is_there` False: it is freed.
 
-    `tp_size`: ranks of the group; `is_in_worker`: its worker makes the pages. Workers that are several, or
-    make the pages, end in order to let go.
+    `tp_size`: ranks of the group. Workers that are several end in order to let go.
     """
 
     group: str
@@ -37,7 +36,6 @@ class PoolFacts(NamedTuple):
     desired: DesiredState | None = None
     is_there: bool = True
     tp_size: int = 1
-    is_in_worker: bool = False
 
 
 # events

@@ -1,6 +1,6 @@
 """The pools that an agent holds while it lives: gives them up, makes them again, offers them, and tells the mesh.
 
-Used by `memory/actions.py` and `worker_pools/actions.py`; `HeldBy` is the part of the actor that is needed here.
+Used by `memory/actions.py`; `HeldBy` is the part of the actor that is needed here.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kvstore.pool.header import incarnation_of
 from kvstore.pool.page_pool import MemoryHost, PagePool
-from kvstore.protocol import MakePages, OfferPages, PoolHandle
+from kvstore.protocol import PoolHandle
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.selection import Selection
 from mesh.actor import Call, Context
@@ -24,7 +24,6 @@ from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
 from nodes.kv_agent.memory.actions import MemoryActions, PoolOwner
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.own import absence, is_read, is_used
-from nodes.kv_agent.worker_pools.actions import WorkerPoolActions
 from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import KVAgentAttributes
 
@@ -71,7 +70,6 @@ class HeldPools(PoolOwner):
         self._transports = transports
         self._numbers = itertools.count(1)
         self._memory = MemoryActions(self, host, ranks.values(), config.prefix, config.device_wait_s)
-        self._made = WorkerPoolActions(self, host, [pools[0].info for pools in ranks.values()], config.prefix)
         for group, pools in list(ranks.items()):
             self.put_pools(group, pools, is_offered=not pools[0].info.is_released)
         self.on_members(())
@@ -83,8 +81,6 @@ class HeldPools(PoolOwner):
         match call.message:
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 self._memory.on_ask(call)
-            case MakePages() | OfferPages():
-                self._made.on_ask(call, call.message)
             case LetGo():
                 self._let_go(call, call.message)
             case _:
@@ -108,10 +104,13 @@ class HeldPools(PoolOwner):
         """A link ended."""
         self._memory.on_peer_lost(peer)
 
+    def mapped(self, group: str, holder: Address) -> None:
+        """`holder` was told where the pool is."""
+        self._memory.on_mapped(group, holder)
+
     def copies_changed(self) -> None:
         """Copies may have ended."""
         self._memory.copies_changed()
-        self._made.copies_changed()
 
     def stop(self) -> None:
         """The actor ends."""
@@ -150,21 +149,13 @@ class HeldPools(PoolOwner):
             self._pulls.add(group, pools)
         for pool in pools:
             self._actor.feed(GroupHeld(Pool.from_info(pool.path, pool.info)))
-        if not is_offered or self._made.is_pending(group):
+        if not is_offered:
             self._take_away(group)
         self._announce()
 
     @override
     def handle(self, group: str) -> PoolHandle:
         return self._actor.core.handle_of(group)
-
-    @override
-    def mapped(self, group: str, holder: Address) -> None:
-        self._memory.on_mapped(group, holder)
-
-    @override
-    def lost(self, address: Address) -> None:
-        self._made.on_lost(address)
 
     def _take_away(self, group: str) -> None:
         """Begin no copy to or from a group's pools, and send none of their pages to other agents."""

@@ -13,7 +13,6 @@ from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.events import Refuse, SourceId
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.sources import SourceFacts
-from nodes.kv_agent.worker_pools.core import PAGES_PENDING
 from nodes.protocol.memory import MEMORY_RELEASED
 
 
@@ -90,9 +89,7 @@ def held_bytes(pool: PagePool) -> int:
 
 def absence(info: PoolInfo) -> tuple[str, str]:
     """Why a pool is not offered: code and message."""
-    if info.is_released:
-        return MEMORY_RELEASED, f"the memory of {info.group} is released; `meshctl resume {info.group}` brings it back"
-    return PAGES_PENDING, f"the worker of {info.group} has not made its pages yet"
+    return MEMORY_RELEASED, f"the memory of {info.group} is released; `meshctl resume {info.group}` brings it back"
 
 
 def source_of(session: TransferSession) -> SourceId | None:

@@ -92,7 +92,6 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
         layout=wanted.layout,
         incarnation=incarnation,
         device=wanted.device,
-        is_in_worker=wanted.in_worker,
     )
     if released is not None:
         unwanted = released.is_unwanted

@@ -7,9 +7,9 @@ import pytest
 from mesh.address import Address
 from mesh.errors import Cancelled, PeerLost, RemoteError, Unreachable
 from mesh.transport.base import Channel, Link
-from mesh.wire.frames import Cancel, End, ErrorBody
+from mesh.wire.frames import Cancel, ErrorBody
 from mesh.wire.header import Verb
-from tests.mesh.mesh_under_test import Number, Say
+from tests.mesh.mesh_under_test import Say
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
 HI = Say(text="hi")
@@ -28,26 +28,24 @@ async def test_only_the_asked_peer_answers_and_only_once(met):
     task, number = await asked(met, met.actor.ctx.ask("peer", HI, timeout_s=5))
     met.say(Verb.REPLY, HI, link=other, correlation_id=number)
     met.say(Verb.ERROR, ErrorBody(code="x", message=""), link=other, correlation_id=number)
-    met.say(Verb.END, End(), link=other, correlation_id=number)
     assert not task.done()
     met.say(Verb.REPLY, Say(text="first"), correlation_id=number)
     met.say(Verb.REPLY, Say(text="second"), correlation_id=number)
     assert (await task).message == Say(text="first")
-    assert met.system.metrics.value("mesh_late_answers_total") == 3
+    assert met.system.metrics.value("mesh_late_answers_total") == 2
     assert met.system.metrics.value("mesh_errors_told_total") == 1
 
 
-async def test_answers_of_the_wrong_kind_are_errors(met):
-    for verb, body in ((Verb.ITEM, HI), (Verb.END, End()), (Verb.REPLY, b"\xff")):
-        task, number = await asked(met, met.actor.ctx.ask("peer", HI, timeout_s=5))
-        met.say(verb, body, correlation_id=number)
-        with pytest.raises(RemoteError, match="bad_answer: "):
-            await task
+async def test_an_answer_that_cannot_be_read_is_an_error(met):
+    task, number = await asked(met, met.actor.ctx.ask("peer", HI, timeout_s=5))
+    met.say(Verb.REPLY, b"\xff", correlation_id=number)
+    with pytest.raises(RemoteError, match="bad_answer: "):
+        await task
     assert met.refused("bad_body") == 1
 
 
 async def test_answers_that_come_with_the_cancel_are_dropped(met):
-    for verb, body in ((Verb.REPLY, HI), (Verb.ITEM, HI), (Verb.ERROR, ErrorBody(code="x", message=""))):
+    for verb, body in ((Verb.REPLY, HI), (Verb.ERROR, ErrorBody(code="x", message=""))):
         task, number = await asked(met, met.actor.ctx.ask("peer", HI, timeout_s=5))
         task.cancel()
         met.say(verb, body, correlation_id=number)
@@ -56,79 +54,28 @@ async def test_answers_that_come_with_the_cancel_are_dropped(met):
     assert len(met.system.asking) == 0
 
 
-async def test_streams_with_holes_end(met):
-    for positions, fault in (((0, 2), "items were lost"), ((0, 4), "without credit")):
-        stream = met.actor.ctx.stream("peer", HI, timeout_s=5, window=4)
-        task, number = await asked(met, anext(stream))
-        for position in positions:
-            met.say(Verb.ITEM, Number(value=position), correlation_id=number, position=position)
-        met.say(Verb.ITEM, Number(value=0), correlation_id=number, position=0)
-        assert (await task).message == Number(value=0)
-        with pytest.raises(PeerLost, match=fault):
-            await anext(stream)
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-        assert any(fault in body.reason for *_, body in met.wire.sent if isinstance(body, Cancel))
-
-
-async def test_streams_drop_repeats_and_miss_a_lost_tail(met):
-    stream = met.actor.ctx.stream("peer", HI, timeout_s=5)
-    task, number = await asked(met, anext(stream))
-    for _ in range(2):
-        met.say(Verb.ITEM, Number(value=0), correlation_id=number, position=0)
-    assert (await task).message == Number(value=0)
-    met.say(Verb.END, End(), correlation_id=number, position=2)
-    with pytest.raises(PeerLost, match="last items"):
-        await anext(stream)
-
-
-async def test_a_stream_nobody_reads_any_more_ends_at_the_peer(met):
-    stream = met.actor.ctx.stream("peer", HI, timeout_s=5)
-    task, number = await asked(met, anext(stream))
-    task.cancel()
-    await asyncio.wait([task])
-    del stream, task
-    ((_, channel, header, body),) = [sent for sent in met.wire.sent if isinstance(sent[3], Cancel)]
-    assert (channel, header.correlation_id) == (Channel.CONTROL, number)
-    assert body.reason == "the stream is no longer being read"
-    unread = met.actor.ctx.stream("peer", HI, timeout_s=5)
-    await unread.aclose()
-    with pytest.raises(StopAsyncIteration):
-        await anext(unread)
-
-
 async def test_a_full_way_is_unreachable(met):
     met.wire.full = True
     with pytest.raises(Unreachable, match="full"):
         await met.actor.ctx.ask("peer", HI, timeout_s=5)
     assert len(met.system.asking) == 0
-    met.wire.full = False
-    calls = []
-    met.actor.on_ask = calls.append
-    met.say(Verb.STREAM, HI, position=5)
-    met.wire.full = True
-    with pytest.raises(PeerLost, match="full"):
-        await calls[0].item(HI)
-    assert calls[0].done
-    with pytest.raises(Cancelled):
-        await calls[0].item(HI)
 
 
 async def test_calls_are_answered_as_they_were_asked(met):
     calls = []
     met.actor.on_ask = calls.append
-    met.say(Verb.STREAM, HI, channel=Channel.DATA, position=2, message_id=11, timeout_us=0)
+    met.say(Verb.ASK, HI, channel=Channel.DATA, message_id=11, timeout_us=0)
     met.say(Verb.ASK, HI, message_id=12, timeout_us=5_000_000)
     met.say(Verb.ASK, HI, message_id=12, timeout_us=5_000_000)
-    stream, ask = calls
-    assert stream.remaining_s() > 500
-    assert 4 < ask.remaining_s() <= 5
+    unlimited, limited = calls
+    assert unlimited.remaining_s() > 500
+    assert 4 < limited.remaining_s() <= 5
     met.wire.sent.clear()
-    stream.reply(HI)
-    ask.end()
-    ask.reply(HI)
-    answers = [(channel, header.correlation_id, body.code) for _, channel, header, body in met.wire.sent]
-    assert answers == [(Channel.DATA, 11, "bad_answer"), (Channel.CONTROL, 12, "bad_answer")]
+    unlimited.reply(HI)
+    limited.reply(HI)
+    limited.reply(HI)
+    answers = [(channel, header.correlation_id, header.verb) for _, channel, header, _ in met.wire.sent]
+    assert answers == [(Channel.DATA, 11, Verb.REPLY), (Channel.CONTROL, 12, Verb.REPLY)]
     assert met.system.metrics.value("mesh_answers_ignored_total") == 1
 
 
@@ -146,14 +93,10 @@ async def test_calls_of_a_lost_asker_are_dropped(met):
         seen.append("broken")
         raise ValueError("in a callback")
 
-    met.say(Verb.STREAM, HI, message_id=41, position=0)
+    met.say(Verb.ASK, HI, message_id=41)
     calls[0].on_cancel(broken)
     calls[0].on_cancel(lambda: seen.append("called"))
-    item = asyncio.ensure_future(calls[0].item(HI))
-    await asyncio.sleep(0)
     met.wire.listener.on_link_down(FROM_PEER, "gone")
-    with pytest.raises(PeerLost, match="gone"):
-        await item
     assert seen == ["broken", "called"]
     assert met.system.metrics.value("mesh_handler_errors_total", handler="on_cancel") == 1
     met.wire.listener.on_link_down(FROM_PEER, "again")
@@ -182,12 +125,11 @@ async def test_an_outcome_comes_back_once_without_a_task(met):
     met.say(Verb.REPLY, Say(text="first"), correlation_id=number)
     assert outcomes.pop().message == Say(text="first"), "before whatever comes behind it"
     met.say(Verb.REPLY, Say(text="second"), correlation_id=number)
-    for verb, body in ((Verb.ITEM, HI), (Verb.END, End()), (Verb.ERROR, ErrorBody(code="bad_answer", message=""))):
-        ask("peer", HI, outcomes.append, timeout_s=5)
-        met.say(verb, body, correlation_id=met.wire.sent[-1][2].message_id)
-        assert not outcomes
-        await asyncio.sleep(0)
-        assert outcomes.pop().code == "bad_answer"
+    ask("peer", HI, outcomes.append, timeout_s=5)
+    met.say(Verb.ERROR, ErrorBody(code="no_way", message=""), correlation_id=met.wire.sent[-1][2].message_id)
+    assert not outcomes
+    await asyncio.sleep(0)
+    assert outcomes.pop().code == "no_way"
     assert len(met.system.asking) == 0
     ask("peer", HI, outcomes.append, timeout_s=0.01)
     await asyncio.sleep(0.02)

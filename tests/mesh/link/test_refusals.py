@@ -7,7 +7,7 @@ from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded
 from mesh.membership.view import Member
 from mesh.transport.base import Channel, Link
-from mesh.wire.frames import Bye, Credit, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
+from mesh.wire.frames import Bye, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
 from mesh.wire.header import PROTOCOL_VERSION, Verb
 from tests.mesh.mesh_under_test import Say, until
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
@@ -74,20 +74,19 @@ async def test_a_known_peer_is_told_why(met):
     assert met.actor.told == []
     # Errors and answers are never answered, so two peers cannot keep each other busy.
     met.wire.sent.clear()
-    for verb in (Verb.ERROR, Verb.REPLY, Verb.CREDIT, Verb.CANCEL, Verb.ITEM, Verb.END):
+    for verb in (Verb.ERROR, Verb.REPLY, Verb.CANCEL):
         met.say(verb, b"\xff", correlation_id=5, flags=1)
     assert met.wire.sent == []
 
 
 async def test_bodies_of_the_wrong_verb_are_refused(met):
-    for verb in (Verb.HELLO, Verb.WELCOME, Verb.ERROR, Verb.HEARTBEAT, Verb.SUBSCRIBE, Verb.PUBLISH, Verb.CREDIT):
+    for verb in (Verb.HELLO, Verb.WELCOME, Verb.ERROR, Verb.HEARTBEAT, Verb.SUBSCRIBE, Verb.PUBLISH):
         before = met.refused("bad_body")
         met.say(verb, Bye())
         assert met.refused("bad_body") == before + 1, verb
     met.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), channel=Channel.CONTROL)
     met.say(Verb.TELL, Ping())
     assert met.refused("unexpected") == 1
-    met.say(Verb.CREDIT, Credit(limit=3), correlation_id=99)
     met.say(Verb.CANCEL, Bye(), correlation_id=99)
     assert met.system.links.get("peer")
 

@@ -103,7 +103,6 @@ def test_of_other_hosts_nothing_is_proved_and_nobody_refused():
     credentials = Credentials(here, b"", lambda _: None, tuple)
     assert credentials.believe(Address("supervisor.head", 1), is_proved=False)
     assert not credentials.believe(Address("words-0.d", 1), is_proved=False)
-    assert not credentials.may_command(is_proved=False)
 
 
 def test_who_may_have_a_supervisor_is_believed_of_other_hosts():

@@ -45,7 +45,7 @@ def decoded_or_refused(codec, body):
 
 def test_headers_come_back():
     header = Header(
-        PROTOCOL_VERSION, Verb.STREAM, 1, 2, 3, "worker-0", 4, 5, 6, 1, 32, "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+        PROTOCOL_VERSION, Verb.ASK, 1, 2, 3, "worker-0", 4, 5, 6, 1, 0, "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     )
     assert open_envelope((encode_header(header), b"")) == header
 

@@ -230,28 +230,13 @@ def test_wishes_that_cannot_be(made: MemoryCore, message: Any, code: str) -> Non
     assert (refused.call, refused.code) == (9, code)
 
 
-@pytest.mark.parametrize(
-    ("facts", "options", "code"),
-    [
-        ({"tp_size": 2}, {"keep_weights": True}, "keep_weights"),
-        ({"is_in_worker": True}, {"keep_weights": True}, "keep_weights"),
-        ({"is_in_worker": True}, {"keep_kv": True, "reload_weights": True}, "keep_kv"),
-        ({"tp_size": 2}, {"keep_kv": True, "reload_weights": True}, ""),
-        ({"is_in_worker": True}, {"reload_weights": True}, ""),
-    ],
-)
-def test_nothing_is_called_kept_that_ends_with_its_worker(
-    facts: dict[str, Any], options: dict[str, bool], code: str
-) -> None:
-    made = core("cuda:0", **facts)
+def test_weights_are_not_called_kept_that_end_with_their_rank() -> None:
+    made = core("cuda:0", tp_size=2)
     made.handle(seen((W, "ready")), 0.0)
-    first, *rest = release(made, **options)
-    if not code:
-        assert first == Mark("g", DesiredState(not options.get("keep_kv", False), "reload"))
-        return
-    assert (first.code, rest) == (code, [])
-    assert state(made) == HELD
-    made.handle(Wanted(2, ReleaseMemory(reload_weights=True)), 0.0)
+    (refused,) = release(made, keep_weights=True)
+    assert (refused.code, state(made)) == ("keep_weights", HELD)
+    first, *_ = release(made, keep_kv=True, reload_weights=True)
+    assert first == Mark("g", DesiredState(is_kv=False, weights="reload"))
     assert state(made) == RELEASING, "as the refusal said"
 
 

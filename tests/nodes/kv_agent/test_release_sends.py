@@ -5,36 +5,19 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol import MakePages, MapPool, OfferPages, OfferPair, PagesOffered, PagesPulled, PoolHandle
+from kvstore.protocol import MapPool, OfferPair, PagesPulled, PoolHandle
 from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
-from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import GroupMemory, ReleaseMemory, ResumeMemory
 from tests.mesh.mesh_under_test import until
-from tests.nodes.kv_agent.agent_world import Process, World, config, in_world
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder, Scheduler
+from tests.nodes.kv_agent.agent_world import World, config, in_world
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder
 
 
 @pytest.fixture
 def world() -> Callable[..., None]:
     return in_world(scheduler=Holder())
-
-
-class Maker(Scheduler):
-    """A worker that makes the pages of `p` itself, in a process of its own."""
-
-    role = "worker"
-
-    async def table(self) -> PoolHandle:
-        return (await self.ctx.ask("agent-1", MakePages(group="p"), timeout_s=600.0)).message
-
-    async def make(self, process: Process) -> None:
-        handle = await self.table()
-        pages = process.host.make_pages(process.host.open(handle.path, writable=True))
-        offer = OfferPages(group="p", incarnation=handle.incarnation, ipc_handle=pages)
-        answer = (await self.ctx.ask("agent-1", offer, timeout_s=2.0)).message
-        assert answer == PagesOffered(group="p", incarnation=handle.incarnation)
 
 
 async def two(world: World) -> tuple[KVAgent, PoolHandle]:
@@ -100,29 +83,3 @@ async def test_nothing_is_sent_of_a_pool_that_is_being_released_and_offered_agai
     assert (await world.ask("agent-1", MapPool(group="p"))).incarnation == source.incarnation
     await world.order(source, "agent-0", [8], [4])
     assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
-
-
-async def test_the_table_of_pages_that_a_worker_made_is_made_again_when_nothing_reads_them(world: World) -> None:
-    pool = PoolConfig(group="p", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:1", in_worker=True)
-    await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
-    far = await world.agent("agent-1", config("cuda:1", pools=[pool], device_transport="nccl"))
-    worker = Maker()
-    await world.add("W", worker)
-    await world.settle(5)
-    await worker.make(Process(world.tables, world.cards))
-    source, _, _ = await world.pools()
-    world.wire.is_slow = world.wire.is_stuck = True
-    await world.order(source, "agent-0", [8], [4])
-    await until(lambda: far._transports.is_sending("p"))
-    for address in (Address("agent-0", 1), Address("W", 1)):
-        world.network.crash(address)
-    successor = Maker()
-    await world.add("W", successor, 2)
-    await until(lambda: successor.ctx.members.get("agent-1") is not None, 30.0)
-    answer = asyncio.ensure_future(successor.table())
-    await asyncio.sleep(10.0)
-    assert not answer.done()
-    assert world.processes["agent-1"].memory.num_open == 1, "the sender reads what is open"
-    stop_sender(world)
-    assert (await answer).incarnation != source.incarnation
-    assert world.processes["agent-1"].memory.num_open == 0

@@ -1,6 +1,5 @@
-"""What becomes of a rank whose model cannot be loaded, and of pages that are to be made where no device is."""
+"""What becomes of a rank whose model cannot be loaded."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +8,8 @@ import pytest
 from kvstore.pool.page_pool import HeapHost
 from nodes.model_spec import resolve_model
 from nodes.worker.cuda import load
-from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
+from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.executor.runners import make_runner
-from nodes.worker.pool.taking import make_pages
 from tests.nodes.worker.recorded_worker import config, pool
 
 MODEL = "random:tiny-llama"
@@ -44,11 +42,3 @@ def test_others_do_not_wait_for_a_rank_that_could_not_load(
     with raised:
         make_runner(spec, config(MODEL), mapped, collectives)
     assert len(aborts) == num_aborts
-
-
-def test_pages_are_made_on_devices_only() -> None:
-    host = HeapHost()
-    mapped = host.open(pool(host).path, writable=True)
-    nothing: Any = None
-    with pytest.raises(BackendMissing, match="this process uses no device"):
-        asyncio.run(make_pages(nothing, nothing, config(), host, mapped))

@@ -192,38 +192,8 @@ def test_two_makings_of_a_pool_are_two_memories(tmp_path: Path) -> None:
     remade.close()
 
 
-def test_pages_that_a_worker_makes(agent: Process, worker: Process, tables: MemoryHost, cards: FakeCards) -> None:
-    info = msgspec.structs.replace(INFO, is_in_worker=True)
-    table = agent.host.create("kv-a", info)
-    assert agent.num_loads == 0, "the agent has not touched the device"
-    mapped = worker.host.open(table.path, writable=True)
-    handle = worker.host.make_pages(mapped)
-    pages = mapped.device_pages
-    assert (pages.device, pages.num_bytes, cards.used(0)) == (0, INFO.pages_bytes, INFO.pages_bytes)
-    tables.mark(table.path, msgspec.structs.replace(info, ipc_handle=handle))
-    table.close()
-    opened = agent.host.open(table.path, writable=True, own=True)
-    assert agent.num_loads == 0
-    assert opened.device_pages.num_bytes == pages.num_bytes
-    assert agent.num_loads == 1, "it opens them when they are first used"
-    opened.close()
-    mapped.close()
-    assert cards.used(0) == 0
-    assert not [one for process in (agent, worker) for one in process.memory.mapped]
-
-
-def test_pages_that_do_not_fit_or_cannot_be_exported_leave_nothing(tables: MemoryHost) -> None:
-    cards = FakeCards(num_bytes=INFO.pages_bytes)
-    agent, worker = Process(tables, cards), Process(tables, cards)
-    table = agent.host.create("kv-a", msgspec.structs.replace(INFO, is_in_worker=True))
-    mapped = worker.host.open(table.path, writable=True)
-    taken = agent.memory.allocate(0, 1)
-    with pytest.raises(DeviceExhaustedMemory):
-        worker.host.make_pages(mapped)
-    agent.memory.free(0, taken)
-    worker.memory.export = lambda *_: (_ for _ in ()).throw(DeviceHandleInvalid("no"))  # type: ignore[method-assign]
+def test_pages_that_cannot_be_exported_leave_nothing(agent: Process, cards: FakeCards) -> None:
+    agent.memory.export = lambda *_: (_ for _ in ()).throw(DeviceHandleInvalid("no"))  # type: ignore[method-assign]
     with pytest.raises(DeviceHandleInvalid):
-        worker.host.make_pages(mapped)
+        agent.host.create("kv-a", INFO)
     assert cards.used(0) == 0
-    mapped.close()
-    table.close()
