@@ -57,7 +57,9 @@ from mesh.wire.frames import (
 from mesh.wire.header import Header, Verb
 
 _LEAVE_S: Final = 0.25
+"""The registry answers in milliseconds; if it is gone, the lease ends by itself in 5 s, and every stop would wait."""
 _BYE_GRACE_S: Final = 1.0
+"""Its last messages and its bye take milliseconds. If the bye is lost, callers wait so long for a peer that is gone."""
 
 
 class ActorSystem:
@@ -153,6 +155,7 @@ class ActorSystem:
                 self.registration.start()
             await self.actor.start()
         except BaseException:
+            # Also if it is cancelled: the transport's sockets and files must not stay behind.
             await self.stop()
             raise
         if self.actor.ready_after_start and self._member.state == STARTING:
@@ -180,6 +183,7 @@ class ActorSystem:
         try:
             await self.actor.stop()
         except Exception as error:  # noqa: BLE001
+            # What follows (leave, bye, sockets) must be done however the actor's own end went.
             self.tasks.failed("stop", error)
         await self.tasks.close()
         # After the actor's own `stop`, which may still answer some calls; the remaining askers get an error.

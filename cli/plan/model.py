@@ -24,6 +24,7 @@ from nodes.tokenizer.errors import Overloaded, TemplateError
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _SHORT_COMMIT: Final = 12
+"""As git abbreviates in large repositories; the path beside it has the whole one."""
 
 
 class ModelNotHere(BadModel):

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 OUT_OF_MEMORY: Final = "out_of_memory"
 _KEY: Final = "oom_kill"
 _SAME_KILL_S: Final = 1.0
+"""One shortage may end several processes, reaped one after the other; deaths by hand follow later."""
 
 
 class Exit(NamedTuple):
@@ -47,7 +48,6 @@ class Exits:
         now, num_kills = self._clock(), self._count()
         if num_kills > self._num_kills:
             self._num_kills, self._grew_at = num_kills, now
-        # One shortage may end several processes, which are reaped one after the other.
         return self._grew_at is not None and now - self._grew_at < _SAME_KILL_S
 
     def _count(self) -> int:

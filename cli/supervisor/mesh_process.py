@@ -40,7 +40,9 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes.numerics import kernels_note, quantization_note
 
 _PROBE_INTERVAL_S: Final = 0.05
+"""At most 3 % of a start (1.5 s for `echo`); a probe takes the gateway a millisecond, while it starts."""
 _ORPHAN_GRACE_S: Final = 2.0
+"""Orphans see at once that their parent is gone, and end; one that does not holds a stop up no longer than this."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,7 +66,7 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         with directory.written():
             log = directory.log(SUPERVISOR).open("a", buffering=1)
         with log:
-            setup_log(level=LogSettings.of(os.environ).level, stream=log)
+            setup_log(level=LogSettings.from_environment(os.environ).level, stream=log)
             try:
                 return asyncio.run(_MeshProcess(topology, directory, progress).run())
             except BindError as error:

@@ -97,6 +97,7 @@ def run_role(run: RoleRun) -> int:
     except CliError as error:
         return _failed(directory, address, error, StartError(error.code, f"{error.what}: {error.why}; {error.do}"))
     except Exception as error:
+        # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
         if not isinstance(error, _Failure):
             raise
         code = exit_code_of(error)

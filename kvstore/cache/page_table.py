@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     Slots = npt.NDArray[np.void]
 
 HEADER_BYTES: Final = 64
+"""A cache line, and so the token ids begin on one; the fields of the table above fill it."""
 HASH_OFFSET: Final = 32
 FLAG_FIRST: Final = 1
 FLAG_PRIVATE: Final = 2
@@ -61,6 +62,7 @@ _MARK: Final = b"\xa5\xc3"
 _NO_MARK: Final = bytes(2)
 _HALF_MARKS: Final = frozenset({_MARK[:1] + _NO_MARK[1:], _NO_MARK[:1] + _MARK[1:]})
 _MAX_SEQUENCE: Final = 2**47
+"""Half of what 6 bytes hold: a higher one is damage, as a page would need 4 years of 1,000,000 writes a second."""
 _CRC_OFFSET: Final = 8
 _CHECKED_OFFSET: Final = 12
 _GENERATION_OFFSET: Final = 16
@@ -68,10 +70,12 @@ _GENERATION_END: Final = 24
 _READ_ATTEMPTS: Final = 8
 _NUM_STATES: Final = len(PageState)
 _CRC_FACTOR: Final = 0x9E3779B1
+"""2**32 divided by the golden ratio (Knuth's multiplicative hash): spreads page numbers over the CRC's 32 bits."""
 _SCANNED_AT_ONCE: Final = 2048
 """Pages checked in one pass over columns: 512 KiB with pages of 16 tokens, so that the cost of numpy calls vanishes."""
 
 MAX_GENERATION: Final = 2**63 - 1
+"""The largest signed number of 64 bits, as numpy and peers in other languages read it."""
 PLAUSIBLE_GENERATIONS: Final = 2**62
 """No pool lives to see so many allocations: an entry with more is not ours, and generations do not continue from it."""
 

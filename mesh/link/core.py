@@ -68,6 +68,7 @@ _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
 _OTHERS: Final = frozenset(("wrong_sender", *PROOF_CODES))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
 _MAX_WAITING: Final = 1000
+"""More than a turn sends in the 2 s until a hello is due; what a peer that never says it can hold here is bounded."""
 _HELD: Final = Phase.HELD
 # msgspec is slow at encoding enum members.
 _NUMBERS: Final = {verb: int(verb) for verb in Verb}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 UNNUMBERED: Final = 0
 """Sequence number of an error about a connection that its sender has no record of."""
 _SHIFT: Final = 32
+"""Half of a 64-bit number: 4 billion messages on a connection, which at 150,000 a second (measured) last 8 hours."""
 
 
 class Meta(NamedTuple):

@@ -71,6 +71,7 @@ from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
+"""Less than a hung tokenizer takes to be killed (2.5 s: three heartbeats and 1 s), so another is asked before that."""
 
 # Size of an attempt on the wire without its tokens, and without its stop strings, which are few.
 _SUBMIT_BYTES = 1024

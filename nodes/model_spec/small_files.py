@@ -13,7 +13,9 @@ MOST_TOKENIZER_BYTES: Final = 1 << 26
 MOST_INDEX_BYTES: Final = 1 << 26
 """The largest that is published has 9 MB, for 91,991 tensors."""
 _MOST_BYTES: Final = 1 << 24
+"""`config.json` has kilobytes, `tokenizer_config.json` a hundred bytes for each added token: this is far more."""
 _MOST_TEMPLATE_BYTES: Final = 1 << 20
+"""The longest templates of known models have 20,000 characters (`MAX_TEMPLATE_CHARS` in `checking.py`)."""
 
 
 class SmallFiles:

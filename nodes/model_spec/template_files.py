@@ -14,6 +14,7 @@ PROCESSOR_TEMPLATE: Final = "chat_template.json"
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
 _DEFAULT: Final = "default"
 _MOST_TEMPLATES: Final = 64
+"""Models have up to three; each is a file of up to 1 MiB that is read."""
 
 
 class TemplateFound(NamedTuple):

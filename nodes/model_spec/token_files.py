@@ -26,6 +26,7 @@ _OF_MAP: Final = "__special_tokens_map"
 _DECODER: Final = "added_tokens_decoder"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _MAX_ID: Final = 1 << 31
+"""Ids go as i32 through steps and kernels."""
 
 
 class TokenFiles(NamedTuple):

@@ -10,6 +10,7 @@ Phase = Literal["prefill", "decode", "mixed"]
 PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
 
 MAX_PIPELINE_DEPTH: Final = 2
+"""One step runs and one waits for its turn. A third would only come later to what the first one draws."""
 
 
 class ConfigError(ValueError):

@@ -71,8 +71,10 @@ from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.scheduler.worker_link.worker_drain import WorkerDrain
 
 ADMIT_EVERY_STEPS = 8
+"""The growth estimate sinks by 0.001 a step, which makes room after several steps, not after each."""
 RECOVERY = "recovery"
 MAX_LONE_PREEMPTIONS = 16
+"""Once is enough in theory. 16 prefills in vain take seconds, and then the client learns of it."""
 
 
 class SchedulerCore:
@@ -342,7 +344,6 @@ class SchedulerCore:
                 self.admission.is_due = True
             self._steps_since_admission += 1
             if self._steps_since_admission >= ADMIT_EVERY_STEPS:
-                # The growth estimate sinks by 0.001 a step, which makes room after several steps, not after each.
                 self.admission.is_due = True
             self._admit(now)
         if not len(self.running):

@@ -23,10 +23,12 @@ from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 from nodes.tokenizer.template_probe import probe_template
 
 _SHOWN_CHARS: Final = 500
+"""An error of jinja has a line or two; one that quotes a chat must not fill an answer with it."""
 _FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _ROLE_MARK: Final = " DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
 _COMMON_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 _PROBE_CHARS: Final = 1 << 20
+"""A hundred times what short chats render to, with a template's longest preamble; more is a loop."""
 _MAX_SHOWN_ROLES: Final = 64
 """Clients choose the names of roles, and many templates show any role: at most this many are remembered."""
 

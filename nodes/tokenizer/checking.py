@@ -36,9 +36,11 @@ MAX_TEMPLATE_CHARS: Final = 1 << 20
 _TEMPLATE_S: Final = 3.0
 """Real templates take 3 to 60 ms. With the start of a process it is below the 5 s in which people are told."""
 _SHOWN_CHARS: Final = 300
+"""A line of a traceback; what is longer is data that somebody has put into an error."""
 _VOCABULARY_S: Final = 20.0
 """Gemma 3's, of 262,144 tokens and 33 MB, takes 2 s on one slow core."""
 _VOCABULARY_BYTES: Final = 4 << 30
+"""A hundred times the largest published file (34 MB), with threads' stacks: a file made to take all memory fails."""
 _MARGIN_S: Final = 2.0
 """For starting the child, which ends itself when the time for its work is over."""
 _MODEL_ERRORS: Final = {error.code: error for error in (ModelDamaged, ModelNotFound, ModelUnsupported)}

@@ -15,6 +15,7 @@ from nodes.models.spec import ModelSpec, VocabularyFacts
 from nodes.tokenizer.dialect import TemplateDialect
 
 HEAD_BYTES: Final = 4
+"""The length of a frame as 32 bits: texts of up to 4 GB, far more than the child may allocate (1 GiB)."""
 CHILD_DIRECTORY: Final = "/"
 """Where the child runs: the directory of its parent may be gone, and Python does not start in such a one."""
 

@@ -26,7 +26,9 @@ from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ERRORS_BY_CODE, Overloaded, PrepareError, TemplateError
 
 _BYTES_PER_CHAR: Final = 4
+"""UTF-8 takes at most four."""
 _REPLY_MARGIN_BYTES: Final = 1 << 16
+"""For what surrounds the text, and error messages; with less, a reply at the limit would kill its child."""
 
 
 class Renderer(Protocol):
@@ -79,6 +81,7 @@ class ChildRenderer(Renderer):
         )
         self._max_chars = max_chars
         self._child: asyncio.subprocess.Process | None = None
+        # One child, whose answers come in order: held for one rendering, which ends or is killed within `deadline_s`.
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._problem = ""

@@ -18,6 +18,7 @@ from nodes.scheduler.events import Measured, Outbox, ReadyPeer
 from nodes.scheduler.sequence import Sequence, Stage
 
 MAX_CLOSES = 1024
+"""32 KB of row ids. A token may be long in going there; a detokenizer that misses some forgets by its own limit."""
 
 
 class _Batch:
@@ -99,8 +100,6 @@ class Streams:
         if sequence.stage is Stage.ENDED:
             closes = self._closes.setdefault(sequence.detokenizer, [])
             closes.append(sequence.row_id)
-            # Bounded, since it may be long before a token goes there; a detokenizer that misses one forgets the stream
-            # by its own limit.
             del closes[:-MAX_CLOSES]
         else:
             self._batch(sequence.detokenizer).closes.append(sequence.row_id)

@@ -55,6 +55,7 @@ RENEW = "renew_order"
 EXPIRE = "handoff"
 NEVER = float("inf")
 MAX_CANCELS = 1024
+"""A thousand ids are some tens of kilobytes, far below the limit of a body (16 MiB)."""
 # Size of a grant or an order on the wire, without its pages or tokens, which take up to 5 bytes each.
 _ITEM_BYTES = 512
 
@@ -391,8 +392,7 @@ class DecodeHandoffQueue:
         self._open_asks.ask(agent, {one.grant_id: one for one in grants})
 
     def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
-        # A thousand ids are some tens of kilobytes, far below the limit of a frame. One ask for all of a turn: a
-        # scheduler that loses its gateway cancels everything at once.
+        # One ask for all of a turn: a scheduler that loses its gateway cancels everything at once.
         for start in range(0, len(grant_ids), MAX_CANCELS):
             message = CancelPrefill(grant_ids=grant_ids[start : start + MAX_CANCELS])
             self._outbox.add(Ask(prefill, message, self._config.ask_timeout_s, (CANCEL, prefill)))

@@ -32,7 +32,9 @@ LEASE: Final = "order_lease"
 TIMEOUT: Final = "order_timeout"
 UNKNOWN_GRANT: Final = "unknown_grant"
 MAX_REMEMBERED: Final = 4096
+"""Four times `max_orders`: an order that its cancel has overtaken comes within milliseconds, before so many others."""
 MAX_REPEAT_FACTOR: Final = 8
+"""A peer that is away is sent one frame every 4 s (`announce_repeat_s` 0.5 s) for each of 1,024 orders."""
 # Size of an announcement or a result on the wire, without its pages, which take up to 10 bytes each.
 _ITEM_BYTES: Final = 512
 
@@ -221,8 +223,6 @@ class PrefillHandoffQueue:
         """Tell again what is not acknowledged. A repeated announcement makes the agent acknowledge it again."""
         order = self._orders[grant_id]
         sequence = order.sequence
-        # Doubled, up to eightfold: a peer that is away for seconds is sent one frame every 4 s (8 times
-        # `announce_repeat_s`) for each of up to 1,024 orders, not one every 0.5 s.
         order.repeat_s = min(2 * order.repeat_s, MAX_REPEAT_FACTOR * self._config.announce_repeat_s)
         # From the first page on, not from the first unacknowledged one: the acknowledgement may be what was lost, and
         # the decode scheduler's copy of it, too.

@@ -264,8 +264,8 @@ class Pipeline:
             return self._refuse(MALFORMED)
         del self._sent[0]
         num_rows, num_tokens, num_pages = _size(sent.step)
-        self._times.took(num_rows, num_tokens, num_pages, result.elapsed_s)
-        self.pace.took(num_rows, num_tokens, result.elapsed_s)
+        self._times.observe(num_rows, num_tokens, num_pages, result.elapsed_s)
+        self.pace.observe(num_rows, num_tokens, result.elapsed_s)
         acknowledged = _acknowledge(sent, result)
         self._num_silences, self._is_mismatched = 0, False
         self._repeat_s = self._config.step_repeat_s

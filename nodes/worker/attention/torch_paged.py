@@ -35,7 +35,9 @@ SPLIT: Final = 64
 _ONES: Final = 16
 """Columns beside the values, the first of which gives the denominator; this many keep rows aligned."""
 _MAX_SCORE_BYTES: Final = 32 << 20
+"""About a server's last-level cache: scores of larger tiles would go to memory and back, and take more of it."""
 _MAX_ITEM_HEADS: Final = 4096
+"""Each gathers 64 positions of keys and values: 256 MB in float32 with heads of 128; more would only take memory."""
 _ALL_SPLITS: Final = 1 << 31
 
 

@@ -33,6 +33,7 @@ def load_flashinfer() -> Any:
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         return importlib.import_module("flashinfer")
+    # Its import runs the driver and compilers, and raises whatever they do; the message says what to install.
     except Exception as error:
         raise BackendMissing(
             f"FlashInfer cannot be imported ({type(error).__name__}: {error}): install kvmesh with the extra cuda12 or"

@@ -27,6 +27,7 @@ from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.ops.torch.batch import DeviceBatch, PageTable, pinned
 from nodes.worker.pool.view import PoolView
 
+# What FlashInfer's documentation recommends; its plans fail if split sequences do not fit.
 _WORKSPACE_BYTES: Final = 128 << 20
 _SCHEDULE_BYTES: Final = 1 << 20
 """Per kind, for all buckets: a decode schedule takes a few KiB, while FlashInfer's default is 8 MiB."""
