@@ -304,7 +304,6 @@ class ProcessKeeper:
         self._processes[address.actor_id] = ProcessRecord(
             actor_id=address.actor_id,
             role=launch.role,
-            epoch=address.epoch,
             pid=process.pid,
             start_time=process.start_time,
         )

@@ -362,7 +362,7 @@ class SchedulerActor(Actor):
 
     def _on_outcome(self, command: Ask, outcome: Answer | MeshError) -> None:
         if isinstance(outcome, MeshError):
-            self._handle(AskFailed(command.tag, outcome.code, outcome.message, outcome.retryable))
+            self._handle(AskFailed(command.tag, outcome.code))
         elif self._is_elsewhere(outcome.message):
             self.ctx.end(
                 f"{command.actor_id} computes on another pool of {self._config.group} than the one mapped here"
