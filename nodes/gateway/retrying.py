@@ -19,6 +19,8 @@ WORD_OF_DEATH_S: Final = 0.25
 
 FIRST_ROUTE_PAUSE_S: Final = 0.05
 MAX_ROUTE_PAUSE_S: Final = 1.0
+GAP_PAUSE_S: Final = 0.2
+"""Before missing output is asked for again, doubled each time: what was asked for takes two hops to come."""
 MAX_RESEND_PAUSE_S: Final = 5.0
 MAX_QUIET_S: Final = 4.0
 QUIET_PACES: Final = 4.0
