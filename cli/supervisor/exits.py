@@ -19,7 +19,6 @@ _SAME_KILL_S: Final = 1.0
 class Exit(NamedTuple):
     """The end of a process. `cause` is one of a few values: `exit_3`, `SIGSEGV`, `out_of_memory`."""
 
-    status: int
     text: str
     cause: str
     foreign: bool
@@ -38,10 +37,10 @@ class Exits:
         """What a status, as of `waitstatus_to_exitcode`, means. Called once for each death, soon after it."""
         text, cause = describe_exit(status)
         if status != -signal.SIGKILL:
-            return Exit(status, text, cause, foreign=False)
+            return Exit(text, cause, foreign=False)
         if self._was_short_of_memory():
-            return Exit(status, f"{text}, out of memory", OUT_OF_MEMORY, foreign=False)
-        return Exit(status, text, cause, foreign=True)
+            return Exit(f"{text}, out of memory", OUT_OF_MEMORY, foreign=False)
+        return Exit(text, cause, foreign=True)
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed a process for lack of memory since the last look; it does not say which."""

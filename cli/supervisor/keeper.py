@@ -317,8 +317,8 @@ class ProcessKeeper:
         kept = self._actors[address.actor_id]
         kept.process, kept.is_released = None, False
         if process is not None:
-            (actor_id, epoch), (pid, start_time), role = address, process, kept.launch.role
-            kept.process = ProcessRecord(actor_id=actor_id, role=role, epoch=epoch, pid=pid, start_time=start_time)
+            (pid, start_time), role = process, kept.launch.role
+            kept.process = ProcessRecord(actor_id=address.actor_id, role=role, pid=pid, start_time=start_time)
         self.manifest.write([one.process for one in self._actors.values() if one.process is not None])
 
     def _spawn_failed(self, address: Address, reason: str, foreign: bool = False) -> None:

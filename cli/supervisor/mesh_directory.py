@@ -50,13 +50,12 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     actor_id: str
     role: str
-    epoch: int
     pid: int
     start_time: int
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything on this host that has to be gone when the mesh is. `started_at` is Unix time."""
+    """Everything on this host that has to be gone when the mesh is."""
 
     mesh: str
     pid: int
@@ -65,10 +64,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     control: str
     data: str
     url: str
-    model: str
     pool_directory: str
     pool_prefix: str
-    started_at: float
     supervisor_id: str = SUPERVISOR
     processes: list[ProcessRecord] = []
 
@@ -90,7 +87,6 @@ class StartError(msgspec.Struct, frozen=True):
     `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0.
     """
 
-    code: str
     message: str
     known_epoch: int = 0
 

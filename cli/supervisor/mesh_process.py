@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -186,10 +185,8 @@ class _MeshProcess:
             control=where.control,
             data=where.data,
             url=topology.url,
-            model=topology.model_name,
             pool_directory=os.path.abspath(topology.settings.kv.directory),
             pool_prefix=topology.pool_prefix,
-            started_at=time.time(),
         )
 
     def _signalled(self, number: signal.Signals) -> None:

@@ -99,9 +99,7 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Torn(msgspec.Struct, frozen=True, gc=False):
-    """The table's entry for the page cannot be trusted."""
-
-    page: int
+    """The table's entry for a page cannot be trusted."""
 
 
 class TableScan:
@@ -117,7 +115,7 @@ class TableScan:
 
     def entry(self, page: int) -> "PageEntry | Torn":
         """The table's entry for one page."""
-        return Torn(page) if self.is_torn[page] else _entry(self.slots[page].tobytes())
+        return Torn() if self.is_torn[page] else _entry(self.slots[page].tobytes())
 
     def generations(self) -> list[int]:
         """Generation of every page; 0 where it cannot be trusted."""
@@ -175,7 +173,7 @@ class PageTable:
     def read(self, page: int) -> PageEntry | Torn:
         """The newest entry that is whole. Safe while another process writes."""
         slot = self._newest(page)
-        return Torn(page) if slot is None else _entry(slot)
+        return Torn() if slot is None else _entry(slot)
 
     def generation(self, page: int) -> int | None:
         """Generation of `page`, None if torn; what a transfer compares before and after it copies."""

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _PATIENCE: Final = {Channel.CONTROL: 1.0, Channel.DATA: 3.0}
 
 
+_ALLOWED_MISSES: Final = 3
+"""One beat may be late and one lost before a living peer is taken for lost."""
+
+
 class Liveness:
     """Liveness of all peers of one incarnation; keys in `deadlines` are (channel name, actor id)."""
 
@@ -62,14 +66,14 @@ class Liveness:
                 self.suspect(peer.address.actor_id, now)
 
     def beat(self, now: float) -> None:
-        """Called every heartbeat: a watched peer that sent nothing for `allowed_misses` beats in a row is lost."""
+        """Called every heartbeat: a watched peer that sent nothing for three beats in a row is lost."""
         # A process that was stopped or starved finds every peer silent when it wakes: a late beat restarts the count.
         overslept = now - self._last_beat > 2 * self._options.heartbeat_s
         self._last_beat = now
         for peer in [peer for peer in self._core.peers.values() if peer.is_watched]:
             before, peer.heard_by_beat = peer.heard_by_beat, -1 if overslept else sum(map(peer.heard, Channel))
             peer.silent_beats = peer.silent_beats + 1 if before == peer.heard_by_beat >= 0 else 0
-            if peer.silent_beats >= self._options.allowed_misses:
+            if peer.silent_beats >= _ALLOWED_MISSES:
                 self._metrics.count("mesh_heartbeats_lost_total")
                 self._core.lose(peer.address, "its heartbeats stopped")
 

@@ -64,7 +64,6 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     tokens, template = read_texts(directory)
     vocab_size = shape["vocab_size"]
     ends = configured_ends(generation, config, vocab_size)
-    bos_token_ids = [i for fields in (config, generation) for i in fields.token_ids("bos_token_id", vocab_size)]
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
     said_by |= {f"special_tokens.{one}": file for one, file in tokens.said_by.items()}
     return ModelSpec(
@@ -82,7 +81,6 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         own_ids_win=tokens.own_ids_win,
         split_special_tokens=tokens.split_special_tokens,
         said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
-        bos_token_id=next(iter(bos_token_ids), None),
         sampling_defaults=read_sampling_defaults(generation),
         notes=(*generation_notes(name, generation), *([f"{name} {_WITHOUT_VISION}"] if is_wrapped else [])),
         **shape,

@@ -126,7 +126,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: int = 0
     norm_topk_prob: bool = False
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
     path: str = ""
     tokenizer_path: str = ""
     chat_template: str | None = None
@@ -220,7 +219,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         shape = msgspec.structs.replace(
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, named_templates=(),
             special_tokens={}, added_tokens=(), own_ids_win=False, split_special_tokens=False, said_by={},
-            weight_files=(), eos_token_ids=(), bos_token_id=None, echo=EchoTimings(), dtype="",
+            weight_files=(), eos_token_ids=(), echo=EchoTimings(), dtype="",
             sampling_defaults=SamplingDefaults(), notes=(), max_context_reason="",
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()

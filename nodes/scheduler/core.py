@@ -101,12 +101,11 @@ class SchedulerCore:
         self.asks = PersistentAsks(self.outbox, self.deadlines)
         self.growth = GrowthEstimate(config.page_size)
         self.queue = WaitingQueue(
-            config.policy, self._match_pages,
-            starvation_s=config.starvation_s, page_size=config.page_size, seed=config.policy_seed,
-        )  # fmt: skip
+            config.policy, self._match_pages, starvation_s=config.starvation_s, page_size=config.page_size
+        )
         self.running = Running(config.page_size, self.growth)
         self.attempts = Attempts(config, self.deadlines)
-        self.streams = Streams(self.outbox, config.prompt_tail_tokens)
+        self.streams = Streams(self.outbox)
         self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)
         self.grants = DecodeHandoffQueue(config, pool, address, grant_nonce, self.outbox, self.deadlines, self.asks)
         self.orders = PrefillHandoffQueue(config, pool, self.outbox, self.deadlines)

@@ -153,7 +153,7 @@ async def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_k
 ) -> None:
     """One that no file could hold is somebody's nonsense, and not taken over."""
     forked = keeper._zygote = Mock()
-    directory.write_error(Address("gateway-0", 1), StartError("superseded", "replaced", known))
+    directory.write_error(Address("gateway-0", 1), StartError("replaced", known))
     keeper._exited(Address("gateway-0", 1), 1)
     while not forked.fork.called:
         await asyncio.sleep(0.01)
