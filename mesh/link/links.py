@@ -71,8 +71,8 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._core = core = LinkCore(address, options, metrics, owner)
-        self._outputs, self._peers, self._write, self._receive = core.outputs, core.peers, core.write, core.receive
-        self.next_id = core.next_id
+        self._outputs, self._peers, self._receive = core.outputs, core.peers, core.receive
+        self._write, self._take_back, self.next_id = core.outgoing.write, core.outgoing.take_back, core.outgoing.next_id
         self._timer = DeadlineTimer(lambda: tasks, core.next_deadline, self._due, rest_s=0.0)
 
     def get(self, actor_id: str) -> Peer | None:
@@ -106,7 +106,7 @@ class Links:
             if self._put(route.link, channel, parts):
                 return True
             # The other end would count the number of a frame that was never sent as a missing frame.
-            self._core.take_back(route, channel)
+            self._take_back(route, channel)
         elif parts is not None:
             return True
         self.metrics.count("mesh_outbox_full_total")
