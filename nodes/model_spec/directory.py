@@ -19,6 +19,7 @@ from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG, T
 from nodes.model_spec.weight_index import (
     check_weights,
     find_weight_files,
+    index_notes,
     read_header,
     weights_digest,
     with_stored_head,
@@ -45,7 +46,12 @@ def read_directory(directory: Path, name: str = "") -> ModelSpec:
     headers = {file: read_header(file) for file in files}
     config = _read_config(SmallFiles(directory)).fields
     stored = {entry.dtype for header in headers.values() for entry in header.values()}
-    spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
+    spec = msgspec.structs.replace(
+        spec,
+        dtype=config.dtype(stored),
+        weight_files=tuple(map(str, files)),
+        notes=(*spec.notes, *index_notes(spec.name, directory)),
+    )
     spec = with_stored_head(spec, headers)
     check_weights(spec, headers)
     fingerprint = f"{spec.shape_digest().hex()}-{weights_digest(files).hex()}"

@@ -6,6 +6,7 @@ worker's loader.
 
 import hashlib
 import json
+import posixpath
 import struct
 from pathlib import Path
 from typing import Any, Final
@@ -34,12 +35,12 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model directory that has some, from its index if it has one.
+    """The safetensors files of a model directory that has some: the single file if there is one, as in transformers.
 
-    Raises ModelDamaged for a bad index, ModelNotFound if it names a file that is missing.
+    Otherwise raises ModelDamaged for a bad index, ModelNotFound if it names a file that is missing.
     """
     index = directory / INDEX_FILE
-    if not index.exists():
+    if (directory / SINGLE_FILE).is_file() or not index.exists():
         return (directory / SINGLE_FILE,)
     files = tuple(directory / name for name in files_of_index(index))
     for file in files:
@@ -48,11 +49,22 @@ def find_weight_files(directory: Path) -> tuple[Path, ...]:
     return files
 
 
+def index_notes(name: str, directory: Path) -> tuple[str, ...]:
+    """What people should know of an index that is not read because a single file is there."""
+    index = directory / INDEX_FILE
+    try:
+        if not (directory / SINGLE_FILE).is_file() or not index.exists() or files_of_index(index) == [SINGLE_FILE]:
+            return ()
+    except ModelDamaged:
+        pass
+    return (f"{name} has {SINGLE_FILE}, so {INDEX_FILE} and the files that it names are not read",)
+
+
 def files_of_index(index: Path) -> list[str]:
     """Names of the weight files that an index names, sorted. Raises ModelDamaged."""
     try:
         weight_map = json.loads(read_bytes(index, MOST_INDEX_BYTES))["weight_map"]
-        names = sorted(set(weight_map.values()))
+        names = sorted({posixpath.normpath(name) for name in weight_map.values()})
         is_outside = any(Path(name).name != name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelDamaged(f"{index} is not a safetensors index ({error!r}). Download the model again.") from error
