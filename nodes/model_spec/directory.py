@@ -5,7 +5,6 @@ missed sliding window gives fluent nonsense, not an error.
 """
 
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -28,8 +27,6 @@ from nodes.models.config_fields import ConfigFields
 from nodes.models.errors import ModelDamaged, ModelNotFound
 from nodes.models.registry import ARCHITECTURES
 from nodes.models.spec import ModelSpec
-
-_WITHOUT_VISION: Final = "is served without its vision part, which is left out: it takes text only"
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
@@ -62,7 +59,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     """All of `read_directory` but the weights, so that an unsupported model is refused before they are fetched."""
     name = name or name_of(directory)
     files = SmallFiles(directory)
-    architecture, config, is_wrapped = _read_config(files)
+    architecture, config, notes = _read_config(files)
     generation = ConfigFields(files.find(GENERATION_FILE), directory / GENERATION_FILE)
     shape = ARCHITECTURES[architecture].describe(config)
     tokens, template = read_texts(directory)
@@ -87,7 +84,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
         bos_token_id=next(iter(bos_token_ids), None),
         sampling_defaults=read_sampling_defaults(generation),
-        notes=(*generation_notes(name, generation), *([f"{name} {_WITHOUT_VISION}"] if is_wrapped else [])),
+        notes=(*generation_notes(name, generation), *(f"{name} {note}" for note in notes)),
         **shape,
     )
 

@@ -21,6 +21,7 @@ from nodes.model_spec import (
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.registry import ARCHITECTURES
 from nodes.request import SamplingDefaults
 from tests.nodes.checkpoints import LLAMA, SHAPE, fake_spec, write_model, write_safetensors
 
@@ -102,6 +103,30 @@ def test_float16_is_computed_in_float32_unless_the_device_says_otherwise(tmp_pat
     assert spec.compute_dtype("bfloat16") == "bfloat16"
     with pytest.raises(ValueError, match="float16"):
         spec.compute_dtype("float16")
+
+
+
+
+def test_the_type_decides_if_the_architectures_name_another(tmp_path: Path) -> None:
+    """As in transformers, and it is said. Either alone is enough."""
+    window = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}
+    for model_type, name, windows in (
+        ("mistral", "LlamaForCausalLM", (4, 4)),
+        ("llama", "MistralForCausalLM", (0, 0)),
+        ("qwen2", "LlamaForCausalLM", (0, 4)),
+    ):
+        config = LLAMA | window | {"model_type": model_type, "architectures": [name]}
+        spec = resolve_model(str(write_model(tmp_path / "m", config)))
+        assert (spec.architecture, spec.layer_windows) == (model_type, windows)
+        assert spec.notes == (
+            f"m is served as {model_type}, its model_type, though its config.json names the architectures ['{name}']",
+        )
+        for other in ({"architectures": None}, {"architectures": ["Other", ARCHITECTURES[model_type].names[0]]}):
+            (tmp_path / "m" / "config.json").write_text(json.dumps(config | other))
+            plain = resolve_model(str(tmp_path / "m"))
+            assert (plain.fingerprint, plain.notes) == (spec.fingerprint, ())
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config | other | {"model_type": None}))
+        assert resolve_model(str(tmp_path / "m")) == plain
 
 
 def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
@@ -222,6 +247,8 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
     [
         ({"architectures": ["MambaForCausalLM"]}, ModelUnsupported, "Mamba"),
         ({"architectures": None, "model_type": "mamba"}, ModelUnsupported, "mamba"),
+        ({"model_type": "mixtral"}, ModelUnsupported, "model_type 'mixtral', though it names .*'LlamaForCausalLM'"),
+        ({"model_type": 3}, ModelUnsupported, "model_type 3, though it names"),
         ({"quantization_config": {"bits": 4}}, ModelUnsupported, "quantization_config"),
         ({"hidden_act": "gelu"}, ModelUnsupported, "hidden_act is 'gelu'; supported are 'silu', 'swish'"),
         ({"final_logit_softcapping": 30.0}, ModelUnsupported, "final_logit_softcapping is 30.0"),
