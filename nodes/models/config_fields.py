@@ -90,6 +90,14 @@ class ConfigFields:
         is_window = layers and window < context_length
         return {"sliding_window": window, "sliding_layers": layers} if is_window else {}
 
+    def window_of_all(self, context_length: int, *, is_used: bool) -> dict[str, Any]:
+        """`windows` of architectures in which all layers are alike. Raises ModelUnsupported."""
+        num_layers = self.num_layers
+        # transformers ignores layer_types here: if they contradict the window, the intent is unknown.
+        if self.layer_types(num_layers) not in (None, [SLIDING if is_used else FULL] * num_layers):
+            raise self.unsupported("layer_types", "and sliding_window contradict each other")
+        return self.windows((lambda _: True) if is_used else None, context_length)
+
     def has_window(self) -> bool:
         """Whether there is a window: architectures that support one have it unless it is null."""
         return self.value("sliding_window") is not None or "sliding_window" not in self.document

@@ -306,6 +306,9 @@ def test_refused_configurations(tmp_path: Path, change: dict, kind: type, words:
 
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN3_MOE = SHAPE | {
+    "model_type": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+}  # fmt: skip
 SLIDES = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}
 BOTH = ["sliding_attention", "full_attention"]
 
@@ -327,6 +330,10 @@ BOTH = ["sliding_attention", "full_attention"]
         (QWEN2 | SLIDES | {"sliding_window": None}, (0, 0)),
         (QWEN2 | SLIDES | {"sliding_window": 600}, (0, 0)),
         (LLAMA | {"sliding_window": 100}, (0, 0)),
+        (QWEN3_MOE | SLIDES, (100, 100)),
+        (QWEN3_MOE | SLIDES | {"max_window_layers": 2}, (100, 100)),
+        (QWEN3_MOE | SLIDES | {"use_sliding_window": False}, (0, 0)),
+        (QWEN3_MOE | SLIDES | {"sliding_window": None}, (0, 0)),
     ],
 )
 def test_sliding_windows(tmp_path: Path, config: dict, windows: tuple[int, ...]) -> None:
@@ -339,6 +346,7 @@ def test_sliding_windows(tmp_path: Path, config: dict, windows: tuple[int, ...])
     ("config", "kind", "words"),
     [
         (MISTRAL | {"sliding_window": 100, "layer_types": BOTH}, ModelUnsupported, "contradict each other"),
+        (QWEN3_MOE | SLIDES | {"layer_types": BOTH}, ModelUnsupported, "contradict each other"),
         (MISTRAL | {"sliding_window": 0}, ModelDamaged, "sliding_window should be a positive integer"),
         (
             QWEN2 | SLIDES | {"max_window_layers": -1},
