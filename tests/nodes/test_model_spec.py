@@ -408,6 +408,9 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     write_safetensors(weights, shapes, dtype="I8")
     with pytest.raises(ModelUnsupported, match="I8"):
         resolve_model(str(directory))
+    write_safetensors(weights, shapes, dtype="F64")
+    with pytest.raises(ModelUnsupported, match=r"stored as F64\. Weights are read in float32.*: save the model in one"):
+        resolve_model(str(directory))
     weights.rename(directory / "pytorch_model.bin")
     with pytest.raises(ModelUnsupported, match="safetensors"):
         resolve_model(str(directory))
