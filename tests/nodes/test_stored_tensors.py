@@ -50,6 +50,23 @@ def test_a_head_of_another_shape_is_refused_in_any_place(tmp_path: Path) -> None
             with_tensors(tmp_path / "m", tied=True, leaves_out=leaves_out, **shape)
 
 
+def test_a_model_saved_without_its_head(tmp_path: Path) -> None:
+    """As embedding models are published, whose tensors have names without a prefix."""
+    directory = write_model(tmp_path, LLAMA)
+    plain = resolve_model(str(directory))
+    shapes = {name.removeprefix("model."): shape for name, shape in expected_shapes(plain).items()}
+    write_safetensors(directory / "model.safetensors", shapes)
+    spec = resolve_model(str(directory))
+    assert spec.tie_word_embeddings
+    assert spec.shape_digest() == plain.shape_digest()
+    write_safetensors(directory / "model.safetensors", shapes | {HEAD: (300, 16)})
+    assert not resolve_model(str(directory)).tie_word_embeddings
+    del shapes["layers.1.mlp.up_proj.weight"]
+    write_safetensors(directory / "model.safetensors", shapes)
+    with pytest.raises(ModelDamaged, match=r"no tensor 'layers\.1\.mlp\.up_proj\.weight'"):
+        resolve_model(str(directory))
+
+
 @pytest.mark.parametrize(
     "index",
     ['{"weight_map": {"a": "w.safetensors"}}', '{"weight_map": {"a": "gone.safetensors"}}', "{}"],
