@@ -12,7 +12,7 @@ from nodes.models.decoder import Decoder
 from nodes.models.errors import ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
 
-_OF_BOTH: Final = ("eos_token_id", "bos_token_id", "tie_word_embeddings", "quantization_config")
+_OF_BOTH: Final = ("eos_token_id", "bos_token_id", "quantization_config")
 """Fields that a wrapper has itself, or its text part; the wrapper's own wins, as in transformers."""
 
 
@@ -80,6 +80,8 @@ def _text_fields(config: ConfigFields, one: type[Decoder]) -> ConfigFields:
         raise config.unsupported("text_config", f"is of model_type {inner.value('model_type')!r}, not {one.model_type}")
     dtypes = (fields.value(key) for fields in (config, inner) for key in ("dtype", "torch_dtype"))
     outer = {key: config.value(key) for key in _OF_BOTH if config.value(key) is not None}
-    # Their config says so unless it says otherwise, whatever text models of that kind do by themselves.
-    fields = {"tie_word_embeddings": True, **one.wrapper.defaults, **inner.document, **outer}
+    # Ties them unless it says otherwise, and null does; what its text part says is not read, as in transformers.
+    tied = config.document.get("tie_word_embeddings", True)
+    outer["tie_word_embeddings"] = False if tied is None else tied
+    fields = {**one.wrapper.defaults, **inner.document, **outer}
     return config.part(fields | {"dtype": next((one for one in dtypes if one), None), "torch_dtype": None})
