@@ -7,7 +7,8 @@ from typing import Any, Final, cast
 
 from nodes.models.errors import ModelDamaged, ModelUnsupported
 
-_DTYPES: Final = ("float32", "bfloat16", "float16")
+_DTYPES: Final = {one: one for one in ("float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
+"""By what a file may call them: all names that torch has."""
 _STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 MAX_INTEGER: Final = 1 << 31
 _DEFAULT_CONTEXT: Final = 2048
@@ -128,7 +129,7 @@ class ConfigFields:
             raise ModelUnsupported(
                 f"{self._path}: dtype {named!r} is not supported; supported are {', '.join(_DTYPES)}."
             )
-        return dtype
+        return _DTYPES[dtype]
 
     def number_between(self, key: str, least: float, most: float, default: float) -> float:
         """A number in a range, `default` if absent or null. Raises ModelDamaged."""

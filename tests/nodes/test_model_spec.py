@@ -105,6 +105,21 @@ def test_float16_is_computed_in_float32_unless_the_device_says_otherwise(tmp_pat
         spec.compute_dtype("float16")
 
 
+def test_gemma_has_its_activation_in_another_field(tmp_path: Path) -> None:
+    gemma = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    plain = resolve_model(str(write_model(tmp_path, gemma)))
+    for key in ("hidden_activation", "hidden_act"):
+        assert resolve_model(str(write_model(tmp_path, gemma | {key: "gelu_pytorch_tanh"}))) == plain
+    (tmp_path / "config.json").write_text(json.dumps(gemma | {"hidden_activation": "silu"}))
+    with pytest.raises(ModelUnsupported, match="hidden_activation is 'silu'; supported is 'gelu_pytorch_tanh'"):
+        resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("named", "dtype"), [("half", "float16"), ("float", "float32"), ("torch.bfloat16", "bfloat16")]
+)
+def test_other_names_of_a_dtype(tmp_path: Path, named: str, dtype: str) -> None:
+    assert resolve_model(str(write_model(tmp_path, LLAMA | {"dtype": named}))).dtype == dtype
 
 
 def test_the_type_decides_if_the_architectures_name_another(tmp_path: Path) -> None:
@@ -156,6 +171,8 @@ def test_minus_one_is_no_token_and_none_is_beyond_the_vocabulary(tmp_path: Path)
     directory = write_model(tmp_path, config)
     spec = resolve_model(str(directory))
     assert (spec.bos_token_id, spec.eos_token_ids) == (None, (5,))
+    (directory / "config.json").write_text(json.dumps(config | {"pad_token_id": 300}))
+    assert resolve_model(str(directory)) == spec, "nothing is padded"
     path = directory / "generation_config.json"
     path.write_text(json.dumps({"bos_token_id": -1, "eos_token_id": -1}))
     assert resolve_model(str(directory)) == spec
