@@ -24,19 +24,35 @@ from nodes.model_spec.weight_index import (
     with_stored_head,
 )
 from nodes.models.config_fields import ConfigFields
-from nodes.models.errors import ModelDamaged, ModelNotFound
+from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
 from nodes.models.spec import ModelSpec
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
     """The model in `directory`, called `name` (by default the result of `name_of`). Raises `ModelError`."""
+    try:
+        return _read(directory, name)
+    except OSError as error:
+        # Of looking for files: whoever opens one words its own errors.
+        path = str(error.filename or directory)
+        raise ModelNotFound(
+            f"{path!r} cannot be read: {error.strerror}. Give a model directory that this user may list and read."
+        ) from error
+
+
+def _read(directory: Path, name: str) -> ModelSpec:
     if not directory.is_dir():
         raise ModelNotFound(
             f"There is no model directory {str(directory)!r}. Give a local directory with config.json, tokenizer.json"
             " and safetensors weights, one of tiny, echo, random:ARCH, or have `meshctl up --model ORG/NAME` fetch one."
         )
     directory = directory.resolve()
+    if not _is_text(str(directory)):
+        raise ModelUnsupported(
+            f"The path of the model directory {str(directory)!r} is not UTF-8, and actors are told it as text."
+            " Rename what is not."
+        )
     require_files(str(directory), [path.name for path in directory.iterdir()])
     spec = read_description(directory, name)
     files = find_weight_files(directory)
@@ -107,6 +123,14 @@ def name_of(directory: Path) -> str:
     if directory.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/", 1)
     return directory.name
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_config(files: SmallFiles) -> TextModel:
