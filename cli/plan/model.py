@@ -63,7 +63,7 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
     # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
     own = with_vocabulary(spec, texts.vocabulary).within(settings.context_length or 0).quantized(settings.quantize)
-    return ModelPlan(settings, own, argument, texts, origin, (*_notes(own, dtype), *texts.notes))
+    return ModelPlan(settings, own, argument, texts, origin, (*_notes(settings, own, dtype), *texts.notes))
 
 
 def names_hub(model: str) -> bool:
@@ -71,11 +71,11 @@ def names_hub(model: str) -> bool:
     return parse_hub_name(model) is not None and not os.path.isdir(model)
 
 
-def _notes(spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
+def _notes(settings: Settings, spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
     notes = [dtype.note] if dtype.note else []
     if said := spec.sampling_defaults.describe():
         notes.append(f"requests without sampling parameters of their own use {spec.name}'s defaults: {said}")
-    if spec.max_context_length > spec.context_length:
+    if not settings.context_length and spec.max_context_length > spec.context_length:
         notes.append(
             f"{spec.name} serves {spec.context_length:,} tokens, as its config.json says, and was made for up to"
             f" {spec.max_context_length:,} ({spec.max_context_reason}): for more, use --context-length"
