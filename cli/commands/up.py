@@ -94,7 +94,10 @@ def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
     Raises BadConfig (including BadKeys), BadModel, NoMemory.
     """
     # Actors may run in another directory, and `down` certainly does.
-    directory = os.path.abspath(Path(settings.kv.directory).expanduser())
+    try:
+        directory = os.path.abspath(os.path.expanduser(settings.kv.directory))
+    except OSError as error:
+        raise _no_pools(settings.kv.directory, error) from error
     settings = msgspec.structs.replace(settings, kv=msgspec.structs.replace(settings.kv, directory=directory))
     settings = settle_keys(settings, os.environ)
     # The model comes last: it may take an hour, and what else is wrong is said before.
@@ -104,6 +107,12 @@ def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
     return msgspec.structs.replace(topology, notes=[*model.notes, *topology.notes])
 
 
+def _no_pools(directory: str, error: OSError) -> BadConfig:
+    why = os.strerror(error.errno or 0)
+    do = "set [kv] directory to a directory of yours, in memory (a tmpfs)"
+    return BadConfig(f"KV pools cannot be placed in {directory}", why=why, do=do)
+
+
 def _look_at_machine(settings: Settings) -> Machine:
     directory = settings.kv.directory
     try:
@@ -111,9 +120,7 @@ def _look_at_machine(settings: Settings) -> Machine:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "")
     except OSError as error:
-        why = os.strerror(error.errno or 0)
-        do = "set [kv] directory to a directory of yours, in memory (a tmpfs)"
-        raise BadConfig(f"KV pools cannot be placed in {directory}", why=why, do=do) from error
+        raise _no_pools(directory, error) from error
     devices = ask_devices(settings.device, os.environ)
     # Actors raise their soft limit to the hard one.
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -129,7 +129,7 @@ def _fetch_files(
             huggingface_hub.hf_hub_download(wanted.repository, name, revision=commit)
     directory = paths[CONFIG_FILE].parent
     check(read_description(directory, wanted.repository))
-    weights = files_of_index(directory / INDEX_FILE) if INDEX_FILE in sizes else [SINGLE_FILE]
+    weights = [SINGLE_FILE] if SINGLE_FILE in sizes else files_of_index(directory / INDEX_FILE)
     if absent := [name for name in weights if name not in sizes]:
         raise ModelNotFound(
             f"{wanted} has no {absent[0]}, though its {INDEX_FILE} names it. Ask those who uploaded it, or give another"

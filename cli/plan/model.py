@@ -3,6 +3,7 @@
 Called by `meshctl up`, and by commands that plan a topology without starting it: those fetch nothing.
 """
 
+import os
 import signal
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -63,19 +64,19 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
     # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
     own = with_vocabulary(spec, texts.vocabulary).within(settings.context_length or 0).quantized(settings.quantize)
-    return ModelPlan(settings, own, argument, texts, origin, (*_notes(own, dtype), *texts.notes))
+    return ModelPlan(settings, own, argument, texts, origin, (*_notes(settings, own, dtype), *texts.notes))
 
 
 def names_hub(model: str) -> bool:
     """Whether `model` is one of the hub: the name has the form, and is no directory here."""
-    return parse_hub_name(model) is not None and not Path(model).is_dir()
+    return parse_hub_name(model) is not None and not os.path.isdir(model)
 
 
-def _notes(spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
+def _notes(settings: Settings, spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
     notes = [dtype.note] if dtype.note else []
     if said := spec.sampling_defaults.describe():
         notes.append(f"requests without sampling parameters of their own use {spec.name}'s defaults: {said}")
-    if spec.max_context_length > spec.context_length:
+    if not settings.context_length and spec.max_context_length > spec.context_length:
         notes.append(
             f"{spec.name} serves {spec.context_length:,} tokens, as its config.json says, and was made for up to"
             f" {spec.max_context_length:,} ({spec.max_context_reason}): for more, use --context-length"
@@ -88,21 +89,23 @@ def _locate(settings: Settings, progress: Progress, *, fetches: bool) -> tuple[s
     model = settings.model
     if model.partition("?")[0] in ("tiny", "echo") or model.startswith("random:"):
         return model, ""
-    path = Path(model).expanduser()
     wanted = parse_hub_name(model)
     repository, at, revision = model.partition("@")
-    if wanted is None and at and parse_hub_name(repository) is not None and not path.exists():
+    if wanted is None and at and parse_hub_name(repository) is not None and not os.path.exists(model):
         raise BadModel(
             f"the model {model!r} cannot be fetched",
             why=f"{revision!r} is not a branch, tag or commit" if revision else "there is no revision after the @",
             do=f"give one, or leave it out: --model {repository}",
         )
     if wanted is None or not names_hub(model):
+        try:
+            path = _absolute(model)
+        except (OSError, ValueError) as error:
+            do = "give its absolute path, or start the command in a directory that exists"
+            raise BadModel(f"the model {model!r} cannot be found", why=_no_path(error), do=do) from error
         if wanted is not None:
-            progress.note(
-                f"{model} is the directory {path.resolve()} here, which takes precedence over a model of the hub"
-            )
-        return str(path.resolve()), ""
+            progress.note(f"{model} is the directory {path} here, which takes precedence over a model of the hub")
+        return path, ""
     # The import takes a third of a second, so only a model of the hub pays for it.
     from cli.hub import files as hub
 
@@ -133,16 +136,29 @@ def _interrupt(_number: int, _frame: Any) -> None:
 
 
 def _template_path(file: str) -> str:
-    path = str(Path(file).expanduser().resolve()) if file else ""
+    try:
+        path = _absolute(file) if file else ""
+    except (OSError, ValueError) as error:
+        raise _bad_template(file, _no_path(error)) from error
     if file:
         # What a fetch of an hour would not change is said before it.
         _read_template(file)
     return path
 
 
+def _absolute(path: str) -> str:
+    """As actors find it, which may run in another directory. Raises OSError or ValueError."""
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _no_path(error: OSError | ValueError) -> str:
+    is_relative = isinstance(error, OSError)
+    return f"it is relative to the working directory, which is gone: {error.strerror}" if is_relative else str(error)
+
+
 def _read_template(file: str) -> str:
     try:
-        return read_template_file(Path(file).expanduser())
+        return read_template_file(Path(_absolute(file)))
     except ModelError as error:
         raise _bad_template(file, error.message) from error
 

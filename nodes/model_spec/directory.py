@@ -19,35 +19,56 @@ from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG, T
 from nodes.model_spec.weight_index import (
     check_weights,
     find_weight_files,
+    index_notes,
     read_header,
     weights_digest,
     with_stored_head,
 )
 from nodes.models.config_fields import ConfigFields
-from nodes.models.errors import ModelDamaged, ModelNotFound
+from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
 from nodes.models.spec import ModelSpec
 
 _EDGE_BYTES: Final = 4096
 """Looked at, at both ends of tokenizer.json: a file that somebody has edited may begin or end with blank lines."""
-_WITHOUT_VISION: Final = "is served without its vision part, which is left out: it takes text only"
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
     """The model in `directory`, called `name` (by default the result of `name_of`). Raises `ModelError`."""
+    try:
+        return _read(directory, name)
+    except OSError as error:
+        # Of looking for files: whoever opens one words its own errors.
+        path = str(error.filename or directory)
+        raise ModelNotFound(
+            f"{path!r} cannot be read: {error.strerror}. Give a model directory that this user may list and read."
+        ) from error
+
+
+def _read(directory: Path, name: str) -> ModelSpec:
     if not directory.is_dir():
         raise ModelNotFound(
             f"There is no model directory {str(directory)!r}. Give a local directory with config.json, tokenizer.json"
             " and safetensors weights, one of tiny, echo, random:ARCH, or have `meshctl up --model ORG/NAME` fetch one."
         )
     directory = directory.resolve()
+    if not _is_text(str(directory)):
+        raise ModelUnsupported(
+            f"The path of the model directory {str(directory)!r} is not UTF-8, and actors are told it as text."
+            " Rename what is not."
+        )
     require_files(str(directory), [path.name for path in directory.iterdir()])
     spec = read_description(directory, name)
     files = find_weight_files(directory)
     headers = {file: read_header(file) for file in files}
     config = _read_config(SmallFiles(directory)).fields
     stored = {entry.dtype for header in headers.values() for entry in header.values()}
-    spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
+    spec = msgspec.structs.replace(
+        spec,
+        dtype=config.dtype(stored),
+        weight_files=tuple(map(str, files)),
+        notes=(*spec.notes, *index_notes(spec.name, directory)),
+    )
     spec = with_stored_head(spec, headers)
     check_weights(spec, headers)
     fingerprint = f"{spec.shape_digest().hex()}-{weights_digest(files).hex()}"
@@ -58,7 +79,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     """All of `read_directory` but the weights, so that an unsupported model is refused before they are fetched."""
     name = name or name_of(directory)
     files = SmallFiles(directory)
-    architecture, config, is_wrapped = _read_config(files)
+    architecture, config, notes = _read_config(files)
     generation = ConfigFields(files.find(GENERATION_FILE), directory / GENERATION_FILE)
     shape = ARCHITECTURES[architecture].describe(config)
     tokens, template = read_texts(directory)
@@ -82,7 +103,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         split_special_tokens=tokens.split_special_tokens,
         said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
         sampling_defaults=read_sampling_defaults(generation),
-        notes=(*generation_notes(name, generation), *([f"{name} {_WITHOUT_VISION}"] if is_wrapped else [])),
+        notes=(*generation_notes(name, generation), *(f"{name} {note}" for note in notes)),
         **shape,
     )
 
@@ -107,6 +128,14 @@ def name_of(directory: Path) -> str:
     if directory.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/", 1)
     return directory.name
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_config(files: SmallFiles) -> TextModel:

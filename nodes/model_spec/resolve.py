@@ -1,5 +1,6 @@
 """Resolves what the user typed after `--model` to a `ModelSpec`."""
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,8 @@ def resolve_model(model: str) -> ModelSpec:
     if name == "tiny":
         # Stored in bfloat16 to be small, computed in float32, in which every machine gives the same bits.
         return msgspec.structs.replace(read_directory(BUNDLED_DIRECTORY / "tiny", name="tiny"), dtype="float32")
-    return read_directory(Path(model).expanduser())
+    # Unlike that of `Path`, it leaves the name of a user who does not exist as it is.
+    return read_directory(Path(os.path.expanduser(model)))
 
 
 def known_models() -> list[str]:

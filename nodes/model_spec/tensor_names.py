@@ -8,9 +8,9 @@ from typing import Final
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
-_BODIES: Final = ("model.", "language_model.model.", "model.language_model.", "language_model.")
+_BODIES: Final = ("model.", "language_model.model.", "model.language_model.", "language_model.", "")
 """What names of all tensors but the head begin with: of models of text, and of wrappers as they were published and as
-transformers calls them since its release 4.52.
+transformers calls them since its release 4.52. Nothing: a model saved without its head.
 """
 _HEADS: Final = (HEAD, "language_model.lm_head.weight")
 _OF_EVERY_BODY: Final = "norm.weight"

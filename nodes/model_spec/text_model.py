@@ -3,6 +3,7 @@
 A wrapper is a model of text and images. Only what its text part needs is read.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -11,8 +12,30 @@ from nodes.models.decoder import Decoder
 from nodes.models.errors import ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
 
-_OF_BOTH: Final = ("eos_token_id", "tie_word_embeddings", "quantization_config")
+_OF_BOTH: Final = ("eos_token_id", "quantization_config")
 """Fields that a wrapper has itself, or its text part; the wrapper's own wins, as in transformers."""
+
+
+_WITHOUT_VISION: Final = "is served without its vision part, which is left out: it takes text only"
+
+
+class _Kind(NamedTuple):
+    """What a `model_type` stands for."""
+
+    model_type: str
+    names: tuple[str, ...]
+    decoder: type[Decoder]
+    is_wrapped: bool
+
+
+def _kinds() -> Iterator[_Kind]:
+    for one in ARCHITECTURES.values():
+        yield _Kind(one.model_type, one.names, one, is_wrapped=False)
+        if one.wrapper:
+            yield _Kind(one.wrapper.model_type, (one.wrapper.name,), one, is_wrapped=True)
+
+
+_KINDS: Final = {kind.model_type: kind for kind in _kinds()}
 
 
 class TextModel(NamedTuple):
@@ -20,26 +43,31 @@ class TextModel(NamedTuple):
 
     architecture: str
     fields: ConfigFields
-    is_wrapped: bool = False
+    notes: tuple[str, ...]
+    """What people should know of it, to follow the model's name."""
 
 
 def find_text_model(config: ConfigFields, path: Path) -> TextModel:
     """The model that the `config.json` at `path` describes. Raises ModelUnsupported or ModelDamaged."""
     names: Any = config.value("architectures") or []
-    model_type: Any = config.value("model_type")
-    given = cast("list[Any]", names) if isinstance(names, list) else []
-    for known, one in ARCHITECTURES.items():
-        if any(name in one.names for name in given) or (not names and model_type == known):
-            return TextModel(known, config)
-        wrapper = one.wrapper
-        if wrapper and (wrapper.name in given or (not names and model_type == wrapper.model_type)):
-            return TextModel(known, _text_fields(config, one), is_wrapped=True)
-    supported = ", ".join(name for one in ARCHITECTURES.values() for name in (*one.names, *_wrapper_names(one)))
-    raise ModelUnsupported(f"{path} has the unsupported architecture {names or model_type!r}. Supported: {supported}.")
-
-
-def _wrapper_names(one: type[Decoder]) -> tuple[str, ...]:
-    return (f"{one.wrapper.name} (text only)",) if one.wrapper else ()
+    given = cast("list[Any]", names) if isinstance(names, list) else [names]
+    named = next((kind for kind in _KINDS.values() if any(name in given for name in kind.names)), None)
+    model_type: Any = config.value("model_type") or (named and named.model_type)
+    # As in transformers, which goes by the type alone. Still, who names a kind that is not served here means it.
+    kind = _KINDS.get(model_type) if isinstance(model_type, str) and (named or not given) else None
+    if kind is None:
+        what = f"architecture {names or model_type!r}"
+        if named:
+            what = f"model_type {model_type!r}, though it names the architectures {names!r}"
+        supported = ", ".join(
+            f"{name}{' (text only)' * one.is_wrapped}" for one in _KINDS.values() for name in one.names
+        )
+        raise ModelUnsupported(f"{path} has the unsupported {what}. Supported: {supported}.")
+    fields = _text_fields(config, kind.decoder) if kind.is_wrapped else config
+    notes = (_WITHOUT_VISION,) if kind.is_wrapped else ()
+    if given and not any(name in kind.names for name in given):
+        notes += (f"is served as {model_type}, its model_type, though its config.json names the architectures {names}",)
+    return TextModel(kind.decoder.model_type, fields, notes)
 
 
 def _text_fields(config: ConfigFields, one: type[Decoder]) -> ConfigFields:
@@ -52,6 +80,8 @@ def _text_fields(config: ConfigFields, one: type[Decoder]) -> ConfigFields:
         raise config.unsupported("text_config", f"is of model_type {inner.value('model_type')!r}, not {one.model_type}")
     dtypes = (fields.value(key) for fields in (config, inner) for key in ("dtype", "torch_dtype"))
     outer = {key: config.value(key) for key in _OF_BOTH if config.value(key) is not None}
-    # Their config says so unless it says otherwise, whatever text models of that kind do by themselves.
-    fields = {"tie_word_embeddings": True, **one.wrapper.defaults, **inner.document, **outer}
+    # Ties them unless it says otherwise, and null does; what its text part says is not read, as in transformers.
+    tied = config.document.get("tie_word_embeddings", True)
+    outer["tie_word_embeddings"] = False if tied is None else tied
+    fields = {**one.wrapper.defaults, **inner.document, **outer}
     return config.part(fields | {"dtype": next((one for one in dtypes if one), None), "torch_dtype": None})

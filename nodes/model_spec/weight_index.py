@@ -6,9 +6,12 @@ worker's loader.
 
 import hashlib
 import json
+import math
+import posixpath
 import struct
+from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -22,27 +25,39 @@ from nodes.sizes import size_text
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the safetensors library itself."""
+_DTYPES: Final = {
+    4: ("F4",),
+    6: ("F6_E2M3", "F6_E3M2"),
+    8: ("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+    16: ("I16", "U16", "F16", "BF16"),
+    32: ("I32", "U32", "F32"),
+    64: ("I64", "U64", "F64", "C64"),
+}
+"""All that safetensors has, by the bits that a number takes."""
+_BITS: Final = {dtype: bits for bits, dtypes in _DTYPES.items() for dtype in dtypes}
 _NUM_SAMPLES: Final = 64
 """64 samples of 4 KiB read 256 KiB of a file, however large: milliseconds, where a digest of 5 GB takes 10 s."""
 _SAMPLE_BYTES: Final = 4096
 """A block of the file system: less costs a disk as much."""
 
+_Index = Annotated[int, msgspec.Meta(ge=0)]
 
-class TensorEntry(msgspec.Struct, frozen=True):
+
+class TensorEntry(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a safetensors header; `data_offsets` count from the end of the header."""
 
     dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    shape: tuple[_Index, ...]
+    data_offsets: tuple[_Index, _Index]
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model directory that has some, from its index if it has one.
+    """The safetensors files of a model directory that has some: the single file if there is one, as in transformers.
 
-    Raises ModelDamaged for a bad index, ModelNotFound if it names a file that is missing.
+    Otherwise raises ModelDamaged for a bad index, ModelNotFound if it names a file that is missing.
     """
     index = directory / INDEX_FILE
-    if not index.exists():
+    if (directory / SINGLE_FILE).is_file() or not index.exists():
         return (directory / SINGLE_FILE,)
     files = tuple(directory / name for name in files_of_index(index))
     for file in files:
@@ -51,11 +66,22 @@ def find_weight_files(directory: Path) -> tuple[Path, ...]:
     return files
 
 
+def index_notes(name: str, directory: Path) -> tuple[str, ...]:
+    """What people should know of an index that is not read because a single file is there."""
+    index = directory / INDEX_FILE
+    try:
+        if not (directory / SINGLE_FILE).is_file() or not index.exists() or files_of_index(index) == [SINGLE_FILE]:
+            return ()
+    except ModelDamaged:
+        pass
+    return (f"{name} has {SINGLE_FILE}, so {INDEX_FILE} and the files that it names are not read",)
+
+
 def files_of_index(index: Path) -> list[str]:
     """Names of the weight files that an index names, sorted. Raises ModelDamaged."""
     try:
         weight_map = json.loads(read_bytes(index, MOST_INDEX_BYTES))["weight_map"]
-        names = sorted(set(weight_map.values()))
+        names = sorted({posixpath.normpath(name) for name in weight_map.values()})
         is_outside = any(Path(name).name != name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelDamaged(f"{index} is not a safetensors index ({error!r}). Download the model again.") from error
@@ -65,22 +91,46 @@ def files_of_index(index: Path) -> list[str]:
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
-    """All tensors of one safetensors file. Raises ModelDamaged if header and file size do not match."""
+    """All tensors of one safetensors file. Raises ModelDamaged for a header that safetensors would not take."""
     try:
         size = file.stat().st_size
         with open_file(file) as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(_MAX_HEADER_BYTES, size):
                 raise ValueError(f"its header claims {length} bytes")
-            header: dict[str, Any] = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
+            header = json.loads(stream.read(length).decode(), object_pairs_hook=_without_duplicates)
+        msgspec.convert(header.pop("__metadata__", None), dict[str, str] | None)
         entries = msgspec.convert(header, dict[str, TensorEntry])
-        end = 8 + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+        end = 8 + length + _data_bytes(entries)
         if end != size:
             raise ValueError(f"its header describes {end} bytes, but it has {size}")
     except (OSError, ValueError, struct.error, AttributeError, TypeError, RecursionError) as error:
         raise ModelDamaged(f"{file} is not a complete safetensors file: {error}. Download it again.") from error
     return entries
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it names {name!r} twice")
+    return found
+
+
+def _data_bytes(entries: dict[str, TensorEntry]) -> int:
+    """Of all tensors, which follow each other without gaps. Raises ValueError."""
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, next_end = entry.data_offsets
+        if begin != end:
+            raise ValueError(f"the tensor {name!r} begins at byte {begin}, but the one before it ends at {end}")
+        if entry.dtype not in _BITS:
+            raise ValueError(f"the tensor {name!r} is of {entry.dtype!r}, which is no dtype")
+        if math.prod(entry.shape) * _BITS[entry.dtype] != (next_end - begin) * 8:
+            shape = f"{entry.dtype} of shape {list(entry.shape)}"
+            raise ValueError(f"the tensor {name!r} is {shape}, but has {next_end - begin} bytes")
+        end = next_end
+    return end
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -134,8 +184,8 @@ def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) 
             )
         if entry.dtype not in ("F32", "BF16", "F16"):
             raise ModelUnsupported(
-                f"{file}: {name!r} is stored as {entry.dtype}. Quantised weights are not supported; give a"
-                " float32, bfloat16 or float16 model."
+                f"{file}: {name!r} is stored as {entry.dtype}. Weights are read in float32, bfloat16 and float16 only,"
+                " not quantised ones: save the model in one of these, or give another."
             )
     if extra := left_over(names, found):
         named = ", ".join(map(repr, extra[:3])) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")

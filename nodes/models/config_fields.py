@@ -7,7 +7,8 @@ from typing import Any, Final, cast
 
 from nodes.models.errors import ModelDamaged, ModelUnsupported
 
-_DTYPES: Final = ("float32", "bfloat16", "float16")
+_DTYPES: Final = {one: one for one in ("float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
+"""By what a file may call them: all names that torch has."""
 _STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 MAX_INTEGER: Final = 1 << 31
 """Sizes and ids go as i32 through steps and kernels; anything larger is damage."""
@@ -91,6 +92,14 @@ class ConfigFields:
         is_window = layers and window < context_length
         return {"sliding_window": window, "sliding_layers": layers} if is_window else {}
 
+    def window_of_all(self, context_length: int, *, is_used: bool) -> dict[str, Any]:
+        """`windows` of architectures in which all layers are alike. Raises ModelUnsupported."""
+        num_layers = self.num_layers
+        # transformers ignores layer_types here: if they contradict the window, the intent is unknown.
+        if self.layer_types(num_layers) not in (None, [SLIDING if is_used else FULL] * num_layers):
+            raise self.unsupported("layer_types", "and sliding_window contradict each other")
+        return self.windows((lambda _: True) if is_used else None, context_length)
+
     def has_window(self) -> bool:
         """Whether there is a window: architectures that support one have it unless it is null."""
         return self.value("sliding_window") is not None or "sliding_window" not in self.document
@@ -121,7 +130,7 @@ class ConfigFields:
             raise ModelUnsupported(
                 f"{self._path}: dtype {named!r} is not supported; supported are {', '.join(_DTYPES)}."
             )
-        return dtype
+        return _DTYPES[dtype]
 
     def number_between(self, key: str, least: float, most: float, default: float) -> float:
         """A number in a range, `default` if absent or null. Raises ModelDamaged."""

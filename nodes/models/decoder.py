@@ -48,6 +48,8 @@ class Decoder:
     wrapper: ClassVar[Wrapper | None] = None
     default_head_dim: ClassVar[int] = 0
     norm_offset: ClassVar[float] = 0.0
+    activation: ClassVar[tuple[str, ...]] = ("hidden_act", "silu", "swish")
+    """The field that names it, and the values that it may have, which all mean the same."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -62,7 +64,7 @@ class Decoder:
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
         """The fields of `ModelSpec` that depend on the architecture. Raises ModelDamaged or ModelUnsupported."""
-        config.require("hidden_act", None, "silu", "swish")
+        config.require(cls.activation[0], None, *cls.activation[1:])
         bias = config.boolean("attention_bias")
         shape = config.shape(cls.default_head_dim)
         rope = cls._rope(config, shape["head_dim"])

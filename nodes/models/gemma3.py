@@ -46,11 +46,11 @@ class Gemma3(Decoder):
     )
     default_head_dim = 256
     norm_offset = 1.0
+    activation = ("hidden_activation", "gelu_pytorch_tanh")
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
         """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
-        config.require("hidden_activation", None, "gelu_pytorch_tanh")
         shape = super().describe(config)
         return {
             **shape,

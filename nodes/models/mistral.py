@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from nodes.models.config_fields import FULL, SLIDING, ConfigFields
+from nodes.models.config_fields import ConfigFields
 from nodes.models.decoder import Decoder, Wrapper
 
 
@@ -28,12 +28,7 @@ class Mistral(Decoder):
 
     @classmethod
     def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
-        slides = config.has_window()
-        num_layers = config.num_layers
-        # transformers ignores layer_types here: if they contradict sliding_window, the intent is unknown.
-        if config.layer_types(num_layers) not in (None, [SLIDING if slides else FULL] * num_layers):
-            raise config.unsupported("layer_types", "and sliding_window contradict each other")
-        return config.windows((lambda _: True) if slides else None, context_length)
+        return config.window_of_all(context_length, is_used=config.has_window())
 
 
 ARCHITECTURE: Final = Mistral

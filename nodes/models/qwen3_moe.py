@@ -2,7 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
-from nodes.models.config_fields import ConfigFields
+from nodes.models.config_fields import MAX_INTEGER, ConfigFields
 from nodes.models.decoder import Layer
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Attention, Experts, Linear, Norm, linear
@@ -30,10 +30,11 @@ class Qwen3Moe(Qwen3):
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
         """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
-        shape = super().describe(config)
+        # Read only if there are layers without experts, so files may leave out what has a default in transformers.
+        shape = super().describe(config.part({"intermediate_size": 6144} | config.document))
         # transformers 5 writes this field under another name than the published files.
         num_experts = config.integer("num_experts", config.integer("num_local_experts", 128, least=0), least=0)
-        step, plain = config.integer("decoder_sparse_step", 1), frozenset(config.integers("mlp_only_layers"))
+        step, plain = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers", -MAX_INTEGER)
         layers = range(shape["num_layers"])
         dense = [layer for layer in layers if not num_experts or layer in plain or (layer + 1) % step]
         if len(dense) == len(layers):
@@ -50,6 +51,12 @@ class Qwen3Moe(Qwen3):
             "dense_layers": tuple(dense),
             "dense_size": shape["intermediate_size"] if dense else 0,
         }
+
+    @classmethod
+    def _windows(cls, config: ConfigFields, context_length: int) -> dict[str, Any]:
+        # Unlike in Qwen3, of whose `max_window_layers` these models' files have a copy without a meaning.
+        is_used = config.boolean("use_sliding_window") and config.has_window()
+        return config.window_of_all(context_length, is_used=is_used)
 
     def _layer(self, index: int, prefix: str) -> Layer | MoeLayer:
         spec = self.spec

@@ -196,6 +196,16 @@ def test_what_is_cached_in_part_is_completed(tmp_path, hub, client):
     assert {"tokenizer.json", "model-00001-of-00002.safetensors"} <= set(hub.fetched())
 
 
+@pytest.mark.parametrize("has_shards", [True, False])
+def test_of_a_single_file_beside_an_index_only_the_file_is_fetched(tmp_path, hub, client, has_shards):
+    files = checkpoint(tmp_path)
+    write_safetensors(tmp_path / "single", expected_shapes(fake_spec(LLAMA)))
+    files["model.safetensors"] = (tmp_path / "single").read_bytes()
+    hub.add("org/m", {name: data for name, data in files.items() if has_shards or "-of-" not in name})
+    client.planned("org/m")
+    assert [name for name in hub.fetched() if name.endswith(".safetensors")] == ["model.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("without", "extra", "words"),
     [

@@ -5,12 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cli.commands.up import plan
 from cli.errors import BadConfig, BadModel
 from cli.hub.download_bar import DownloadBar, bar_text
 from cli.plan import model as model_plan
 from cli.plan.compute_dtype import choose_dtype
-from cli.plan.model import plan_model
-from cli.plan.settings import Settings
+from cli.plan.model import names_hub, plan_model
+from cli.plan.settings import KVSettings, Settings
 from cli.plan.topology import plan_topology
 from cli.supervisor.progress import Progress
 from nodes.model_spec import resolve_model
@@ -75,7 +76,8 @@ def test_a_longer_context_is_told_of_served_and_bounded(tmp_path):
     plan, _ = planned(tmp_path, model=directory)
     words = "m serves 64 tokens, as its config.json says, and was made for up to 256 (YaRN: 64 × 4)"
     assert plan.notes == (f"{words}: for more, use --context-length",)
-    assert planned(tmp_path, model=directory, context_length=256)[0].notes == ()
+    for given in (63, 64, 256):
+        assert planned(tmp_path, model=directory, context_length=given)[0].notes == ()
 
     def topology(context_length):
         plan, _ = planned(tmp_path, model=directory, context_length=context_length, mixed=1)
@@ -104,6 +106,31 @@ def test_models_are_found_from_anywhere(tmp_path, monkeypatch):
     assert planned(tmp_path, model="./here")[0].argument == str(tmp_path / "here")
     with pytest.raises(BadModel, match="no model directory"):
         planned(tmp_path, model="./nowhere")
+
+
+def test_paths_that_are_no_model(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for model, what, why in (
+        ("./here", "'./here' cannot be found", "relative to the working directory, which is gone"),
+        ("here", "'here' cannot be found", "relative to the working directory, which is gone"),
+        ("/" + "a" * 300, "cannot be served", "File name too long"),
+        ("/" + "a" * 5000, "cannot be served", "File name too long"),
+        ("/a\0b", "cannot be found", "null byte"),
+        ("~nobody-of-that-name/a/b", "'~nobody-of-that-name/a/b' cannot be found", "is gone"),
+        (str(write_model(tmp_path / "m\udcff", LLAMA)), r"m\\udcff' cannot be served", "is not UTF-8"),
+    ):
+        with refused(BadModel, what, why=why):
+            planned(tmp_path, model=model)
+    assert names_hub("org/name")
+    assert planned(tmp_path, model="tiny")[0].argument == "tiny"
+    with refused(BadConfig, "chat template x.jinja cannot be used", why="which is gone"):
+        planned(tmp_path, model="tiny", chat_template="x.jinja")
+    settings = Settings(model="tiny", kv=KVSettings(directory="pools"))
+    with refused(BadConfig, "KV pools cannot be placed in pools", why="No such file or directory"):
+        plan(settings, Progress(None), fetches=False)
 
 
 def test_a_chat_template_is_compiled_before_anything_starts(tmp_path, monkeypatch):
@@ -142,7 +169,7 @@ def test_no_process_for_the_check(tmp_path, monkeypatch):
         raise Overloaded("no process can be started")
 
     monkeypatch.setattr(model_plan, "check_texts", refuse)
-    with pytest.raises(BadModel, match="end other processes"):
+    with pytest.raises(BadModel, match="keeps Python from starting"):
         planned(tmp_path, model="echo")
 
 

@@ -25,9 +25,9 @@ LLAMA = {**SHAPE, "architectures": ["LlamaForCausalLM"], "model_type": "llama", 
 
 
 def write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "F32", fill: int = 0) -> None:
-    header, end = {}, 0
+    header, end, width = {}, 0, {"F64": 8, "F32": 4, "I8": 1}[dtype]
     for name, shape in shapes.items():
-        size = 4
+        size = width
         for dim in shape:
             size *= dim
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}

@@ -21,6 +21,7 @@ from nodes.model_spec import (
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.registry import ARCHITECTURES
 from nodes.request import SamplingDefaults
 from tests.nodes.checkpoints import LLAMA, SHAPE, fake_spec, write_model, write_safetensors
 
@@ -103,6 +104,45 @@ def test_float16_is_computed_in_float32_unless_the_device_says_otherwise(tmp_pat
         spec.compute_dtype("float16")
 
 
+def test_gemma_has_its_activation_in_another_field(tmp_path: Path) -> None:
+    gemma = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    plain = resolve_model(str(write_model(tmp_path, gemma)))
+    for key in ("hidden_activation", "hidden_act"):
+        assert resolve_model(str(write_model(tmp_path, gemma | {key: "gelu_pytorch_tanh"}))) == plain
+    (tmp_path / "config.json").write_text(json.dumps(gemma | {"hidden_activation": "silu"}))
+    with pytest.raises(ModelUnsupported, match="hidden_activation is 'silu'; supported is 'gelu_pytorch_tanh'"):
+        resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("named", "dtype"), [("half", "float16"), ("float", "float32"), ("torch.bfloat16", "bfloat16")]
+)
+def test_other_names_of_a_dtype(tmp_path: Path, named: str, dtype: str) -> None:
+    assert resolve_model(str(write_model(tmp_path, LLAMA | {"dtype": named}))).dtype == dtype
+
+
+def test_the_type_decides_if_the_architectures_name_another(tmp_path: Path) -> None:
+    """As in transformers, and it is said. Either alone is enough."""
+    window = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}
+    for model_type, name, windows in (
+        ("mistral", "LlamaForCausalLM", (4, 4)),
+        ("llama", "MistralForCausalLM", (0, 0)),
+        ("qwen2", "LlamaForCausalLM", (0, 4)),
+    ):
+        config = LLAMA | window | {"model_type": model_type, "architectures": [name]}
+        spec = resolve_model(str(write_model(tmp_path / "m", config)))
+        assert (spec.architecture, spec.layer_windows) == (model_type, windows)
+        assert spec.notes == (
+            f"m is served as {model_type}, its model_type, though its config.json names the architectures ['{name}']",
+        )
+        for other in ({"architectures": None}, {"architectures": ["Other", ARCHITECTURES[model_type].names[0]]}):
+            (tmp_path / "m" / "config.json").write_text(json.dumps(config | other))
+            plain = resolve_model(str(tmp_path / "m"))
+            assert (plain.fingerprint, plain.notes) == (spec.fingerprint, ())
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config | other | {"model_type": None}))
+        assert resolve_model(str(tmp_path / "m")) == plain
+
+
 def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "m", LLAMA)
     assert resolve_model(str(directory)).sampling_defaults == SamplingDefaults()
@@ -130,6 +170,8 @@ def test_minus_one_is_no_token_and_none_is_beyond_the_vocabulary(tmp_path: Path)
     directory = write_model(tmp_path, config)
     spec = resolve_model(str(directory))
     assert spec.eos_token_ids == (5,)
+    (directory / "config.json").write_text(json.dumps(config | {"pad_token_id": 300}))
+    assert resolve_model(str(directory)) == spec, "nothing is padded"
     path = directory / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": -1}))
     assert resolve_model(str(directory)) == spec
@@ -171,7 +213,7 @@ def test_named_templates(tmp_path: Path) -> None:
         json.dumps({"chat_template": [{"name": "tool", "template": "A"}, {"name": "default", "template": "B"}]})
     )
     assert resolve_model(str(directory)).chat_template == "B"
-    for broken in ([{"name": "tool"}], 3, [], [{"name": "default", "template": 3}]):
+    for broken in ([{"name": "tool"}], 3, [{"name": "default", "template": 3}]):
         path.write_text(json.dumps({"chat_template": broken}))
         with pytest.raises(ModelDamaged, match="chat_template"):
             resolve_model(str(directory))
@@ -220,6 +262,8 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
     [
         ({"architectures": ["MambaForCausalLM"]}, ModelUnsupported, "Mamba"),
         ({"architectures": None, "model_type": "mamba"}, ModelUnsupported, "mamba"),
+        ({"model_type": "mixtral"}, ModelUnsupported, "model_type 'mixtral', though it names .*'LlamaForCausalLM'"),
+        ({"model_type": 3}, ModelUnsupported, "model_type 3, though it names"),
         ({"quantization_config": {"bits": 4}}, ModelUnsupported, "quantization_config"),
         ({"hidden_act": "gelu"}, ModelUnsupported, "hidden_act is 'gelu'; supported are 'silu', 'swish'"),
         ({"final_logit_softcapping": 30.0}, ModelUnsupported, "final_logit_softcapping is 30.0"),
@@ -277,6 +321,9 @@ def test_refused_configurations(tmp_path: Path, change: dict, kind: type, words:
 
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN3_MOE = SHAPE | {
+    "model_type": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+}  # fmt: skip
 SLIDES = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}
 BOTH = ["sliding_attention", "full_attention"]
 
@@ -298,6 +345,10 @@ BOTH = ["sliding_attention", "full_attention"]
         (QWEN2 | SLIDES | {"sliding_window": None}, (0, 0)),
         (QWEN2 | SLIDES | {"sliding_window": 600}, (0, 0)),
         (LLAMA | {"sliding_window": 100}, (0, 0)),
+        (QWEN3_MOE | SLIDES, (100, 100)),
+        (QWEN3_MOE | SLIDES | {"max_window_layers": 2}, (100, 100)),
+        (QWEN3_MOE | SLIDES | {"use_sliding_window": False}, (0, 0)),
+        (QWEN3_MOE | SLIDES | {"sliding_window": None}, (0, 0)),
     ],
 )
 def test_sliding_windows(tmp_path: Path, config: dict, windows: tuple[int, ...]) -> None:
@@ -310,6 +361,7 @@ def test_sliding_windows(tmp_path: Path, config: dict, windows: tuple[int, ...])
     ("config", "kind", "words"),
     [
         (MISTRAL | {"sliding_window": 100, "layer_types": BOTH}, ModelUnsupported, "contradict each other"),
+        (QWEN3_MOE | SLIDES | {"layer_types": BOTH}, ModelUnsupported, "contradict each other"),
         (MISTRAL | {"sliding_window": 0}, ModelDamaged, "sliding_window should be a positive integer"),
         (
             QWEN2 | SLIDES | {"max_window_layers": -1},
@@ -370,6 +422,9 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
         resolve_model(str(directory))
     write_safetensors(weights, shapes, dtype="I8")
     with pytest.raises(ModelUnsupported, match="I8"):
+        resolve_model(str(directory))
+    write_safetensors(weights, shapes, dtype="F64")
+    with pytest.raises(ModelUnsupported, match=r"stored as F64\. Weights are read in float32.*: save the model in one"):
         resolve_model(str(directory))
     weights.rename(directory / "pytorch_model.bin")
     with pytest.raises(ModelUnsupported, match="safetensors"):

@@ -1,5 +1,6 @@
 """Which tensors of a folder are a model's head and embedding: told by the names in its files, as in transformers 5."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,49 @@ def test_a_head_of_another_shape_is_refused_in_any_place(tmp_path: Path) -> None
     for leaves_out in ("", EMBEDDING):
         with pytest.raises(ModelDamaged, match=rf"'{HEAD}' has shape \[301, 16\]"):
             with_tensors(tmp_path / "m", tied=True, leaves_out=leaves_out, **shape)
+
+
+def test_a_model_saved_without_its_head(tmp_path: Path) -> None:
+    """As embedding models are published, whose tensors have names without a prefix."""
+    directory = write_model(tmp_path, LLAMA)
+    plain = resolve_model(str(directory))
+    shapes = {name.removeprefix("model."): shape for name, shape in expected_shapes(plain).items()}
+    write_safetensors(directory / "model.safetensors", shapes)
+    spec = resolve_model(str(directory))
+    assert spec.tie_word_embeddings
+    assert spec.shape_digest() == plain.shape_digest()
+    write_safetensors(directory / "model.safetensors", shapes | {HEAD: (300, 16)})
+    assert not resolve_model(str(directory)).tie_word_embeddings
+    del shapes["layers.1.mlp.up_proj.weight"]
+    write_safetensors(directory / "model.safetensors", shapes)
+    with pytest.raises(ModelDamaged, match=r"no tensor 'layers\.1\.mlp\.up_proj\.weight'"):
+        resolve_model(str(directory))
+
+
+@pytest.mark.parametrize(
+    "index",
+    ['{"weight_map": {"a": "w.safetensors"}}', '{"weight_map": {"a": "gone.safetensors"}}', "{}"],
+    ids=["complete", "stale", "damaged"],
+)
+def test_a_single_file_is_read_whatever_an_index_beside_it_names(tmp_path: Path, index: str) -> None:
+    directory = write_model(tmp_path / "m", LLAMA)
+    plain = resolve_model(str(directory))
+    write_safetensors(directory / "w.safetensors", expected_shapes(plain), fill=1)
+    (directory / "model.safetensors.index.json").write_text(index)
+    spec = resolve_model(str(directory))
+    assert (spec.weight_files, spec.fingerprint) == (plain.weight_files, plain.fingerprint)
+    assert spec.notes == (
+        "m has model.safetensors, so model.safetensors.index.json and the files that it names are not read",
+    )
+
+
+def test_an_index_may_spell_a_name_otherwise(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, LLAMA)
+    weight_map = {"a": "./w.safetensors", "b": "w.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (directory / "model.safetensors").rename(directory / "w.safetensors")
+    assert resolve_model(str(directory)).weight_files == (str(directory / "w.safetensors"),)
+    (directory / "w.safetensors").rename(directory / "model.safetensors")
+    weight_map = {"a": "./model.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert resolve_model(str(directory)).notes == (), "nothing else is named"

@@ -34,8 +34,8 @@ DAMAGES = {
     "is not a complete safetensors file": lambda model: cut(model / "model.safetensors", 5),
     "has no model.safetensors": lambda model: (model / "model.safetensors").unlink(),
     "model.safetensors.index.json is not a safetensors index": lambda model: (
-        model / "model.safetensors.index.json"
-    ).write_text("[" * 200_000),
+        (model / "model.safetensors").rename(model / "model.safetensors.index.json").write_text("[" * 200_000)
+    ),
     "tokenizer.json is missing": lambda model: (model / "tokenizer.json").unlink(),
     "tokenizer.json is cut off": lambda model: cut(model / "tokenizer.json", 1000),
 }

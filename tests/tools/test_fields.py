@@ -28,7 +28,6 @@ READ_OTHERWISE = {
     "ActorFigures.output_tokens_per_s": "in `meshctl ps -o json`",
     "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,
-    "TextModel.is_wrapped": UNPACKED,
     "_Engine.mover": UNPACKED,
 }
 

@@ -56,6 +56,12 @@ class Folder(NamedTuple):
     has_head: bool
     has_embedding: bool
     dtype: str
+    claimed: list[str] | None
+    """What `architectures` says if not the truth."""
+    is_flat: bool
+    """Whether its tensors have names without a prefix."""
+    beside: str
+    """What the shards are that an index beside the single file names, if there is one."""
 
 
 @st.composite
@@ -110,17 +116,19 @@ def own_fields(kind: str) -> st.SearchStrategy[dict[str, Any]]:
         "qwen3": {"attention_bias": st.booleans()},
         "olmo2": {"rms_norm_eps": st.just(1e-3)},
         "qwen3_moe": {
+            "use_sliding_window": st.booleans(), "max_window_layers": st.integers(0, 3),
             "decoder_sparse_step": st.integers(1, 4), "norm_topk_prob": st.booleans(),
-            "mlp_only_layers": st.none() | st.lists(st.integers(0, 3), max_size=3),
+            "mlp_only_layers": st.none() | st.lists(st.integers(-1, 3), max_size=3),
         },
         "gemma3_text": {
-            "sliding_window": window, "query_pre_attn_scalar": st.just(20), "layer_types": layers,
+            "hidden_act": st.just("gelu_pytorch_tanh"), "sliding_window": window, "layer_types": layers,
+            "query_pre_attn_scalar": st.just(20),
             "sliding_window_pattern": st.integers(1, 4), "rope_local_base_freq": st.just(500.0),
         },
     }[kind]  # fmt: skip
     fixed: dict[str, Any] = {
         "qwen2": {"sliding_window": 9},
-        "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        "qwen3_moe": {"sliding_window": 9, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     }.get(kind, {})
     return st.fixed_dictionaries({}, optional=optional).map(lambda drawn: fixed | drawn)
 
@@ -140,10 +148,22 @@ def folders(draw: st.DrawFn) -> Folder:
     flag = {} if tied is None else {"tie_word_embeddings": tied}
     if kind in WRAPPED:
         ends = draw(st.sampled_from([{}, {"eos_token_id": [257, 3]}]))
-        config = {"text_config": fields | {"model_type": text}, "vision_config": VISION, **ends, **flag, **named}
+        inner = draw(st.sampled_from([{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}]))
+        config = {
+            "text_config": fields | {"model_type": text} | inner,
+            "vision_config": VISION,
+            **ends,
+            **flag,
+            **named,
+        }
     else:
         config = fields | flag | named
-    return Folder(kind, config | {"model_type": kind}, tied, *stored, dtype)
+    return Folder(
+        kind, config | {"model_type": kind}, tied, *stored, dtype,
+        draw(st.sampled_from([None, None, ["LlamaForCausalLM"], ["MistralForCausalLM"], ["Qwen2ForCausalLM"]])),
+        kind not in WRAPPED and draw(st.booleans()),
+        draw(st.sampled_from(["", "", "gone", "others"])),
+    )  # fmt: skip
 
 
 def written(directory: Path, folder: Folder) -> torch.nn.Module:
@@ -162,8 +182,15 @@ def written(directory: Path, folder: Folder) -> torch.nn.Module:
     left_out = (*([] if folder.has_head else ["lm_head."]), *([] if folder.has_embedding else ["embed_tokens."]))
     tensors = load_file(directory / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if not any(out in name for out in left_out)}
+    if folder.is_flat:
+        kept = {name.removeprefix("model."): tensor for name, tensor in kept.items()}
     save_file(kept, directory / "model.safetensors", {"format": "pt"})
-    architectures = json.loads((directory / "config.json").read_text())["architectures"]
+    if folder.beside:
+        weight_map = dict.fromkeys(kept, "w.safetensors")
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    if folder.beside == "others":
+        save_file({name: tensor + 1 for name, tensor in kept.items()}, directory / "w.safetensors", {"format": "pt"})
+    architectures = folder.claimed or json.loads((directory / "config.json").read_text())["architectures"]
     (directory / "config.json").write_text(json.dumps(folder.config | {"architectures": architectures}))
     (directory / "generation_config.json").unlink(missing_ok=True)
     (directory / "tokenizer.json").write_text(byte_tokenizer_json(300))

@@ -51,6 +51,15 @@ def test_layers_without_experts_have_their_own_width(tmp_path: Path) -> None:
         msgspec.structs.replace(spec, dense_size=102).shard(0, 4)
 
 
+def test_every_layer_has_the_window(tmp_path: Path) -> None:
+    """Also those below `max_window_layers`, which other Qwen3 models except."""
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}
+    reference = save_model(tmp_path, "qwen3_moe", **OPTIONS | window)
+    assert resolve_model(str(tmp_path)).layer_windows == (9, 9, 9)
+    assert_all_agree(tmp_path, reference)
+    assert_two_ranks_agree(tmp_path, reference)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_native_ranks_compute_layers_with_and_without_experts(tmp_path: Path, size: int) -> None:
     reference = save_model(tmp_path, "qwen3_moe", **OPTIONS | MIXED | {"heads": (4, 4)})
@@ -81,6 +90,17 @@ def test_no_layer_may_have_experts(tmp_path: Path, change: dict) -> None:
     reference = save_model(tmp_path, "qwen3_moe", **OPTIONS | change)
     spec = resolve_model(str(tmp_path))
     assert (spec.num_experts, spec.dense_layers, spec.intermediate_size) == (0, (), 96)
+    assert_agrees(make_runner(tmp_path), reference)
+
+
+def test_what_has_no_meaning_here_is_not_asked_for(tmp_path: Path) -> None:
+    """A width of layers that are not there, and numbers of layers that are not there."""
+    reference = save_model(tmp_path, "qwen3_moe", mlp_only_layers=[-1, 9], **OPTIONS)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["intermediate_size"]
+    path.write_text(json.dumps(config))
+    assert resolve_model(str(tmp_path)).dense_layers == ()
     assert_agrees(make_runner(tmp_path), reference)
 
 

@@ -39,6 +39,17 @@ def test_all_that_compute_take_the_head_that_transformers_takes(tmp_path: Path, 
     assert_two_ranks_agree(tmp_path, reference)
 
 
+@pytest.mark.parametrize("leaves_out", ["", EMBEDDING, HEAD])
+def test_names_without_a_prefix(tmp_path: Path, leaves_out: str) -> None:
+    saved(tmp_path, leaves_out=leaves_out)
+    path = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert_agrees(make_runner(tmp_path), reference)
+    assert_two_ranks_agree(tmp_path, reference)
+
+
 def test_int8_rounds_the_head_that_is_used(tmp_path: Path) -> None:
     """A tied embedding is rounded once for both; a head of its own is rounded by itself."""
     ids, logits = list(range(90, 10, -1)), {}

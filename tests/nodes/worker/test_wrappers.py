@@ -83,6 +83,19 @@ def test_the_text_part_is_served(tmp_path: Path, kind: str, tied: bool, style: s
     assert_two_ranks_agree(tmp_path / "m", reference)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_whether_the_text_part_ties_is_not_asked(tmp_path: Path, kind: str) -> None:
+    save_wrapper(tmp_path, kind, tied=True, text=KINDS[kind], style="published")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("tie_word_embeddings", None)
+    config["text_config"]["tie_word_embeddings"] = False
+    path.write_text(json.dumps(config))
+    reference = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert resolve_model(str(tmp_path)).tie_word_embeddings
+    assert_agrees(make_runner(tmp_path), reference)
+
+
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("gemma") / "m"
@@ -113,7 +126,7 @@ def test_what_the_wrapper_says_itself_wins(gemma: Path) -> None:
         ({}, {"final_logit_softcapping": 30.0}, ModelUnsupported, "final_logit_softcapping"),
         ({"quantization_config": {"bits": 4}}, None, ModelUnsupported, "quantization_config"),
         ({"tie_word_embeddings": False}, None, ModelDamaged, "no tensor 'lm_head.weight'"),
-        ({"tie_word_embeddings": None}, {"tie_word_embeddings": False}, ModelDamaged, "no tensor 'lm_head.weight'"),
+        ({"tie_word_embeddings": None}, {"tie_word_embeddings": True}, ModelDamaged, "no tensor 'lm_head.weight'"),
         ({"eos_token_id": 300}, None, ModelDamaged, "eos_token_id is 300"),
         ({"architectures": ["LlavaForConditionalGeneration"]}, None, ModelUnsupported, r"Gemma3.* \(text only\)"),
     ],
