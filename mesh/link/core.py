@@ -92,7 +92,7 @@ class LinkCore:
         self._now = 0.0
         self._num_connections = self._message_ids = 0
         self.next_deadline = self._deadlines.next
-        self.liveness = Liveness(self, options, metrics, self._deadlines)
+        self.liveness = Liveness(self, self.peers, options, metrics, self._deadlines)
         self._handshake = Handshake(self, options, directory, self._deadlines)
 
     # From the actor
@@ -254,7 +254,8 @@ class LinkCore:
         # Events that carry no time (a refusal, say) then start their pause before the next dial from about now, not
         # from when the peer was dialed.
         self._now = now
-        self.liveness.beat(now)
+        for peer in self.liveness.beat(now):
+            self.lose(peer.address, "its heartbeats stopped")
 
     def due(self, now: float) -> None:
         """Act on every deadline that has passed."""
@@ -264,8 +265,8 @@ class LinkCore:
             peer = self.peers[actor_id]
             if kind == WELCOME:
                 self.down(Link(peer.address, dialed=True), "no welcome in answer to hello", now)
-            else:
-                self.liveness.due(peer, Channel[kind])
+            elif self.liveness.due(peer, Channel[kind]):
+                self.lose(peer.address, "it does not answer")
 
     # Internals
 

@@ -7,12 +7,12 @@
 Owned by `mesh/link/core.py`, which makes and ends the connections and reports what arrives and what has ended.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mesh.address import Address
 from mesh.errors import FrameRefused, Unreachable
 from mesh.link.backoff import ReconnectBackoff
-from mesh.link.outputs import Frames, Linked
+from mesh.link.outputs import Frames, Linked, Outgoing
 from mesh.link.peer import SYSTEM, Connection, Phase, answer_to
 from mesh.link.refusals import check_greeting
 from mesh.membership.view import Directory
@@ -22,9 +22,6 @@ from mesh.transport.base import Channel
 from mesh.wire.frames import SYSTEM_CODEC, Hello, Welcome
 from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
 
-if TYPE_CHECKING:
-    from mesh.link.core import LinkCore
-
 WELCOME: Final = "welcome"
 """Kind of the deadlines of dialed connections: (`WELCOME`, actor id)."""
 
@@ -32,8 +29,8 @@ WELCOME: Final = "welcome"
 class Handshake:
     """The handshakes of one incarnation: deadlines of dials in progress, and pauses after failed ones."""
 
-    def __init__(self, core: "LinkCore", options: SystemOptions, directory: Directory, deadlines: Deadlines) -> None:
-        self._core = core
+    def __init__(self, outgoing: Outgoing, options: SystemOptions, directory: Directory, deadlines: Deadlines) -> None:
+        self._outgoing = outgoing
         self._options = options
         self._introduce, self._vet = directory.introduce, directory.vet
         self._deadlines = deadlines
@@ -56,7 +53,7 @@ class Handshake:
         )
         body = SYSTEM_CODEC.encode(hello)
         for channel in Channel:
-            self._core.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
+            self._outgoing.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
 
     def vet_hello(self, peer: Address, parts: Frames) -> bool:
         """Whether the sender of a hello has proved its identity; changes no state.
@@ -79,11 +76,11 @@ class Handshake:
             me = self._introduce(link.peer, is_proved=peer.is_proved)
             welcome = Welcome(version=PROTOCOL_VERSION, member=me, capabilities=self._options.capabilities)
             body = SYSTEM_CODEC.encode(welcome)
-            self._core.say(connection, channel, Verb.WELCOME, body, (), answer_to(header), header.trace)
+            self._outgoing.say(connection, channel, Verb.WELCOME, body, (), answer_to(header), header.trace)
         while state.waiting:
-            self._core.say(connection, channel, *state.waiting.popleft())
+            self._outgoing.say(connection, channel, *state.waiting.popleft())
         if connection.is_up:
-            self._core.outputs.append(Linked(link.peer))
+            self._outgoing.outputs.append(Linked(link.peer))
         self.end_if_up(connection)
 
     def end_if_up(self, connection: Connection) -> None:

@@ -6,8 +6,9 @@
 Owned by `mesh/link/core.py`, which reports due deadlines and arriving answers.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mesh.link.outputs import Outgoing
 from mesh.link.peer import Meta, Peer
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
@@ -16,21 +17,21 @@ from mesh.transport.base import Channel
 from mesh.wire.frames import SYSTEM_CODEC, Ping
 from mesh.wire.header import SYSTEM_FLAG, Verb
 
-if TYPE_CHECKING:
-    from mesh.link.core import LinkCore
-
 # In hello timeouts. On the data channel a ping may have to wait behind bulk.
 _PATIENCE: Final = {Channel.CONTROL: 1.0, Channel.DATA: 3.0}
 
 
 class Liveness:
-    """Liveness of all peers of one incarnation; keys in `deadlines` are (channel name, actor id)."""
+    """Liveness of all `peers` of one incarnation; keys in `deadlines` are (channel name, actor id)."""
 
-    def __init__(self, core: "LinkCore", options: SystemOptions, metrics: Metrics, deadlines: Deadlines) -> None:
+    def __init__(
+        self, outgoing: Outgoing, peers: dict[str, Peer], options: SystemOptions, metrics: Metrics, deadlines: Deadlines
+    ) -> None:
+        self._outgoing = outgoing
+        self._peers = peers
         self._options = options
         self._metrics = metrics
         self._deadlines = deadlines
-        self._core = core
         self._last_beat = float("inf")
 
     def suspect(self, actor_id: str, now: float) -> None:
@@ -39,46 +40,49 @@ class Liveness:
         Ordinary actors send each other no heartbeats, and a connection may die silently (a host gone, a cut cable).
         This way nothing is spent on liveness as long as every answer comes in time.
         """
-        peer = self._core.peers.get(actor_id)
+        peer = self._peers.get(actor_id)
         # An actor's messages to itself cross no connection that could fall silent.
-        if peer is None or peer.route is None or peer.pings or actor_id == self._core.address.actor_id:
+        if peer is None or peer.route is None or peer.pings or actor_id == self._outgoing.address.actor_id:
             return
         body = SYSTEM_CODEC.encode(Ping())
         for channel in Channel:
             timeout_s = _PATIENCE[channel] * self._options.hello_timeout_s
-            meta = Meta(self._core.next_id(), 0, int(timeout_s * 1e6), SYSTEM_FLAG)
+            meta = Meta(self._outgoing.next_id(), 0, int(timeout_s * 1e6), SYSTEM_FLAG)
             peer.pings[channel] = meta.message_id, peer.heard(channel)
             self._deadlines.set((channel.name, actor_id), now + timeout_s)
-            self._core.say(peer.route, channel, Verb.ASK, body, (), meta, "")
+            self._outgoing.say(peer.route, channel, Verb.ASK, body, (), meta, "")
 
     def suspect_far(self, now: float) -> None:
         """Suspect all peers on other hosts whose route is a connection that they have dialed.
 
         Otherwise an ask on such a connection would fail only at its deadline.
         """
-        for peer in list(self._core.peers.values()):
+        for peer in list(self._peers.values()):
             is_far = peer.member is not None and peer.member.host != self._options.host
             if is_far and peer.route is not None and not peer.route.link.dialed:
                 self.suspect(peer.address.actor_id, now)
 
-    def beat(self, now: float) -> None:
-        """Called every heartbeat: a watched peer that sent nothing for `allowed_misses` beats in a row is lost."""
+    def beat(self, now: float) -> list[Peer]:
+        """Called every heartbeat; returns the watched peers that sent nothing for `allowed_misses` beats in a row."""
         # A process that was stopped or starved finds every peer silent when it wakes: a late beat restarts the count.
         overslept = now - self._last_beat > 2 * self._options.heartbeat_s
         self._last_beat = now
-        for peer in [peer for peer in self._core.peers.values() if peer.is_watched]:
+        silent: list[Peer] = []
+        for peer in [peer for peer in self._peers.values() if peer.is_watched]:
             before, peer.heard_by_beat = peer.heard_by_beat, -1 if overslept else sum(map(peer.heard, Channel))
             peer.silent_beats = peer.silent_beats + 1 if before == peer.heard_by_beat >= 0 else 0
             if peer.silent_beats >= self._options.allowed_misses:
                 self._metrics.count("mesh_heartbeats_lost_total")
-                self._core.lose(peer.address, "its heartbeats stopped")
+                silent.append(peer)
+        return silent
 
-    def due(self, peer: Peer, channel: Channel) -> None:
-        """A ping's deadline has passed. Any message received on its channel since counts as an answer."""
+    def due(self, peer: Peer, channel: Channel) -> bool:
+        """A ping's deadline has passed. Whether its channel was silent: any message since counts as an answer."""
         _, heard = peer.pings.pop(channel)
-        if heard == peer.heard(channel):
-            self._metrics.count("mesh_silent_peers_total")
-            self._core.lose(peer.address, "it does not answer")
+        if heard != peer.heard(channel):
+            return False
+        self._metrics.count("mesh_silent_peers_total")
+        return True
 
     def end_ping(self, peer: Peer, channel: Channel) -> None:
         """A ping was answered, or the transport never took it."""

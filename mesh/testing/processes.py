@@ -16,12 +16,10 @@ import asyncio
 import enum
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
+from typing import Any, TypeVarTuple, Unpack
 
 from mesh.address import Address
-
-if TYPE_CHECKING:
-    from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.network import SimulatedNetwork
 
 Ts = TypeVarTuple("Ts")
 
@@ -45,7 +43,7 @@ class SimulatedProcess:
     """One process. `on_death` is called once, when it dies by itself at an armed point or by `kill`."""
 
     def __init__(
-        self, address: Address, network: "SimulatedNetwork", on_death: Callable[["SimulatedProcess"], None]
+        self, address: Address, network: SimulatedNetwork, on_death: Callable[["SimulatedProcess"], None]
     ) -> None:
         self.address = address
         self.name = address.actor_id
