@@ -5,7 +5,7 @@ Owned by `ActorSystem`; the bookkeeping is `mesh/calls/table.py`.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 
 from mesh.address import Address
 from mesh.calls.table import Admission, Mailbox
@@ -19,9 +19,6 @@ from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, Cancel, ErrorBody
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
-
-if TYPE_CHECKING:
-    from mesh.actor import Actor
 
 NO_DEADLINE_S: Final = 600.0
 """How long a call without a deadline stays in the mailbox (peers in other languages may name none)."""
@@ -101,6 +98,17 @@ class Call:
             self._serving.tasks.call("on_cancel", callback)
 
 
+class Answerer(Protocol):
+    """What is needed of the actor that answers; see `mesh/handlers.py`."""
+
+    role: ClassVar[str]
+    system_asks: ClassVar[tuple[type, ...]]
+
+    def on_ask(self, call: Call) -> None:
+        """Answers a call, now or later."""
+        ...
+
+
 class Serving:
     """All calls that this actor has accepted. `of_system` has the handlers for the mesh's own asks, by class.
 
@@ -111,7 +119,7 @@ class Serving:
         self,
         links: Links,
         bodies: BodyCodec,
-        actor: "Actor",
+        actor: Answerer,
         tasks: TaskSupervisor,
         permissions: Permissions | None,
         capacity: int,

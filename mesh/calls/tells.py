@@ -1,10 +1,11 @@
 """Messages that need no answer, sent and received by one actor. Owned by `ActorSystem`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from mesh.address import Address
 from mesh.errors import CallError, FrameRefused
+from mesh.handlers import Handlers
 from mesh.link.links import Links
 from mesh.link.peer import PLAIN, SYSTEM, Peer
 from mesh.membership.permissions import Permissions
@@ -13,9 +14,6 @@ from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
-
-if TYPE_CHECKING:
-    from mesh.actor import Actor
 
 _TELL: Final = Verb.TELL
 
@@ -27,7 +25,7 @@ class Tells:
     """The tells of one actor, in both directions. `of_system` has the handlers for the mesh's own frames, by class."""
 
     def __init__(
-        self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor, permissions: Permissions | None
+        self, links: Links, bodies: BodyCodec, actor: Handlers, tasks: TaskSupervisor, permissions: Permissions | None
     ) -> None:
         self.of_system: dict[type, SystemTell] = {}
         self._links = links

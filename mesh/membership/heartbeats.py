@@ -6,10 +6,11 @@ the next: a peer is watched from its first heartbeat on, a hub from the first on
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mesh.address import Address
 from mesh.errors import CallError, FrameRefused
+from mesh.handlers import Handlers
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
@@ -17,9 +18,6 @@ from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Renew
 from mesh.wire.header import Header, Verb
-
-if TYPE_CHECKING:
-    from mesh.actor import Actor
 
 _MAX_PROGRESS_CHARS: Final = 200
 
@@ -33,7 +31,7 @@ class Heartbeats:
     def __init__(
         self,
         links: Links,
-        actor: "Actor",
+        actor: Handlers,
         tasks: TaskSupervisor,
         options: SystemOptions,
         *,

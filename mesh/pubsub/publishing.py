@@ -9,13 +9,13 @@ reveals a publisher that has forgotten it. Owned by `ActorSystem`; the numbering
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from mesh.address import Address
 from mesh.calls.tells import Tells
 from mesh.errors import CallError, FrameRefused
+from mesh.handlers import Handlers
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
@@ -26,15 +26,12 @@ from mesh.wire.codec import AnyMessage
 from mesh.wire.frames import SYSTEM_CODEC, Publication, Subscribe, Subscribed, Unsubscribe
 from mesh.wire.header import Header, Verb
 
-if TYPE_CHECKING:
-    from mesh.actor import Actor
-
 
 class Publishing:
     """Both sides of topics. A publisher that does not confirm a subscription is suspected."""
 
     def __init__(
-        self, links: Links, tells: Tells, actor: "Actor", tasks: TaskSupervisor, options: SystemOptions
+        self, links: Links, tells: Tells, actor: Handlers, tasks: TaskSupervisor, options: SystemOptions
     ) -> None:
         self._links = links
         self._tells = tells

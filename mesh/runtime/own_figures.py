@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from mesh.actor import Actor
+from mesh.handlers import Handlers
 from mesh.runtime.process_usage import ProcessUsage
 from mesh.runtime.rates import Rates
 from mesh.runtime.task_supervisor import TaskSupervisor
@@ -17,7 +17,7 @@ class OwnFigures:
     """Owned by `ActorSystem`. `usage` is None if the actor shares its process with others."""
 
     def __init__(
-        self, actor: Actor, metrics: Metrics, tasks: TaskSupervisor, usage: Callable[[], ProcessUsage] | None
+        self, actor: Handlers, metrics: Metrics, tasks: TaskSupervisor, usage: Callable[[], ProcessUsage] | None
     ) -> None:
         self._actor = actor
         self._metrics = metrics

@@ -1,13 +1,8 @@
 """One timer for many deadlines: those of links, of both sides of calls, or of a core."""
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from mesh.context import Context
-    from mesh.runtime.task_supervisor import TaskSupervisor
+from typing import Any, Final, Protocol
 
 _NEVER: Final = float("inf")
 
@@ -15,12 +10,23 @@ SHORTEST_S: Final = 0.01
 """Minimum time between two firings of a timer: less than the shortest pause before anything is retried."""
 
 
+class Clock(Protocol):
+    """The source of time and timers: an actor's `Context` or its `TaskSupervisor`."""
+
+    def now(self) -> float:
+        """The time, seconds."""
+        ...
+
+    def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
+        """Start a timer."""
+        ...
+
+
 class DeadlineTimer:
     """Calls `due(now)` at the earliest deadline, provided that `arm` is called whenever that may have become earlier.
 
     Args:
-        clock: returns the source of time and timers. Called only when needed, since an actor has no context yet when
-            it makes its timer.
+        clock: called only when needed, since an actor has no context yet when it makes its timer.
         next_deadline: the earliest deadline, None while there is none.
         due: does what is due by now, and arms again for the rest.
         rest_s: the timer does not fire again within this time, so that hundreds of deadlines a second are batched.
@@ -30,7 +36,7 @@ class DeadlineTimer:
 
     def __init__(
         self,
-        clock: "Callable[[], Context | TaskSupervisor]",
+        clock: Callable[[], Clock],
         next_deadline: Callable[[], float | None],
         due: Callable[[float], object],
         *,
