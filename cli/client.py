@@ -24,6 +24,7 @@ from mesh.wire.codec import Codec
 from mesh.wire.message import Message
 
 ASK_TIMEOUT_S: Final = 3.0
+"""A healthy supervisor answers in milliseconds, a starved one late; one that hangs for more is as good as dead."""
 _UNKNOWN_NAME: Final = ("unknown_actor", "unknown_group", "unknown_host")
 _REMEDIES: Final = {
     "not_given": "use another --actor-id or role",

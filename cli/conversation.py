@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 _MAX_HISTORY: Final = 1000
+"""Lines of readline's file, which is read at each start; bash keeps 500."""
 
 HELP: Final = """\
   /help         show this help

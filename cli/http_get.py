@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 _MAX_ANSWER_BYTES: Final = 1 << 16
+"""A health page has less than 1 KB; whatever else listens at that port must not fill the memory."""
 
 
 class _Readiness(msgspec.Struct):

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 HASH_BYTES: Final = 16
+"""BLAKE2b with 128 bits: among 2**40 pages two are alike with a chance of 2**-49. A page's table entry has two."""
 TOKEN_BYTES: Final = 4
+"""A token id is hashed and stored as u32; models' ids are below 2**31."""
 NO_HASH: Final = bytes(HASH_BYTES)
 
 _PERSON_ROOT: Final = b"kvmesh-root"

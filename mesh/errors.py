@@ -152,11 +152,12 @@ class PeerLost(CallError, code="peer_lost", retryable=True):
     """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked.
 
     `was_heard` False: nothing was ever received from that incarnation over this link; most likely it was not there.
-    `reason` is how it was lost, if known.
+    `reason` is how it was lost, if known; `refusal` is the code with which the peer itself ended the link, if it did.
     """
 
     was_heard = True
     reason = ""
+    refusal = ""
 
 
 class Unreachable(CallError, code="unreachable", retryable=True):

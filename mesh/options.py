@@ -42,7 +42,6 @@ class SystemOptions:
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
     heartbeat_s: float = 0.5
-    allowed_misses: int = 3
     hello_timeout_s: float = 2.0
     join_timeout_s: float = 2.0
     retry_min_s: float = 0.05
@@ -52,6 +51,4 @@ class SystemOptions:
     mailbox_capacity: int = 4096
     max_peers: int = MAX_PEERS
     replay_capacity: int = 4096
-    replay_bytes: int = 8 << 20
-    max_topics: int = 256
     random: Random = field(default_factory=Random)

@@ -31,7 +31,9 @@ from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
 
 _STOP_TIMEOUT_S: Final = 5.0
+"""A lease: by then the mesh has given this actor up anyway. Longer than a gateway's own end, 2 s (`STOP_S`)."""
 _MAX_FILES: Final = 65_536
+"""Twice what 4,096 peers take at 8 descriptors each; the other half is left for clients' connections (16,384)."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -64,7 +66,7 @@ def run_actor(
         Superseded: a later incarnation of the actor is known; this one's resources have been released.
         WrongMesh: the registry that was found belongs to another mesh, or (WrongSpec) to one with another spec.
     """
-    log = LogSettings.of(os.environ)
+    log = LogSettings.from_environment(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
     run_directory.create()
     _allow_many_files()

@@ -34,6 +34,7 @@ from mesh.wire.codec import BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, MembersChanged, PeerDown, Ping, Pong, StatsReply, StatsRequest
 
 _LEAVE_S: Final = 0.25
+"""The registry answers in milliseconds; if it is gone, the lease ends by itself in 5 s, and every stop would wait."""
 
 
 class ActorSystem:
@@ -108,6 +109,7 @@ class ActorSystem:
                 self.registration.start()
             await self.actor.start()
         except BaseException:
+            # Also if it is cancelled: the transport's sockets and files must not stay behind.
             await self.stop()
             raise
         if self.actor.ready_after_start and self.describe().state == STARTING:
@@ -129,6 +131,7 @@ class ActorSystem:
         try:
             await self.actor.stop()
         except Exception as error:  # noqa: BLE001
+            # What follows (leave, bye, sockets) must be done however the actor's own end went.
             self.tasks.failed("stop", error)
         await self.tasks.close()
         # After the actor's own `stop`, which may still answer some calls; the remaining askers get an error.

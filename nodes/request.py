@@ -14,6 +14,7 @@ LOWEST_TEMPERATURE: Final = 2.0**-126
 
 
 MIN_REPETITION_PENALTY: Final = 0.01
+"""Logits are divided by it: a hundred times what they were is still finite, and more than any use needs."""
 MAX_REPETITION_PENALTY: Final = 10.0
 """Wider than any use needs, and far from where logits would stop being finite."""
 

@@ -15,6 +15,7 @@ from cli.errors import CliError, NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
 
 _TIMEOUT_S: Final = 600.0
+"""Between two pieces of an answer: a long prompt on a slow CPU may take minutes until its first token."""
 _FOR_NOW: Final = (http.client.OK, http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
 """Statuses of what may be answered later, like all faults of the server's; an error within a stream comes with 200."""
 

@@ -16,7 +16,9 @@ from cli.supervisor.processes import open_process, wait_dead
 from cli.supervisor.sweep import sweep
 
 _KILL_TIMEOUT_S = 5.0
+"""After SIGKILL only the kernel is waited for, which unmaps pools of gigabytes; the sweep looks again."""
 _LOOK_S = 0.2
+"""Each look asks the supervisor, in milliseconds; nobody notices that a command ends 0.2 s later."""
 _FORCED_ASK_S = 1.5
 """A healthy supervisor answers in milliseconds. A forced end does not wait for one that hangs."""
 _FORCED_SIGNAL_S = 5.0

@@ -24,6 +24,7 @@ from cli.supervisor.log_files import LogFolder
 from cli.supervisor.mesh_directory import MeshDirectory
 
 _POLL_S: Final = 0.2
+"""Lines look immediate to whoever reads along; each host is asked five times a second."""
 _LOOK_S: Final = 2.0
 """How often it looks for hosts that have joined since."""
 _DEFAULT_LINES: Final = 50

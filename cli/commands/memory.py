@@ -18,6 +18,7 @@ from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMe
 from nodes.roles import KV_AGENT, SCHEDULER, WORKER
 
 _LOOK_INTERVAL_S: Final = 0.2
+"""Each look asks the supervisor, which asks agents; releasing and resuming take seconds."""
 
 _TOWARDS: Final = {"released": ("releasing", "released"), "held": ("resuming", "held")}
 """For each state to wait for, the states of a group that is on the way there or has arrived."""

@@ -8,6 +8,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final, cast
 
+from cli.errors import WrongUsage
 from cli.exit_codes import ExitCode
 from cli.hub.files import cached_models
 from cli.output import print_json, print_table
@@ -34,17 +35,21 @@ def models(output: str) -> ExitCode:
 
 def show(model: str, template: str, output: str) -> ExitCode:
     """Print what the files of a model say, with the name of the file. Raises BadModel or BadConfig, as `up` does."""
+    if not model:
+        raise WrongUsage("no model is named", why="its name is empty", do="give a directory, or a name as with --model")
     plan = plan_model(Settings(model=model, chat_template=template), Progress(None), fetches=False)
-    shown = _shown(plan, template)
+    facts = _shown(plan, template)
     if output == "json":
-        print_json(shown)
+        print_json(facts)
         return ExitCode.OK
-    for name, value in shown.items():
+    for name, value in facts.items():
         lines = cast("list[Any]", value) if isinstance(value, list) else [value]
         for label, line in zip(
             chain([name.replace("_", " ")], repeat("")), map(_line, lines or ["none"]), strict=False
         ):
-            sys.stdout.write(f"{label:<16}{line}".rstrip() + "\n")
+            # Texts of files that came from elsewhere must not steer the terminal.
+            shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
+            sys.stdout.write(f"{label:<16}{shown}".rstrip() + "\n")
     return ExitCode.OK
 
 

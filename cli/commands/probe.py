@@ -25,6 +25,7 @@ from nodes.roles import GATEWAY
 Question = Literal["live", "ready", "generate"]
 
 _SHOWN: Final = 3
+"""A health check's output is one line of a container's log, and podman and docker keep only its first kilobytes."""
 
 
 def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:

@@ -20,6 +20,7 @@ from nodes.actor_figures import FIGURE_NAMES, figure_texts
 from nodes.amounts import amount
 
 _WATCH_S: Final = 2.0
+"""Four heartbeats, with which figures come. Each look asks the supervisors of all hosts."""
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _SERVING_ROLES: Final = (roles.GATEWAY, roles.TOKENIZER, roles.SCHEDULER, roles.WORKER, roles.DETOKENIZER)
 _HEADER: Final = ("ACTOR", "HOST", "ROLE", "STATE", "PID", "EPOCH", "STARTS", "UPTIME", *FIGURE_NAMES, "SUPERVISED")

@@ -12,6 +12,7 @@ from mesh.membership.view import READY
 from mesh.supervision.events import GIVEN_UP
 
 _LOOK_INTERVAL_S: Final = 0.2
+"""Each look asks the supervisors of all hosts; a restarted actor is ready after tens of milliseconds or seconds."""
 
 
 def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> ExitCode:

@@ -7,8 +7,7 @@ from cli.commands.keys import KeyPlace
 from cli.errors import BadConfig, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import print_json
-from cli.plan.keys import no_keys, no_list, read_allowed, read_own
-from cli.plan.settings import Settings
+from cli.plan.keys import HostKeys
 from cli.plan.token import JoinToken
 from cli.supervisor.mesh_directory import MeshDirectory
 
@@ -27,7 +26,7 @@ def token(place: KeyPlace, output: str) -> ExitCode:
 def _of_file(place: KeyPlace) -> JoinToken:
     settings = place.settings
     host = settings.registry_host
-    key = "" if settings.insecure else _registry_key(settings, place.path, host)
+    key = "" if settings.insecure else _registry_key(place, host)
     return JoinToken(settings.name, settings.hosts[host].address, settings.registry_port, host, key)
 
 
@@ -35,37 +34,27 @@ def _of_running(place: KeyPlace) -> JoinToken:
     run = MeshDirectory(place.settings.name).run
     host, found = run.host(), run.bootstrap().lookup()
     if host is None or found is None:
-        raise NotRunning(
-            f"there is no mesh {place.settings.name!r} of several hosts here",
-            why="a token says where the registry is, but no topology file was given and no run directory here says so",
-            do="run this on the registry's host, or name the topology file: --file mesh.toml",
-        )
+        why = "a token says where the registry is, but no topology file was given and no run directory here says so"
+        do = "run this on the registry's host, or name the topology file: --file mesh.toml"
+        raise NotRunning(f"there is no mesh {place.settings.name!r} of several hosts here", why=why, do=do)
     if not found[1].local_control:
-        raise BadConfig(
-            "a token can only be made on the registry's host",
-            why=f"this is host {host.name}, and the registry is at {found[1].control}",
-            do="run this there",
-        )
+        why = f"this is host {host.name}, and the registry is at {found[1].control}"
+        raise BadConfig("a token can only be made on the registry's host", why=why, do="run this there")
     port = int(found[1].control.rpartition(":")[2])
     # The mesh's own directory of keys, which need not be the one that is usual for its name.
-    key = _registry_key(place.settings, Path(host.keys), host.name) if host.keys else ""
+    key = _registry_key(HostKeys(place.settings, Path(host.keys)), host.name) if host.keys else ""
     return JoinToken(place.settings.name, host.address, port, host.name, key)
 
 
-def _registry_key(settings: Settings, path: Path, host: str) -> str:
+def _registry_key(keys: HostKeys, host: str) -> str:
     """The public key of the registry's host, "" if there are no keys. Raises BadConfig, BadKeys."""
-    allowed = read_allowed(path)
-    if allowed is None:
-        own = read_own(path)
-        if own is None and not settings.keys:
-            return ""
-        # A token without a key would have the other machine take the mesh for one without keys.
-        raise no_keys(settings, path) if own is None else no_list(settings, path, own)
-    granted = allowed.registry()
+    # Without a list there is nothing to look up; where keys are meant, a token without one would have the other machine
+    # take the mesh for one without keys.
+    if not keys.settings.keys and keys.read_allowed() is None and keys.read_key() is None:
+        return ""
+    granted = keys.known().registry()
     if granted.host != host:
-        raise BadConfig(
-            "no token can be made",
-            why=f"according to the keys in {path}, the registry is on host {granted.host}, not on {host}",
-            do="name the directory of this mesh's keys: --keys DIR",
-        )
+        why = f"according to the keys in {keys.path}, the registry is on host {granted.host}, not on {host}"
+        do = "name the directory of this mesh's keys: --keys DIR"
+        raise BadConfig("no token can be made", why=why, do=do)
     return granted.public_key

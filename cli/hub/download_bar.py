@@ -9,8 +9,11 @@ from nodes.sizes import progress_text, size_text
 
 _WIDTH: Final = 24
 _TERMINAL_S: Final = 0.1
+"""Ten updates a second look smooth; pieces arrive by the thousand."""
 _PLAIN_S: Final = 10.0
+"""Lines of a log: six a minute show that it goes on."""
 _RATE_AFTER_S: Final = 1.0
+"""Before that the rate is one of setting up connections, and what is left would be far off."""
 _CLEAR_TO_END: Final = "\x1b[K"
 
 

@@ -38,7 +38,9 @@ from nodes.model_spec.weight_index import files_of_index
 from nodes.sizes import size_text
 
 _LISTING_TIMEOUT_S: Final = 30.0
+"""Three times the library's own: sizes of a repository with thousands of files take the hub a while."""
 _SHOWN_ERROR_CHARS: Final = 300
+"""Four lines of a terminal; its HTTP library quotes whole pages."""
 
 
 class Snapshot(NamedTuple):
@@ -72,6 +74,7 @@ def fetch(wanted: HubName, progress: Progress, check: Callable[[ModelSpec], obje
         do = "give another model, or another revision of it"
         raise BadModel(f"the model {wanted} cannot be served", why=error.message, do=do) from error
     except Exception as error:
+        # Errors of its HTTP library come through, and those of the disk; which ones differs by version.
         raise _explained(wanted, error) from error
 
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect
 
 _MAX_SHOWN: Final = 80
+"""One line of a terminal, beside the setting's name."""
 
 
 class Fault(NamedTuple):

@@ -96,6 +96,13 @@ def hosts_fault(table: Any) -> Fault | None:
     return None
 
 
+def check_host_name(name: str) -> None:
+    """Raises BadConfig if no host can have this name."""
+    fault = find_fault(name, HostName, "the name of a host", strict=True)
+    if fault is not None:
+        raise BadConfig(f"{name!r} cannot be the name of a host", why=fault.why, do=fault.do)
+
+
 def registry_host(hosts: Mapping[str, HostSettings]) -> str:
     """The host that the registry runs on: the one that says so, or else the first; "" without hosts."""
     return next((name for name, host in hosts.items() if host.registry), next(iter(hosts), ""))
@@ -112,7 +119,13 @@ def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[s
 
     `given` are the settings that were given for the mesh as a whole.
     """
-    _check_own(hosts, own)
+    if not own:
+        raise BadConfig(
+            "it is not clear which host of the topology file this is",
+            why=f"the file is for several hosts: {', '.join(hosts)}",
+            do=f"name it with --host (or KVMESH_HOST), for example --host {next(iter(hosts))}",
+        )
+    check_named(hosts, own)
     both = [name for name in OF_HOSTS if name in given]
     if both:
         raise BadConfig(
@@ -132,17 +145,11 @@ def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[s
     _check_served(hosts)
 
 
-def _check_own(hosts: Mapping[str, HostSettings], own: str) -> None:
-    names = ", ".join(hosts)
-    if not own:
-        raise BadConfig(
-            "it is not clear which host of the topology file this is",
-            why=f"the file is for several hosts: {names}",
-            do=f"name it with --host (or KVMESH_HOST), for example --host {next(iter(hosts))}",
-        )
+def check_named(hosts: Mapping[str, HostSettings], own: str) -> None:
+    """Raises BadConfig if the hosts of a topology file do not include this one."""
     if own not in hosts:
-        fault = unknown_name(own, hosts, "host")
-        raise BadConfig(f"--host {own} is not a host of the topology file", why=f"its hosts are {names}", do=fault.do)
+        do, why = unknown_name(own, hosts, "host").do, f"its hosts are {', '.join(hosts)}"
+        raise BadConfig(f"--host {own} is not a host of the topology file", why=why, do=do)
 
 
 def _check_listening(name: str, host: HostSettings) -> None:

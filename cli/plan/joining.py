@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cli.errors import BadConfig, WrongUsage
-from cli.plan.faults import find_fault
-from cli.plan.hosts import OF_HOSTS, HostName, HostSettings, hosts_fault, is_loopback
+from cli.plan.hosts import OF_HOSTS, HostSettings, check_host_name, hosts_fault, is_loopback
 from cli.plan.settings import Settings, load_settings
 from cli.plan.token import JoinToken
 
@@ -31,28 +30,19 @@ def plan_joiner(options: Mapping[str, Any], token: JoinToken, machine: str, rout
     """
     given = {name: value for name, value in options.items() if value is not None}
     name = given.pop("host", None) or host_name_of(machine)
-    fault = find_fault(name, HostName, "the name of a host", strict=True)
-    if fault is not None:
-        raise BadConfig(f"--host {name} cannot be the name of a host", why=fault.why, do=fault.do)
+    check_host_name(name)
     if name == token.host:
-        raise BadConfig(
-            f"this machine cannot join as {name}",
-            why=f"the mesh {token.mesh!r} has its registry on the host of that name",
-            do="give it another name with --host",
-        )
+        why = f"the mesh {token.mesh!r} has its registry on the host of that name"
+        do = "give it another name with --host"
+        raise BadConfig(f"this machine cannot join as {name}", why=why, do=do)
     if given.pop("name", token.mesh) != token.mesh:
-        raise BadConfig(
-            f"the token is for the mesh {token.mesh!r}",
-            why=f"--name (or KVMESH_NAME) says {options['name']!r}",
-            do="leave out the name, or get a token for that mesh",
-        )
+        why = f"--name (or KVMESH_NAME) says {options['name']!r}"
+        do = "leave out the name, or get a token for that mesh"
+        raise BadConfig(f"the token is for the mesh {token.mesh!r}", why=why, do=do)
     counts = {field: given.pop(field) for field in OF_HOSTS if field in given}
     if not any(counts.values()):
-        raise WrongUsage(
-            "nothing would run on this host",
-            why="a host that joins runs what its command line says",
-            do="say what: --decode 1, --prefill 1 or --mixed 1",
-        )
+        why, do = "a host that joins runs what its command line says", "say what: --decode 1, --prefill 1 or --mixed 1"
+        raise WrongUsage("nothing would run on this host", why=why, do=do)
     address = given.pop("address", None) or routed
     own: dict[str, Any] = {"address": address, **counts}
     if is_loopback(address):

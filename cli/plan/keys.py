@@ -3,16 +3,17 @@
     DIRECTORY/host.json      this host's own pair
     DIRECTORY/allowed.json   the hosts of the mesh: at the registry's host the list itself, elsewhere a copy
 
-Reads those files (`mesh/runtime/key_files.py`) and decides nothing else; `meshctl keys` makes them.
+The files are those of `mesh/runtime/key_files.py`; `meshctl keys` and joining make them.
 """
 
 import contextlib
 import shlex
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+from typing_extensions import override
 
 from cli.errors import BadKeys
 from cli.plan.settings import Settings
@@ -27,6 +28,8 @@ REGISTRY_ROLES: Final = (REGISTRY, ALL_ROLES)
 ENCRYPTED: Final = "links between hosts are encrypted with the hosts' keys; KV pages between them are unencrypted"
 INSECURE: Final = "insecure: links and KV pages between hosts are unencrypted, and whoever reaches the network can join"
 
+_Content = TypeVar("_Content", HostKey, AllowList)
+
 
 def key_directory(settings: Settings, environment: Mapping[str, str]) -> Path:
     """The directory of this host's keys for a mesh: as set, or in the user's configuration. Absolute."""
@@ -36,80 +39,117 @@ def key_directory(settings: Settings, environment: Mapping[str, str]) -> Path:
     return base.absolute() / "kvmesh" / settings.name
 
 
+class HostKeys(KeyDirectory):
+    """The key files of a host for the mesh of `settings`; errors with them are raised as BadKeys, for people."""
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        super().__init__(path)
+        self.settings = settings
+
+    def pair(self) -> HostKey:
+        """This host's pair, for a command that needs it."""
+        own = self.read_key()
+        if own is None:
+            do = f"make them with `{self.words('new', '--host', 'NAME')}`, or say where they are: --keys DIR"
+            raise BadKeys("this host has no keys", why=f"there are none in {self.path}", do=do)
+        return own
+
+    def known(self) -> AllowList:
+        """The list beside the pair, where one is needed."""
+        allowed, registry = self.read_allowed(), self.settings.registry_host
+        if allowed is None:
+            own = self.pair().host
+            do = f"put it back, or start over with `{self.words_new(own, '--force')}`"
+            if own != registry:
+                do = f"say which key to trust: `{self.words_to_trust()}`, with the key that `meshctl keys ls` shows on "
+                do += f"host {registry or 'HEAD'}"
+            why = f"{self.path} has no allowed.json"
+            raise BadKeys(f"host {own} does not know the keys of other hosts", why=why, do=do)
+        return allowed
+
+    def make(self, host: str, *, has_registry: bool, force: bool) -> HostKey:
+        """Make a new pair for a host; on the registry's host also a list with it, or its new key in the present one.
+
+        Raises BadKeys, for instance if there is a pair already.
+        """
+        known = None if force else self.read_key()
+        if known is not None:
+            why = f"they are in {self.path}, and other hosts may already rely on the public key"
+            do = "keep them, or replace them with --force and add the new public key wherever the old one was added"
+            raise BadKeys(f"host {known.host} already has keys", why=why, do=do)
+        own = HostKey.new(host)
+        allowed = (self.read_allowed() or AllowList(0, ())) if has_registry else None
+        self.write_key(own)
+        if allowed is not None:
+            self.write_allowed(allowed.without(host).with_host(host, own.public_key, REGISTRY_ROLES))
+        return own
+
+    def words(self, *arguments: str) -> str:
+        """A `meshctl keys` command for these keys, as it is typed on this host."""
+        return shlex.join(["meshctl", "keys", *arguments, *_same_mesh(self.settings, here=True)])
+
+    def words_new(self, host: str, *arguments: str) -> str:
+        """The same for `new`."""
+        # The printed command names no topology file, from which this one knows where the registry is.
+        registry = ("--registry",) if host == self.settings.registry_host else ()
+        return self.words("new", "--host", host, *registry, *arguments)
+
+    def words_to_trust(self) -> str:
+        """The same to say which key the registry's host has."""
+        registry = self.settings.registry_host or "HEAD"
+        return words_to_add(self.settings, registry, "ITS_PUBLIC_KEY", "--roles", REGISTRY, here=True)
+
+    @contextlib.contextmanager
+    def refusing(self) -> Generator[None]:
+        """Raise BadKeys for what is wrong with the content of the files, too."""
+        try:
+            yield
+        except MeshError as error:
+            do = "see `meshctl keys --help`"
+            if isinstance(error, DamagedKeyFile):
+                do = "put back what was there, or remove that file: then `meshctl up` says how to make it anew"
+            raise BadKeys(f"the keys in {self.path} cannot be used", why=error.message, do=do) from error
+
+    @override
+    def _read(self, file: Path, kind: type[_Content]) -> _Content | None:
+        with self.refusing():
+            return super()._read(file, kind)
+
+    @override
+    def _write(self, file: Path, content: HostKey | AllowList) -> None:
+        with self.refusing():
+            super()._write(file, content)
+
+
 def settle_keys(settings: Settings, environment: Mapping[str, str]) -> Settings:
     """The settings with `keys` as the directory in force; "" if links are plain, or there are none.
 
     Raises BadKeys if keys are needed and there are none, or if there are some that cannot be used.
     """
-    host = settings.own_host
-    if host is None or settings.insecure:
-        return msgspec.structs.replace(settings, keys="")
-    path = key_directory(settings, environment)
-    own = read_own(path)
-    if own is None:
-        if not settings.keys and all(one.is_on_loopback for one in settings.hosts.values()):
-            return msgspec.structs.replace(settings, keys="")
-        raise BadKeys(
-            f"host {settings.on} has no keys, and may not listen on {host.bind} without them",
-            why=f"links between hosts are encrypted with keys, and there are none in {path}",
-            do=f"make them with `{_words_new(settings, settings.on)}`, or set insecure = true (--insecure) "
-            "if the network is trusted",
-        )
-    _check(settings, path, own)
-    return msgspec.structs.replace(settings, keys=str(path))
-
-
-def _check(settings: Settings, path: Path, own: HostKey) -> None:
-    host, registry = settings.on, settings.registry_host
-    if own.host != host:
-        raise BadKeys(
-            f"host {host} cannot use the keys in {path}",
-            why=f"they belong to host {own.host}",
-            do=f"give host {host} a directory of its own: --keys DIR, or KVMESH_KEYS",
-        )
-    allowed = read_allowed(path)
-    if allowed is None:
-        raise no_list(settings, path, own)
-    granted = allowed.registry()
-    if granted.host != registry:
-        raise BadKeys(
-            f"host {host} cannot use the keys in {path}",
-            why=f"they belong to a mesh with the registry on host {granted.host}, but here it is on {registry}",
-            do="correct which host has `registry = true`, or give another --keys DIR",
-        )
-    if host == registry and granted.public_key != own.public_key:
-        raise BadKeys(
-            f"host {host} cannot use the keys in {path}",
-            why="host.json and allowed.json have different public keys for it",
-            do=f"put the right file back, or make new keys with `{_words_new(settings, host, '--force')}`",
-        )
-
-
-def no_keys(settings: Settings, path: Path) -> BadKeys:
-    """The error of a command that needs this host's keys, for a directory that has none."""
-    new = words(settings, "new", "--host", "NAME", here=True)
-    return BadKeys(
-        "this host has no keys",
-        why=f"there are none in {path}",
-        do=f"make them with `{new}`, or say where they are: --keys DIR",
-    )
-
-
-def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
-    """The error of a host that has its own keys and no list of others."""
-    registry = settings.registry_host or "HEAD"
-    if own.host == settings.registry_host:
-        do = f"put it back, or start over with `{_words_new(settings, own.host, '--force')}`"
+    host, registry, own = settings.on, settings.registry_host, settings.own_host
+    plain = msgspec.structs.replace(settings, keys="")
+    if own is None or settings.insecure:
+        return plain
+    keys = HostKeys(settings, key_directory(settings, environment))
+    pair, what = keys.read_key(), f"host {host} cannot use the keys in {keys.path}"
+    if pair is None and not settings.keys and all(one.is_on_loopback for one in settings.hosts.values()):
+        return plain
+    if pair is None:
+        what = f"host {host} has no keys, and may not listen on {own.bind} without them"
+        why = f"links between hosts are encrypted with keys, and there are none in {keys.path}"
+        do = f"make them with `{keys.words_new(host)}`, or set insecure = true (--insecure) if the network is trusted"
+    elif pair.host != host:
+        why = f"they belong to host {pair.host}"
+        do = f"give host {host} a directory of its own: --keys DIR, or KVMESH_KEYS"
+    elif (granted := keys.known().registry()).host != registry:
+        why = f"they belong to a mesh with the registry on host {granted.host}, but here it is on {registry}"
+        do = "correct which host has `registry = true`, or give another --keys DIR"
+    elif host == registry and granted.public_key != pair.public_key:
+        why = "host.json and allowed.json have different public keys for it"
+        do = f"put the right file back, or make new keys with `{keys.words_new(host, '--force')}`"
     else:
-        add = words_to_add(settings, registry, "ITS_PUBLIC_KEY", "--roles", REGISTRY, here=True)
-        do = f"say which key to trust: `{add}`, with the key that `meshctl keys ls` shows on host {registry}"
-    return BadKeys(f"host {own.host} does not know the keys of other hosts", why=f"{path} has no allowed.json", do=do)
-
-
-def _words_new(settings: Settings, host: str, *arguments: str) -> str:
-    # The printed command names no topology file, from which this one knows where the registry is.
-    registry = ("--registry",) if host == settings.registry_host else ()
-    return words(settings, "new", "--host", host, *registry, *arguments, here=True)
+        return msgspec.structs.replace(settings, keys=str(keys.path))
+    raise BadKeys(what, why=why, do=do)
 
 
 def links_note(settings: Settings) -> str:
@@ -132,43 +172,11 @@ def pinned(own: HostKey, registry: str, public_key: str) -> AllowList:
     return known
 
 
-def read_own(path: Path) -> HostKey | None:
-    """This host's pair; None if there is none. Raises BadKeys."""
-    with key_files(path) as files:
-        return files.read_key()
-
-
-def read_allowed(path: Path) -> AllowList | None:
-    """The list beside it; None if there is none. Raises BadKeys."""
-    with key_files(path) as files:
-        return files.read_allowed()
-
-
-def write_allowed(path: Path, allowed: AllowList) -> None:
-    """Replace the list. Raises BadKeys."""
-    with key_files(path) as files:
-        files.write_allowed(allowed)
-
-
-@contextlib.contextmanager
-def key_files(path: Path) -> Generator[KeyDirectory]:
-    """A directory of keys. Errors with its files are raised as BadKeys, in the form that all commands print."""
-    try:
-        yield KeyDirectory(path)
-    except MeshError as error:
-        do = "see `meshctl keys --help`"
-        if isinstance(error, DamagedKeyFile):
-            do = "put back what was there, or remove that file: then `meshctl up` says how to make it anew"
-        raise BadKeys(f"the keys in {path} cannot be used", why=error.message, do=do) from error
-
-
-def words(settings: Settings, *arguments: str, here: bool = False) -> str:
-    """A `meshctl keys` command for the same mesh, as it is typed; `here`: on this host, in its directory of keys."""
-    return shlex.join(["meshctl", "keys", *arguments, *_same_mesh(settings, here=here)])
-
-
 def words_to_add(settings: Settings, host: str, public_key: str, *arguments: str, here: bool = False) -> str:
-    """The same for `add`. A key is always in quotes, also one that stands for another, since most need them."""
+    """The command that adds a key; `here`: on this host, in its directory of keys.
+
+    A key is always in quotes, also one that stands for another, since most need them.
+    """
     rest = [*arguments, *_same_mesh(settings, here=here)]
     return " ".join([shlex.join(["meshctl", "keys", "add", host]), f"'{public_key}'", *map(shlex.quote, rest)])
 

@@ -24,6 +24,7 @@ from nodes.tokenizer.errors import Overloaded, TemplateError
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _SHORT_COMMIT: Final = 12
+"""As git abbreviates in large repositories; the path beside it has the whole one."""
 
 
 class ModelNotHere(BadModel):
@@ -161,7 +162,11 @@ def _check_texts(settings: Settings, spec: ModelSpec) -> TextFacts:
             do="give another with --chat-template FILE",
         ) from error
     except (ModelError, Overloaded) as error:
-        do = "give another with --model, or correct it" if isinstance(error, ModelError) else "end other processes"
+        do = (
+            "give another with --model, or correct it"
+            if isinstance(error, ModelError)
+            else "see what keeps Python from starting here"
+        )
         raise BadModel(f"the model {model!r} cannot be served", why=error.message, do=do) from error
 
 

@@ -6,6 +6,7 @@ from cli.plan.settings import Settings
 from nodes.gateway.config import GatewayConfig
 
 _OWN_FILES: Final = 64
+"""A gateway without peers and clients has some forty: logs, bound sockets, ZeroMQ's own, the event loop's."""
 _PEER_FILES: Final = 8
 """File descriptors of a link: two sockets each way, with those by which ZeroMQ wakes itself."""
 

@@ -22,9 +22,12 @@ from nodes.kv_agent.config import PoolConfig
 from nodes.model_spec import ModelSpec
 
 _MAX_DEFAULT_POOL_BYTES: Final = 512 << 20
+"""43,000 tokens of a model of 0.5 billion parameters (192 KiB for 16): who wants more of the memory says so."""
 _DEFAULT_CONTEXTS: Final = 4
 _MIN_DEFAULT_TOKENS: Final = 16_384
+"""So that a model with a short context still gets room for a batch: 16 requests of 1,024 tokens."""
 _USABLE_SHARE: Final = 0.8
+"""The rest is for other segments in the directory, often /dev/shm: a write there that does not fit is a SIGBUS."""
 _LEAST_CONTEXT: Final = 2048
 """The least if no context length was given: with less, a model made for more is no use, and was hardly started so on
 purpose (64 MiB of shared memory, a container's default, hold 450 tokens of a model of 0.6 billion parameters)."""

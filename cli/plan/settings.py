@@ -33,6 +33,7 @@ from nodes.model_spec import Quantization
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
 
 MAX_NAME_CHARS: Final = 200
+"""A name is in every answer, and in each chunk of a stream; the longest of the hub have 96 characters."""
 
 _CPU_CHUNK: Final = 256
 _CPU_STEP_S: Final = 0.2
@@ -350,7 +351,7 @@ def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
 
 def _check_log_variables(environment: Mapping[str, str]) -> None:
     try:
-        LogSettings.of(environment)
+        LogSettings.from_environment(environment)
     except BadSetting as error:
         raise BadConfig(
             f"the environment variable {error.param} cannot be used", why=error.message, do="correct it, or unset it"

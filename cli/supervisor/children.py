@@ -21,9 +21,12 @@ from typing import Final, NamedTuple
 from cli.supervisor.processes import Process
 from nodes.worker.environment import TORCH_ENVIRONMENT
 
+# linux/prctl.h, both.
 _PR_SET_NAME: Final = 15
+# The same.
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _MAX_UNCLAIMED: Final = 256
+"""A fork is claimed milliseconds after its death. The rest are orphans that nobody asks about."""
 
 OnExit = Callable[[int], None]
 

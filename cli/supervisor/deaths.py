@@ -21,6 +21,7 @@ from mesh.transport.base import Channel
 from mesh.wire.frames import Leave, PeerDown
 
 _LEAVE_TIMEOUT_S = 1.0
+"""Less than the lease (5 s), by which the member is gone anyway."""
 
 
 class Deaths:

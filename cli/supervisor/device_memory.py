@@ -13,6 +13,7 @@ from cli.plan.devices import DeviceMemory
 from kvstore.pool.device import CPU, CUDA, cuda_ordinal
 
 _TIMEOUT_S: Final = 20.0
+"""A driver without persistence takes 1 to 3 s for each device that it wakes; one that hangs must not hang the start."""
 
 Answer = TypeVar("Answer")
 

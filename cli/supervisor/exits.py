@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 OUT_OF_MEMORY: Final = "out_of_memory"
 _KEY: Final = "oom_kill"
 _SAME_KILL_S: Final = 1.0
+"""One shortage may end several processes, reaped one after the other; deaths by hand follow later."""
 
 
 class Exit(NamedTuple):
     """The end of a process. `cause` is one of a few values: `exit_3`, `SIGSEGV`, `out_of_memory`."""
 
-    status: int
     text: str
     cause: str
     foreign: bool
@@ -37,17 +37,16 @@ class Exits:
         """What a status, as of `waitstatus_to_exitcode`, means. Called once for each death, soon after it."""
         text, cause = describe_exit(status)
         if status != -signal.SIGKILL:
-            return Exit(status, text, cause, foreign=False)
+            return Exit(text, cause, foreign=False)
         if self._was_short_of_memory():
-            return Exit(status, f"{text}, out of memory", OUT_OF_MEMORY, foreign=False)
-        return Exit(status, text, cause, foreign=True)
+            return Exit(f"{text}, out of memory", OUT_OF_MEMORY, foreign=False)
+        return Exit(text, cause, foreign=True)
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed a process for lack of memory since the last look; it does not say which."""
         now, num_kills = self._clock(), self._count()
         if num_kills > self._num_kills:
             self._num_kills, self._grew_at = num_kills, now
-        # One shortage may end several processes, which are reaped one after the other.
         return self._grew_at is not None and now - self._grew_at < _SAME_KILL_S
 
     def _count(self) -> int:

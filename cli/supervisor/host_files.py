@@ -7,8 +7,8 @@ from mesh.address import Address, Endpoint
 from mesh.runtime.run_directory import HostRecord, RunDirectory
 from nodes.roles import REGISTRY
 
-_ANY_EPOCH: Final = 0
-"""The registry that listens there says which incarnation it is."""
+SOME_REGISTRY: Final = Address(REGISTRY, 0)
+"""A registry of an epoch that nobody has: the one that listens there says which incarnation it is."""
 
 
 def write_host_files(run: RunDirectory, settings: Settings, spec: dict[str, str]) -> None:
@@ -25,7 +25,7 @@ def write_host_files(run: RunDirectory, settings: Settings, spec: dict[str, str]
         HostRecord(settings.on, host.bind, host.address, settings.insecure, settings.keys, spec, host.port_range)
     )
     if settings.registry_host != settings.on:
-        run.write_registry(Address(REGISTRY, _ANY_EPOCH), registry_endpoint(settings))
+        run.write_registry(SOME_REGISTRY, registry_endpoint(settings))
 
 
 def registry_endpoint(settings: Settings) -> Endpoint:

@@ -6,6 +6,7 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 import asyncio
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Final, assert_never
 
 import msgspec
@@ -73,6 +74,40 @@ class Listeners(msgspec.Struct, kw_only=True):
     member: Callable[[str], Member | None]
 
 
+class _Kept(msgspec.Struct):
+    """What is known of one actor. `process` is the present one, `is_released` what that says of itself."""
+
+    launch: ActorLaunch
+    watch: Watch
+    process: ProcessRecord | None = None
+    last_lines: LastLines | None = None
+    is_released: bool = False
+
+    def status(self, member: Member | None, now: float) -> ActorStatus:
+        """A line of `meshctl ps`; `member` is the actor as the mesh has it."""
+        watch, process = self.watch, self.process
+        there = member if process is not None and member is not None and member.epoch == watch.epoch else None
+        pid, uptime_s = (process.pid, now - watch.born_at) if process is not None else (0, 0.0)
+        endpoint, notes = (there.endpoint, _notes(there)) if there is not None else (_NOWHERE, [])
+        return ActorStatus(
+            actor_id=self.launch.actor_id,
+            role=self.launch.role,
+            pid=pid,
+            epoch=watch.epoch,
+            endpoint=endpoint,
+            # It is there and healthy, but takes no work.
+            state=RELEASED if watch.state == READY and self.is_released else watch.state,
+            num_restarts=watch.num_restarts,
+            uptime_s=uptime_s,
+            reason=watch.reason,
+            notes=[*filter(None, [watch.progress]), *notes],
+            num_starts=watch.num_starts,
+            last_reason=watch.reason,
+            last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
+            next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),
+        )
+
+
 class ProcessKeeper:
     """All actors of one mesh. `supervisor_fd` is the reading end of the pipe that ends with this process.
 
@@ -98,11 +133,6 @@ class ProcessKeeper:
         self._listeners = listeners
         self._supervisor_fd = supervisor_fd
         self._secret = secret
-        self._launches = {launch.actor_id: launch for launch in topology.actors}
-        self._processes: dict[str, ProcessRecord] = {}
-        self._since: dict[str, float] = {}
-        self._last_lines: dict[str, LastLines] = {}
-        self._released: set[Address] = set()
         self._drained: dict[str, int] = {}
         self.manifest = ManifestFile(directory, record)
         self._failure_code = ExitCode.NOT_READY
@@ -128,6 +158,7 @@ class ProcessKeeper:
         epochs = {launch.actor_id: directory.last_epoch(launch.actor_id) for launch in topology.actors}
         actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
         self.core = Supervisor(actors, policy, epochs)
+        self._actors = {one.actor_id: _Kept(one, self.core.watches[one.actor_id]) for one in topology.actors}
         # Every actor ends with this process, so ending it over one event would take the whole mesh down. A lost event
         # leaves one actor's state wrong, and that actor's next heartbeat, exit or deadline sets it right.
         self._driver = CoreDriver[Event, Command](record, "supervision", self._handle, self._perform, ends_owner=False)
@@ -151,13 +182,11 @@ class ProcessKeeper:
 
     def beat(self, address: Address, state: str, progress: str) -> None:
         """An actor is alive, says that it is in `state`, and how far it is with slow work."""
-        if address.actor_id not in self._launches:
+        if (kept := self._actors.get(address.actor_id)) is None:
             return
         self._record.hello(address.actor_id)
-        if state == RELEASED:
-            self._released.add(address)
-        else:
-            self._released.discard(address)
+        if address.epoch == kept.watch.epoch:
+            kept.is_released = state == RELEASED
         self._record.working(address.actor_id, progress)
         self._feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
 
@@ -171,26 +200,19 @@ class ProcessKeeper:
 
         Raises UnknownActor, NotRestartable, or NotRecordable if they are to be started again: nothing happened then.
         """
-        launches = self._launches
+        found = meant(names, ((one.actor_id, one.role) for one in self._topology.actors))
         # Actors go before those that serve them.
-        actor_ids = sorted(
-            meant(names, ((one.actor_id, one.role) for one in launches.values())),
-            key=lambda actor_id: launches[actor_id].drain_tier,
-        )
+        actor_ids = sorted(found, key=lambda actor_id: self._actors[actor_id].launch.drain_tier)
         epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
-        if not stay_away:
-            self._require_recordable(epochs)
-        self._feed(Restart(tuple(epochs), stay_away))
-        return epochs
-
-    def _require_recordable(self, epochs: dict[str, int]) -> None:
         # Otherwise a healthy actor would end, and none could take its place. This writes what is there already, which
         # takes as many bytes as the next epoch will.
         try:
-            for address in epochs.items():
+            for address in () if stay_away else epochs.items():
                 self.directory.issue(*address, self._record.trouble)
         except OSError as error:
             raise NotRecordable(f"the next epoch cannot be recorded in {self.directory.path}: {error}") from error
+        self._feed(Restart(tuple(epochs), stay_away))
+        return epochs
 
     def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
         """The proof of an actor that somebody starts by hand. Raises NotGiven for an id or role that is reserved."""
@@ -205,16 +227,11 @@ class ProcessKeeper:
 
     def list_actors(self) -> ActorList:
         """Everything `meshctl ps` shows."""
-        topology = self._topology
-        return ActorList(
-            mesh=topology.settings.name,
-            url=topology.url,
-            model=topology.model_name,
-            ready=all(watch.state in (READY, DRAINED) for watch in self.core.watches.values()),
-            actors=[self._status(watch) for watch in self.core.watches.values()],
-            context=topology.context,
-            notes=[*filter(None, [links_note(topology.settings)])],
-        )
+        topology, now = self._topology, self._loop.time()
+        ready = all(watch.state in (READY, DRAINED) for watch in self.core.watches.values())
+        actors = [kept.status(self._listeners.member(actor_id), now) for actor_id, kept in self._actors.items()]
+        name, notes = topology.settings.name, [*filter(None, [links_note(topology.settings)])]
+        return ActorList(name, topology.url, topology.model_name, ready, actors, topology.context, notes)
 
     def close(self) -> None:
         """Let the zygote end; all actors have ended."""
@@ -236,12 +253,12 @@ class ProcessKeeper:
     def _perform(self, command: Command) -> None:
         match command:
             case Spawn(actor_id, epoch):
-                self._spawn(self._launches[actor_id], Address(actor_id, epoch))
-            case Kill(actor_id, _):
+                self._spawn(self._actors[actor_id], Address(actor_id, epoch))
+            case Kill(actor_id, _) | Terminate(actor_id, _):
+                process = self._actors[actor_id].process
+                assert process is not None, f"{actor_id} has a process that can be told to end"
                 # By pid, which is safe: a child's pid cannot be reused before it is reaped, here, on this loop.
-                self._children.signal(self._processes[actor_id].pid, signal.SIGKILL)
-            case Terminate(actor_id, _):
-                self._children.signal(self._processes[actor_id].pid, signal.SIGTERM)
+                self._children.signal(process.pid, signal.SIGKILL if isinstance(command, Kill) else signal.SIGTERM)
             case Died():
                 self._record.death(command)
                 self._listeners.dead(Address(command.actor_id, command.epoch), command.reason)
@@ -254,19 +271,15 @@ class ProcessKeeper:
             case _:
                 assert_never(command)
 
-    def _spawn(self, launch: ActorLaunch, address: Address) -> None:
+    def _spawn(self, kept: _Kept, address: Address) -> None:
+        launch, log = kept.launch, self.directory.log(address.actor_id)
         try:
             # Before anything is started, so that no epoch is issued twice.
-            if not self.directory.issue(*address, self._record.trouble):
-                where = self.directory.path
-                self._record.trouble(
-                    f"no room in {where}: the epoch of {address} is written over the last record; make room"
-                )
+            self.directory.issue(*address, self._record.trouble)
         except OSError as error:
             self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
             return
-        log = self.directory.log(launch.actor_id)
-        self._last_lines[launch.actor_id] = LastLines(log)
+        kept.last_lines = LastLines(log)
         if launch.start == "fork":
             run = RoleRun(
                 mesh=self.directory.mesh,
@@ -278,14 +291,10 @@ class ProcessKeeper:
                 drain_timeout_s=self.drain_timeout_s,
                 secret=self._secret,
             )
-            self._zygote.fork(
-                run,
-                log,
-                lambda process: self._spawned(address, process),
-                lambda reason, foreign: self._spawn_failed(address, reason, foreign=foreign),
-            )
+            self._zygote.fork(run, log, partial(self._spawned, address), partial(self._spawn_failed, address))
             return
-        arguments = ["-m", "cli", *run_arguments(self.directory.mesh, launch, address.epoch)]
+        arguments = ["-m", "cli", "run", launch.role, "--name", self.directory.mesh]
+        arguments += ["--actor-id", address.actor_id, "--epoch", str(address.epoch)]
         arguments += ["--config", str(self.directory.path / "configs" / f"{launch.actor_id}.json")]
         arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self.drain_timeout_s:g}"]
         arguments += ["--secret-fd", str(_SECRET_FD)]
@@ -300,26 +309,24 @@ class ProcessKeeper:
             self._loop.call_soon(self._spawned, address, process)
 
     def _spawned(self, address: Address, process: Process) -> None:
-        launch = self._launches[address.actor_id]
-        self._processes[address.actor_id] = ProcessRecord(
-            actor_id=address.actor_id,
-            role=launch.role,
-            epoch=address.epoch,
-            pid=process.pid,
-            start_time=process.start_time,
-        )
-        self._since[address.actor_id] = self._loop.time()
-        self.manifest.write(self._processes.values())
-        self._children.watch(process, lambda status: self._exited(address, status))
+        self._now_runs(address, process)
+        self._children.watch(process, partial(self._exited, address))
         self._feed(Spawned(*address))
 
-    def _spawn_failed(self, address: Address, reason: str, *, foreign: bool = False) -> None:
+    def _now_runs(self, address: Address, process: Process | None) -> None:
+        kept = self._actors[address.actor_id]
+        kept.process, kept.is_released = None, False
+        if process is not None:
+            (pid, start_time), role = process, kept.launch.role
+            kept.process = ProcessRecord(actor_id=address.actor_id, role=role, pid=pid, start_time=start_time)
+        self.manifest.write([one.process for one in self._actors.values() if one.process is not None])
+
+    def _spawn_failed(self, address: Address, reason: str, foreign: bool = False) -> None:
         self._feed(SpawnFailed(*address, reason, foreign))
 
     def _exited(self, address: Address, status: int) -> None:
-        del self._processes[address.actor_id]
-        self._released.discard(address)
-        self.manifest.write(self._processes.values())
+        kept = self._actors[address.actor_id]
+        self._now_runs(address, None)
         try:
             # An actor that was killed leaves them behind, and the next incarnation's have other names.
             self.directory.run.remove_sockets(address)
@@ -329,43 +336,13 @@ class ProcessKeeper:
         error = self.directory.take_error(address)
         end = self._exits.read(status)
         reason = end.text if error is None else error.message
-        if error is None and status and self.core.watches[address.actor_id].ready_since is None:
-            reason = self._last_lines[address.actor_id].added_to(reason)
+        if error is None and status and kept.watch.ready_since is None and kept.last_lines is not None:
+            reason = kept.last_lines.added_to(reason)
         fatal = status in FATAL_EXITS
         if fatal and not self.core.was_ready:
             self._failure_code = ExitCode(status)
         known_epoch = error.known_epoch if error is not None and error.known_epoch < MAX_EPOCH else 0
         self._feed(Exited(*address, reason, fatal, end.cause, end.foreign, known_epoch))
-
-    def _status(self, watch: Watch) -> ActorStatus:
-        actor_id = watch.spec.actor_id
-        process = self._processes.get(actor_id)
-        now = self._loop.time()
-        member = self._listeners.member(actor_id)
-        lives = process is not None and member is not None and member.epoch == watch.epoch
-        # It is there and healthy, but takes no work.
-        is_released = watch.state == READY and Address(actor_id, watch.epoch) in self._released
-        return ActorStatus(
-            actor_id=actor_id,
-            role=self._launches[actor_id].role,
-            pid=process.pid if process is not None else 0,
-            epoch=watch.epoch,
-            endpoint=member.endpoint if lives and member is not None else _NOWHERE,
-            state=RELEASED if is_released else watch.state,
-            num_restarts=watch.num_restarts,
-            uptime_s=now - self._since[actor_id] if process is not None else 0.0,
-            reason=watch.reason,
-            notes=[*([watch.progress] if watch.progress else []), *(_notes(member) if lives and member else [])],
-            num_starts=watch.num_starts,
-            last_reason=watch.reason,
-            last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
-            next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),
-        )
-
-
-def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:
-    """The arguments of `meshctl` that run one actor, without `--config`."""
-    return ["run", launch.role, "--name", mesh, "--actor-id", launch.actor_id, "--epoch", str(epoch)]
 
 
 def _notes(member: Member) -> list[str]:

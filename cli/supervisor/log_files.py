@@ -14,11 +14,15 @@ from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
 
 _CHECK_INTERVAL_S: Final = 10.0
+"""A log grows beyond `max_log_bytes` by what an actor writes in 10 s; a look is a `stat` for each file."""
 _BLOCK_BYTES: Final = 1 << 16
+"""Some hundred lines: most `--lines` (50) are found in one read."""
 _MAX_BYTES: Final = 1 << 20
 """Limit of one answer: while the supervisor reads, its own heartbeats wait."""
 _NUM_LAST_LINES: Final = 3
+"""The error of a traceback and the two lines above it; the log has the rest."""
 _MAX_LAST_CHARS: Final = 400
+"""It goes into a reason that `ps` and each log line about the death repeat."""
 _UNNAMED: Final = (SUPERVISOR, ZYGOTE)
 """Actors whose log files do not name the host."""
 

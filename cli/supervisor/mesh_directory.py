@@ -50,13 +50,12 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     actor_id: str
     role: str
-    epoch: int
     pid: int
     start_time: int
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything on this host that has to be gone when the mesh is. `started_at` is Unix time."""
+    """Everything on this host that has to be gone when the mesh is."""
 
     mesh: str
     pid: int
@@ -65,10 +64,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     control: str
     data: str
     url: str
-    model: str
     pool_directory: str
     pool_prefix: str
-    started_at: float
     supervisor_id: str = SUPERVISOR
     processes: list[ProcessRecord] = []
 
@@ -90,7 +87,6 @@ class StartError(msgspec.Struct, frozen=True):
     `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0.
     """
 
-    code: str
     message: str
     known_epoch: int = 0
 
@@ -237,17 +233,19 @@ class MeshDirectory:
         # One epoch a second is more than restarts use: 10 a minute, not counting kills by hand.
         return max(self.epochs().get(actor_id, 0), int(time.time()))
 
-    def issue(self, actor_id: str, epoch: int, tell: Callable[[str], object] = lambda _: None) -> bool:
-        """Record an epoch before it is used. False if there was only room to write over the last record.
+    def issue(self, actor_id: str, epoch: int, tell: Callable[[str], object] = lambda _: None) -> None:
+        """Record an epoch before it is used. Raises OSError if it cannot be recorded at all.
 
-        `tell` is called if the record was damaged: this replaces it, and what it held is lost. Raises OSError if the
-        epoch cannot be recorded at all.
+        `tell` is called if the record was damaged: this replaces it, and what it held is lost; and if there is only
+        room to write over the last record.
         """
         epochs, damage = self._load_epochs()
         if damage:
             tell(f"{self._epochs} is damaged ({damage}): it is written anew, and epochs go on from the clock")
         epochs[actor_id] = max(epoch, epochs.get(actor_id, 0))
-        return replace_file(self._epochs, msgspec.json.encode(epochs))
+        if not replace_file(self._epochs, msgspec.json.encode(epochs)):
+            address = Address(actor_id, epoch)
+            tell(f"no room in {self.path}: the epoch of {address} is written over the last record; make room")
 
     def write_config(self, actor_id: str, config: dict[str, Any]) -> Path:
         """The configuration of one actor as a file for `meshctl run`."""

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -40,7 +39,9 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes.numerics import kernels_note, quantization_note
 
 _PROBE_INTERVAL_S: Final = 0.05
+"""At most 3 % of a start (1.5 s for `echo`); a probe takes the gateway a millisecond, while it starts."""
 _ORPHAN_GRACE_S: Final = 2.0
+"""Orphans see at once that their parent is gone, and end; one that does not holds a stop up no longer than this."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,7 +65,7 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         with directory.written():
             log = directory.log(SUPERVISOR).open("a", buffering=1)
         with log:
-            setup_log(level=LogSettings.of(os.environ).level, stream=log)
+            setup_log(level=LogSettings.from_environment(os.environ).level, stream=log)
             try:
                 return asyncio.run(_MeshProcess(topology, directory, progress).run())
             except BindError as error:
@@ -184,10 +185,8 @@ class _MeshProcess:
             control=where.control,
             data=where.data,
             url=topology.url,
-            model=topology.model_name,
             pool_directory=os.path.abspath(topology.settings.kv.directory),
             pool_prefix=topology.pool_prefix,
-            started_at=time.time(),
         )
 
     def _signalled(self, number: signal.Signals) -> None:

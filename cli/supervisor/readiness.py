@@ -8,6 +8,7 @@ from cli.plan.settings import Settings
 from mesh.membership.view import Membership
 
 _ASK_S: Final = 1.0
+"""The gateway answers from memory; a gateway that is starved is asked again 0.05 s later."""
 
 
 async def unready_reason(host: str, port: int) -> str:

@@ -95,8 +95,9 @@ def run_role(run: RoleRun) -> int:
             drain_timeout_s=run.drain_timeout_s,
         )
     except CliError as error:
-        return _failed(directory, address, error, StartError(error.code, f"{error.what}: {error.why}; {error.do}"))
+        return _failed(directory, address, error, StartError(f"{error.what}: {error.why}; {error.do}"))
     except Exception as error:
+        # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
         if not isinstance(error, _Failure):
             raise
         code = exit_code_of(error)
@@ -107,7 +108,7 @@ def run_role(run: RoleRun) -> int:
                 directory.issue(run.actor_id, known_epoch)
         told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
         told.exit_code = code
-        return _failed(directory, address, told, StartError(error.code, str(error), known_epoch))
+        return _failed(directory, address, told, StartError(str(error), known_epoch))
 
 
 def _failed(directory: MeshDirectory, address: Address, told: CliError, error: StartError) -> ExitCode:

@@ -17,6 +17,7 @@ from cli.supervisor.processes import is_alive, open_process, wait_dead
 from kvstore.pool.page_pool import ShmHost
 
 _REAP_TIMEOUT_S = 10.0
+"""Freeing a device's memory takes the driver seconds; what still lives then hangs in the kernel."""
 
 
 def sweep(directory: MeshDirectory) -> list[str]:

@@ -4,19 +4,19 @@ Hosts start in any order, so if no registry answers nothing is known, and the ho
 `cli/supervisor/mesh_process.py`; a mesh's name is checked again whenever an actor joins.
 """
 
-import asyncio
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from cli.client import client
 from cli.errors import AlreadyRunning, BadConfig, CannotBind, CliError, HostTaken, MeshFull, StartFailed
-from cli.plan.keys import read_own, words_to_add
+from cli.plan.keys import HostKeys, words_to_add
 from cli.plan.names import on_host, supervisor_id
 from cli.plan.settings import Settings
-from cli.supervisor.host_files import registry_endpoint
+from cli.supervisor.host_files import SOME_REGISTRY, registry_endpoint
 from mesh.address import Address, Endpoint
 from mesh.errors import TOO_MANY_PEERS, BindError, CallError, MeshError, PeerLost, Superseded, WrongMesh
 from mesh.membership.spec import spec_faults
@@ -24,18 +24,11 @@ from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.wire.frames import ListMembers, Members, Ping, Pong
 from mesh.wire.message import Message
-from nodes.roles import REGISTRY
 
 _ASK_S: Final = 2.0
-_ANY_EPOCH: Final = 0
 
-
-class Ask(Protocol):
-    """Asks one actor, wherever it is; None if it does not answer in time."""
-
-    async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
-        """The answer of `peer`, which listens at `endpoint`."""
-        ...
+Ask = Callable[[Address, Endpoint, Message], Awaitable[object]]
+"""Asks one actor, wherever it is; None if it does not answer in time."""
 
 
 class Asker(NamedTuple):
@@ -58,20 +51,26 @@ class Asker(NamedTuple):
                     try:
                         return (await ctx.ask(peer.actor_id, question, timeout_s=_ASK_S)).message
                     except PeerLost as error:
-                        if TOO_MANY_PEERS in error.message:
-                            raise MeshFull(
-                                f"host {self.host} cannot join the mesh",
-                                why=f"{peer.actor_id} at {endpoint.control} accepts no more peers: {error.message}",
-                                do="stop what is not needed of what `meshctl ps` lists there, and try again",
-                            ) from error
                         # The first dial is to an epoch that nobody has; the refusal names the one to dial.
+                        if error.refusal == TOO_MANY_PEERS:
+                            why = f"{peer.actor_id} at {endpoint.control} accepts no more peers: {error.message}"
+                            do = "stop what is not needed of what `meshctl ps` lists there, and try again"
+                            raise MeshFull(f"host {self.host} cannot join the mesh", why=why, do=do) from error
         except BindError as error:
-            raise CannotBind(
-                f"host {self.host} cannot listen", why=error.message, do="correct it, then start again"
-            ) from error
+            do = "correct it, then start again"
+            raise CannotBind(f"host {self.host} cannot listen", why=error.message, do=do) from error
         except CallError:
             pass
         return None
+
+
+def unreachable(address: str, port: int) -> str:
+    """Why nothing listens there; empty if something does, such as a registry that disconnects an unknown key."""
+    try:
+        with socket.create_connection((address, port), _ASK_S):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask) -> str:
@@ -80,45 +79,33 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
     `spec` is what this host takes the mesh to be. Returns what people should know about a registry that does not
     answer, else "".
     """
-    host = settings.on
+    host, name = settings.on, settings.name
     if not host or host == settings.registry_host:
         return ""
-    endpoint = registry_endpoint(settings)
-    there = await ask(Address(REGISTRY, _ANY_EPOCH), endpoint, ListMembers())
+    endpoint, why, do = registry_endpoint(settings), "", ""
+    there = await ask(SOME_REGISTRY, endpoint, ListMembers())
     if not isinstance(there, Members):
-        return await _unknown_key(settings) if settings.keys else ""
-    where = f"the registry at {endpoint.control}"
-    if there.mesh and there.mesh != settings.name:
-        raise BadConfig(
-            f"host {host} cannot join the mesh {settings.name!r}",
-            why=f"{where} belongs to the mesh {there.mesh!r}",
-            do=f"correct `name`, `registry_port` or [hosts.{settings.registry_host}] address, or give --name",
-        )
-    release = spec.get("release", there.release)
-    if there.release and there.release != release:
-        raise BadConfig(
-            f"host {host} cannot join the mesh {settings.name!r}",
-            why=f"{where} runs kvmesh {there.release}, but this is {release}",
-            do="install the same release on all hosts",
-        )
-    if faults := spec_faults(spec, there.spec):
-        raise BadConfig(
-            f"host {host} cannot join the mesh {settings.name!r}",
-            why="; ".join(faults),
-            do="start it with the mesh's own topology file, or with `meshctl up --join TOKEN` without those options",
-        )
+        return _unknown_key(settings) if settings.keys else ""
+    where, release = f"the registry at {endpoint.control}", spec.get("release", there.release)
+    if there.mesh and there.mesh != name:
+        why = f"{where} belongs to the mesh {there.mesh!r}"
+        do = f"correct `name`, `registry_port` or [hosts.{settings.registry_host}] address, or give --name"
+    elif there.release and there.release != release:
+        why = f"{where} runs kvmesh {there.release}, but this is {release}"
+        do = "install the same release on all hosts"
+    elif faults := spec_faults(spec, there.spec):
+        why = "; ".join(faults)
+        do = "start it with the mesh's own topology file, or with `meshctl up --join TOKEN` without those options"
+    if why:
+        raise BadConfig(f"host {host} cannot join the mesh {name!r}", why=why, do=do)
     known = next((member for member in there.members if member.actor_id == supervisor_id(host)), None)
-    if known is None:
-        return ""
     # Not by its local endpoints, which are another machine's files. No answer: it died, and this is its return.
-    answer = await ask(known.address, Endpoint(known.endpoint.control, known.endpoint.data), Ping())
-    if isinstance(answer, Pong):
-        raise AlreadyRunning(
-            f"the mesh {settings.name!r} already has a host {host}",
-            why=f"its supervisor, process {known.pid} there, answers at {known.endpoint.control}",
-            do=f"stop it there with `meshctl down --host {host} --name {settings.name}`, or start this "
-            "machine as another host (--host)",
-        )
+    if known is not None and isinstance(
+        await ask(known.address, Endpoint(known.endpoint.control, known.endpoint.data), Ping()), Pong
+    ):
+        why = f"its supervisor, process {known.pid} there, answers at {known.endpoint.control}"
+        do = f"stop it there with `meshctl down --host {host} --name {name}`, or start this machine as another host "
+        raise AlreadyRunning(f"the mesh {name!r} already has a host {host}", why=why, do=f"{do}(--host)")
     return ""
 
 
@@ -135,18 +122,12 @@ def not_taken_in(refusal: MeshError, mesh: str, host: str) -> CliError:
     return kind(what, why=refusal.message, do=do)
 
 
-async def _unknown_key(settings: Settings) -> str:
+def _unknown_key(settings: Settings) -> str:
     """A peer whose key is not on the list is disconnected without a message; a registry that hangs looks the same."""
-    own = read_own(Path(settings.keys))
-    address, port = settings.hosts[settings.registry_host].address, settings.registry_port
-    try:
-        async with asyncio.timeout(_ASK_S):
-            _, writer = await asyncio.open_connection(address, port)
-            writer.close()
-    except OSError:
+    own = HostKeys(settings, Path(settings.keys)).read_key()
+    registry, port = settings.registry_host, settings.registry_port
+    address = settings.hosts[registry].address
+    if own is None or unreachable(address, port):
         return ""
-    if own is None:
-        return ""
-    add = words_to_add(settings, own.host, own.public_key)
-    do = f"on host {settings.registry_host}: `{add}`"
+    do = f"on host {registry}: `{words_to_add(settings, own.host, own.public_key)}`"
     return f"the registry at {address}:{port} does not answer; if it does not know this host's key, {do}"

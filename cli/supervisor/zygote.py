@@ -32,6 +32,7 @@ from cli.supervisor.processes import Process
 from cli.supervisor.role import RoleRun, main_of_fork
 
 MAX_FRAME_BYTES: Final = 1 << 16
+"""A fork request with a role's whole configuration has some KB, and a Unix socket takes 200 KB in one message."""
 _PROCESS: Final = struct.Struct("<qq")
 
 

@@ -19,6 +19,7 @@ from kvstore.layout import PADDING_PAGE
 from kvstore.protocol import PageStored
 
 _MAX_VIOLATIONS: Final = 256
+"""About 50 KB: each costs a page, so a pool that has seen so many is broken, and `num_violations` counts all."""
 
 
 class BlockPool:

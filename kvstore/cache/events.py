@@ -13,6 +13,7 @@ from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 CacheEvent = PageStored | PageRemoved | CacheCleared
 
 DEFAULT_LIMIT: Final = 65_536
+"""About 60 MB with pages of 16 tokens; more than a cache of 50,000 pages states, or stating it anew would overflow."""
 
 
 class EventLog:

@@ -6,6 +6,7 @@ from typing import Final
 
 STORES_ARE_ORDERED: Final = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
 """Whether another process's stores become visible in the order in which it made them."""
+# Never contended: taken only for the barrier that taking it is, see `fence`.
 _FENCE: Final = threading.Lock()
 
 

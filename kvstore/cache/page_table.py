@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     Slots = npt.NDArray[np.void]
 
 HEADER_BYTES: Final = 64
+"""A cache line, and so the token ids begin on one; the fields of the table above fill it."""
 HASH_OFFSET: Final = 32
 FLAG_FIRST: Final = 1
 FLAG_PRIVATE: Final = 2
@@ -61,6 +62,7 @@ _MARK: Final = b"\xa5\xc3"
 _NO_MARK: Final = bytes(2)
 _HALF_MARKS: Final = frozenset({_MARK[:1] + _NO_MARK[1:], _NO_MARK[:1] + _MARK[1:]})
 _MAX_SEQUENCE: Final = 2**47
+"""Half of what 6 bytes hold: a higher one is damage, as a page would need 4 years of 1,000,000 writes a second."""
 _CRC_OFFSET: Final = 8
 _CHECKED_OFFSET: Final = 12
 _GENERATION_OFFSET: Final = 16
@@ -68,10 +70,12 @@ _GENERATION_END: Final = 24
 _READ_ATTEMPTS: Final = 8
 _NUM_STATES: Final = len(PageState)
 _CRC_FACTOR: Final = 0x9E3779B1
+"""2**32 divided by the golden ratio (Knuth's multiplicative hash): spreads page numbers over the CRC's 32 bits."""
 _SCANNED_AT_ONCE: Final = 2048
 """Pages checked in one pass over columns: 512 KiB with pages of 16 tokens, so that the cost of numpy calls vanishes."""
 
 MAX_GENERATION: Final = 2**63 - 1
+"""The largest signed number of 64 bits, as numpy and peers in other languages read it."""
 PLAUSIBLE_GENERATIONS: Final = 2**62
 """No pool lives to see so many allocations: an entry with more is not ours, and generations do not continue from it."""
 
@@ -95,9 +99,7 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Torn(msgspec.Struct, frozen=True, gc=False):
-    """The table's entry for the page cannot be trusted."""
-
-    page: int
+    """The table's entry for a page cannot be trusted."""
 
 
 class TableScan:
@@ -113,7 +115,7 @@ class TableScan:
 
     def entry(self, page: int) -> "PageEntry | Torn":
         """The table's entry for one page."""
-        return Torn(page) if self.is_torn[page] else _entry(self.slots[page].tobytes())
+        return Torn() if self.is_torn[page] else _entry(self.slots[page].tobytes())
 
     def generations(self) -> list[int]:
         """Generation of every page; 0 where it cannot be trusted."""
@@ -171,7 +173,7 @@ class PageTable:
     def read(self, page: int) -> PageEntry | Torn:
         """The newest entry that is whole. Safe while another process writes."""
         slot = self._newest(page)
-        return Torn(page) if slot is None else _entry(slot)
+        return Torn() if slot is None else _entry(slot)
 
     def generation(self, page: int) -> int | None:
         """Generation of `page`, None if torn; what a transfer compares before and after it copies."""

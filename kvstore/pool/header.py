@@ -23,6 +23,7 @@ from kvstore.pool.device import CPU
 MAGIC: Final = b"KVMESHPL"
 ALIGNMENT: Final = 4096
 HEADER_BYTES: Final = 4096
+"""One page of the processor's memory, so that what follows can be mapped by itself; a header takes some 300 bytes."""
 
 _EPOCH_BITS: Final = 44
 

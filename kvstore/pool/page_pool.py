@@ -236,6 +236,7 @@ class ShmHost(MemoryHost):
             pool = _map_file(descriptor, path, info, writable=True, populate=True)
             os.rename(making, path)
         except BaseException:
+            # Also if interrupted: the flock goes with the descriptor, and the half-made file would take up memory.
             os.close(descriptor)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(making)
@@ -255,6 +256,7 @@ class ShmHost(MemoryHost):
             info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, status.st_size)
             pool = _map_file(descriptor, path, info, writable=writable, keep=own)
         except BaseException:
+            # Also if interrupted: an open descriptor would hold the flock, and keep the pool from the next agent.
             os.close(descriptor)
             raise
         if not own:

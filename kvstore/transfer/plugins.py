@@ -33,6 +33,7 @@ def load_transport(name: str, context: TransferContext) -> Transport:
     for point in entry_points(group=GROUP, name=name):
         try:
             transport = point.load()(context)
+        # A stranger's package may raise anything, and its name in the message helps more than a traceback.
         except Exception as error:
             why = f"{point.value} raised {type(error).__name__}: {error}"
             raise TransportUnusable(f"the transport {name} cannot be made: {why}") from error

@@ -198,7 +198,7 @@ class Asking:
         """A peer is gone: calls to it fail at once."""
         for asked in self._pending.lose(peer.address):
             lost = PeerLost(f"{peer.address} is lost: {reason}")
-            lost.reason = reason
+            lost.reason, lost.refusal = reason, peer.refusal
             # Whether the peer can have received the call at all: only then may the call be what brought it down.
             lost.was_heard = peer.was_heard
             asked.failed(lost)

@@ -10,7 +10,9 @@ from typing import Final, TypeVar
 Item = TypeVar("Item")
 
 MAX_ITEMS: Final = 256
+"""At 50 µs for a message, 0.2 µs an item: more in one would save nothing, and would hold up the receiver's loop."""
 MAX_BYTES: Final = 1 << 20
+"""A sixteenth of the largest body. A body is decoded in one go, and the receiver does nothing else meanwhile."""
 
 
 def cut(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -10,8 +10,11 @@ from mesh.errors import NOT_SERVED, CallError, RemoteError
 from mesh.wire.codec import AnyMessage
 
 _PATIENCE_S: Final = 2.0
+"""An echo mesh is ready after 1.5 s (docs/benchmarks.md): with less, each ordinary start would log waiting actors."""
 _MAX_TOLD: Final = 16
+"""Reasons may hold counts or addresses and differ each time: an ask that goes on for days adds 16 lines to the log."""
 ROLE_RETRY_S: Final = 0.2
+"""Less than a heartbeat of 0.5 s, so that it adds little to a recovery; even 1,000 waiting asks are 5,000 a second."""
 
 
 class PersistentAsk:

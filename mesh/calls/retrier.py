@@ -19,6 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 MAX_PENDING: Final = 65536
+"""Some 20 MB at 300 bytes each. A gateway holds 2,048 requests and a scheduler 1,024 orders: only a leak gets here."""
 
 
 class _Pending(NamedTuple, Generic[Item]):

@@ -209,6 +209,7 @@ class Serving:
         try:
             actor.on_ask(call)
         except Exception as error:  # noqa: BLE001
+            # One ask that a handler cannot take must not end the actor: its asker gets an error.
             self.tasks.failed(f"on_ask({kind.__name__})", error, message)
             # The handler may have answered before it raised.
             if not call.done:

@@ -18,7 +18,9 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 _SLACK: Final = 64
+"""So that a table with few calls does not rebuild its heap at each of them; 64 stale entries are 6 KB."""
 _REMEMBERED: Final = 256
+"""Only calls behind bulk on the data channel are overtaken; if one is forgotten, its call is answered for nobody."""
 
 
 class CallTable(Generic[Key, Value]):

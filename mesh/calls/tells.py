@@ -74,6 +74,7 @@ class Tells:
         try:
             self._actor.on_tell(peer.address, message, parts[2:])
         except Exception as error:  # noqa: BLE001
+            # One bad message must not end the actor, nor the link that it came by.
             self._tasks.failed(f"on_tell({type(message).__name__})", error, message)
 
     def _on_system_tell(self, sender: Address, message: object) -> None:

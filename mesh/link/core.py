@@ -68,6 +68,7 @@ _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
 _OTHERS: Final = frozenset(("wrong_sender", *PROOF_CODES))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
 _MAX_WAITING: Final = 1000
+"""More than a turn sends in the 2 s until a hello is due; what a peer that never says it can hold here is bounded."""
 _HELD: Final = Phase.HELD
 # msgspec is slow at encoding enum members.
 _NUMBERS: Final = {verb: int(verb) for verb in Verb}
@@ -351,6 +352,7 @@ class LinkCore:
             told = FrameRefused(error.code, f"the peer answered: {error.message}")
             if error.code in TOLD and self._log_once.is_new(connection.link.peer, told, self._now):
                 self.outputs.append(Refused(connection.link.peer, told))
+            connection.peer.refusal = error.code
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None
         # A duplicate made by the network, or a late frame of a connection that has been replaced.

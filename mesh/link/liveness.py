@@ -21,6 +21,10 @@ from mesh.wire.header import SYSTEM_FLAG, Verb
 _PATIENCE: Final = {Channel.CONTROL: 1.0, Channel.DATA: 3.0}
 
 
+_ALLOWED_MISSES: Final = 3
+"""One beat may be late and one lost before a living peer is taken for lost."""
+
+
 class Liveness:
     """Liveness of all `peers` of one incarnation; keys in `deadlines` are (channel name, actor id)."""
 
@@ -63,7 +67,7 @@ class Liveness:
                 self.suspect(peer.address.actor_id, now)
 
     def beat(self, now: float) -> list[Peer]:
-        """Called every heartbeat; returns the watched peers that sent nothing for `allowed_misses` beats in a row."""
+        """Called every heartbeat; returns the watched peers that sent nothing for three beats in a row."""
         # A process that was stopped or starved finds every peer silent when it wakes: a late beat restarts the count.
         overslept = now - self._last_beat > 2 * self._options.heartbeat_s
         self._last_beat = now
@@ -71,7 +75,7 @@ class Liveness:
         for peer in [peer for peer in self._peers.values() if peer.is_watched]:
             before, peer.heard_by_beat = peer.heard_by_beat, -1 if overslept else sum(map(peer.heard, Channel))
             peer.silent_beats = peer.silent_beats + 1 if before == peer.heard_by_beat >= 0 else 0
-            if peer.silent_beats >= self._options.allowed_misses:
+            if peer.silent_beats >= _ALLOWED_MISSES:
                 self._metrics.count("mesh_heartbeats_lost_total")
                 silent.append(peer)
         return silent

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 UNNUMBERED: Final = 0
 """Sequence number of an error about a connection that its sender has no record of."""
 _SHIFT: Final = 32
+"""Half of a 64-bit number: 4 billion messages on a connection, which at 150,000 a second (measured) last 8 hours."""
 
 
 class Meta(NamedTuple):
@@ -93,13 +94,14 @@ class Peer:
     """One incarnation that this actor has a link with. `route` is where messages to it go; None once it is lost.
 
     `member` is how it introduced itself when the link was made, `is_proved` whether it proved that it belongs to this
-    host's supervisor. `is_watched`: heartbeats are expected from it until it is lost.
+    host's supervisor. `is_watched`: heartbeats are expected from it until it is lost. `refusal` is the code with which
+    it ended the link, if it did.
     `pings` holds the unanswered pings: by channel the message id, and the value of `heard` when it was sent.
     """
 
     __slots__ = (
         "address", "capabilities", "connections", "heard_by_beat", "is_proved", "is_watched", "member", "pings",
-        "route", "silent_beats",
+        "refusal", "route", "silent_beats",
     )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
@@ -110,6 +112,7 @@ class Peer:
         self.route: Connection | None = None
         self.is_proved = False
         self.is_watched = False
+        self.refusal = ""
         self.heard_by_beat = -1
         self.silent_beats = 0
         self.pings: dict[Channel, tuple[int, int]] = {}

@@ -21,8 +21,11 @@ _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.CANCEL, Verb.BYE))
 TOLD: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
 """Reasons for refusing a hello that its sender must be told and should log, as it could not find out otherwise."""
 _MAX_REMEMBERED: Final = 1024
+"""Late frames come within seconds of a link's end, so the newest are enough: 1,024 are about 100 KB."""
 _MAX_ACTORS: Final = 64
+"""Actor ids are whatever a stranger claims: without a limit it could fill the log and this memory."""
 _NEXT_S: Final = 60.0
+"""Once `_MAX_ACTORS` are known, 1,440 lines a day and code: a new cause still shows within a minute."""
 
 Greeting = TypeVar("Greeting", bound=Hello | Welcome)
 Remembered = TypeVar("Remembered", Address, str)

@@ -19,6 +19,7 @@ from mesh.wire.frames import SYSTEM_CODEC, Draining, PeerDown
 from mesh.wire.header import Header, Verb
 
 _BYE_GRACE_S: Final = 1.0
+"""Its last messages and its bye take milliseconds. If the bye is lost, callers wait so long for a peer that is gone."""
 
 
 class Changes:

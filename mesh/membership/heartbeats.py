@@ -21,6 +21,7 @@ from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Renew
 from mesh.wire.header import Header, Verb
 
 _MAX_PROGRESS_CHARS: Final = 200
+"""One line of `ps`. It goes out with every heartbeat, twice a second to two hubs."""
 
 
 class Heartbeats:
@@ -84,6 +85,7 @@ class Heartbeats:
         try:
             return self._actor.progress()[:_MAX_PROGRESS_CHARS]
         except Exception as error:  # noqa: BLE001
+            # Without its heartbeat the actor would be killed for an error in a line of text.
             self._tasks.failed("progress", error)
             return ""
 

@@ -26,8 +26,10 @@ CLIENT: Final = "meshctl"
 """The role of clients that are not members, such as a host before it joins; every host on the list may have it."""
 
 MAX_HOSTS: Final = 4096
+"""As many as peers (`mesh/options.py`): about 1 MB of names and keys, which has to fit one body (16 MiB)."""
 
 _KEY_CHARS: Final = 40
+"""A CURVE key's 32 bytes in Z85, which writes 4 bytes as 5 characters."""
 _Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _HOST: Final = re.compile(HOST_NAME)
 _ROLE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}|\*")

@@ -21,6 +21,7 @@ from mesh.errors import BAD_PROOF, NO_PROOF, FrameRefused
 from mesh.membership.view import SUPERVISOR, Member
 
 _SECRET_BYTES: Final = 32
+"""256 bits, as a key of BLAKE2b: not to be guessed even by who sees many proofs made with it."""
 _PROOF_BYTES: Final = 16
 """128 bits: enough not to be guessed, and short, since a member list carries one proof per member."""
 _PERSON: Final = b"kvmesh member"

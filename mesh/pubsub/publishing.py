@@ -9,6 +9,7 @@ reveals a publisher that has forgotten it. Owned by `ActorSystem`; the numbering
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -25,6 +26,11 @@ from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage
 from mesh.wire.frames import SYSTEM_CODEC, Publication, Subscribe, Subscribed, Unsubscribe
 from mesh.wire.header import Header, Verb
+
+MAX_TOPICS: Final = 256
+"""The mesh's own actors have two; the limit is for peers that name ever new ones."""
+_REPLAY_BYTES: Final = 8 << 20
+"""Kept of one topic for subscribers that missed some: cache events of some ten thousand pages."""
 
 
 class Publishing:
@@ -53,12 +59,12 @@ class Publishing:
     def publish(self, topic: str, message: AnyMessage) -> int:
         """Send to all subscribers and keep for replay; returns the sequence number, from 1.
 
-        Raises ValueError for a new topic beyond `max_topics`.
+        Raises ValueError for a new topic beyond `MAX_TOPICS`.
         """
         log = self._logs.get(topic)
         if log is None:
-            if len(self._logs) >= self._options.max_topics:
-                raise ValueError(f"no room for {topic!r}: {self._options.max_topics} topics are the maximum")
+            if len(self._logs) >= MAX_TOPICS:
+                raise ValueError(f"no room for {topic!r}: {MAX_TOPICS} topics are the maximum")
             log = self._logs[topic] = self._empty_log()
         # Encoded once, for all subscribers and for replay.
         payload = self._codec.encode(message)
@@ -92,8 +98,8 @@ class Publishing:
         # Topics that only subscribers have named do not count against those published here, and vanish with their
         # subscribers: otherwise they could keep this actor from publishing, which ends an actor.
         is_more = log is None and body.topic not in self._subscribers
-        if is_more and len(self._subscribers) >= self._options.max_topics:
-            raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics already have subscribers here")
+        if is_more and len(self._subscribers) >= MAX_TOPICS:
+            raise FrameRefused("too_many_topics", f"{MAX_TOPICS} topics already have subscribers here")
         log = log or self._empty_log()
         replay = log.replay(body.next_sequence if body.publisher_epoch == self._links.address.epoch else 1)
         confirmation = Subscribed(topic=body.topic, next_sequence=replay.first, reset=replay.reset)
@@ -106,7 +112,7 @@ class Publishing:
             self._tasks.call("on_subscriber_reset", self._actor.on_subscriber_reset, peer.address, body.topic)
 
     def _empty_log(self) -> TopicLog[bytes]:
-        return TopicLog(self._options.replay_capacity, self._options.replay_bytes)
+        return TopicLog(self._options.replay_capacity, _REPLAY_BYTES)
 
     def _drop(self, topic: str, address: Address) -> None:
         subscribers = self._subscribers.get(topic, {})

@@ -18,6 +18,7 @@ from mesh.membership.view import Member
 from mesh.runtime.run_directory import NOT_JSON, replace_file
 
 _MAX_BYTES: Final = 4 << 20
+"""1 KB for each of `MAX_HOSTS`; one with name, key and a few roles has 200 bytes. Damage must not take all memory."""
 _Content = TypeVar("_Content", HostKey, AllowList)
 
 

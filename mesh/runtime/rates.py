@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 WINDOW_S: Final = 10.0
+"""20 heartbeats: in less, one burst would look like a rate; in more, `ps` would show load that has ended."""
 
 
 class Rates:

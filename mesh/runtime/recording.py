@@ -23,6 +23,7 @@ import msgspec
 Event = TypeVar("Event")
 
 MAX_EVENTS: Final = 1000
+"""Some hundred steps of a scheduler: what led to a failure is most often among them, and they fit the log (1 MB)."""
 MAX_HELD_BYTES: Final = 4 << 20
 """Estimated size of the events kept in case of a failure: a busy gateway's thousand would take a hundred MB."""
 MAX_WRITTEN_BYTES: Final = 1 << 20
@@ -32,12 +33,16 @@ LOOK_EVERY: Final = 32
 """How many events of a kind share one size estimate. They are mostly alike, and estimating one takes 10 µs, several
 times a step. After a large one, the next one is estimated too."""
 _LARGE_BYTES: Final = 65_536
+"""32 events of this size, for which one estimate counts, are half of `MAX_HELD_BYTES`."""
 _UNKNOWN: Final = (0, 0)
 
 TAG: Final = "_"
 _ITEM_BYTES: Final = 8
+"""A pointer: small numbers are shared, and others are few."""
 _STRUCT_BYTES: Final = 320
+"""A struct of some ten fields with a short text or two; only its order of magnitude matters."""
 _DEPTH: Final = 3
+"""An event, its message, the message's items: large lists and buffers are no deeper."""
 
 Redact = Callable[[str, Any], Any]
 """Maps a field's name and value to the value written in its place; called for each field before it becomes data."""

@@ -31,6 +31,7 @@ class TaskSupervisor:
         try:
             callback(*args)
         except Exception as error:  # noqa: BLE001
+            # By design: here errors of callbacks and timers end, so that one never ends another.
             self.failed(what, error)
             return False
         return True

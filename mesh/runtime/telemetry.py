@@ -29,6 +29,7 @@ current_trace: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("trac
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS: Final = ("json", "console")
 _MAX_SERIES: Final = 4096
+"""Actors have some hundred; labels with names from outside could make any number. A reply with so many has 300 KB."""
 _DROPPED: Final = "mesh_series_dropped_total"
 
 
@@ -138,7 +139,7 @@ class LogSettings(NamedTuple):
     json: bool | None
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "LogSettings":
+    def from_environment(cls, environment: Mapping[str, str]) -> "LogSettings":
         """From KVMESH_LOG_LEVEL and KVMESH_LOG_FORMAT. Raises BadSetting."""
         level = _choice(environment, "KVMESH_LOG_LEVEL", LOG_LEVELS) or "info"
         form = _choice(environment, "KVMESH_LOG_FORMAT", LOG_FORMATS)

@@ -224,6 +224,7 @@ def run(main: Coroutine[Any, Any, T], *, limit_s: float = 86_400.0, inline_execu
         assert isinstance(loop, VirtualTimeLoop)
         try:
             result = runner.run(main)
+        # Whatever ended it, an interrupt too: what failed before is most often the reason.
         except BaseException as error:
             if loop.unhandled:
                 error.add_note(f"before that: {UnhandledErrors(loop.unhandled)}")

@@ -207,11 +207,11 @@ class Supervisor:
     def _spawned(self, watch: Watch, now: float) -> None:
         if watch.state != SPAWNING:
             return
+        watch.born_at = now
         if self.stopping or watch.stays_away:
             # Its spawn was requested earlier; it holds nothing yet that a drain could save.
             self._kill(watch, NOT_WANTED, "stopped while starting")
             return
-        watch.born_at = now
         watch.deadline = now + watch.spec.start_timeout_s
         self._enter(watch, STARTING)
 

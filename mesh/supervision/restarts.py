@@ -21,6 +21,7 @@ from collections import deque
 from mesh.supervision.events import Policy
 
 _WELL_IN_STARTS = 2.0
+"""Up for two thirds of the time or more; with less, an actor that dies soon after each slow start would never pause."""
 
 
 class Restarts:

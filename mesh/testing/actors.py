@@ -23,6 +23,7 @@ from mesh.system import ActorSystem
 
 _REGISTRY = "registry"
 _JOIN_S = 5.0
+"""Virtual time, so it costs nothing: two joins (`join_timeout_s`, 2 s), since the first one's frames may be lost."""
 
 
 class Actors:

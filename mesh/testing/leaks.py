@@ -14,6 +14,7 @@ from pathlib import Path
 
 SHM = Path("/dev/shm")
 _POLL_S = 0.02
+"""In real time: 50 looks at /proc a second cost little, and what ends by itself holds a test up no longer than this."""
 
 
 class LeakError(AssertionError):

@@ -18,6 +18,7 @@ from mesh.runtime.key_files import KeyRing
 
 LOCAL: Final = b"local"
 _MAX_VETTED: Final = 8192
+"""Twice `MAX_PEERS`. Ids are what a sender claims, so there may be any number; beyond this all are checked again."""
 
 
 class Guard:

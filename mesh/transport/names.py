@@ -19,10 +19,13 @@ from typing import Final
 _TCP: Final = "tcp://"
 
 _FIRST_PAUSE_S: Final = 0.25
+"""Name servers answer in milliseconds; a stream that waits for one must not stand still for long."""
 _MAX_PAUSE_S: Final = 2.0
+"""So eight look-ups, all that may run, span 12 s: the first has given up by then (10 s) and makes room for another."""
 # Look-ups of one name at a time; every actor on every host may make as many. Resolvers give up after 10 s or 20 s.
 _MAX_ASKING: Final = 8
 _MAX_KNOWN: Final = 4096
+"""As many as a list may have hosts: 400 KB. A host recreated under new names leaves one behind each time."""
 
 
 def name_in(where: str) -> str:

@@ -66,9 +66,13 @@ _RESERVED_SOCKETS: Final = 2 * _SOCKETS_OF_A_LINK
 _SPARE_DESCRIPTORS: Final = 16
 """Twice what a link takes. The check takes 30 microseconds, a dial a millisecond."""
 _NEVER_MS: Final = 86_400_000
+"""A day: a DEALER's lost connection has long been noticed and its socket closed before ZeroMQ makes it again."""
 _MAX_ACCEPTED: Final = 8192
+"""Twice `MAX_PEERS`: a peer that dials again is accepted before its old connection has been noticed to be gone."""
 _STOP_LINGER_MS: Final = 50
+"""Byes and last answers leave a local socket in less than 1 ms. The loop is blocked meanwhile, at every actor's end."""
 _BACKLOG_RETRY_S: Final = 0.02
+"""50 looks a second, only while something waits; a peer that has made room loses 20 ms at most."""
 # Bounded because a ROUTER receives from all peers in turn, and the others may never stop sending.
 _MAX_REST: Final = 8192
 
@@ -159,7 +163,7 @@ class ZeroMQTransport:
     ) -> None:
         socket = self._socket(zmq.DEALER)
         prepare_dial(socket, where, self._options.keys.own if self._options.keys else None, dialed.server_key)
-        # Stands for never: -1, like IMMEDIATE, would discard what had arrived before a disconnect.
+        # Not -1, which, like IMMEDIATE, would discard what had arrived before a disconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.ROUTING_ID, identity)
         try:

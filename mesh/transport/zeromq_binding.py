@@ -27,6 +27,7 @@ from mesh.transport.zeromq_zap import ZAP_DOMAIN
 from mesh.wire.header import Limits
 
 _HEARTBEAT_MS: Final = 500
+"""As actors' own heartbeats (`heartbeat_s`)."""
 _SILENCE_MS: Final = 1500
 """A host whose packets are lost is missed after three heartbeats, as an actor is; with 1000 and 3000 it took 5.8 s."""
 _PROBE_S: Final = 1

@@ -19,6 +19,7 @@ NOBODY: Final = Address("", 0)
 """Stands for the sender of an anonymous message, which is refused and counted when its envelope is opened."""
 FROM_NOBODY: Final = Link(NOBODY, dialed=False)
 _NONCE_BYTES: Final = 8
+"""64 bits drawn for each connection, against guessing; twice as many characters of at most 255 in a routing id."""
 MAX_ADDRESS_BYTES: Final = 255 - 2 * _NONCE_BYTES - 1
 """Maximum length of an address in a routing id, which ZeroMQ limits to 255 bytes."""
 _MIN_NONCE_CHARS, _MAX_NONCE_CHARS = 2 * _NONCE_BYTES, 64

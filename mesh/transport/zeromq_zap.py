@@ -25,6 +25,7 @@ ZAP_DOMAIN: Final = b"kvmesh"
 _ENDPOINT: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _NUM_FIELDS: Final = 6
+"""Of a ZAP request (RFC 27/ZAP), from version to mechanism; credentials follow."""
 POLL_S: Final = 0.5
 """One heartbeat interval: how long a revoked key may still be accepted here after this host's list has changed."""
 

@@ -21,6 +21,7 @@ AnyMessage = Message | HotMessage
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _HEADERS: Final = msgspec.msgpack.Decoder(Header)
 _SHOWN_BYTES: Final = 200
+"""Enough for msgspec's own texts with a path; the rest is what a stranger has sent."""
 
 
 class Codec:

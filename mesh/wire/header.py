@@ -10,6 +10,7 @@ import msgspec
 
 PROTOCOL_VERSION: Final = 4
 MIN_PROTOCOL_VERSION: Final = 4
+"""A peer of version 3 may send streams of items (verbs 7 to 10), which nobody here reads."""
 
 
 class Verb(enum.IntEnum):

@@ -13,6 +13,7 @@ TURN_TOKEN: Final = "<|im_start|>"
 EOS_TOKEN: Final = "<|im_end|>"
 SPECIAL_TOKEN_IDS: Final[dict[str, int]] = {TURN_TOKEN: 256, EOS_TOKEN: 257, BOS_TOKEN: 258}
 NUM_BASE_TOKENS: Final = 256 + len(SPECIAL_TOKEN_IDS)
+"""The bytes and the special tokens; fillers come after them."""
 
 
 def byte_alphabet() -> list[str]:

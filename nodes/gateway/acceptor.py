@@ -19,9 +19,13 @@ RESERVED_FILES = 64
 """Descriptors kept from clients: for links to actors that come later, dials, and clients being refused."""
 
 MAX_LINGERING = 16
+"""A quarter of `RESERVED_FILES`: clients being refused must not take what links and dials are kept for."""
 LINGER_S = 1.0
+"""The answer reaches most clients within a round trip; 16 at a time, so at least 16 a second read theirs in peace."""
 _MAX_AT_ONCE = 64
+"""After so many of a flood the loop serves the others; with fewer, a burst of new clients pays a turn for each."""
 _PAUSE_S = 0.1
+"""The listener stays readable meanwhile, so without a pause the loop would spin; a client hardly notices 0.1 s."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Refused = Callable[[str], None]
@@ -74,7 +78,6 @@ class Acceptor:
             await asyncio.wait(self._opening)
 
     def _accept(self) -> None:
-        # Bounded: a flood of connections must not keep the loop from serving the others.
         for _ in range(_MAX_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()

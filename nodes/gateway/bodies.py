@@ -13,6 +13,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from nodes.gateway.config import GatewayConfig
 
 SMALL_BYTES = 64 << 10
+"""An ordinary chat. 256 MiB, a quarter of which are kept for these parts, hold them of 1,024 bodies and more."""
 
 
 def client_of(host: str) -> str:

@@ -19,6 +19,7 @@ _LONE_SURROGATE = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 _ESCAPED_PAIR_BYTES = 12
+"""Both halves of a surrogate pair, `\\ud83d\\ude00`."""
 _LEAST_TOKENS = " An answer has at least one token; leave the field out for the default."
 _HINTS: dict[str | None, str] = {"max_tokens": _LEAST_TOKENS, "max_completion_tokens": _LEAST_TOKENS}
 

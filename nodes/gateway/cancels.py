@@ -14,7 +14,9 @@ from nodes.request import AttemptRef
 
 RETRY = "retry_cancels"
 RETRY_S = 0.5
+"""A heartbeat: a scheduler that has died is known to be gone after three, so few asks are made in vain."""
 MAX_PER_MESSAGE = 1024
+"""About 50 KB, far below the limit of a body (16 MiB); two messages cancel all requests that a gateway may hold."""
 
 
 class CancelLedger:

@@ -49,7 +49,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     prepare_timeout_s: float = 5.0
     role_wait_s: float = 15.0
-    submit_timeout_s: float = 5.0
     cancel_timeout_s: float = 2.0
     scrape_timeout_s: float = 1.0
     request_timeout_s: float = 3600.0
@@ -58,7 +57,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: int = 1
 
     quiet_s: float = 1.0
-    gap_pause_s: float = 0.2
     max_attempts: int = 5
     recovery_timeout_s: float = 30.0
     reconnect_grace_s: float = 1.0

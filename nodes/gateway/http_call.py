@@ -21,9 +21,11 @@ _STREAM_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 _MAX_DRAIN_BYTES = 32 << 20
+"""Four times `max_body_bytes` (8 MiB): a client that sends more than that after a refusal does not mean to read it."""
 PIECES = "kvmesh.pieces"
 """The scope extension whose `writer` is a `PieceWriter`."""
 DRAIN_TIMEOUT_S = 5.0
+"""A client on 13 Mbit/s has sent its 8 MiB by then; meanwhile the connection counts against `max_connections`."""
 
 
 class PieceWriter(Protocol):

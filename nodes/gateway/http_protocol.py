@@ -25,10 +25,15 @@ from nodes.gateway.http_call import PIECES
 from nodes.gateway.request_names import names_of
 
 MAX_HEAD_BYTES = 65536
+"""Browsers' cookies and proxies' tokens take up to 16 KB. With 16,384 connections 1 GB at worst."""
 HEAD_TIMEOUT_S = 30.0
+"""A head fits a few packets, each sent again after 1, 2, 4, 8 s when lost. Silent connections are closed as soon."""
 READER_TIMEOUT_S = 60.0
+"""A laptop that sleeps or a phone in a tunnel may come back; its request computes on, for at most a minute in vain."""
 LINGER_S = 5.0
+"""As `DRAIN_TIMEOUT_S`, for a body whose answer was given by the application before the body had come."""
 MAX_PIPELINED = 64
+"""More than clients send without waiting for an answer; each that waits holds a head of up to 64 KiB."""
 CHUNK_LINES_BYTES = 16
 """Allowed between two pieces of a chunked body: the size of the next one, and at most three line ends."""
 _TOO_LONG = f"The request's head is longer than {MAX_HEAD_BYTES} bytes."

@@ -5,7 +5,9 @@ from nodes.gateway.errors import ApiError
 from nodes.gateway.request_names import RequestNames
 
 MAX_LOGGED_FIELDS = 100
+"""Clients choose the names: without a limit they could fill the log and this set. 100 characters of each are logged."""
 QUIET_S = 10.0
+"""A client that is refused tries again at once, thousands of times a second; six lines a minute say the same."""
 
 
 class HttpObserver:

@@ -12,15 +12,20 @@ from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
 from nodes.request import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 
 MAX_STOPS = 16
+"""OpenAI takes 4, vLLM any number. Each costs the detokenizer half a microsecond a token (docs/benchmarks.md)."""
 MAX_STOP_CHARS = 256
+"""A detokenizer holds back as much text of each stream as may be the beginning of a stop string."""
 MAX_STOP_TOKEN_IDS = 64
+"""Each goes with every attempt and is masked in logits below `min_tokens`; models name a handful."""
 MAX_LOGIT_BIAS = 1024
+"""Added to a row's logits at every token, and sent again with each attempt: 1,024 pairs are about 10 KB."""
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of message parts that are text; the text of a `REFUSAL_PART` is in its `refusal` field."""
 REFUSAL_PART = "refusal"
 
 MAX_TOKEN_ID = 2**31 - 1
+"""Ids go as i32 through steps and kernels, where -1 means a token that is not known yet."""
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from uuid import uuid4
 
 MAX_CHARS: Final = 128
+"""Two traceparents (55 each). A name is echoed, and is in each log line about its request, at every actor."""
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.:;/+=@,~|#-]")
 """Characters that could end a header, a log line or a value in it. Those that ids are usually made of are kept."""
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")

@@ -4,7 +4,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import Command, SendResend, Suspect
 from nodes.gateway.peers import Peers
 from nodes.gateway.requests import RequestState
-from nodes.gateway.retrying import MAX_RESEND_PAUSE_S, RESENDS_BEFORE_OTHER_DETOKENIZER
+from nodes.gateway.retrying import GAP_PAUSE_S, MAX_RESEND_PAUSE_S, RESENDS_BEFORE_OTHER_DETOKENIZER
 from nodes.protocol import ResendFrom
 
 
@@ -23,7 +23,7 @@ class Resends:
         # Every delta after a gap shows it again: one request is enough until there was time to answer it.
         if now >= state.gap_until:
             self.ask_again(state, position, now)
-            state.gap_until = now + self._config.gap_pause_s * 2 ** min(state.num_resends, 5)
+            state.gap_until = now + GAP_PAUSE_S * 2 ** min(state.num_resends, 5)
 
     def ask_again(self, state: RequestState, position: int, now: float) -> None:
         """Ask for missing output; through another detokenizer if asking did not help or the present one is away."""

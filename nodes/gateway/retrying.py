@@ -18,9 +18,15 @@ WORD_OF_DEATH_S: Final = 0.25
 """Within this time another host's supervisor reports a lost scheduler as dead. If none does, the host is lost."""
 
 FIRST_ROUTE_PAUSE_S: Final = 0.05
+"""A scheduler is forked again in 20 to 30 ms, so the second try often finds it. Doubled each time."""
 MAX_ROUTE_PAUSE_S: Final = 1.0
+"""2,048 waiting requests ask tokenizers 2,048 times a second at most; a route that exists again is found in 1 s."""
+GAP_PAUSE_S: Final = 0.2
+"""Before missing output is asked for again, doubled each time: what was asked for takes two hops to come."""
 MAX_RESEND_PAUSE_S: Final = 5.0
+"""Half of a finished attempt's lease at its scheduler (`lease_s`, 10 s), so that two asks come in time."""
 MAX_QUIET_S: Final = 4.0
+"""Less than that half, so that the lost end of a slow stream is asked for while its scheduler still has it."""
 QUIET_PACES: Final = 4.0
 """Silence counts only if it is longer than `quiet_s` and than this many of the request's usual gaps."""
 

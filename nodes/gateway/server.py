@@ -18,10 +18,15 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http_protocol import BoundedHttpProtocol, Newcomers
 
 BACKLOG = 2048
+"""As uvicorn's; the kernel may lower it (`net.core.somaxconn`, 4,096). Clients in line wait while the loop is busy."""
 KEEP_ALIVE_S = 75
+"""More than proxies keep idle connections (60 s is common): whoever closes first may lose a request just being sent."""
 CLOCK_S = 1.0
+"""uvicorn renews its `Date` header at each tick, whose unit is a second."""
 STOP_S = 2
+"""Requests were drained before; what is left is cut off. Less than the process has for its end (5 s, `mesh/run.py`)."""
 NEWCOMER_S = 1.0
+"""A request comes with its connection or a round trip later; a client that stays silent must not hold up a drain."""
 CLOSE = (b"connection", b"close")
 
 

@@ -71,9 +71,12 @@ from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
+"""Less than a hung tokenizer takes to be killed (2.5 s: three heartbeats and 1 s), so another is asked before that."""
 
 # Size of an attempt on the wire without its tokens, and without its stop strings, which are few.
 _SUBMIT_BYTES = 1024
+_SUBMIT_TIMEOUT_S = 5.0
+"""A scheduler answers in its next turn: without an answer for so long, most likely it never had the ask."""
 
 DrawSeed = Callable[[], int]
 
@@ -339,8 +342,7 @@ class GatewayService:
         for scheduler, attempts in submits.items():
             for some in cut(attempts, lambda one: _SUBMIT_BYTES + 5 * (len(one.prompt_ids) + len(one.output_ids))):
                 then = partial(self._on_submitted, scheduler, some)
-                message, timeout_s = SubmitAttempts(attempts=some), self.config.submit_timeout_s
-                self.ctx.ask_then(scheduler, message, then, timeout_s=timeout_s)
+                self.ctx.ask_then(scheduler, SubmitAttempts(attempts=some), then, timeout_s=_SUBMIT_TIMEOUT_S)
         fresh, self._fresh = self._fresh, []
         for output in fresh:
             output.flush()

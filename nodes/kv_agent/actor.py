@@ -137,7 +137,7 @@ class KVAgent(Actor, HeldBy):
             taken = await take_when_free(self.ctx, self._host, config.prefix, wanted, config.device_wait_s)
             self._ranks[group] = [pool for pool, _ in taken]
             for pool, found in taken:
-                facts.append(Pool.of(pool.path, pool.info))
+                facts.append(Pool.from_info(pool.path, pool.info))
                 self.ctx.log.info("pool", group=group, found=found, bytes=held_bytes(pool), path=pool.path)
         bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)

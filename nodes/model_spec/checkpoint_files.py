@@ -6,7 +6,7 @@ Applied to a directory's files (`directory.py`) and, before anything is fetched,
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from nodes.model_spec.template_files import TEMPLATE_FILE, TEMPLATE_FOLDER
+from nodes.model_spec.template_files import PROCESSOR_TEMPLATE, TEMPLATE_FILE, TEMPLATE_FOLDER
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG
 from nodes.models.errors import ModelNotFound, ModelUnsupported
 
@@ -23,6 +23,7 @@ SMALL_FILES: Final = (
     SPECIAL_MAP,
     ADDED,
     TEMPLATE_FILE,
+    PROCESSOR_TEMPLATE,
     INDEX_FILE,
 )
 """Everything that is read besides the weights and `TEMPLATE_FOLDER`; some of these files are optional."""

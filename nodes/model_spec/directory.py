@@ -13,7 +13,7 @@ from nodes.model_spec.checkpoint_files import CONFIG_FILE, GENERATION_FILE, TOKE
 from nodes.model_spec.end_tokens import configured_ends
 from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
 from nodes.model_spec.small_files import MOST_TOKENIZER_BYTES, SmallFiles, open_file
-from nodes.model_spec.template_files import TemplateFound, find_template
+from nodes.model_spec.template_files import PROCESSOR_TEMPLATE, TemplateFound, find_template
 from nodes.model_spec.text_model import TextModel, find_text_model
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG, TokenFiles, read_token_files
 from nodes.model_spec.weight_index import (
@@ -28,6 +28,8 @@ from nodes.models.errors import ModelDamaged, ModelNotFound
 from nodes.models.registry import ARCHITECTURES
 from nodes.models.spec import ModelSpec
 
+_EDGE_BYTES: Final = 4096
+"""Looked at, at both ends of tokenizer.json: a file that somebody has edited may begin or end with blank lines."""
 _WITHOUT_VISION: Final = "is served without its vision part, which is left out: it takes text only"
 
 
@@ -62,7 +64,6 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     tokens, template = read_texts(directory)
     vocab_size = shape["vocab_size"]
     ends = configured_ends(generation, config, vocab_size)
-    bos_token_ids = [i for fields in (config, generation) for i in fields.token_ids("bos_token_id", vocab_size)]
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
     said_by |= {f"special_tokens.{one}": file for one, file in tokens.said_by.items()}
     return ModelSpec(
@@ -78,8 +79,8 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         special_tokens=tokens.named,
         added_tokens=tokens.added,
         own_ids_win=tokens.own_ids_win,
+        split_special_tokens=tokens.split_special_tokens,
         said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
-        bos_token_id=next(iter(bos_token_ids), None),
         sampling_defaults=read_sampling_defaults(generation),
         notes=(*generation_notes(name, generation), *([f"{name} {_WITHOUT_VISION}"] if is_wrapped else [])),
         **shape,
@@ -91,7 +92,9 @@ def read_texts(directory: Path) -> tuple[TokenFiles, TemplateFound]:
     files = SmallFiles(directory)
     config = files.find(TOKENIZER_CONFIG)
     try:
-        return read_token_files(config, files.find(SPECIAL_MAP), files.find(ADDED)), find_template(directory, config)
+        return read_token_files(config, files.find(SPECIAL_MAP), files.find(ADDED)), find_template(
+            directory, config, files.find(PROCESSOR_TEMPLATE)
+        )
     except ModelDamaged as error:
         # Who reads them knows the name of a file, not where it is.
         path = "" if str(directory) in error.message else f"{directory}/"
@@ -119,8 +122,8 @@ def _tokenizer_path(directory: Path) -> Path:
                 f"{path} has {size:,} bytes, {MOST_TOKENIZER_BYTES:,} at most are read. Download it again."
             )
         with open_file(path) as stream:
-            head = stream.read(1)
-            stream.seek(max(size - 64, 0))
+            head = stream.read(_EDGE_BYTES).lstrip()[:1]
+            stream.seek(max(size - _EDGE_BYTES, 0))
             tail = stream.read().rstrip()
     except OSError as error:
         raise ModelNotFound(f"{path} cannot be read: {error.strerror}. Download it again.") from error

@@ -31,7 +31,6 @@ def _random(name: str, architecture: str, shape: dict[str, int], **others: objec
         "qkv_bias": architecture == "qwen2",
         "qk_norm": {"qwen3": "head", "qwen3_moe": "head", "gemma3_text": "head", "olmo2": "all"}.get(architecture, ""),
         "eos_token_ids": _EOS_TOKEN_IDS,
-        "bos_token_id": SPECIAL_TOKEN_IDS[BOS_TOKEN],
         "chat_template": CHATML,
         "special_tokens": _SPECIAL_TOKENS,
     }
@@ -146,7 +145,6 @@ _ECHO: Final = ModelSpec(
     dtype="float32",
     fingerprint="echo",
     eos_token_ids=_EOS_TOKEN_IDS,
-    bos_token_id=SPECIAL_TOKEN_IDS[BOS_TOKEN],
     chat_template=LAST_CONTENT,
     special_tokens=_SPECIAL_TOKENS,
 )

@@ -8,6 +8,7 @@ from nodes.request import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, Sampli
 _NOT_COMPUTED: Final = {"no_repeat_ngram_size": 0.0, "typical_p": 1.0}
 """Settings that would change what is drawn but are not supported, each with the value at which it changes nothing."""
 _MAX_TEMPERATURE: Final = 2.0
+"""As requests are bounded (`openai_types.py`, after OpenAI)."""
 
 
 def read_sampling_defaults(generation: ConfigFields) -> SamplingDefaults:

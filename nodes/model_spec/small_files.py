@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
@@ -12,7 +13,9 @@ MOST_TOKENIZER_BYTES: Final = 1 << 26
 MOST_INDEX_BYTES: Final = 1 << 26
 """The largest that is published has 9 MB, for 91,991 tensors."""
 _MOST_BYTES: Final = 1 << 24
+"""`config.json` has kilobytes, `tokenizer_config.json` a hundred bytes for each added token: this is far more."""
 _MOST_TEMPLATE_BYTES: Final = 1 << 20
+"""The longest templates of known models have 20,000 characters (`MAX_TEMPLATE_CHARS` in `checking.py`)."""
 
 
 class SmallFiles:
@@ -35,7 +38,8 @@ class SmallFiles:
 
     def find(self, name: str) -> dict[str, Any]:
         """As `require`, but empty if there is no such file."""
-        return self.require(name) if (self.directory / name).exists() else {}
+        # A link to nowhere is no missing file: what is left of a hub's cache that lost a blob would be served silently.
+        return self.require(name) if os.path.lexists(self.directory / name) else {}
 
 
 def read_template_file(path: Path) -> str:
@@ -65,7 +69,8 @@ def read_bytes(path: Path, most: int) -> bytes:
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path} is missing. Give a complete Hugging Face model directory.") from error
     except OSError as error:
-        raise ModelDamaged(f"{path} cannot be read: {error.strerror}. Download it again.") from error
+        do = "Make it readable" if isinstance(error, PermissionError) else "Download it again"
+        raise ModelDamaged(f"{path} cannot be read: {error.strerror}. {do}.") from error
     if len(content) > most:
         raise ModelDamaged(
             f"{path} has more than {most:,} bytes, so it cannot be what it is called. Download it again."

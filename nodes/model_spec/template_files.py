@@ -1,5 +1,6 @@
 """Which chat template a model's directory has, by the precedence of transformers 5. Used by `directory.py`."""
 
+import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -9,9 +10,11 @@ from nodes.models.errors import ModelDamaged, ModelUnsupported
 from nodes.models.spec import ModelSpec
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+PROCESSOR_TEMPLATE: Final = "chat_template.json"
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
 _DEFAULT: Final = "default"
 _MOST_TEMPLATES: Final = 64
+"""Models have up to three; each is a file of up to 1 MiB that is read."""
 
 
 class TemplateFound(NamedTuple):
@@ -31,23 +34,29 @@ def require_template(spec: ModelSpec) -> None:
         )
 
 
-def find_template(directory: Path, config: dict[str, Any]) -> TemplateFound:
-    """The default template: of its own files if there are any, else of tokenizer_config.json. Raises ModelDamaged."""
+def find_template(directory: Path, config: dict[str, Any], processor: dict[str, Any]) -> TemplateFound:
+    """The default template: of its own files if there are any, else of tokenizer_config.json, else of
+    chat_template.json; the last two as objects. Raises ModelDamaged.
+    """
     files = {path.stem: path for path in sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))[:_MOST_TEMPLATES]}
-    if (directory / TEMPLATE_FILE).exists():
+    if os.path.lexists(directory / TEMPLATE_FILE):
         files.setdefault(_DEFAULT, directory / TEMPLATE_FILE)
     if default := files.get(_DEFAULT):
         return TemplateFound(read_template_file(default), default.relative_to(directory).as_posix())
     if files:
         # What the config says does not count beside files, not even as the default that is missing.
         return TemplateFound(None, TEMPLATE_FOLDER, tuple(files))
-    value: Any = config.get("chat_template")
-    if value is None or isinstance(value, str):
-        return TemplateFound(value, TOKENIZER_CONFIG if value else "")
+    # Models of text and images had a file of their own for it before there was chat_template.jinja.
+    file = TOKENIZER_CONFIG if config.get("chat_template") else PROCESSOR_TEMPLATE
+    value: Any = config.get("chat_template") or processor.get("chat_template")
+    if not value:
+        return TemplateFound(None)
+    if isinstance(value, str):
+        return TemplateFound(value, file)
     templates = _by_name(value)
     if _DEFAULT in templates:
-        return TemplateFound(templates[_DEFAULT], TOKENIZER_CONFIG)
-    return TemplateFound(None, TOKENIZER_CONFIG, tuple(templates))
+        return TemplateFound(templates[_DEFAULT], file)
+    return TemplateFound(None, file, tuple(templates))
 
 
 def _by_name(value: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ from nodes.models.decoder import Decoder
 from nodes.models.errors import ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
 
-_OF_BOTH: Final = ("eos_token_id", "bos_token_id", "tie_word_embeddings", "quantization_config")
+_OF_BOTH: Final = ("eos_token_id", "tie_word_embeddings", "quantization_config")
 """Fields that a wrapper has itself, or its text part; the wrapper's own wins, as in transformers."""
 
 

@@ -26,6 +26,7 @@ _OF_MAP: Final = "__special_tokens_map"
 _DECODER: Final = "added_tokens_decoder"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _MAX_ID: Final = 1 << 31
+"""Ids go as i32 through steps and kernels."""
 
 
 class TokenFiles(NamedTuple):
@@ -39,6 +40,7 @@ class TokenFiles(NamedTuple):
     said_by: dict[str, str]
     added: tuple[AddedText, ...]
     own_ids_win: bool
+    split_special_tokens: bool
 
 
 def read_token_files(config: dict[str, Any], special_map: dict[str, Any], added: dict[str, Any]) -> TokenFiles:
@@ -70,7 +72,10 @@ def read_token_files(config: dict[str, Any], special_map: dict[str, Any], added:
     flags = {one.content: msgspec.structs.replace(one, id=-1) for one in listed}
     names = (flags.get(one.content, one) for one in named.values())
     in_order = (*sorted(listed, key=lambda one: one.id), *names, *extra)
-    return TokenFiles(texts, {name: said_by[name] for name in texts}, in_order, not has_decoder)
+    split = fields.get("split_special_tokens") or False
+    if not isinstance(split, bool):
+        raise _damaged(TOKENIZER_CONFIG, f"split_special_tokens should be true or false, not {_shown(split)}")
+    return TokenFiles(texts, {name: said_by[name] for name in texts}, in_order, not has_decoder, split)
 
 
 def _override(fields: dict[str, Any], special_map: dict[str, Any], said_by: dict[str, str]) -> dict[str, Any]:

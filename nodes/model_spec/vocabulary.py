@@ -35,6 +35,7 @@ def load_tokenizer(spec: ModelSpec) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.add_tokens(_missing_tokens(tokenizer, spec))
+    tokenizer.encode_special_tokens = spec.split_special_tokens
     return tokenizer
 
 

@@ -10,6 +10,7 @@ from nodes.models.errors import ModelDamaged, ModelUnsupported
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 MAX_INTEGER: Final = 1 << 31
+"""Sizes and ids go as i32 through steps and kernels; anything larger is damage."""
 _DEFAULT_CONTEXT: Final = 2048
 _MAX_LAYERS: Final = 10_000
 """Published models have up to about 130."""

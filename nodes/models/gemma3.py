@@ -42,7 +42,6 @@ class Gemma3(Decoder):
             "num_key_value_heads": 4,
             "max_position_embeddings": 131_072,
             "eos_token_id": 1,
-            "bos_token_id": 2,
         },
     )
     default_head_dim = 256

@@ -23,7 +23,6 @@ class Mistral(Decoder):
             "num_key_value_heads": 8,
             "max_position_embeddings": 131_072,
             "eos_token_id": 2,
-            "bos_token_id": 1,
         },
     )
 

@@ -13,6 +13,7 @@ from nodes.models.spec import RopeParameters
 
 _KINDS: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MIN_TURNS: Final = 1e-9
+"""Far from any model's (32 and 1): their logarithms are taken, and that of 0 or infinity is no number."""
 _STRETCHED: Final = {"yarn": "YaRN", "linear": "linear RoPE", "dynamic": "dynamic RoPE"}
 """Kinds whose factor tells how much longer a sequence may be; the factors of others are within the context that
 `max_position_embeddings` says."""
@@ -28,7 +29,7 @@ class LayerKind(NamedTuple):
 
 def read_rope(config: ConfigFields, head_dim: int, kind: LayerKind | None = None) -> RopeParameters:
     """The rotary embedding, of layers of `kind` if layers differ. Raises ModelDamaged or ModelUnsupported."""
-    rope = config.part(_of_all(config) if kind is None else _of_kind(config, kind.name))
+    rope = config.part(_shared_fields(config) if kind is None else _fields_of_kind(config, kind.name))
     if any(isinstance(value, dict) for value in rope.document.values()):
         raise config.unsupported("rope_parameters", "differ between layers")
     for fields in (rope, config):
@@ -69,12 +70,12 @@ def max_context(rope: RopeParameters, context_length: int) -> tuple[int, str]:
     return most, f"{_STRETCHED[rope.rope_type]}: {original} × {rope.factor:g}"
 
 
-def _of_all(config: ConfigFields) -> dict[str, Any]:
+def _shared_fields(config: ConfigFields) -> dict[str, Any]:
     rope: Any = config.value("rope_scaling") or config.value("rope_parameters") or {}
     return _object(config, rope)
 
 
-def _of_kind(config: ConfigFields, kind: str) -> dict[str, Any]:
+def _fields_of_kind(config: ConfigFields, kind: str) -> dict[str, Any]:
     """Entries of each kind of layer; what the older name says is about the layers with full attention."""
     both = _object(config, config.value("rope_parameters") or {})
     # That of plain rotation is there already when the older name is read: a `type` in that one is then not looked at.

@@ -82,7 +82,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `generation_config.json` and `config.json`; the first one ends a chat turn. `tokenizer_path` is empty if the
     tokenizer is built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates
     may name (`bos_token`, `eos_token`, ...); they and `added_tokens` are added to the tokenizer when it is loaded, but
-    with `own_ids_win` none whose id it gives to a token of its own. If a model has several chat templates and none is
+    with `own_ids_win` none whose id it gives to a token of its own. With `split_special_tokens` texts of special tokens
+    in a prompt are encoded like any text. If a model has several chat templates and none is
     the default, `named_templates` has their names. `said_by` says in which file something stands: `chat_template`,
     `special_tokens.NAME`, `eos_token_ids.ID`. `fingerprint` is equal only for equal weights and configuration.
 
@@ -125,7 +126,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: int = 0
     norm_topk_prob: bool = False
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
     path: str = ""
     tokenizer_path: str = ""
     chat_template: str | None = None
@@ -133,6 +133,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str] = {}
     added_tokens: tuple[AddedText, ...] = ()
     own_ids_win: bool = False
+    split_special_tokens: bool = False
     said_by: dict[str, str] = {}
     weight_files: tuple[str, ...] = ()
     seed: int = 0
@@ -217,9 +218,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """A 16-byte digest of what the weights' shapes and the computation depend on, without names and file paths."""
         shape = msgspec.structs.replace(
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, named_templates=(),
-            special_tokens={}, added_tokens=(), own_ids_win=False, said_by={}, weight_files=(), eos_token_ids=(),
-            bos_token_id=None, echo=EchoTimings(), dtype="", sampling_defaults=SamplingDefaults(), notes=(),
-            max_context_reason="",
+            special_tokens={}, added_tokens=(), own_ids_win=False, split_special_tokens=False, said_by={},
+            weight_files=(), eos_token_ids=(), echo=EchoTimings(), dtype="",
+            sampling_defaults=SamplingDefaults(), notes=(), max_context_reason="",
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()
 

@@ -13,6 +13,7 @@ from kvstore.transfer.plan import held_heads
 from nodes.models.errors import TensorParallelUnfit
 
 MAX_TP_SIZE: Final = 64
+"""Ranks beyond the KV heads (8 in most models) only repeat them; 64 ranks have 2,016 sockets between each other."""
 
 
 class Shape(Protocol):

@@ -28,20 +28,24 @@ from mesh.wire.frames import (
 )
 from nodes.registry.config import RegistryConfig
 from nodes.registry.core import RegistryCore, Stale
-from nodes.registry.later import LaterEpoch
+from nodes.registry.later_epoch import LaterEpoch
+from nodes.registry.pending_changes import PendingChanges
 from nodes.registry.roll import Roll
-from nodes.registry.untold import Untold
 
 if TYPE_CHECKING:
     import asyncio
 
 ROLE: Final = "registry"
 _CHECK_S: Final = 0.5
+"""A tenth of a lease: one ends at most so much late. A pause of twice this is the registry's own, and is forgiven."""
 _MAX_DOUBTED: Final = 1024
+"""100 KB; the actors of a mesh are hundreds. Refusals are counted beyond it."""
 _GATHER_S: Final = 0.02
 """Pause between two rounds of telling changes. A death is told at once, unless a round has just ended."""
 _REST_FOR_READER_S: Final = 40e-6
+"""Four times what a round takes for each reader, about 10 µs; see `_MAX_GATHER_S`."""
 _REST_FOR_ENTRY_S: Final = 1e-6
+"""The same for each entry that a reader is told."""
 _MAX_GATHER_S: Final = 0.25
 """Longest pause. After a large round the pause is about four times as long as the round: the registry has to answer
 heartbeats, too."""
@@ -78,9 +82,9 @@ class RegistryActor(Actor):
         self._doubted: set[str] = set()
         self._lease_s = lease_s
         self._core: RegistryCore | None = None
-        self._later = LaterEpoch(0.0, lease_s)
+        self._later_epoch = LaterEpoch(0.0, lease_s)
         self._checked_at = 0.0
-        self._untold = Untold(1)
+        self._pending = PendingChanges(1)
         self._telling: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
         self._rest_s = _GATHER_S
@@ -103,7 +107,7 @@ class RegistryActor(Actor):
         self._core = RegistryCore(
             ctx.address.epoch, self._lease_s, ctx.now(), ctx.credentials.check, ctx.credentials.may_vouch
         )
-        self._later = LaterEpoch(ctx.now(), self._lease_s)
+        self._later_epoch = LaterEpoch(ctx.now(), self._lease_s)
         me = msgspec.structs.replace(ctx.describe(), state=READY)
         self._core.admit(me)
         self._roll = Roll(me)
@@ -116,7 +120,7 @@ class RegistryActor(Actor):
         self._has_stopped = True
         if self._telling is not None:
             self._telling.cancel()
-            self._tell_untold()
+            self._tell_pending()
 
     def on_ask(self, call: Call) -> None:
         """Join, leave, list."""
@@ -149,14 +153,16 @@ class RegistryActor(Actor):
     def heartbeat_to(self, peer: Address) -> Heartbeat:
         """What a member needs to detect that it has missed a change."""
         core = self.core
-        version = self._ahead.get(peer, self._untold.version)
+        version = self._ahead.get(peer, self._pending.version)
         return Heartbeat(state=READY, registry_epoch=core.epoch, version=version, known=core.knows(peer))
 
     def is_outlived(self, by: Address, epoch: int) -> bool:
         """One host alone does not end a registry that others have joined."""
         joined = [member.actor_id for member in self.core.audience()]
         may_vouch = self.ctx.credentials.may_vouch(by.actor_id)
-        if may_vouch and self._later.is_believed(epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()):
+        if may_vouch and self._later_epoch.is_believed(
+            epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()
+        ):
             return True
         why = f"{by} dials registry epoch {epoch}, which too few other hosts confirm: restart the host of {by}"
         self._refused(by, FrameRefused(WRONG_EPOCH, why))
@@ -177,9 +183,9 @@ class RegistryActor(Actor):
         try:
             self._check_mesh(request, call.sender)
             self._roll.require_room(request.member)
-            # Changes still untold reach the joiner in the next round: a second snapshot for each joiner would double
+            # Changes still pending reach the joiner in the next round: a second snapshot for each joiner would double
             # the bytes of a start.
-            outcome = self.core.join(request, self.ctx.now(), self._untold.version)
+            outcome = self.core.join(request, self.ctx.now(), self._pending.version)
         except Stale as error:
             call.fail(STALE_EPOCH, str(error), known_epoch=error.known_epoch)
             return
@@ -272,18 +278,18 @@ class RegistryActor(Actor):
         if change is None or self._has_stopped:
             return
         self._roll.take(change)
-        self._untold.add(change)
+        self._pending.add(change)
         if self._telling is None:
             wait_s = self._told_at + self._rest_s - self.ctx.now()
             if wait_s <= 0.0:
-                self._tell_untold()
+                self._tell_pending()
             else:
-                self._telling = self.ctx.later(wait_s, self._tell_untold)
+                self._telling = self.ctx.later(wait_s, self._tell_pending)
 
-    def _tell_untold(self) -> None:
+    def _tell_pending(self) -> None:
         """Tell all gathered changes. A member that misses them detects it by the version in the next heartbeat."""
         self._telling, self._told_at = None, self.ctx.now()
-        change = self._untold.take()
+        change = self._pending.take()
         if change is None:
             return
         readers = [

@@ -15,6 +15,7 @@ from mesh.membership.view import Member
 from mesh.wire.frames import MembersChanged
 
 MAX_MEMBER_BYTES: Final = 64 << 10
+"""192 such members fill `MAX_BYTES`, so one actor takes at most half a percent of what all have."""
 MAX_BYTES: Final = 12 << 20
 """Of all members: a joiner gets them in one message, whose body is at most 16 MiB. Each of the mesh's own actors takes
 some hundred bytes."""

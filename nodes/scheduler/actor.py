@@ -35,6 +35,7 @@ from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.redaction import PromptRedactor
 from nodes.request import Stages
 from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, drained_by_wish, is_replaced
+from nodes.scheduler.asks import ASK_RETRY_S
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
@@ -61,6 +62,7 @@ from nodes.scheduler.events import (
     Told,
     Wake,
 )
+from nodes.scheduler.worker_link.pipeline import ADOPT_TIMEOUT_S
 
 
 class SchedulerActor(Actor):
@@ -82,7 +84,7 @@ class SchedulerActor(Actor):
             lambda: self.ctx, lambda: None if self._core is None else self._core.next_deadline(), lambda _: self._wake()
         )
         self._drained = asyncio.Event()
-        self._persistent = PersistentAsk(config.ask_retry_s)
+        self._persistent = PersistentAsk(ASK_RETRY_S)
         self._is_wanted_back = asyncio.Event()
         self._is_released = False
 
@@ -150,7 +152,7 @@ class SchedulerActor(Actor):
         pool.close()
         self._pool = None
         # Scheduler and worker know of different pools; both will hear of the later one.
-        await asyncio.sleep(self._config.ask_retry_s)
+        await asyncio.sleep(ASK_RETRY_S)
         return None
 
     async def _adopt_all(self) -> list[Any]:
@@ -260,9 +262,8 @@ class SchedulerActor(Actor):
         )  # fmt: skip
 
     async def _ask_until_answered(self, actor_id: str, message: Message, what: str) -> Any:
-        timeout_s = self._config.adopt_timeout_s
         return await self._persistent.ask(
-            self.ctx, actor_id, message, timeout_s=timeout_s, what=what, refused=self._on_refusal
+            self.ctx, actor_id, message, timeout_s=ADOPT_TIMEOUT_S, what=what, refused=self._on_refusal
         )
 
     def _on_refusal(self, error: CallError) -> None:
@@ -362,7 +363,7 @@ class SchedulerActor(Actor):
 
     def _on_outcome(self, command: Ask, outcome: Answer | MeshError) -> None:
         if isinstance(outcome, MeshError):
-            self._handle(AskFailed(command.tag, outcome.code, outcome.message, outcome.retryable))
+            self._handle(AskFailed(command.tag, outcome.code))
         elif self._is_elsewhere(outcome.message):
             self.ctx.end(
                 f"{command.actor_id} computes on another pool of {self._config.group} than the one mapped here"

@@ -14,6 +14,10 @@ from nodes.scheduler.events import Ask, Outbox, Tag
 Item = TypeVar("Item")
 
 RETRY = "retry_ask"
+ASK_TIMEOUT_S: Final = 2.0
+"""The peer answers from what it knows: without an answer for so long, most likely it or the ask is lost."""
+ASK_RETRY_S: Final = 0.5
+"""Between a failed ask and the next: short beside the seconds that a peer takes to come back."""
 NOT_NAMED: Final = "not_named"
 """The code that an item fails with if the answer to its ask does not name it."""
 

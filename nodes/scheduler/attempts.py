@@ -17,6 +17,7 @@ from nodes.scheduler.sequence import Sequence
 
 FINISHED = "finished"
 MAX_REMEMBERED = 16384
+"""About 2 MB. Eight times `max_waiting`: a repeat is under way for seconds, and 16,384 requests do not end in these."""
 
 
 class Standing(enum.IntEnum):
@@ -112,8 +113,7 @@ class Attempts:
     def remember(self, request_id: str, attempt: int) -> None:
         """This attempt and older ones must not start (again)."""
         self._over[request_id] = max(attempt, self._over.get(request_id, -1))
-        # 16,384 requests: the least recently ended one is forgotten first, because a repeat of it is the least likely
-        # to be still under way.
+        # The least recently ended one is forgotten first: a repeat of it is the least likely to be still under way.
         self._over.move_to_end(request_id)
         if len(self._over) > MAX_REMEMBERED:
             self._over.popitem(last=False)

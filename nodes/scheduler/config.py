@@ -10,6 +10,7 @@ Phase = Literal["prefill", "decode", "mixed"]
 PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
 
 MAX_PIPELINE_DEPTH: Final = 2
+"""One step runs and one waits for its turn. A third would only come later to what the first one draws."""
 
 
 class ConfigError(ValueError):
@@ -51,24 +52,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_depth: int = MAX_PIPELINE_DEPTH
     local_prefill_max: int = 64
     policy: PolicyName = "fcfs"
-    policy_seed: int = 0
     starvation_s: float = 5.0
-    prompt_tail_tokens: int = 8
     eviction: EvictionName = "lru"
 
     handoff_timeout_s: float = 60.0
     lease_s: float = 10.0
-    order_renew_s: float = 2.0
-    announce_repeat_s: float = 0.5
-    ask_timeout_s: float = 2.0
-    ask_retry_s: float = 0.5
-    adopt_timeout_s: float = 5.0
     step_deadline_s: float = 30.0
     token_deadline_s: float = 0.5
-    step_repeat_s: float = 2.0
     worker_lost_timeout_s: float = 60.0
     drained_wait_s: float = 15.0
-    load_interval_s: float = 0.1
     workers: tuple[str, ...] = ()
 
     @property

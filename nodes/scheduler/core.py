@@ -71,8 +71,10 @@ from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.scheduler.worker_link.worker_drain import WorkerDrain
 
 ADMIT_EVERY_STEPS = 8
+"""The growth estimate sinks by 0.001 a step, which makes room after several steps, not after each."""
 RECOVERY = "recovery"
 MAX_LONE_PREEMPTIONS = 16
+"""Once is enough in theory. 16 prefills in vain take seconds, and then the client learns of it."""
 
 
 class SchedulerCore:
@@ -99,12 +101,11 @@ class SchedulerCore:
         self.asks = PersistentAsks(self.outbox, self.deadlines)
         self.growth = GrowthEstimate(config.page_size)
         self.queue = WaitingQueue(
-            config.policy, self._match_pages,
-            starvation_s=config.starvation_s, page_size=config.page_size, seed=config.policy_seed,
-        )  # fmt: skip
+            config.policy, self._match_pages, starvation_s=config.starvation_s, page_size=config.page_size
+        )
         self.running = Running(config.page_size, self.growth)
         self.attempts = Attempts(config, self.deadlines)
-        self.streams = Streams(self.outbox, config.prompt_tail_tokens)
+        self.streams = Streams(self.outbox)
         self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)
         self.grants = DecodeHandoffQueue(config, pool, address, grant_nonce, self.outbox, self.deadlines, self.asks)
         self.orders = PrefillHandoffQueue(config, pool, self.outbox, self.deadlines)
@@ -342,7 +343,6 @@ class SchedulerCore:
                 self.admission.is_due = True
             self._steps_since_admission += 1
             if self._steps_since_admission >= ADMIT_EVERY_STEPS:
-                # The growth estimate sinks by 0.001 a step, which makes room after several steps, not after each.
                 self.admission.is_due = True
             self._admit(now)
         if not len(self.running):

@@ -43,8 +43,6 @@ class AskFailed(NamedTuple):
 
     tag: Tag
     code: str
-    message: str = ""
-    retryable: bool = True
 
 
 class PeerLost(NamedTuple):

@@ -1,4 +1,4 @@
-"""This scheduler's load reports for routing: on change, by default at most ten times a second, none when idle."""
+"""This scheduler's load reports for routing: on change, at most ten times a second, none when idle."""
 
 from kvstore.cache.prefix_cache import PrefixCache
 from mesh.runtime.deadlines import Deadlines
@@ -9,6 +9,8 @@ from nodes.scheduler.events import Outbox, Publish
 from nodes.scheduler.queue.policy import WaitingQueue
 
 LOAD = "load"
+LOAD_INTERVAL_S = 0.1
+"""Choices between two reports are counted by who makes them, so more reports would change little."""
 
 
 class LoadReports:
@@ -41,5 +43,5 @@ class LoadReports:
         )
         if load != self._last:
             self._last = load
-            self._not_before = now + self._config.load_interval_s
+            self._not_before = now + LOAD_INTERVAL_S
             self._outbox.add(Publish(LOAD_TOPIC, load))

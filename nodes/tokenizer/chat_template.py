@@ -23,10 +23,12 @@ from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 from nodes.tokenizer.template_probe import probe_template
 
 _SHOWN_CHARS: Final = 500
+"""An error of jinja has a line or two; one that quotes a chat must not fill an answer with it."""
 _FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _ROLE_MARK: Final = " DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
 _COMMON_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 _PROBE_CHARS: Final = 1 << 20
+"""A hundred times what short chats render to, with a template's longest preamble; more is a loop."""
 _MAX_SHOWN_ROLES: Final = 64
 """Clients choose the names of roles, and many templates show any role: at most this many are remembered."""
 
@@ -84,6 +86,7 @@ class ChatTemplate:
         }
         text = self._generate(variables, max(self._max_chars, request.max_chars))
         self._check_roles(variables, spoken)
+        self._check_places(variables, text)
         return _cut_at_mark(text) if request.continue_final_message else text
 
     def _probe(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
@@ -122,16 +125,44 @@ class ChatTemplate:
             elif self._shows(variables, role, "user"):
                 raise _unknown_role(role)
 
+    def _check_places(self, variables: dict[str, Any], text: str) -> None:
+        """Raise TemplateError for words of people that the template shows elsewhere, but not where they stand.
+
+        Many show a system message in the first place only. Of assistants' and tools' messages parts are left out by
+        design.
+        """
+        at = 0
+        for i, one in enumerate(variables["messages"]):
+            words = text_of(one.get("content")).strip() if one["role"] in ("system", "developer", "user") else ""
+            # Searched from the last one's on, since chats are shown in order: the text is gone through once.
+            found = text.find(words, at)
+            found = text.find(words) if found < 0 else found
+            if found >= 0:
+                at = found
+            elif not self._shows_messages(variables, [i], "") and self._shows_messages(variables, [i], "user"):
+                raise TemplateError(
+                    f"the model's chat template leaves out messages[{i}], of the role {one['role']!r}: it shows such"
+                    " messages in other places only",
+                    "messages",
+                )
+
     def _shows(self, variables: dict[str, Any], role: str, as_role: str) -> bool:
         """Whether contents of messages of `role` show in the rendered text if their role is changed to `as_role`."""
-        marked = [
-            {**one, "role": as_role, "content": with_mark(one["content"], _ROLE_MARK)}
-            if one["role"] == role and one.get("content")
-            else one
-            for one in variables["messages"]
-        ]
+        chosen = [i for i, one in enumerate(variables["messages"]) if one["role"] == role and one.get("content")]
+        return self._shows_messages(variables, chosen, as_role)
+
+    def _shows_messages(self, variables: dict[str, Any], chosen: list[int], as_role: str) -> bool:
+        """The same of the messages with these numbers."""
+        messages = list(variables["messages"])
+        # Words of the chat itself must not be taken for the mark.
+        mark = _ROLE_MARK
+        while any(mark.strip() in text_of(one.get("content")) for one in messages):
+            mark += "_"
+        for i in chosen:
+            content = with_mark(messages[i]["content"], mark)
+            messages[i] = {**messages[i], "role": as_role or messages[i]["role"], "content": content}
         try:
-            return _ROLE_MARK.strip() in self._generate({**variables, "messages": marked}, self._max_chars)
+            return mark.strip() in self._generate({**variables, "messages": messages}, self._max_chars)
         except (TemplateError, ContextLengthExceeded):
             # The template at least looks at them.
             return True
@@ -148,6 +179,10 @@ class _Dict:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As the type's own."""
+        return dict.fromkeys(*args)
 
 
 class _Namespace(jinja2.utils.Namespace):

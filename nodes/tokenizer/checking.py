@@ -18,17 +18,29 @@ import msgspec
 
 from nodes.models.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
 from nodes.models.spec import ModelSpec, VocabularyFacts
-from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, child_command, child_environment, frame
+from nodes.tokenizer.child_protocol import (
+    CHILD_DIRECTORY,
+    HEAD_BYTES,
+    Rendered,
+    Setup,
+    child_command,
+    child_environment,
+    frame,
+)
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.dialect import ContentForm, TemplateDialect
 from nodes.tokenizer.errors import Overloaded, TemplateError
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 """The longest templates of known models have 20,000."""
-_TEMPLATE_S: Final = 4.0
+_TEMPLATE_S: Final = 3.0
+"""Real templates take 3 to 60 ms. With the start of a process it is below the 5 s in which people are told."""
+_SHOWN_CHARS: Final = 300
+"""A line of a traceback; what is longer is data that somebody has put into an error."""
 _VOCABULARY_S: Final = 20.0
 """Gemma 3's, of 262,144 tokens and 33 MB, takes 2 s on one slow core."""
 _VOCABULARY_BYTES: Final = 4 << 30
+"""A hundred times the largest published file (34 MB), with threads' stacks: a file made to take all memory fails."""
 _MARGIN_S: Final = 2.0
 """For starting the child, which ends itself when the time for its work is over."""
 _MODEL_ERRORS: Final = {error.code: error for error in (ModelDamaged, ModelNotFound, ModelUnsupported)}
@@ -91,13 +103,14 @@ def _stamp(path: str) -> tuple[int, int]:
 @lru_cache(maxsize=8)
 def _ask_child(question: bytes, tokenizer: str, _stamp: tuple[int, int]) -> tuple[VocabularyFacts, TemplateDialect]:
     setup = msgspec.structs.replace(msgspec.msgpack.decode(question, type=Setup), parent_pid=os.getpid())
+    child: subprocess.CompletedProcess[bytes] | None = None
     try:
         child = subprocess.run(
             child_command(),
             input=frame(setup),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a panic's backtrace, which its error says better
+            capture_output=True,
             env=child_environment(),
+            cwd=CHILD_DIRECTORY,
             timeout=_VOCABULARY_S + _TEMPLATE_S + _MARGIN_S,
         )
         output, is_late = child.stdout, child.returncode == -signal.SIGALRM
@@ -106,6 +119,11 @@ def _ask_child(question: bytes, tokenizer: str, _stamp: tuple[int, int]) -> tupl
     except OSError as error:
         raise Overloaded(f"no process can be started to check tokenizer and chat template: {error}") from error
     answers = [*_answers(output)]
+    if not answers and child is not None and child.returncode == 1 and b"MemoryError" not in child.stderr:
+        # An exception of Python's before the first answer: it is not the model that is at fault.
+        lines = child.stderr.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "it says nothing")
+        raise Overloaded(f"the process that checks tokenizer and chat template cannot start: {last[:_SHOWN_CHARS]}")
     if not answers:
         how = f"takes longer than {_VOCABULARY_S:g} s to load" if is_late else "crashes the process that loads it, or"
         how += "" if is_late else f" takes more than {_VOCABULARY_BYTES >> 30} GiB of memory"

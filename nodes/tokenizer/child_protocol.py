@@ -15,6 +15,9 @@ from nodes.models.spec import ModelSpec, VocabularyFacts
 from nodes.tokenizer.dialect import TemplateDialect
 
 HEAD_BYTES: Final = 4
+"""The length of a frame as 32 bits: texts of up to 4 GB, far more than the child may allocate (1 GiB)."""
+CHILD_DIRECTORY: Final = "/"
+"""Where the child runs: the directory of its parent may be gone, and Python does not start in such a one."""
 
 
 class Setup(Part, frozen=True):
@@ -63,4 +66,4 @@ def child_command() -> list[str]:
 
 def child_environment() -> dict[str, str]:
     """Its environment: the child finds the same modules wherever this process found them."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}

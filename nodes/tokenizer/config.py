@@ -12,17 +12,12 @@ class RenderingLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 1024
 
 
-class RoutingWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """What routing minimises, in prompt tokens that have to be computed before the request's first token.
+class RoutingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice is counted against its scheduler for `recent_s`, because the load that shows it is published later.
 
-    A running or waiting request counts as `request_tokens` for the share of each step that it takes; a page that is not
-    free counts as `shortage_weight` times its tokens, since another request will be preempted for it. A choice is
-    counted against its scheduler for `recent_s`, because the load that shows it is published later. `max_pages` bounds
-    the index of one scheduler's cache: the oldest pages are forgotten first.
+    `max_pages` bounds the index of one scheduler's cache: the oldest pages are forgotten first.
     """
 
-    request_tokens: int = 32
-    shortage_weight: float = 2.0
     recent_s: float = 0.5
     max_pages: int = 262_144
 
@@ -45,4 +40,4 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     use_processes: bool = True
     chat_template: str = ""
     rendering: RenderingLimits = RenderingLimits()
-    routing: RoutingWeights = RoutingWeights()
+    routing: RoutingLimits = RoutingLimits()

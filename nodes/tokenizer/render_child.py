@@ -26,7 +26,9 @@ from nodes.tokenizer.dialect import TemplateDialect
 from nodes.tokenizer.errors import PrepareError
 
 _PR_SET_PDEATHSIG: Final = 1
+"""linux/prctl.h."""
 _SHOWN_CHARS: Final = 500
+"""Longer ones quote the file that was read."""
 _Part = TypeVar("_Part", bound=Part)
 
 

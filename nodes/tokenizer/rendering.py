@@ -13,12 +13,22 @@ import msgspec
 from typing_extensions import override
 
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
-from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, child_command, child_environment, frame
+from nodes.tokenizer.child_protocol import (
+    CHILD_DIRECTORY,
+    HEAD_BYTES,
+    Rendered,
+    Setup,
+    child_command,
+    child_environment,
+    frame,
+)
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ERRORS_BY_CODE, Overloaded, PrepareError, TemplateError
 
 _BYTES_PER_CHAR: Final = 4
+"""UTF-8 takes at most four."""
 _REPLY_MARGIN_BYTES: Final = 1 << 16
+"""For what surrounds the text, and error messages; with less, a reply at the limit would kill its child."""
 
 
 class Renderer(Protocol):
@@ -71,6 +81,7 @@ class ChildRenderer(Renderer):
         )
         self._max_chars = max_chars
         self._child: asyncio.subprocess.Process | None = None
+        # One child, whose answers come in order: held for one rendering, which ends or is killed within `deadline_s`.
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._problem = ""
@@ -125,6 +136,7 @@ class ChildRenderer(Renderer):
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=child_environment(),
+                cwd=CHILD_DIRECTORY,
             )
         except OSError as error:
             raise Overloaded(f"cannot start a process to render chat templates: {error}") from error

@@ -22,11 +22,15 @@ from mesh.membership.view import READY, RELEASED, Member
 from nodes.protocol import Load, Route
 from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
 from nodes.tokenizer.cache_index import CacheIndex
-from nodes.tokenizer.config import RoutingWeights
+from nodes.tokenizer.config import RoutingLimits
 from nodes.tokenizer.errors import MemoryReleased, NoCapacity
 
 PREFILL = "prefill"
 MIXED = "mixed"
+REQUEST_TOKENS = 32
+"""What a running or waiting request counts as, in prompt tokens, for the share of each step that it takes."""
+SHORTAGE_WEIGHT = 2.0
+"""A page that is not free counts as so many times its tokens, since another request will be preempted for it."""
 LOST_S = 5.0
 """How long a scheduler is the last choice after its link was lost, if nothing is heard of it: until its lease ends."""
 
@@ -118,8 +122,8 @@ class _Scheduler:
 class RoutingCore:
     """All schedulers and detokenizers as one tokenizer knows them."""
 
-    def __init__(self, weights: RoutingWeights) -> None:
-        self._weights = weights
+    def __init__(self, limits: RoutingLimits) -> None:
+        self._limits = limits
         self._schedulers: dict[str, _Scheduler] = {}
         self._detokenizers: list[str] = []
 
@@ -210,8 +214,8 @@ class RoutingCore:
 
     def _cost(self, scheduler: _Scheduler, num_tokens: int, overlap: int, now: float) -> float:
         """Prompt tokens to compute before the first token of a prompt of `num_tokens`, `overlap` of them cached."""
-        weights, load = self._weights, scheduler.load
-        scheduler.forget_until(now - weights.recent_s)
+        load = scheduler.load
+        scheduler.forget_until(now - self._limits.recent_s)
         num_requests = len(scheduler.recent)
         # Includes own choices that its load does not show yet: else a burst between two reports goes to one scheduler.
         cost = float(num_tokens - overlap + scheduler.num_recent_tokens)
@@ -219,8 +223,8 @@ class RoutingCore:
             num_requests += load.num_running + load.num_waiting
             page_size = scheduler.attributes.page_size
             shortage = (num_tokens - overlap) // page_size + 1 - load.num_free_pages
-            cost += load.num_waiting_tokens + weights.shortage_weight * page_size * max(shortage, 0)
-        return cost + weights.request_tokens * num_requests
+            cost += load.num_waiting_tokens + SHORTAGE_WEIGHT * page_size * max(shortage, 0)
+        return cost + REQUEST_TOKENS * num_requests
 
     def _choose_detokenizer(self, request_id: str, excluded: Collection[str]) -> str:
         """Highest random weight: a request stays with its detokenizer while others come and go."""
@@ -244,7 +248,7 @@ class RoutingCore:
             commands.append(Unfollow(actor_id))
         for actor_id, member in sorted(schedulers.items()):
             if actor_id not in self._schedulers:
-                self._schedulers[actor_id] = _Scheduler(actor_id, self._weights.max_pages)
+                self._schedulers[actor_id] = _Scheduler(actor_id, self._limits.max_pages)
                 commands.append(Follow(actor_id))
             _update(self._schedulers[actor_id], member)
         return commands

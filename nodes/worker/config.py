@@ -60,7 +60,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int = 1
     workers: tuple[str, ...] = ()
     adopt_grace_s: float = 10.0
-    map_timeout_s: float = 5.0
     map_retry_s: float = 0.2
     prefill_attention: Literal["paged", "merged"] = "paged"
 

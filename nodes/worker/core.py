@@ -29,7 +29,9 @@ from nodes.worker.steps.sequence_table import SequenceTable
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 MAX_QUEUED: Final = 16
+"""Eight times what a scheduler has on its way (`pipeline_depth`, 2): more are repeats and confusion."""
 NUM_KEPT_RESULTS: Final = 16
+"""A scheduler repeats only unanswered steps, of which there are two; results of 256 rows have a few KB."""
 
 
 class StepArrived(NamedTuple):

@@ -34,9 +34,12 @@ Rule = Literal["any", "rows4", "tile16", "varies"]
 TILE_ROWS: Final = 16
 
 _NUM_ROWS: Final = 64
+"""Enough for every kind of call in `_PARTS`; a library that changes kernels at more rows is not found out."""
 _NUM_HEAD_ROWS: Final = 16
+"""Fewer, as the head's product is a model's largest (vocabulary times hidden size), and is computed at every load."""
 _PARTS: Final = ((0, 4), (4, 12), (12, 32), (28, 64), (16, 64), (60, 64))
 _NUM_POSITIONS: Final = 3 * SPLIT + 9
+"""Three whole splits and a part of a fourth: edges within splits, between them, and at the end."""
 
 
 class Numerics(NamedTuple):

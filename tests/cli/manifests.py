@@ -21,13 +21,12 @@ def manifest(directory: MeshDirectory, by: HasPid | None = None, **fields: Any) 
     pid, start = (NO_PID, 1) if by is None else (by.pid, start_time(by.pid))
     sound = {
         "mesh": "m", "pid": pid, "start_time": start, "epoch": 1, "control": "ipc:///c", "data": "ipc:///d",
-        "url": "http://x", "model": "echo", "pool_directory": str(directory.path), "pool_prefix": PREFIX,
-        "started_at": 0.0,
+        "url": "http://x", "pool_directory": str(directory.path), "pool_prefix": PREFIX,
     }  # fmt: skip
     return Manifest(**(sound | fields))
 
 
 def record(process: HasPid, **fields: Any) -> ProcessRecord:
     """Of an actor that this process is."""
-    known = {"actor_id": "a", "role": "r", "epoch": 1, "pid": process.pid, "start_time": start_time(process.pid)}
+    known = {"actor_id": "a", "role": "r", "pid": process.pid, "start_time": start_time(process.pid)}
     return ProcessRecord(**(known | fields))

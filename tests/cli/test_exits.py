@@ -30,7 +30,7 @@ def kernel(tmp_path: Path) -> Kernel:
 
 
 def test_a_kill_that_the_kernel_does_not_count_is_somebody_elses(kernel: Kernel) -> None:
-    assert kernel.exits.read(KILLED) == Exit(KILLED, "signal 9 (SIGKILL)", "SIGKILL", foreign=True)
+    assert kernel.exits.read(KILLED) == Exit("signal 9 (SIGKILL)", "SIGKILL", foreign=True)
 
 
 @pytest.mark.parametrize("name", ["system", "group"])
@@ -39,7 +39,7 @@ def test_a_kill_while_the_count_of_system_or_control_group_grew_is_for_want_of_m
 ) -> None:
     kernel.count(getattr(kernel, name), 4)
     end = kernel.exits.read(KILLED)
-    assert end == Exit(KILLED, "signal 9 (SIGKILL), out of memory", "out_of_memory", foreign=False)
+    assert end == Exit("signal 9 (SIGKILL), out of memory", "out_of_memory", foreign=False)
 
 
 def test_one_shortage_may_end_several_and_is_then_over(kernel: Kernel) -> None:
@@ -54,7 +54,7 @@ def test_one_shortage_may_end_several_and_is_then_over(kernel: Kernel) -> None:
     [(0, "exit_0"), (3, "exit_3"), (-11, "SIGSEGV"), (-6, "SIGABRT"), (-7, "SIGBUS"), (-15, "SIGTERM")],
 )
 def test_every_other_end_is_the_actors_own(kernel: Kernel, status: int, cause: str) -> None:
-    assert kernel.exits.read(status) == Exit(status, describe_exit(status)[0], cause, foreign=False)
+    assert kernel.exits.read(status) == Exit(describe_exit(status)[0], cause, foreign=False)
 
 
 def test_exits_in_words() -> None:

@@ -50,7 +50,7 @@ async def keeper(directory: MeshDirectory) -> AsyncIterator[ProcessKeeper]:
     keeper.core.handle(Begin(), 0.0)
     keeper.core.handle(Spawned("gateway-0", 1), 0.0)
     keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
-    keeper._processes["gateway-0"] = Mock(pid=os.getpid())
+    keeper._actors["gateway-0"].process = Mock(pid=os.getpid())
     yield keeper
     keeper.close()
 
@@ -135,13 +135,14 @@ async def test_a_restart_that_replaces_a_damaged_record_of_epochs_says_so(
 async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(keeper: ProcessKeeper) -> None:
     ctx = keeper._record.ctx
     # A pid that nobody knows any more: the signal cannot be sent, and Terminate fails half-way.
-    process = keeper._processes.pop("gateway-0")
+    kept = keeper._actors["gateway-0"]
+    process, kept.process = kept.process, None
     keeper.restart(["gateway"], stay_away=True)
     ctx.metrics.count.assert_called_once_with("mesh_core_failures_total", core="supervision")
     assert (ctx.end.called, keeper._listeners.stopped.called) == (False, False)
     # Nor is the deadline lost with the event: who does not end is killed when it is over.
     assert keeper._timer._handle is not None
-    keeper._processes["gateway-0"] = process
+    kept.process = process
     keeper.stop("SIGTERM", force=True)
     keeper._children.signal.assert_called_once_with(process.pid, signal.SIGKILL)
 
@@ -152,7 +153,7 @@ async def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_k
 ) -> None:
     """One that no file could hold is somebody's nonsense, and not taken over."""
     forked = keeper._zygote = Mock()
-    directory.write_error(Address("gateway-0", 1), StartError("superseded", "replaced", known))
+    directory.write_error(Address("gateway-0", 1), StartError("replaced", known))
     keeper._exited(Address("gateway-0", 1), 1)
     while not forked.fork.called:
         await asyncio.sleep(0.01)
@@ -166,7 +167,7 @@ async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(keeper: P
     order.attach_mock(keeper._listeners.drained, "drained")
     order.attach_mock(keeper._children.signal, "signal")
     keeper.restart(["gateway"], stay_away=True)
-    pid = keeper._processes["gateway-0"].pid
+    pid = keeper._actors["gateway-0"].process.pid
     assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(pid, signal.SIGTERM)]
     keeper._exited(Address("gateway-0", 1), 0)
     keeper.beat(Address("gateway-0", 1), READY, "")

@@ -118,18 +118,18 @@ def test_pipes_in_place_of_its_files_hold_nobody_up(directory):
         os.mkfifo(directory.path / name)
     found = directory.epochs(), directory.actors(), directory.read_manifest(), directory.take_error(address)
     assert found == ({}, {}, None, None)
-    assert directory.issue("a", 3)
+    directory.issue("a", 3)
     assert directory.epochs() == {"a": 3}
 
 
 def test_errors_are_taken_once(directory):
     address = Address("a", 2)
     assert directory.take_error(address) is None
-    directory.write_error(address, StartError("cannot_bind", "taken"))
+    directory.write_error(address, StartError("taken"))
     assert directory.take_error(Address("a", 1)) is None
     (directory.path / "errors" / "a.1.json").write_bytes(b'["\xff", "x"]')
     assert directory.take_error(Address("a", 1)) is None
-    assert directory.take_error(address) == StartError("cannot_bind", "taken")
+    assert directory.take_error(address) == StartError("taken")
     assert directory.take_error(address) is None
 
 

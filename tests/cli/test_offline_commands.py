@@ -77,6 +77,14 @@ def test_what_the_files_of_a_model_say_is_shown_with_the_file(meshctl, tmp_path)
     assert f"user string, assistant string, system string, tool string ({directory / 'own.jinja'})" in with_own
 
 
+def test_texts_of_a_model_do_not_steer_the_terminal(meshctl, tmp_path):
+    directory = write_model(tmp_path / "m", LLAMA)
+    (directory / "special_tokens_map.json").write_text(json.dumps({"bos_token": "\x1b[2J\n<s>"}))
+    shown = meshctl("models", "show", str(directory))[0]
+    assert "\x1b" not in shown
+    assert r"bos_token, \x1b[2J\n<s>" in shown
+
+
 def test_a_damaged_model_is_listed_with_what_is_wrong(meshctl, monkeypatch):
     resolve = models_command.resolve_model
 

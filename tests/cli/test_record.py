@@ -129,7 +129,7 @@ def test_suspicion_and_the_kill_that_follows_are_logged_and_counted(written: Wri
 
 def test_the_death_of_what_actors_are_forked_from_is_logged_and_counted(written: Written) -> None:
     with structlog.testing.capture_logs() as log:
-        written.record.zygote_death(Exit(-9, "signal 9 (SIGKILL)", "SIGKILL", foreign=True))
+        written.record.zygote_death(Exit("signal 9 (SIGKILL)", "SIGKILL", foreign=True))
     assert [(entry["event"], entry["cause"]) for entry in log] == [("zygote_died", "SIGKILL")]
     assert written.counted("deaths", "zygote", reason="SIGKILL") == 1
     assert b"zygote" in os.read(written.reader, 4096)

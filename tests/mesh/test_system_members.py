@@ -8,6 +8,7 @@ import pytest
 from mesh.address import Address, Endpoint
 from mesh.errors import CallError, PeerLost, RemoteError
 from mesh.membership.view import SUPERVISOR, Member
+from mesh.pubsub.publishing import MAX_TOPICS
 from mesh.transport.base import Channel
 from mesh.wire.frames import Join, Leave, ListMembers, MembersChanged, PeerDown, StatsRequest
 from tests.mesh.mesh_under_test import QUICK, Number, Recorder, Say, until
@@ -314,11 +315,11 @@ async def test_subscriptions_survive_restarts_of_the_publisher(a, b, mesh):
 
 
 async def test_the_number_of_topics_is_bounded(a, b):
-    for number in range(QUICK.max_topics):
+    for number in range(MAX_TOPICS):
         b.actor.ctx.publish(f"t{number}", HI)
     with pytest.raises(ValueError, match="256 topics"):
         b.actor.ctx.publish("one more", HI)
-    for number in range(QUICK.max_topics + 1):
+    for number in range(MAX_TOPICS + 1):
         a.actor.ctx.subscribe("b", f"another-{number}")
     await until(lambda: b.metrics.value("mesh_frames_refused_total", code="too_many_topics"))
     assert a.actor.ctx.tell("b", HI, channel=Channel.CONTROL)

@@ -96,6 +96,28 @@ def test_a_bos_token_of_the_special_tokens_map(tmp_path: Path) -> None:
     assert load_tokenizer(spec).encode("<s>a").ids == [300, 97]
 
 
+def test_special_tokens_that_are_to_be_split_are_text(tmp_path: Path) -> None:
+    directory = write(tmp_path / "m", tokenizer_config__json={"split_special_tokens": True, "eos_token": "<|im_end|>"})
+    ids = load_tokenizer(resolve_model(str(directory))).encode("a<|im_end|>").ids
+    assert ids == PreTrainedTokenizerFast.from_pretrained(directory)("a<|im_end|>")["input_ids"] == list(b"a<|im_end|>")
+
+
+def test_blank_lines_around_a_tokenizer_are_no_damage(tmp_path: Path) -> None:
+    directory = write(tmp_path / "m")
+    text = (directory / "tokenizer.json").read_text()
+    (directory / "tokenizer.json").write_text(f"\n\n{text}{' ' * 100}\n")
+    assert load_tokenizer(resolve_model(str(directory))).encode("a").ids == [97]
+
+
+def test_a_link_to_nowhere_is_no_missing_file(tmp_path: Path) -> None:
+    directory = write(tmp_path / "m")
+    for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        (directory / name).symlink_to(tmp_path / "lost blob")
+        with pytest.raises(ModelError, match=name):
+            resolve_model(str(directory))
+        (directory / name).unlink()
+
+
 def ends_of(directory: Path) -> Any:
     spec = resolve_model(str(directory))
     return with_vocabulary(spec, vocabulary_facts(spec))

@@ -48,7 +48,6 @@ def test_llama_of_transformers_4(tmp_path: Path) -> None:
         original_context_length=256,
     )  # fmt: skip
     assert spec.eos_token_ids == (7, 2)
-    assert spec.bos_token_id == 1
     assert (spec.chat_template, spec.special_tokens) == ("T4", {"bos_token": "<s>", "eos_token": "</s>"})
     assert not spec.qkv_bias
     assert not spec.qk_norm
@@ -92,7 +91,7 @@ def test_defaults_of_old_files(tmp_path: Path) -> None:
     assert not spec.o_bias
     assert not spec.mlp_bias
     assert spec.rope == RopeParameters(rope_type="linear", factor=2.0)
-    assert (spec.chat_template, spec.eos_token_ids, spec.bos_token_id) == (None, (), None)
+    assert (spec.chat_template, spec.eos_token_ids) == (None, ())
     assert spec.dtype == "float32"  # as stored
 
 
@@ -127,20 +126,19 @@ def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> No
 
 
 def test_minus_one_is_no_token_and_none_is_beyond_the_vocabulary(tmp_path: Path) -> None:
-    config = LLAMA | {"bos_token_id": -1, "eos_token_id": [-1, 5]}
+    config = LLAMA | {"eos_token_id": [-1, 5]}
     directory = write_model(tmp_path, config)
     spec = resolve_model(str(directory))
-    assert (spec.bos_token_id, spec.eos_token_ids) == (None, (5,))
+    assert spec.eos_token_ids == (5,)
     path = directory / "generation_config.json"
-    path.write_text(json.dumps({"bos_token_id": -1, "eos_token_id": -1}))
+    path.write_text(json.dumps({"eos_token_id": -1}))
     assert resolve_model(str(directory)) == spec
-    for key in ("bos_token_id", "eos_token_id"):
-        for ids in (300, [4, 301]):
-            path.write_text(json.dumps({key: ids}))
-            with pytest.raises(
-                ModelDamaged, match=rf"generation_config.json: {key} is 30\d, but vocab_size is 300.*Down"
-            ):
-                resolve_model(str(directory))
+    for ids in (300, [4, 301]):
+        path.write_text(json.dumps({"eos_token_id": ids}))
+        with pytest.raises(
+            ModelDamaged, match=r"generation_config.json: eos_token_id is 30\d, but vocab_size is 300.*Down"
+        ):
+            resolve_model(str(directory))
 
 
 def test_a_snapshot_in_a_hub_cache_is_called_by_its_repository(tmp_path: Path) -> None:
@@ -260,8 +258,8 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
         ({"tie_word_embeddings": 1}, ModelDamaged, "tie_word_embeddings"),
         ({"eos_token_id": "x"}, ModelDamaged, "eos_token_id"),
         ({"eos_token_id": [1, -2]}, ModelDamaged, "eos_token_id"),
-        ({"bos_token_id": -2}, ModelDamaged, "bos_token_id is not a token id"),
-        ({"bos_token_id": 300}, ModelDamaged, "config.json: bos_token_id is 300, but vocab_size is 300"),
+        ({"eos_token_id": -2}, ModelDamaged, "eos_token_id is not a token id"),
+        ({"eos_token_id": 300}, ModelDamaged, "config.json: eos_token_id is 300, but vocab_size is 300"),
         ({"eos_token_id": [1, 10**400]}, ModelDamaged, "eos_token_id is 1"),
         ({"vocab_size": 301}, ModelDamaged, "embed_tokens.*shape"),
         ({"num_hidden_layers": 3}, ModelDamaged, "no tensor 'model.layers.2"),

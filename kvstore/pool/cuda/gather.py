@@ -15,11 +15,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+# Two rounds of 256 threads with four loads of 16 bytes each: smaller ones cost a bisection more often, larger ones
+# leave blocks without work at the end.
 PIECE_BYTES: Final = 32 << 10
+# Eight such blocks fill a multiprocessor's 2,048 threads.
 NUM_THREADS: Final = 256
 # Eight blocks for each of the 132 multiprocessors of an H100 or H200; a block takes piece after piece.
 MAX_BLOCKS: Final = 1056
+# A table of 64 KiB, in page-locked memory of which each stream has a few.
 MAX_RANGES: Final = 2048
+# The table of the docstring above, in words of 8 bytes.
 MAX_TABLE_BYTES: Final = 8 * (4 * MAX_RANGES + 1)
 NAME: Final = "kvmesh_gather"
 

@@ -21,6 +21,7 @@ from typing_extensions import override
 from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
 from kvstore.pool.cuda.gather import MAX_TABLE_BYTES, GatherKernel, table_of
 
+# CUDA_IPC_HANDLE_SIZE of driver_types.h.
 HANDLE_BYTES: Final = 64
 
 # cudaMalloc cuts small allocations out of blocks of 2 MiB, and a handle always names the whole block: an allocation of
@@ -183,6 +184,7 @@ class CupyMemory(DeviceMemory):
                 # `memset` only queues the zeros: another process that opens the handle waits for no stream of this one.
                 self.runtime.deviceSynchronize()
             except BaseException:
+                # Also if interrupted: nobody else knows this address, and device memory is not freed with the object.
                 self.runtime.free(pointer)
                 raise
         return pointer

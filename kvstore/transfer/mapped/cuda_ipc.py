@@ -34,6 +34,7 @@ _GATHERED_PER_CALL: Final = 8
 # 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; a transfer slower
 # than that (a device under load, another device) is polled once a millisecond.
 _EAGER_POLLS: Final = 1024
+# A transfer that takes this path lasts tens of milliseconds, of which one millisecond is little.
 _PAUSE_S: Final = 0.001
 
 
@@ -99,6 +100,7 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         try:
             peer.pool.device_pages  # noqa: B018 - opens them
         except BaseException:
+            # Whatever it was: a mapping without its pages must not stay among the peers.
             self.disconnect(peer)
             raise
         return peer

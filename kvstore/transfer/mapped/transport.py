@@ -52,6 +52,7 @@ class MappedTransport(Transport, Generic[AnyCopy]):
             self.require_kind(pool.info.device, pool.path)
             peer = MappedPeer(pool, self)
         except BaseException:
+            # Also if interrupted: the caller has no pool to close.
             pool.close()
             raise
         self._peers.append(peer)

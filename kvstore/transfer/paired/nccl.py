@@ -33,8 +33,10 @@ from kvstore.transfer.paired.link import (
     all_news,
 )
 
+# A pair: rank 0 receives, rank 1 sends.
 _NUM_RANKS: Final = 2
 _NOT_READY: Final = 600
+# What cudaMalloc aligns to, so it cannot be less; its content is never read.
 _SCRATCH_BYTES: Final = 256
 
 

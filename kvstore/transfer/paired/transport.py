@@ -23,7 +23,9 @@ from kvstore.transfer.paired.pair import PAIR_ABORTED, Abort, Command, Finished,
 
 SOURCE_FAILED: Final = "source_failed"
 _MAX_PAIRS: Final = 64
+"""A pair over TCP may take 16 threads and sockets here, 64 pairs 1,024. A mesh has one for each two agents."""
 _PAUSE_S: Final = 0.001
+"""About as long as a page of 2 MiB over the network (0.8 ms at 2.6 GB/s); 1,000 polls a second cost little."""
 # Parts of one order: splitting them up is work for the agent's loop.
 _MAX_PARTS: Final = 1 << 16
 

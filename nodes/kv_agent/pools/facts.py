@@ -19,7 +19,7 @@ class Pool(NamedTuple):
     device: str = CPU
 
     @classmethod
-    def of(cls, path: str, info: PoolInfo) -> "Pool":
+    def from_info(cls, path: str, info: PoolInfo) -> "Pool":
         """A pool by its header."""
         return cls(info.group, path, info.num_pages, info.layout, info.incarnation, info.device)
 

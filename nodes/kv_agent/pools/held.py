@@ -148,7 +148,7 @@ class HeldPools(PoolOwner):
             # A pool that is offered again is registered again: other agents were refused its pages meanwhile.
             self._pulls.add(group, pools)
         for pool in pools:
-            self._actor.feed(GroupHeld(Pool.of(pool.path, pool.info)))
+            self._actor.feed(GroupHeld(Pool.from_info(pool.path, pool.info)))
         if not is_offered:
             self._take_away(group)
         self._announce()

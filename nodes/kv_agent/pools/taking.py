@@ -21,6 +21,7 @@ from mesh.actor import Context
 from nodes.kv_agent.config import PoolConfig
 
 MEMORY_RETRY_S: Final = 0.25
+"""A dying worker takes seconds to unmap a device's pages; four tries a second cost little, and add 0.25 s at most."""
 
 
 class PoolAcquisition(NamedTuple):
@@ -54,6 +55,7 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
         if desired is not None:
             # The previous agent may have died while it marked them.
             mark_pools(host, [one.pool for one in taken], desired.weights, is_unwanted=desired.is_unwanted)
+    # Also if interrupted: pools that stay open keep their flocks, and the next try would find them taken.
     except BaseException:
         for one in taken:
             one.pool.close()

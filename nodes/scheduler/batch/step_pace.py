@@ -29,7 +29,7 @@ class StepPace:
         self._decode_s: dict[int, float] = {}
         self._token_s = 0.0
 
-    def took(self, num_rows: int, num_tokens: int, elapsed_s: float) -> None:
+    def observe(self, num_rows: int, num_tokens: int, elapsed_s: float) -> None:
         """A step has ended after `elapsed_s`; `num_tokens - num_rows` of its tokens count as prompt tokens."""
         if not (math.isfinite(elapsed_s) and elapsed_s > 0 and num_rows > 0):
             return

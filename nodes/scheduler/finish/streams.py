@@ -18,6 +18,9 @@ from nodes.scheduler.events import Measured, Outbox, ReadyPeer
 from nodes.scheduler.sequence import Sequence, Stage
 
 MAX_CLOSES = 1024
+"""32 KB of row ids. A token may be long in going there; a detokenizer that misses some forgets by its own limit."""
+PROMPT_TAIL_TOKENS = 8
+"""Prompt ids that a stream is opened with: more than the bytes of a character that the first output may end."""
 
 
 class _Batch:
@@ -50,9 +53,8 @@ class _Batch:
 class Streams:
     """Tokens on their way to detokenizers."""
 
-    def __init__(self, outbox: Outbox, prompt_tail_tokens: int) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._prompt_tail_tokens = prompt_tail_tokens
         self._batches: dict[str, _Batch] = {}
         # Ended streams that a detokenizer may forget. Not urgent: they go with the next tokens for it.
         self._closes: dict[str, list[int]] = {}
@@ -99,8 +101,6 @@ class Streams:
         if sequence.stage is Stage.ENDED:
             closes = self._closes.setdefault(sequence.detokenizer, [])
             closes.append(sequence.row_id)
-            # Bounded, since it may be long before a token goes there; a detokenizer that misses one forgets the stream
-            # by its own limit.
             del closes[:-MAX_CLOSES]
         else:
             self._batch(sequence.detokenizer).closes.append(sequence.row_id)
@@ -172,7 +172,7 @@ class Streams:
         if sequence.stages is None:
             self._outbox.add(Measured(sequence.measure(self.now)))
         num_prompt = sequence.num_prompt_tokens
-        tail = sequence.token_ids[max(0, num_prompt - self._prompt_tail_tokens) : num_prompt]
+        tail = sequence.token_ids[max(0, num_prompt - PROMPT_TAIL_TOKENS) : num_prompt]
         self._batch(sequence.detokenizer).opens.append(
             StreamOpen(
                 stream=sequence.row_id,

@@ -41,7 +41,7 @@ from nodes.protocol import (
     PrefillOrder,
     PrefillsOrdered,
 )
-from nodes.scheduler.asks import NOT_NAMED, BatchedAsks, PersistentAsks
+from nodes.scheduler.asks import ASK_RETRY_S, ASK_TIMEOUT_S, NOT_NAMED, BatchedAsks, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox, Tag
 from nodes.scheduler.handoff.handoff import Handoff, HandoffDone, HandoffFailed, Outcome, ended
@@ -55,6 +55,9 @@ RENEW = "renew_order"
 EXPIRE = "handoff"
 NEVER = float("inf")
 MAX_CANCELS = 1024
+"""A thousand ids are some tens of kilobytes, far below the limit of a body (16 MiB)."""
+ORDER_RENEW_S = 2.0
+"""Five times in a lease: some may be lost."""
 # Size of a grant or an order on the wire, without its pages or tokens, which take up to 5 bytes each.
 _ITEM_BYTES = 512
 
@@ -86,7 +89,7 @@ class DecodeHandoffQueue:
         self._outbox = outbox
         self._deadlines = deadlines
         self._asks = asks
-        timeout_s = config.ask_timeout_s
+        timeout_s = ASK_TIMEOUT_S
         self._open_asks = BatchedAsks[OpenGrant](
             OPEN,
             outbox,
@@ -151,7 +154,7 @@ class DecodeHandoffQueue:
             grant_id,
             self._config.agent,
             message,
-            retry_s=self._config.ask_retry_s,
+            retry_s=ASK_RETRY_S,
             # A lease and not the whole handoff timeout: if our own agent is silent for 10 s it is gone, and the prompt
             # is better prefilled here.
             give_up_at=now + self._config.lease_s,
@@ -195,13 +198,13 @@ class DecodeHandoffQueue:
             return None
         if code is None:
             handoff.heard_at = now
-            self._deadlines.set((RENEW, grant_id), now + self._config.order_renew_s)
+            self._deadlines.set((RENEW, grant_id), now + ORDER_RENEW_S)
             return None
         # Progress of the copy counts as a sign of life, too, so only a whole lease without either ends the handoff:
         # prefilling again costs a prompt, waiting costs at most 10 s.
         if code not in SILENCE or now - handoff.heard_at >= self._config.lease_s:
             return self._fail(handoff, code, now)
-        self._deadlines.set((RENEW, grant_id), now + self._config.ask_retry_s)
+        self._deadlines.set((RENEW, grant_id), now + ASK_RETRY_S)
         return None
 
     def on_pulled(self, message: PagesPulled, now: float) -> Outcome | None:
@@ -370,8 +373,8 @@ class DecodeHandoffQueue:
                 (CLOSE, grant_id),
                 self._config.agent,
                 CloseGrant(grant_id=grant_id),
-                timeout_s=self._config.ask_timeout_s,
-                retry_s=self._config.ask_retry_s,
+                timeout_s=ASK_TIMEOUT_S,
+                retry_s=ASK_RETRY_S,
                 give_up_at=NEVER,
             )
         if handoff.is_ordered:
@@ -385,14 +388,13 @@ class DecodeHandoffQueue:
             self._cancel(sender.actor_id, grant_id, 0.0)
 
     def _cancel(self, prefill: str, grant_id: str, give_up_at: float) -> None:
-        self._cancels.add(grant_id, prefill, grant_id, retry_s=self._config.ask_retry_s, give_up_at=give_up_at)
+        self._cancels.add(grant_id, prefill, grant_id, retry_s=ASK_RETRY_S, give_up_at=give_up_at)
 
     def _ask_to_open(self, agent: str, grants: list[OpenGrant]) -> None:
         self._open_asks.ask(agent, {one.grant_id: one for one in grants})
 
     def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
-        # A thousand ids are some tens of kilobytes, far below the limit of a frame. One ask for all of a turn: a
-        # scheduler that loses its gateway cancels everything at once.
+        # One ask for all of a turn: a scheduler that loses its gateway cancels everything at once.
         for start in range(0, len(grant_ids), MAX_CANCELS):
             message = CancelPrefill(grant_ids=grant_ids[start : start + MAX_CANCELS])
-            self._outbox.add(Ask(prefill, message, self._config.ask_timeout_s, (CANCEL, prefill)))
+            self._outbox.add(Ask(prefill, message, ASK_TIMEOUT_S, (CANCEL, prefill)))

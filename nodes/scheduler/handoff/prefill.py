@@ -32,7 +32,11 @@ LEASE: Final = "order_lease"
 TIMEOUT: Final = "order_timeout"
 UNKNOWN_GRANT: Final = "unknown_grant"
 MAX_REMEMBERED: Final = 4096
+"""Four times `max_orders`: an order that its cancel has overtaken comes within milliseconds, before so many others."""
+ANNOUNCE_REPEAT_S: Final = 0.5
+"""Longer than most copies take, so that little is told twice; a lost announcement costs its request this long."""
 MAX_REPEAT_FACTOR: Final = 8
+"""A peer that is away is sent one frame every 4 s (8 times `ANNOUNCE_REPEAT_S`) for each of 1,024 orders."""
 # Size of an announcement or a result on the wire, without its pages, which take up to 10 bytes each.
 _ITEM_BYTES: Final = 512
 
@@ -177,7 +181,7 @@ class PrefillHandoffQueue:
         # Only progress, or the end, renews: repeated acknowledgements would keep the lease of a stuck copy alive.
         if order is not None and (message.num_pages > order.num_pulled or message.complete):
             order.num_pulled = order.total if message.complete else message.num_pages
-            order.repeat_s = self._config.announce_repeat_s
+            order.repeat_s = ANNOUNCE_REPEAT_S
             self._renew(order, now)
 
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Sequence | None:
@@ -221,9 +225,7 @@ class PrefillHandoffQueue:
         """Tell again what is not acknowledged. A repeated announcement makes the agent acknowledge it again."""
         order = self._orders[grant_id]
         sequence = order.sequence
-        # Doubled, up to eightfold: a peer that is away for seconds is sent one frame every 4 s (8 times
-        # `announce_repeat_s`) for each of up to 1,024 orders, not one every 0.5 s.
-        order.repeat_s = min(2 * order.repeat_s, MAX_REPEAT_FACTOR * self._config.announce_repeat_s)
+        order.repeat_s = min(2 * order.repeat_s, MAX_REPEAT_FACTOR * ANNOUNCE_REPEAT_S)
         # From the first page on, not from the first unacknowledged one: the acknowledgement may be what was lost, and
         # the decode scheduler's copy of it, too.
         if sequence is not None and order.num_announced and (order.num_pulled < order.num_announced or order.result):
@@ -253,7 +255,7 @@ class PrefillHandoffQueue:
     def _announce(self, order: _Order, end: int, now: float) -> None:
         self._tell_ready(order, order.num_announced, end)
         order.num_announced = end
-        order.repeat_s = self._config.announce_repeat_s
+        order.repeat_s = ANNOUNCE_REPEAT_S
         self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
 
     def _tell_ready(self, order: _Order, first: int, end: int) -> None:
@@ -289,7 +291,7 @@ class PrefillHandoffQueue:
 
     def _conclude(self, order: _Order, result: PrefillDone | PrefillFailed, now: float) -> None:
         order.result = result
-        order.repeat_s = self._config.announce_repeat_s
+        order.repeat_s = ANNOUNCE_REPEAT_S
         self._tell_result(order, result)
         self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
 

@@ -27,7 +27,7 @@ from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Adopt, Adopted, Fence, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import RowColumn
-from nodes.scheduler.asks import PersistentAsks
+from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
 from nodes.scheduler.batch.step import Acknowledged, Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
@@ -50,6 +50,10 @@ ADOPT: Tag = ("adopt", "")
 REPEAT = "repeat_step"
 WORKER_LOST = "worker_lost"
 NEVER = float("inf")
+ADOPT_TIMEOUT_S = 5.0
+"""A worker answers when the step of an earlier scheduler is done; most are by then, and it is asked again."""
+STEP_REPEAT_S = 2.0
+"""Without a result for so long a step is sent again, then after twice as long: rare while steps are merely long."""
 ADOPT_AGAIN_AFTER = 8
 MAX_SILENCES = 2
 """A worker that so many times leaves a step unanswered, however often it is sent, is fenced, not adopted again."""
@@ -80,7 +84,7 @@ class Pipeline:
         self._deadlines = deadlines
         self._asks = asks
         self._sent: list[_Sent] = []
-        self._repeat_s = config.step_repeat_s
+        self._repeat_s = STEP_REPEAT_S
         self._times = StepTimes(config)
         self.pace = StepPace(config.max_step_s, config.page_size)
         self.ranks = AdoptedRanks(config.ranks)
@@ -131,8 +135,8 @@ class Pipeline:
                 _adopt_tag(rank),
                 actor_id,
                 Adopt(scheduler_epoch=self._epoch, next_step=self.last_step + 1 - len(self._sent)),
-                timeout_s=self._config.adopt_timeout_s,
-                retry_s=self._config.ask_retry_s,
+                timeout_s=ADOPT_TIMEOUT_S,
+                retry_s=ASK_RETRY_S,
                 give_up_at=NEVER,
             )
 
@@ -170,7 +174,7 @@ class Pipeline:
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
         self.numerics = adopted.numerics
-        self._repeat_s = self._config.step_repeat_s
+        self._repeat_s = STEP_REPEAT_S
         self.table += 1
         if is_new:
             self._num_silences, self._is_mismatched = 0, False
@@ -231,7 +235,7 @@ class Pipeline:
         plan = StepPlan(scheduler_epoch=self._epoch, step=self.last_step, timeout_s=timeout_s, opens=step.opens)
         self._sent.append(_Sent(plan, step))
         self._emit(self._sent[-1])
-        self._repeat_s = self._config.step_repeat_s
+        self._repeat_s = STEP_REPEAT_S
         self._deadlines.set_default((REPEAT, ""), now + self._repeat_s)
 
     def on_result(self, worker: Address, result: StepResult, now: float) -> Acknowledged | None:
@@ -264,11 +268,11 @@ class Pipeline:
             return self._refuse(MALFORMED)
         del self._sent[0]
         num_rows, num_tokens, num_pages = _size(sent.step)
-        self._times.took(num_rows, num_tokens, num_pages, result.elapsed_s)
-        self.pace.took(num_rows, num_tokens, result.elapsed_s)
+        self._times.observe(num_rows, num_tokens, num_pages, result.elapsed_s)
+        self.pace.observe(num_rows, num_tokens, result.elapsed_s)
         acknowledged = _acknowledge(sent, result)
         self._num_silences, self._is_mismatched = 0, False
-        self._repeat_s = self._config.step_repeat_s
+        self._repeat_s = STEP_REPEAT_S
         if self._sent:
             # What it drew is an input of the step in flight: needed only if that one is sent again, so it is not filled
             # in now.
@@ -317,7 +321,7 @@ class Pipeline:
         if not self._sent or self.adopted is None:
             return
         # 2 s doubled up to 16: 30 s without an answer, by which time a hanging step would have ended its worker.
-        if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
+        if self._repeat_s >= ADOPT_AGAIN_AFTER * STEP_REPEAT_S:
             self._num_silences += 1
             if self._num_silences >= MAX_SILENCES:
                 self._fence(f"step {self._sent[0].plan.step} was sent repeatedly and never answered", now)

@@ -32,7 +32,7 @@ class StepTimes:
         self._token_deadline_s = config.token_deadline_s
         self._slowest_s: dict[int, float] = {}
 
-    def took(self, num_rows: int, num_tokens: int, num_pages: int, elapsed_s: float) -> None:
+    def observe(self, num_rows: int, num_tokens: int, num_pages: int, elapsed_s: float) -> None:
         """A step of this size has ended after `elapsed_s`, by its worker's account."""
         # It is a number off the wire: one NaN or infinity would make every later deadline of that size one too.
         if not (math.isfinite(elapsed_s) and elapsed_s > 0):

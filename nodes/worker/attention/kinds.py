@@ -3,9 +3,6 @@
 A window of W lets a position see W positions including itself, as in transformers (`kv > q - W`); FlashInfer counts
 those to its left, `window_left = W - 1` (`kv >= q - window_left`, `variants.cuh` of 0.6.13). Pages that have fallen
 out of every window stay where they are: nothing is evicted, a sequence takes as much memory as without a window.
-
-A cross-attention layer sees encoder states in place of its own sequence: all of them, whatever the position. No model
-of the registry has one yet; device backends compute it, over states that the caller has put into pages.
 """
 
 from collections.abc import Sequence
@@ -13,14 +10,12 @@ from typing import Final, NamedTuple
 
 
 class AttentionKind(NamedTuple):
-    """A position sees up to `window` positions, itself included; 0: no limit. `cross`: encoder states instead."""
+    """A position sees up to `window` positions, itself included; 0: no limit."""
 
     window: int = 0
-    cross: bool = False
 
 
 FULL: Final = AttentionKind()
-CROSS: Final = AttentionKind(cross=True)
 
 
 def kinds_of(windows: Sequence[int]) -> tuple[AttentionKind, ...]:

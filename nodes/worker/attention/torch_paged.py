@@ -35,7 +35,9 @@ SPLIT: Final = 64
 _ONES: Final = 16
 """Columns beside the values, the first of which gives the denominator; this many keep rows aligned."""
 _MAX_SCORE_BYTES: Final = 32 << 20
+"""About a server's last-level cache: scores of larger tiles would go to memory and back, and take more of it."""
 _MAX_ITEM_HEADS: Final = 4096
+"""Each gathers 64 positions of keys and values: 256 MB in float32 with heads of 128; more would only take memory."""
 _ALL_SPLITS: Final = 1 << 31
 
 
@@ -114,7 +116,7 @@ class PagedPlan(NamedTuple):
 class TorchPagedAttention(AttentionBackend):
     """On the CPU, with torch's products. `kinds` are those of the layers; by default all layers see everything.
 
-    Raises BackendMissing for page sizes that do not divide the split, and for cross-attention.
+    Raises BackendMissing for page sizes that do not divide the split.
     """
 
     def __init__(self, pool: PoolView, num_heads: int, kinds: Sequence[AttentionKind] = ()) -> None:
@@ -122,10 +124,6 @@ class TorchPagedAttention(AttentionBackend):
         self._kinds = tuple(kinds) or (FULL,) * layout.num_layers
         if SPLIT % layout.page_size:
             raise BackendMissing(f"page size {layout.page_size} does not divide {SPLIT}: use 1, 2, 4, 8, 16, 32 or 64")
-        if any(kind.cross for kind in self._kinds):
-            raise BackendMissing(
-                "the CPU backend does not support cross-attention: set the worker's device to a CUDA device"
-            )
         self._pool = pool
         self.layout = layout
         self.num_heads = num_heads

@@ -4,8 +4,10 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
+# As many rows as `max_running`. A graph is captured for each of 35 sizes, which takes time and memory at the start.
 MAX_BUCKET: Final = 256
 _SMALL: Final = (1, 2, 4)
+# mini-sglang's; at most seven rows of a step are padding.
 _STEP: Final = 8
 
 

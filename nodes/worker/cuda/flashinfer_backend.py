@@ -16,11 +16,10 @@ from typing_extensions import override
 
 from nodes.models.parts import Activation
 from nodes.worker.attention.kinds import AttentionKind
-from nodes.worker.cuda.flashinfer_cross import CrossAttention
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Captured, Planner
 from nodes.worker.errors import BackendMissing
-from nodes.worker.ops.torch.attention import CrossAttending, DeviceAttention, check_mergeable
+from nodes.worker.ops.torch.attention import DeviceAttention, check_mergeable
 from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.ops.torch.kernels import Kernels
 from nodes.worker.pool.view import PoolView
@@ -34,6 +33,7 @@ def load_flashinfer() -> Any:
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         return importlib.import_module("flashinfer")
+    # Its import runs the driver and compilers, and raises whatever they do; the message says what to install.
     except Exception as error:
         raise BackendMissing(
             f"FlashInfer cannot be imported ({type(error).__name__}: {error}): install kvmesh with the extra cuda12 or"
@@ -79,7 +79,7 @@ class FlashInferKernels(Kernels):
         return self._flashinfer.gelu_tanh_and_mul(input=gate_up)
 
 
-class FlashInferAttention(DeviceAttention, CrossAttending):
+class FlashInferAttention(DeviceAttention):
     """Rows of decoding sequences go through one kernel, those of chunks through another.
 
     `kinds` are those of the layers; by default all layers see everything. A plan is made for each kind that occurs.
@@ -105,8 +105,7 @@ class FlashInferAttention(DeviceAttention, CrossAttending):
                 f" sizes {', '.join(map(str, HEAD_DIMS))} in bfloat16: set the worker's attention to torch"
             )
         self._planner = planner = Planner(flashinfer, pool, num_heads, max_rows, kinds, deterministic=deterministic)
-        self._cross = CrossAttention(planner) if any(kind.cross for kind in planner.kinds) else None
-        self.can_capture = self._cross is None
+        self.can_capture = True
         self._merged = None
         if merged:
             check_mergeable(planner.kinds)
@@ -127,9 +126,6 @@ class FlashInferAttention(DeviceAttention, CrossAttending):
                 planner.plan_decode(wrapper, decodes, on_device.indices[:first], kind)
         if split < table.num_sequences:
             self._plan_chunks(table.part(split, table.num_sequences), on_device.indices[first : int(table.indptr[-1])])
-        if self._cross is not None:
-            assert batch.encoder is not None, "cross-attention without a table of encoder states"
-            self._cross.plan(batch.encoder)
         planner.planned()
         self._arrays, self._num_decodes = on_device, split
 
@@ -138,7 +134,6 @@ class FlashInferAttention(DeviceAttention, CrossAttending):
         planner, split = self._planner, self._num_decodes
         assert self._arrays is not None, "attention before it was planned"
         kind, pages = planner.kinds[layer], planner.layers[layer]
-        assert not kind.cross, "self-attention in a cross-attention layer"
         planner.append(layer, k, v, self._arrays)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if split:
@@ -150,16 +145,7 @@ class FlashInferAttention(DeviceAttention, CrossAttending):
         return out.view(q.shape[0], -1)
 
     @override
-    def attend_cross(self, layer: int, q: Tensor) -> Tensor:
-        assert self._cross is not None, "cross-attention in a layer of another kind"
-        assert self._planner.kinds[layer].cross, "cross-attention in a layer of another kind"
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._cross.run(q, self._planner.layers[layer], out)
-        return out.view(q.shape[0], -1)
-
-    @override
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "FlashInferBucket":
-        assert self.can_capture, "cross-attention cannot be captured"
         return FlashInferBucket(self._planner, num_rows, on_device)
 
     def _plan_chunks(self, chunks: PageTable, indices: Tensor) -> None:

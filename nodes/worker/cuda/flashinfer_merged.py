@@ -14,6 +14,7 @@ from nodes.worker.cuda.flashinfer_plans import Planner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.batch import PageTable, pinned
 
+# CUDA's limit for a block.
 _MOST_THREADS = 1024
 _VECTOR = 8
 """How many 16-bit numbers a thread of `merge_state` takes; one block merges all heads of a row."""

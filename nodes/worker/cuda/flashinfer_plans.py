@@ -27,6 +27,7 @@ from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.ops.torch.batch import DeviceBatch, PageTable, pinned
 from nodes.worker.pool.view import PoolView
 
+# What FlashInfer's documentation recommends; its plans fail if split sequences do not fit.
 _WORKSPACE_BYTES: Final = 128 << 20
 _SCHEDULE_BYTES: Final = 1 << 20
 """Per kind, for all buckets: a decode schedule takes a few KiB, while FlashInfer's default is 8 MiB."""
@@ -47,7 +48,7 @@ class HostTable(NamedTuple):
 class Planner:
     """What all wrappers of one worker have in common: pool, shapes, workspaces. `kinds` are those of the layers.
 
-    `distinct` are those that occur, except cross-attention.
+    `distinct` are those that occur.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Planner:
         self.deterministic = deterministic
         self.kinds = tuple(kinds) or (FULL,) * layout.num_layers
         self.fast_plan = getattr(flashinfer, "fast_decode_plan", None)
-        self.distinct = tuple(dict.fromkeys(kind for kind in self.kinds if not kind.cross))
+        self.distinct = tuple(dict.fromkeys(self.kinds))
         self._tensor_cores = deterministic or num_heads // layout.num_kv_heads not in _PLAIN_GROUPS
         self.layers = [(pool.pages[:, index, 0], pool.pages[:, index, 1]) for index in range(layout.num_layers)]
         self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)

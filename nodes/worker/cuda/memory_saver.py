@@ -55,6 +55,7 @@ def load_memory_saver() -> MemorySaver:
         module: Any = importlib.import_module("torch_memory_saver")
         saver = module.torch_memory_saver
         saver.hook_mode = "torch"
+    # Its import loads a library over CUDA's, and raises whatever the loader does; the message says what to install.
     except Exception as error:
         raise MemorySaverMissing(
             f"torch-memory-saver cannot be used ({type(error).__name__}: {error}): install kvmesh with the extra cuda12"

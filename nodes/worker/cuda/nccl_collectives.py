@@ -29,6 +29,7 @@ from kvstore.pool.device import cuda_ordinal
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
 from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
 
+# `ncclSum` of nccl.h.
 _SUM: Final = 0
 _DTYPES: Final = {torch.float32: 7, torch.float16: 6, torch.bfloat16: 9}
 """`ncclDataType_t`; CuPy has no name for bfloat16, and passes the number on."""
@@ -102,6 +103,7 @@ class NcclCollectives(Collectives):
         self._communicator = communicator
         self._device = device
         self._failure = ""
+        # An abort comes from the thread of the step's deadline. Never held while NCCL waits for another rank.
         self._lock = threading.Lock()
 
     @override

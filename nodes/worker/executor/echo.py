@@ -25,6 +25,7 @@ from nodes.request import Sampling
 from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, Runner, StepOutcome
 
 _WORD_BYTES: Final = 4
+"""A u32: token id in the K cell, position in the V cell."""
 
 
 class EchoRunner(Runner):

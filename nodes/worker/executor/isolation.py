@@ -83,6 +83,7 @@ def _check_device(runner: Runner, step: RunnableStep) -> None:
     try:
         runner.run(probe)
     except Exception as error:
+        # Whatever the runner raises for a token of nobody's: the device, not a request, is to blame.
         raise DeviceFailed(
             f"no row of step {step.step} could be computed, nor a test token that belongs to no request "
             f"({type(error).__name__}: {error}): see the traceback, and the device's own log"

@@ -12,8 +12,8 @@ from typing import Protocol
 from nodes.worker.steps.step import RunnableStep
 
 
-class Later(Protocol):
-    """`Context.later`."""
+class CallLater(Protocol):
+    """As `Context.later`."""
 
     def __call__(self, delay_s: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
         """Call back after `delay_s`."""
@@ -23,8 +23,8 @@ class Later(Protocol):
 class StepWatch:
     """Calls `hangs` with the step that has not ended within its `timeout_s`."""
 
-    def __init__(self, later: Later, hangs: Callable[[RunnableStep], None]) -> None:
-        self._later = later
+    def __init__(self, call_later: CallLater, hangs: Callable[[RunnableStep], None]) -> None:
+        self._call_later = call_later
         self._hangs = hangs
         self._running: deque[RunnableStep] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -52,7 +52,7 @@ class StepWatch:
             self._timer.cancel()
             self._timer = None
         if self._running:
-            self._timer = self._later(self._running[0].timeout_s, self._expire)
+            self._timer = self._call_later(self._running[0].timeout_s, self._expire)
 
     def _expire(self) -> None:
         self._timer = None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORM_TIMEOUT_S: Final = 120.0
+"""The ranks have met before: sockets take milliseconds, NCCL on a device seconds. A start as a whole has no longer."""
 
 
 class Collectives(Protocol):
@@ -67,6 +68,7 @@ def of_all_ranks(collectives: Collectives | None, what: str) -> Generator[None]:
         yield
     except CollectiveFailed:
         raise
+    # Whatever it was, the other ranks wait for this one, and only an abort tells them.
     except Exception as error:
         if collectives is None:
             raise

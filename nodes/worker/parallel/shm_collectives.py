@@ -35,11 +35,13 @@ SLOT_BYTES: Final = 1 << 20
 """Larger operations are done in pieces of this many bytes."""
 
 _NAME_BYTES: Final = 16
+"""128 bits drawn at random: an abstract socket's name that is never used twice, nor guessed."""
 _HELLO: Final = struct.Struct("<4sII")
 _MAGIC: Final = b"kvtp"
 _PIECE: Final = struct.Struct("<QBQ")
 """Number of the piece in the group's life, kind of the operation, bytes of the whole operation."""
 _SUM: Final = 1
+"""Kinds of operation, as ranks tell each other."""
 _GATHER: Final = 2
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 _ROUND_ROBIN: Final = 2

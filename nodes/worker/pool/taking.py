@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Final
 
 from kvstore.errors import PoolReleased
 from kvstore.pool.mapping import map_pool
@@ -13,6 +14,9 @@ from mesh.errors import CallError
 from nodes.model_spec import ModelSpec
 from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import LayoutMismatch
+
+_MAP_TIMEOUT_S: Final = 5.0
+"""An agent answers at once if it has the pool; the ask is repeated until it does."""
 
 
 async def wait_for_pool(
@@ -29,9 +33,7 @@ async def wait_for_pool(
     """
     question = MapPool(group=config.group, rank=config.tp_rank)
     while True:
-        handle = await asks.ask(
-            ctx, config.agent, question, timeout_s=config.map_timeout_s, what="the pool", refused=refused
-        )
+        handle = await asks.ask(ctx, config.agent, question, timeout_s=_MAP_TIMEOUT_S, what="the pool", refused=refused)
         # The memory was released while the answer was on its way; the next answer will say so.
         with contextlib.suppress(PoolReleased):
             return take_pool(host, config, spec, handle)

@@ -32,8 +32,8 @@ class Limits(NamedTuple):
 class Columns(NamedTuple):
     """The rows of a step: a list `[n]` for each `RowColumn`, in that order; then its token and page ids, int32.
 
-    `token_ids` is a copy, into which drawn tokens are filled. `whose`: the columns that stay the same from step to step
-    while a batch decodes, as they came.
+    `token_ids` is a copy, into which drawn tokens are filled. `batch_key`: the columns that stay the same from step to
+    step while a batch decodes, as they came.
     """
 
     slots: list[int]
@@ -45,10 +45,10 @@ class Columns(NamedTuple):
     num_pages: list[int]
     token_ids: "array[int]"
     page_ids: "array[int]"
-    whose: "tuple[array[int], ...]" = ()
+    batch_key: "tuple[array[int], ...]" = ()
 
 
-_WHOSE: Final = [
+_BATCH_KEY: Final = [
     slice(column, None, ROW_WIDTH) for column in (RowColumn.SLOT, RowColumn.SEQUENCE, RowColumn.COUNT, RowColumn.DRAWS)
 ]
 _PLACES: Final = [
@@ -81,15 +81,15 @@ def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits, befo
     # Copied, because drawn tokens are filled in, and the frame's memory belongs to the transport.
     for part, taken in zip(parts, (numbers, token_ids, page_ids), strict=True):
         taken.frombytes(part)
-    whose = tuple([numbers[part] for part in _WHOSE])
+    batch_key = tuple([numbers[part] for part in _BATCH_KEY])
     # A batch that decodes has the same rows in each step. Comparing bytes shows that, and the columns need neither be
     # made into lists again (5 us for a column of 256) nor checked.
-    if is_same := before.whose == whose:
+    if is_same := before.batch_key == batch_key:
         slots, sequences, counts, draws = before.slots, before.sequences, before.counts, before.draws
     else:
-        slots, sequences, counts, draws = [column.tolist() for column in whose]
+        slots, sequences, counts, draws = [column.tolist() for column in batch_key]
     starts, firsts, num_pages = [numbers[part].tolist() for part in _PLACES]
-    columns = Columns(slots, sequences, starts, counts, draws, firsts, num_pages, token_ids, page_ids, whose)
+    columns = Columns(slots, sequences, starts, counts, draws, firsts, num_pages, token_ids, page_ids, batch_key)
     return _problem(columns, limits, is_same=is_same) or columns
 
 

@@ -118,7 +118,7 @@ def test_lent_and_torn_pages_are_quarantined(dead: Dead) -> None:
     slot = PageTable.num_bytes(1, PAGE_SIZE) // 2
     for offset in (20, slot + 20):
         dead.memory[9 * 2 * slot + offset] ^= 0xFF
-    assert dead.table.read(9) == Torn(9)
+    assert dead.table.read(9) == Torn()
     rebuilt = dead.rebuild()
     assert rebuilt.quarantined == [*lent, 9]
     assert rebuilt.num_torn == 1

@@ -121,7 +121,7 @@ class Retrying(RuleBasedStateMachine):
         self.fresh: set[str] = set()
         self.under_way: set[str] = set()
 
-    def took(self, sent: list[tuple[str, list[str]]]) -> None:
+    def note_asked(self, sent: list[tuple[str, list[str]]]) -> None:
         for peer, items in sent:
             assert all(self.wanted[key][0] == peer for key in items)
             assert len(set(items)) == len(items)
@@ -143,7 +143,7 @@ class Retrying(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.took(self.book.asked())
+        self.note_asked(self.book.asked())
         assert not self.fresh
 
     @precondition(lambda self: self.under_way)
@@ -164,7 +164,7 @@ class Retrying(RuleBasedStateMachine):
     def back(self, peer: str) -> None:
         self.book.retrier.retry_now(peer)
         sent, self.book.sent = self.book.sent, []
-        self.took(sent)
+        self.note_asked(sent)
         assert all(key in self.fresh | self.under_way for key, (of, _) in self.wanted.items() if of == peer)
 
     @rule(peer=PEERS)
@@ -176,7 +176,7 @@ class Retrying(RuleBasedStateMachine):
     @rule(by=st.sampled_from([0.1, 0.5, 31.0]))
     def pass_time(self, by: float) -> None:
         self.now += by
-        self.took(self.book.asked(self.now))
+        self.note_asked(self.book.asked(self.now))
 
     @invariant()
     def nothing_is_forgotten(self) -> None:

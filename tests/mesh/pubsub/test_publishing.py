@@ -1,7 +1,8 @@
+from mesh.pubsub.publishing import MAX_TOPICS
 from mesh.transport.base import Channel
 from mesh.wire.frames import Hello, Publication, Subscribe, Subscribed, Unsubscribe, Welcome
 from mesh.wire.header import PROTOCOL_VERSION, Verb
-from tests.mesh.mesh_under_test import QUICK, Say
+from tests.mesh.mesh_under_test import Say
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
 HI = Say(text="hi")
@@ -52,9 +53,9 @@ def answered(rig, kind):
 
 async def test_a_peer_that_names_all_topics_there_may_be_takes_none_from_the_publisher(rig):
     rig.hello()
-    for number in range(QUICK.max_topics + 5):
+    for number in range(MAX_TOPICS + 5):
         follow(rig, f"invented-{number}")
-    assert (len(answered(rig, Subscribed)), rig.refused("too_many_topics")) == (QUICK.max_topics, 5)
+    assert (len(answered(rig, Subscribed)), rig.refused("too_many_topics")) == (MAX_TOPICS, 5)
     assert rig.actor.ctx.publish("load", HI) == 1
     follow(rig, "load")
     assert answered(rig, Publication) == ["load"], "what is published can be followed all the same"
@@ -62,7 +63,7 @@ async def test_a_peer_that_names_all_topics_there_may_be_takes_none_from_the_pub
 
 async def test_topics_that_nobody_follows_any_more_leave_their_room_to_others(rig):
     rig.hello()
-    for number in range(QUICK.max_topics):
+    for number in range(MAX_TOPICS):
         follow(rig, f"invented-{number}")
     rig.say(Verb.TELL, Unsubscribe(topic="invented-0"))
     follow(rig, "one")

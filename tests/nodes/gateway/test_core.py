@@ -82,7 +82,7 @@ def running(core: GatewayCore) -> GatewayCore:
     return core
 
 
-def one(commands: list[Any], kind: type) -> Any:
+def only(commands: list[Any], kind: type) -> Any:
     found = [command for command in commands if isinstance(command, kind)]
     assert len(found) == 1, commands
     return found[0]
@@ -121,7 +121,7 @@ def test_time_is_wanted_only_where_something_is_due(core: GatewayCore) -> None:
     assert core.next_deadline() == due
     assert core.handle(Tick(), due) == [], "it was put off"
     assert core.next_deadline() == 1.0 + CONFIG.quiet_s
-    assert one(core.handle(Tick(), core.next_deadline()), SendResend)
+    assert only(core.handle(Tick(), core.next_deadline()), SendResend)
     core.handle(batch(delta(1, [6], 1, "b", finish_reason="stop")), 3.0)
     assert core.next_deadline() is None
 
@@ -132,7 +132,7 @@ def test_one_long_pause_does_not_make_later_silence_wait_longer(core: GatewayCor
     times = [0.1, 3.1, *(3.1 + 0.01 * step for step in range(1, 60))]
     for position, at in enumerate(times):
         core.handle(batch(delta(position, [7], position, "a")), at)
-    assert one(core.handle(Tick(), times[-1] + CONFIG.quiet_s), SendResend)
+    assert only(core.handle(Tick(), times[-1] + CONFIG.quiet_s), SendResend)
 
 
 def test_a_slow_request_says_where_its_time_went(core: GatewayCore) -> None:
@@ -182,8 +182,8 @@ def test_a_gap_in_tokens_is_asked_for_once_in_a_while(running: GatewayCore) -> N
     commands = running.handle(batch(delta(2, [9], 2, "c")), 0.2)
     assert commands == [SendResend("d0", "", [ResendFrom("r", 0, 1)])]
     assert running.handle(batch(delta(3, [9], 3, "d")), 0.21) == []
-    assert one(running.handle(batch(delta(4, [9], 4, "e")), 2.0), SendResend).streams == [ResendFrom("r", 0, 1)]
-    assert one(running.handle(batch(delta(1, [8, 9], 1, "bc")), 2.1), Deliver).text == "bc"
+    assert only(running.handle(batch(delta(4, [9], 4, "e")), 2.0), SendResend).streams == [ResendFrom("r", 0, 1)]
+    assert only(running.handle(batch(delta(1, [8, 9], 1, "bc")), 2.1), Deliver).text == "bc"
     assert running.resends.num_resends == 2
 
 
@@ -207,7 +207,7 @@ def test_what_comes_beside_tokens_is_kept_by_position_over_repeats_and_attempts(
 def test_gaps_of_one_frame_share_a_message(running: GatewayCore) -> None:
     running.handle(opened("s"), 0.0)
     commands = running.handle(batch(delta(2, [9], 2, "c"), delta(1, [9], 2, "c", request_id="s")), 0.2)
-    assert one(commands, SendResend).streams == [ResendFrom("r", 0, 0), ResendFrom("s", 0, 0)]
+    assert only(commands, SendResend).streams == [ResendFrom("r", 0, 0), ResendFrom("s", 0, 0)]
 
 
 def test_silence_is_asked_about_ever_less_often(running: GatewayCore) -> None:
@@ -243,21 +243,21 @@ def test_a_lost_detokenizer_is_replaced_at_once(running: GatewayCore) -> None:
     (resend,) = running.handle(PeerLost("t0", 1), 0.2)
     assert resend.detokenizer in ("t1", "t2")
     assert resend.streams == [ResendFrom("r", 0, 1)]
-    assert one(running.handle(Tick(), 3.0), SendResend).detokenizer == resend.detokenizer
+    assert only(running.handle(Tick(), 3.0), SendResend).detokenizer == resend.detokenizer
 
 
 def test_a_lost_detokenizer_without_another_is_waited_for(running: GatewayCore) -> None:
     running.handle(DetokenizersChanged([]), 0.0)
-    assert one(running.handle(PeerLost("t0", 1), 0.2), SendResend).detokenizer == ""
+    assert only(running.handle(PeerLost("t0", 1), 0.2), SendResend).detokenizer == ""
 
 
 def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
     assert running.handle(PeerLost("d0", 1), 0.2) == [AskAlive("d0")]
     assert running.handle(Tick(), 1.1) == [], "it may come back to its pages"
-    ask = one(running.handle(Tick(), 1.2), AskRoute)
+    ask = only(running.handle(Tick(), 1.2), AskRoute)
     assert (ask.attempt, ask.message.token_ids, ask.message.excluded) == (1, [1, 2, 3, 7, 8], ["d0"])
-    message = one(running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 1.3), SendSubmit).message
+    message = only(running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 1.3), SendSubmit).message
     assert (message.attempt, message.prompt_ids, message.output_ids) == (1, [1, 2, 3], [7, 8])
     assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 1.3) == [], "too late"
     running.handle(SubmitAccepted("r", 1, "d1", 1), 1.4)
@@ -267,8 +267,8 @@ def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: Gateway
     commands = running.handle(
         batch(delta(2, [9], 2, "c", attempt=1, scheduler="d1", num_cached_tokens=5, finish_reason="length")), 1.6
     )
-    assert one(commands, Deliver).text == "c"
-    assert one(commands, End).num_cached_tokens == 0, "cached tokens are attempt 0's"
+    assert only(commands, Deliver).text == "c"
+    assert only(commands, End).num_cached_tokens == 0, "cached tokens are attempt 0's"
     assert running.num_retries == 1
 
 
@@ -282,7 +282,7 @@ def test_a_scheduler_that_comes_back_gets_what_it_had(running: GatewayCore) -> N
     assert (submit.scheduler, submit.message.attempt, submit.message.output_ids) == ("d0", 1, [7, 8])
     assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 0.8) == []
     refused = SubmitFailed("r", 1, Failure("not_ready", "its worker is away"))
-    assert one(running.handle(refused, 0.8), AskRoute).message.excluded == ["d0"]
+    assert only(running.handle(refused, 0.8), AskRoute).message.excluded == ["d0"]
 
 
 def test_a_scheduler_that_only_could_not_be_reached_goes_on(running: GatewayCore) -> None:
@@ -290,12 +290,12 @@ def test_a_scheduler_that_only_could_not_be_reached_goes_on(running: GatewayCore
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
     assert running.handle(PeerLost("d0", 1), 0.2) == [AskAlive("d0")]
     assert running.handle(SchedulerAnswered("d0", 2), 0.2) == [], "the next one is waited for until it is ready"
-    submit = one(running.handle(SchedulerAnswered("d0", 1), 0.3), SendSubmit)
+    submit = only(running.handle(SchedulerAnswered("d0", 1), 0.3), SendSubmit)
     assert (submit.scheduler, submit.message.attempt, submit.message.output_ids) == ("d0", 1, [7, 8])
     running.handle(SubmitAccepted("r", 1, "d0", 1), 0.3)
     running.handle(PeerLost("d0", 1), 2.0)
     assert running.handle(SchedulerAnswered("d0", 1), 2.1) == [], "it answers, and brings nothing"
-    assert one(running.handle(Tick(), 3.0), AskRoute).message.excluded == ["d0"]
+    assert only(running.handle(Tick(), 3.0), AskRoute).message.excluded == ["d0"]
 
 
 @pytest.fixture
@@ -313,13 +313,13 @@ def far() -> GatewayCore:
 
 def test_a_scheduler_whose_host_is_lost_is_not_waited_for(far: GatewayCore) -> None:
     assert far.handle(Tick(), 2.2) == [], "its supervisor may be about to speak"
-    assert one(far.handle(Tick(), 2.25), AskRoute).message.excluded == ["s.d"]
+    assert only(far.handle(Tick(), 2.25), AskRoute).message.excluded == ["s.d"]
 
 
 def test_a_scheduler_said_to_be_dead_by_its_host_is_waited_for(far: GatewayCore) -> None:
     assert far.handle(SchedulersChanged({"s.p": 1}), 2.1) == []
     assert far.handle(Tick(), 2.9) == [], "it may come back to its pages"
-    assert one(far.handle(SchedulersChanged({"s.d": 2, "s.p": 1}), 2.95), SendSubmit).scheduler == "s.d"
+    assert only(far.handle(SchedulersChanged({"s.d": 2, "s.p": 1}), 2.95), SendSubmit).scheduler == "s.d"
 
 
 NUMERICS = {"d0": "x", "d1": "y", "d2": "x"}
@@ -328,12 +328,12 @@ NUMERICS = {"d0": "x", "d1": "y", "d2": "x"}
 def test_the_next_route_is_asked_for_with_the_numerics_of_the_first_output(running: GatewayCore) -> None:
     running.handle(SchedulersChanged({"d0": 1, "d1": 1}, numerics=NUMERICS), 0.0)
     drained = AttemptFailed(request_id="r", attempt=0, code="draining")
-    assert one(running.handle(drained, 0.1), AskRoute).message.numerics == "", "no output: any bits will do"
+    assert only(running.handle(drained, 0.1), AskRoute).message.numerics == "", "no output: any bits will do"
     running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 0.2)
     running.handle(batch(delta(0, [7], 0, "a", attempt=1, scheduler="d1")), 0.3)
     # It drains, so it is not ready; what it announces still holds of what it has computed.
     running.handle(SchedulersChanged({"d0": 1}, numerics=NUMERICS), 0.4)
-    asked = one(running.handle(AttemptFailed(request_id="r", attempt=1, code="draining"), 0.5), AskRoute)
+    asked = only(running.handle(AttemptFailed(request_id="r", attempt=1, code="draining"), 0.5), AskRoute)
     assert asked.message.numerics == "y"
     assert running.num_numerics_changes == 0
 
@@ -345,7 +345,7 @@ def test_a_request_that_goes_on_under_other_numerics_is_counted_once(running: Ga
     for attempt, decode in enumerate(("d2", "d1", "d0", "d1"), 1):
         failed = AttemptFailed(request_id="r", attempt=attempt - 1, code="draining")
         commands = running.handle(failed, attempt)
-        assert one(commands, AskRoute).message.numerics == "x", "those of its first output, wherever it has been since"
+        assert only(commands, AskRoute).message.numerics == "x", "those of its first output, wherever it has been since"
         running.handle(RouteChosen("r", attempt, Route(decode=decode, detokenizer="t0")), attempt + 0.1)
         counts.append(running.num_numerics_changes)
         running.handle(batch(delta(attempt, [8], attempt, "b", attempt=attempt, scheduler=decode)), attempt + 0.2)
@@ -366,26 +366,26 @@ def test_a_worker_of_other_numerics_under_the_same_scheduler_is_counted_too(runn
 def test_a_scheduler_that_is_back_before_its_death_is_known_is_used_at_once(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
     running.handle(SchedulersChanged({"d0": 2}), 0.2)
-    assert one(running.handle(PeerLost("d0", 1), 0.2), SendSubmit).scheduler == "d0"
+    assert only(running.handle(PeerLost("d0", 1), 0.2), SendSubmit).scheduler == "d0"
     lost = Failure("peer_lost", "gone")
     assert running.handle(SubmitFailed("r", 1, lost), 0.3) == [AskAlive("d0")], (
         "the second death, seen by the submission alone"
     )
-    assert one(running.handle(SchedulersChanged({"d0": 3}), 0.4), SendSubmit).message.attempt == 2
+    assert only(running.handle(SchedulersChanged({"d0": 3}), 0.4), SendSubmit).message.attempt == 2
 
 
 def test_what_does_not_fit_a_stand_in_waits_for_whom_it_stands_in_for(core: GatewayCore) -> None:
     too_much = Failure("never_fits", "more pages than the pool has", retryable=False)
     core.handle(SchedulersChanged({"p0": 1}, frozenset({"p0"})), 0.0)
     core.handle(opened(route=Route(decode="p0", detokenizer="t0")), 0.0)
-    assert one(core.handle(SubmitFailed("r", 0, too_much), 0.1), AskRoute).message.excluded == ["p0"]
+    assert only(core.handle(SubmitFailed("r", 0, too_much), 0.1), AskRoute).message.excluded == ["p0"]
     assert core.handle(RouteChosen("r", 0, Route(decode="p0", detokenizer="t0")), 0.2) == []
-    assert one(core.handle(Tick(), 3.0), AskRoute).message.excluded == []
+    assert only(core.handle(Tick(), 3.0), AskRoute).message.excluded == []
     core.handle(SchedulersChanged({"p0": 1, "d0": 2}, frozenset({"p0"})), 3.0)
     again = core.handle(RouteChosen("r", 0, Route(decode="d0", detokenizer="t0")), 3.1)
-    assert one(again, SendSubmit).scheduler == "d0"
+    assert only(again, SendSubmit).scheduler == "d0"
     # A decode group's word is the last.
-    assert one(core.handle(SubmitFailed("r", 0, too_much), 3.2), End).failure == too_much
+    assert only(core.handle(SubmitFailed("r", 0, too_much), 3.2), End).failure == too_much
 
 
 def test_a_scheduler_whose_worker_was_drained_is_waited_for_like_a_missing_role(core: GatewayCore) -> None:
@@ -414,20 +414,20 @@ def test_a_scheduler_whose_worker_was_drained_is_waited_for_like_a_missing_role(
 def test_a_request_given_back_by_a_drained_worker_goes_elsewhere_or_ends(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7], 0, "a")), 0.5)
     given_back = AttemptFailed(request_id="r", attempt=0, code="draining", message="worker-0 was drained")
-    assert one(running.handle(given_back, 60.0), AskRoute).message.excluded == ["d0"]
+    assert only(running.handle(given_back, 60.0), AskRoute).message.excluded == ["d0"]
     elsewhere = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 60.1)
-    assert one(elsewhere, SendSubmit).message.output_ids == [7]
+    assert only(elsewhere, SendSubmit).message.output_ids == [7]
     running.handle(SubmitFailed("r", 1, Failure("draining", "so was worker-1")), 60.2)
     running.handle(RouteFailed("r", 1, Failure("no_capacity", "nobody")), 60.3)
     (ask,) = (one for one in running.handle(Tick(), 63.0) if isinstance(one, AskRoute))
     commands = running.handle(RouteFailed("r", ask.attempt, Failure("no_capacity", "nobody")), 63.1)
-    assert one(commands, End).failure == Failure("draining", "so was worker-1")
+    assert only(commands, End).failure == Failure("draining", "so was worker-1")
 
 
 def test_a_scheduler_that_serves_no_submissions_is_passed_over(waiting: GatewayCore) -> None:
     (ask,) = waiting.handle(SubmitFailed("r", 0, Failure("not_served", "what is that", retryable=False)), 0.1)
     assert ask.message.excluded == ["d0"]
-    assert one(waiting.handle(RouteChosen("r", 0, Route(decode="d1")), 0.2), SendSubmit).scheduler == "d1"
+    assert only(waiting.handle(RouteChosen("r", 0, Route(decode="d1")), 0.2), SendSubmit).scheduler == "d1"
 
 
 def test_what_fits_nobody_who_comes_is_told_why(core: GatewayCore) -> None:
@@ -437,21 +437,21 @@ def test_what_fits_nobody_who_comes_is_told_why(core: GatewayCore) -> None:
     core.handle(SubmitFailed("r", 0, too_much), 0.1)
     late = CONFIG.recovery_timeout_s + 1
     ended = core.handle(RouteFailed("r", 0, Failure("no_route", "nobody is there")), late)
-    assert one(ended, End).failure == too_much
+    assert only(ended, End).failure == too_much
 
 
 def test_a_scheduler_comes_back_but_the_detokenizer_is_gone(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
     running.handle(PeerLost("d0", 1), 0.2)
     running.handle(DetokenizersChanged(["t1"]), 0.3)
-    assert one(running.handle(SchedulersChanged({"d0": 2}), 0.4), AskRoute).message.excluded == []
+    assert only(running.handle(SchedulersChanged({"d0": 2}), 0.4), AskRoute).message.excluded == []
 
 
 def test_a_lost_scheduler_of_an_older_epoch_is_no_loss(waiting: GatewayCore) -> None:
     waiting.handle(SubmitAccepted("r", 0, "d0", 3), 0.0)
     assert waiting.handle(PeerLost("d0", 2), 0.2) == []
     assert waiting.handle(PeerLost("elsewhere", 2), 0.2) == []
-    assert one(waiting.handle(PeerLost("d0", 3), 0.3), AskRoute)
+    assert only(waiting.handle(PeerLost("d0", 3), 0.3), AskRoute)
 
 
 def test_an_attempt_not_yet_taken_is_judged_by_its_own_answer(waiting: GatewayCore) -> None:
@@ -489,7 +489,7 @@ def test_submissions_that_nobody_was_there_to_take_are_bounded_by_time_and_not_b
         attempt += 1
     assert attempt > 2 * CONFIG.max_attempts
     assert CONFIG.recovery_timeout_s <= now < CONFIG.recovery_timeout_s + 3
-    assert one(commands, End).failure.code == "peer_lost"
+    assert only(commands, End).failure.code == "peer_lost"
     assert waiting.num_cancels == 0, "nobody holds anything"
 
 
@@ -498,7 +498,7 @@ def test_an_attempt_that_fails_when_time_is_over_is_the_last(waiting: GatewayCor
     late = CONFIG.recovery_timeout_s
     waiting.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), late - 0.1)
     ended = waiting.handle(SubmitFailed("r", 1, Failure("deadline_exceeded", "again")), late)
-    assert one(ended, End).failure == Failure("deadline_exceeded", "again")
+    assert only(ended, End).failure == Failure("deadline_exceeded", "again")
 
 
 def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(waiting: GatewayCore) -> None:
@@ -506,7 +506,7 @@ def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(wa
     for attempt in range(1, CONFIG.max_attempts + 1):
         commands = waiting.handle(SubmitFailed("r", attempt, Failure("peer_lost", "crashed")), now)
         commands, now = route_again(waiting, commands, now)
-    assert "gave up after 5 attempts" in one(commands, End).failure.message
+    assert "gave up after 5 attempts" in only(commands, End).failure.message
 
 
 def test_no_answer_to_submit_cancels_what_may_be_held(waiting: GatewayCore) -> None:
@@ -535,7 +535,7 @@ def test_old_and_unknown_failures_are_ignored(running: GatewayCore) -> None:
 
 def test_a_failure_that_is_not_retryable_ends_the_request(running: GatewayCore) -> None:
     poisoned = AttemptFailed(request_id="r", attempt=0, code="poisoned_request", message="boom", retryable=False)
-    end = one(running.handle(poisoned, 0.2), End)
+    end = only(running.handle(poisoned, 0.2), End)
     assert (end.failure, end.finish_reason) == (Failure("poisoned_request", "boom", retryable=False), None)
     assert running.num_requests == 0
 
@@ -547,7 +547,7 @@ def test_an_attempt_number_that_is_spoilt_is_followed_by_the_next(waiting: Gatew
 
 def test_what_can_never_fit_ends_the_request(waiting: GatewayCore) -> None:
     failure = Failure("never_fits", "too many pages", retryable=False)
-    assert one(waiting.handle(SubmitFailed("r", 0, failure), 0.1), End).failure == failure
+    assert only(waiting.handle(SubmitFailed("r", 0, failure), 0.1), End).failure == failure
 
 
 def drive_attempt_to_failure(core: GatewayCore, attempt: int, now: float) -> list[Any]:
@@ -567,7 +567,7 @@ def test_attempts_are_spent_after_five_with_growing_pauses(running: GatewayCore)
         pauses.append(now - began)
     assert pauses == sorted(pauses)
     assert pauses[0] > 0.1
-    failure = one(drive_attempt_to_failure(running, 4, now), End).failure
+    failure = only(drive_attempt_to_failure(running, 4, now), End).failure
     assert (failure.code, failure.retryable) == ("worker_lost", True)
     assert "5 attempts" in failure.message
 
@@ -612,7 +612,7 @@ def test_a_full_scheduler_is_passed_over_and_the_attempt_number_kept(core: Gatew
     core.handle(RouteChosen("r", 0, Route(decode="d1")), 0.1)
     (ask,) = core.handle(SubmitFailed("r", 0, full), 0.1)
     assert ask.message.excluded == ["d0", "d1"]
-    end = one(core.handle(RouteFailed("r", 0, Failure("no_route", "none left")), 0.2), End)
+    end = only(core.handle(RouteFailed("r", 0, Failure("no_route", "none left")), 0.2), End)
     assert end.failure == full, "everybody is full, and the client hears it at once"
     assert core.num_cancels == 0, "nobody holds anything"
 
@@ -638,13 +638,13 @@ def test_without_a_route_it_waits_and_then_gives_up(running: GatewayCore) -> Non
         asked += 1
     assert 30 <= now < 33
     assert asked < 50
-    assert one(ended, End).failure.code == "peer_lost"
+    assert only(ended, End).failure.code == "peer_lost"
 
 
 def test_a_route_refused_for_good_ends_the_request(running: GatewayCore) -> None:
     running.handle(PeerLost("d0", 1), 0.0)
     failure = Failure("bad_request", "no", retryable=False)
-    assert one(running.handle(RouteFailed("r", 1, failure), 0.1), End).failure == failure
+    assert only(running.handle(RouteFailed("r", 1, failure), 0.1), End).failure == failure
 
 
 def test_a_finish_lost_with_its_attempt_is_drawn_again(core: GatewayCore) -> None:
@@ -656,15 +656,15 @@ def test_a_finish_lost_with_its_attempt_is_drawn_again(core: GatewayCore) -> Non
     (submit,) = core.handle(RouteChosen("r", 1, Route(decode="d1")), 1.3)
     assert submit.message.output_ids == [7]
     commands = core.handle(batch(delta(1, [8], 1, "b", attempt=1, finish_reason="length")), 1.4)
-    assert one(commands, Deliver).text == "b"
-    assert one(commands, End).num_output_tokens == 2
+    assert only(commands, Deliver).text == "b"
+    assert only(commands, End).num_output_tokens == 2
 
 
 def test_more_tokens_than_asked_for_end_the_request(core: GatewayCore) -> None:
     core.handle(opened(max_tokens=2), 0.0)
     commands = core.handle(batch(delta(0, [7, 8, 9], 0, "abc")), 0.1)
-    assert one(commands, End).failure.code == "internal"
-    assert one(commands, SendCancel)
+    assert only(commands, End).failure.code == "internal"
+    assert only(commands, SendCancel)
     assert not [command for command in commands if isinstance(command, Deliver)]
 
 
@@ -707,7 +707,7 @@ def test_a_cancel_at_a_lost_scheduler_is_dropped(running: GatewayCore) -> None:
 
 
 def test_a_request_may_not_take_for_ever(running: GatewayCore) -> None:
-    end = one(running.handle(Tick(), CONFIG.request_timeout_s + 1), End)
+    end = only(running.handle(Tick(), CONFIG.request_timeout_s + 1), End)
     assert end.failure.code == "request_timeout"
 
 
@@ -716,7 +716,7 @@ def test_stopping_ends_everything(running: GatewayCore) -> None:
     commands = running.handle(Stopping(), 1.0)
     ends = [command for command in commands if isinstance(command, End)]
     assert [end.failure.code for end in ends] == ["shutting_down", "shutting_down"]
-    assert one(commands, SendCancel).attempts == [AttemptRef("r", 0), AttemptRef("s", 0)]
+    assert only(commands, SendCancel).attempts == [AttemptRef("r", 0), AttemptRef("s", 0)]
 
 
 def test_ids_are_used_once(running: GatewayCore) -> None:

@@ -377,13 +377,13 @@ class Groups(RuleBasedStateMachine):
             self.dies(holder.address.actor_id, is_seen=True)
             is_done = False
         elif is_done:
-            self._obey(holder, ask)
+            self._carry_out(holder, ask)
         if is_seen:
             self._members()
         done = Done("g", ask.number, ask.holder)
         self._feed(done if is_done and is_told else NotDone("g", ask.number, ask.holder, "lost"))
 
-    def _obey(self, holder: Holder, ask: Any) -> None:
+    def _carry_out(self, holder: Holder, ask: Any) -> None:
         holder.order = (self.agents, ask.number)
         if isinstance(ask, AskLetGo):
             holder.maps, holder.state = False, RELEASED

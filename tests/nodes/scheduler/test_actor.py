@@ -34,7 +34,9 @@ from nodes.protocol import (
 )
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.scheduler.actor import SchedulerActor
+from nodes.scheduler.asks import ASK_RETRY_S
 from nodes.scheduler.config import ConfigError, SchedulerConfig
+from nodes.scheduler.worker_link.pipeline import STEP_REPEAT_S
 from tests.mesh.recorded_call import RecordedCall
 from tests.nodes.recording_context import RecordingContext
 
@@ -206,7 +208,7 @@ async def test_the_timer_rings_for_the_earliest_deadline() -> None:
     one.on_ask(submit())
     await asyncio.sleep(0.01)
     number = len(steps(ctx))
-    await asyncio.sleep(CONFIG.step_repeat_s + 0.2)
+    await asyncio.sleep(STEP_REPEAT_S + 0.2)
     assert len(steps(ctx)) == 2 * number, "no result: the steps are sent again"
     await one.stop()
     await asyncio.sleep(60.0)
@@ -219,7 +221,7 @@ async def test_an_ask_that_fails_is_an_event() -> None:
     )
     one, ctx, _ = actor(adopted=[Unreachable("not yet"), DeadlineExceeded("late"), adopted, adopted, other])
     await one.start()
-    await asyncio.sleep(2 * CONFIG.ask_retry_s + 0.1)
+    await asyncio.sleep(2 * ASK_RETRY_S + 0.1)
     assert [state for state, _ in ctx.announced] == ["ready"]
     one.on_peer_lost(W, "died")
     await asyncio.sleep(0.1)

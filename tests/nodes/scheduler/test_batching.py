@@ -143,7 +143,7 @@ def test_every_prompt_is_computed_once_and_in_order(lengths, running, budget) ->
 def test_prompts_get_what_the_decoding_rows_have_time_for() -> None:
     paced = StepPace(0.05, 4)
     for num_rows, num_tokens, elapsed_s in ((2, 2, 0.0205), (2, 18, 0.0605)):
-        paced.took(num_rows, num_tokens, elapsed_s)
+        paced.observe(num_rows, num_tokens, elapsed_s)
     long = sequence(3, 30, 0)
     step = compose_step(CONFIG, 20, paced, [sequence(1, 9, 8)], [long, sequence(4, 5, 0)], 1)
     # 29.5 ms are left, 2.5 ms a token: two pages of 4, and both are the first prompt's.

@@ -30,7 +30,7 @@ from nodes.protocol import (
     PrefillsOrdered,
 )
 from nodes.request import Sampling
-from nodes.scheduler.asks import PersistentAsks
+from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox
 from nodes.scheduler.handoff import decode as grants_module
@@ -40,6 +40,7 @@ from nodes.scheduler.handoff.decode import (
     EXPIRE,
     OPEN,
     ORDER,
+    ORDER_RENEW_S,
     RENEW,
     DecodeHandoffQueue,
     HandoffDone,
@@ -180,7 +181,7 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask(bench: Benc
     assert bench.taken() == [(CANCEL, "p", both), (CANCEL, "q", other)]
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/n.1"]))
     assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0) == []
-    assert bench.deadlines.pop_due(4.0 + CONFIG.ask_retry_s) == (CANCEL, "p")
+    assert bench.deadlines.pop_due(4.0 + ASK_RETRY_S) == (CANCEL, "p")
     bench.grants.on_retry_due("p")
     assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/n.2"]))], "the other was answered"
     bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 5.0)
@@ -294,19 +295,19 @@ def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(bench: Benc
 def test_the_order_is_renewed_as_long_as_the_handoff_lives(bench: Bench) -> None:
     bench.ordered()
     assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=[ID]), 2.0) == []
-    assert bench.deadlines.pop_due(2.0 + CONFIG.order_renew_s) == (RENEW, ID)
+    assert bench.deadlines.pop_due(2.0 + ORDER_RENEW_S) == (RENEW, ID)
     bench.grants.on_renew_due(ID, 4.0)
     assert [kind for kind, _, _ in bench.taken()] == [ORDER]
     assert bench.grants.on_ordered("unknown", PrefillsOrdered(accepted=[ID]), 4.0) == []
     assert (RENEW, ID) not in bench.deadlines._at, "nobody was asked so"
     assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=["other"]), 4.0) == []
-    assert bench.deadlines.pop_due(4.0 + CONFIG.ask_retry_s) == (RENEW, ID), "not named is not answered"
+    assert bench.deadlines.pop_due(4.0 + ASK_RETRY_S) == (RENEW, ID), "not named is not answered"
 
 
 def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up(bench: Bench) -> None:
     one = bench.ordered()
     assert bench.refused(ORDER, "deadline_exceeded", 3.0) is None
-    assert bench.deadlines.next() == 3.0 + CONFIG.ask_retry_s
+    assert bench.deadlines.next() == 3.0 + ASK_RETRY_S
     bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 9.0)
     bench.grants.on_renew_due(ID, 9.0)
     bench.taken()
@@ -386,7 +387,7 @@ def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
     assert bench.grants.on_opened(bench.numbers[OPEN], answer, 1.0) == [HandoffFailed(sequences[1], "bad_grant", False)]
     (kind, _, ordered), *_ = (one for one in bench.taken() if one[0] == ORDER)
     assert [one.grant_id for one in ordered.orders] == [good]
-    assert bench.deadlines.pop_due(1.0 + CONFIG.ask_retry_s) == (OPEN, "a")
+    assert bench.deadlines.pop_due(1.0 + ASK_RETRY_S) == (OPEN, "a")
     bench.grants.on_open_retry_due("a")
     ((kind, _, asked),) = bench.taken()
     assert (kind, [one.grant_id for one in asked.grants]) == (OPEN, [taken, unnamed])
@@ -404,8 +405,8 @@ def test_of_orders_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
     answer = PrefillsOrdered(accepted=[good], refused=refused)
     failed = bench.grants.on_ordered(bench.numbers[ORDER], answer, 2.0)
     assert failed == [HandoffFailed(sequences[1], "overloaded", False)]
-    assert bench.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RENEW, unnamed)
-    assert bench.deadlines.pop_due(2.0 + CONFIG.order_renew_s) == (RENEW, good)
+    assert bench.deadlines.pop_due(2.0 + ASK_RETRY_S) == (RENEW, unnamed)
+    assert bench.deadlines.pop_due(2.0 + ORDER_RENEW_S) == (RENEW, good)
 
 
 def test_what_is_too_much_for_one_message_goes_in_several(monkeypatch) -> None:

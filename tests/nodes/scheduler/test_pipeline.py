@@ -9,12 +9,12 @@ from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Adopt, Adopted, Fence, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
-from nodes.scheduler.asks import RETRY, PersistentAsks
+from nodes.scheduler.asks import ASK_RETRY_S, RETRY, PersistentAsks
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Announce, Ask, FenceWorker, Outbox, ReadyPeer, SendStep
 from nodes.scheduler.sequence import Sequence
-from nodes.scheduler.worker_link.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline
+from nodes.scheduler.worker_link.pipeline import ADOPT, ADOPT_TIMEOUT_S, REPEAT, STEP_REPEAT_S, WORKER_LOST, Pipeline
 from tests.nodes.step_plans import column
 
 CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99)
@@ -86,7 +86,7 @@ def test_nothing_is_sent_before_the_worker_is_ours() -> None:
     one = Bench()
     assert not one.pipeline.can_send
     one.pipeline.adopt(0.0)
-    assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), CONFIG.adopt_timeout_s, ADOPT)]
+    assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), ADOPT_TIMEOUT_S, ADOPT)]
     assert (WORKER_LOST, "") in one.deadlines._at
     assert one.result(1, [1]) == []
     one.adopted()
@@ -122,7 +122,7 @@ def test_a_result_that_overtakes_shows_that_the_one_before_is_lost(one: Bench) -
 def test_silence_is_broken_by_repeats_then_by_adopting_again(one: Bench) -> None:
     one.send(0, now=10.0)
     one.steps()
-    assert one.deadlines.next() == 10.0 + CONFIG.step_repeat_s
+    assert one.deadlines.next() == 10.0 + STEP_REPEAT_S
     pauses = []
     now = 10.0
     for _ in range(3):
@@ -134,10 +134,10 @@ def test_silence_is_broken_by_repeats_then_by_adopting_again(one: Bench) -> None
     assert pauses == [4.0, 8.0, 16.0]
     one.deadlines.pop_due(now + 16.0)
     one.pipeline.on_repeat_due(now + 16.0)
-    assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), CONFIG.adopt_timeout_s, ADOPT)]
+    assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), ADOPT_TIMEOUT_S, ADOPT)]
     one.adopted(now=now + 17.0)
     assert one.steps() == [(1, [0], [40])]
-    assert one.deadlines.next() == now + 17.0 + CONFIG.step_repeat_s
+    assert one.deadlines.next() == now + 17.0 + STEP_REPEAT_S
 
 
 def test_a_repeat_that_comes_too_late_does_nothing(one: Bench) -> None:
@@ -236,7 +236,7 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_fenced(one: Bench) -> None
     again = Adopted(worker_epoch=1, numerics="", vocab_size=99)
     assert one.pipeline.take_adopted(ADOPT, again, 2.0) is None
     assert one.outbox.take() == [FenceWorker("w", fence)], "the first may be lost"
-    assert one.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RETRY, "w"), "and its successor is asked"
+    assert one.deadlines.pop_due(2.0 + ASK_RETRY_S) == (RETRY, "w"), "and its successor is asked"
     one.adopted(epoch=2, now=3.0)
     assert [step for step, _, _ in one.steps()] == [1, 2]
     assert one.result(1, [5, 6], W2) == [[5, 6]]
@@ -328,7 +328,7 @@ def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second
         return one.outbox.take()
 
     assert mismatch(2, W2) == mismatch(2, epoch=4) == mismatch(1) == mismatch(3) == []
-    assert mismatch(2) == [Ask("w", Adopt(scheduler_epoch=5, next_step=2), CONFIG.adopt_timeout_s, ADOPT)]
+    assert mismatch(2) == [Ask("w", Adopt(scheduler_epoch=5, next_step=2), ADOPT_TIMEOUT_S, ADOPT)]
     assert mismatch(2) == [], "it is asked already"
     one.adopted()
     assert one.steps() == [(2, [1], [41])]

@@ -15,7 +15,7 @@ def queue(policy: str, **settings) -> WaitingQueue:
     return WaitingQueue(
         policy,
         lambda sequence: PAGES.get(sequence.row_id, []),
-        **{"starvation_s": 5.0, "page_size": 4, "seed": 3, **settings},
+        **{"starvation_s": 5.0, "page_size": 4, **settings},
     )
 
 
@@ -51,13 +51,12 @@ def test_order(policy, expected) -> None:
 
 def test_random_is_seeded() -> None:
     orders = []
-    for seed in (1, 1, 2):
-        waiting = queue("random", seed=seed)
+    for _ in range(2):
+        waiting = queue("random")
         for row in range(1, 7):
             waiting.add(sequence(row))
         orders.append(rows(waiting))
-    assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0]) == [1, 2, 3, 4, 5, 6]
+    assert orders[0] == orders[1] != sorted(orders[0]) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "shortest_first"])
@@ -105,10 +104,10 @@ def test_a_policy_goes_on_while_everybody_starves() -> None:
     assert admitted(waiting, 60.0, 12) == expected
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(0, 2**32))
-def test_whoever_starves_goes_in_after_a_bounded_number_of_others(lengths: list[int], seed: int) -> None:
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_whoever_starves_goes_in_after_a_bounded_number_of_others(lengths: list[int]) -> None:
     """However many that the policy prefers come meanwhile."""
-    waiting = queue("shortest_first", seed=seed)
+    waiting = queue("shortest_first")
     for row, length in enumerate(lengths, 1):
         waiting.add(sequence(row, length=100 + length, arrived_at=row / 100))
     order: list[int] = []

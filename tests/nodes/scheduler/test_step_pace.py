@@ -12,7 +12,7 @@ def measured(max_step_s: float, decode_s: float, token_s: float, rows: int = 8, 
     pace = StepPace(max_step_s, PAGE)
     for number in range(steps):
         tokens = 64 if number % 2 else 0
-        pace.took(rows, rows + tokens, decode_s + token_s * tokens)
+        pace.observe(rows, rows + tokens, decode_s + token_s * tokens)
     return pace
 
 
@@ -30,12 +30,12 @@ def test_what_fits_beside_the_rows_in_pages() -> None:
 def test_a_hang_is_no_cost_of_tokens_and_nonsense_is_no_measurement() -> None:
     pace = measured(0.1, 0.0205, 0.001)
     for elapsed_s in (float("nan"), float("inf"), -1.0, 0.0):
-        pace.took(8, 72, elapsed_s)
+        pace.observe(8, 72, elapsed_s)
     assert pace.prompt_tokens(8) == 64
-    pace.took(8, 72, 30.0)
+    pace.observe(8, 72, 30.0)
     assert pace.prompt_tokens(8) == 32
     for _ in range(8):
-        pace.took(8, 72, 0.0845)
+        pace.observe(8, 72, 0.0845)
     assert pace.prompt_tokens(8) >= 48
 
 

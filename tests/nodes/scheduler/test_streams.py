@@ -14,7 +14,7 @@ from nodes.scheduler.sequence import Sequence, Stage
 class Bench:
     def __init__(self, *ready: str) -> None:
         self.outbox = Outbox()
-        self.streams = Streams(self.outbox, 3)
+        self.streams = Streams(self.outbox)
         self.all: list[Sequence] = []
         self.epochs = dict.fromkeys(ready or ("x",), 1)
         self.members()
@@ -25,7 +25,7 @@ class Bench:
 
     def sequence(self, row: int, *, outputs: tuple[int, ...] = (), detokenizer: str = "x") -> Sequence:
         submit = Submit(
-            request_id=f"r{row}", attempt=0, gateway="g", detokenizer=detokenizer, prompt_ids=[1, 2, 3, 4, 5],
+            request_id=f"r{row}", attempt=0, gateway="g", detokenizer=detokenizer, prompt_ids=[*range(1, 13)],
             output_ids=list(outputs), sampling=Sampling(), stop=StopRules(max_tokens=9),
         )  # fmt: skip
         one = Sequence.from_submit(row, submit, Address("g", 1), (), 99, 0.0)
@@ -66,8 +66,8 @@ def test_one_frame_per_step_and_detokenizer() -> None:
     assert runs(sent["x"]) == [(1, 0, [10]), (3, 0, [30])]
     assert runs(sent["y"]) == [(2, 0, [20])]
     assert [(o.stream, o.request_id, o.prompt_tail, o.output_ids) for o in sent["x"].opens] == [
-        (1, "r1", [3, 4, 5], []),
-        (3, "r3", [3, 4, 5], []),
+        (1, "r1", list(range(5, 13)), []),
+        (3, "r3", list(range(5, 13)), []),
     ]
     bench.draw((one, 11), (two, 21), (three, 31))
     sent = bench.sent()

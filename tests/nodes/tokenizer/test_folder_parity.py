@@ -62,6 +62,7 @@ config_files = st.fixed_dictionaries(
         "extra_special_tokens": extra,
         "added_tokens_decoder": listed,
         "add_bos_token": st.booleans(),
+        "split_special_tokens": st.booleans(),
     },
 )
 special_maps = st.none() | st.fixed_dictionaries(
@@ -136,6 +137,7 @@ def spec_of(directory: Path) -> ModelSpec:
     return msgspec.structs.replace(
         resolve_model("echo"), path=str(directory), tokenizer_path=str(directory / TOKENIZER_FILE),
         special_tokens=tokens.named, added_tokens=tokens.added, own_ids_win=tokens.own_ids_win,
+        split_special_tokens=tokens.split_special_tokens,
         chat_template=template.source, named_templates=template.named, said_by=tokens.said_by,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.protocol import Load
-from nodes.tokenizer.config import RoutingWeights
+from nodes.tokenizer.config import RoutingLimits
 from nodes.tokenizer.errors import MemoryReleased, NoCapacity
 from nodes.tokenizer.routing import (
     CacheChanged,
@@ -39,7 +39,7 @@ DETOKENIZERS = [member("detok-0", "detokenizer"), member("detok-1", "detokenizer
 
 
 def router(*schedulers, **weights):
-    core = RoutingCore(RoutingWeights(**weights))
+    core = RoutingCore(RoutingLimits(**weights))
     core.handle(MembersChanged([*schedulers, *DETOKENIZERS, member("gw", "gateway")]))
     return core
 
@@ -210,7 +210,7 @@ def test_a_scheduler_with_strange_attributes_is_not_used(attributes):
 
 
 def test_schedulers_are_followed_and_forgotten():
-    core = RoutingCore(RoutingWeights())
+    core = RoutingCore(RoutingLimits())
     assert core.handle(MembersChanged([member("b"), member("a", state="starting"), *DETOKENIZERS])) == [
         Follow("a"),
         Follow("b"),

@@ -339,3 +339,32 @@ def test_any_template_gives_a_dialect_or_a_typed_error(fates):
         "tool",
         "developer",
     }
+
+
+FIRST_SYSTEM = (
+    "{% if messages[0].role == 'system' %}<S>{{ messages[0].content }}{% endif %}"
+    "{% for m in messages %}{% if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_words_that_are_left_out_in_their_place_are_refused(role):
+    assert rendered(FIRST_SYSTEM, (role, "S1"), ("user", "q")) == "<S>S1user:q;"
+    with pytest.raises(TemplateError, match=r"leaves out messages\[1\], of the role 'system'"):
+        rendered(FIRST_SYSTEM, ("system", "S1"), (role, "NEVER"), ("user", "q"))
+    # What it leaves out of an assistant's turn is its own affair, and words that it changes show all the same.
+    thinks = "{% for m in messages %}{{ m.content.split('</think>')[-1] | upper }};{% endfor %}"
+    assert rendered(thinks, ("user", "q"), ("assistant", "<think>x</think>a"), ("user", "r")) == "Q;A;R;"
+
+
+def test_a_mark_is_none_that_the_chat_has():
+    mark = "DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
+    knowing = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.content }};{% endif %}{% endfor %}"
+    with pytest.raises(TemplateError, match="does not know the role 'critic'"):
+        rendered(knowing, ("user", mark), ("critic", "words"))
+
+
+def test_templates_may_make_dicts_from_keys():
+    assert rendered(
+        "{% for m in messages %}{{ m.content }}{{ dict.fromkeys('ab', 1) }}{% endfor %}", ("user", "q")
+    ) == ("q{'a': 1, 'b': 1}")

@@ -94,14 +94,14 @@ def test_what_the_wrapper_says_itself_wins(gemma: Path) -> None:
     path = gemma / "config.json"
     own = path.read_text()
     spec = resolve_model(str(gemma))
-    assert (spec.eos_token_ids, spec.bos_token_id, spec.dtype) == ((1,), 2, "float32"), "what transformers takes"
+    assert (spec.eos_token_ids, spec.dtype) == ((1,), "float32"), "what transformers takes"
     assert spec.context_length == spec.max_context_length == 512
-    changed(gemma, {"dtype": None}, {"eos_token_id": [7, 8], "bos_token_id": 9, "torch_dtype": "float16"})
+    changed(gemma, {"dtype": None}, {"eos_token_id": [7, 8], "torch_dtype": "float16"})
     inner = resolve_model(str(gemma))
-    assert (inner.eos_token_ids, inner.bos_token_id, inner.dtype) == ((7, 8), 9, "float16")
-    changed(gemma, {"eos_token_id": 5, "bos_token_id": -1, "torch_dtype": "bfloat16"})
+    assert (inner.eos_token_ids, inner.dtype) == ((7, 8), "float16")
+    changed(gemma, {"eos_token_id": 5, "torch_dtype": "bfloat16"})
     outer = resolve_model(str(gemma))
-    assert (outer.eos_token_ids, outer.bos_token_id, outer.dtype) == ((5,), None, "bfloat16")
+    assert (outer.eos_token_ids, outer.dtype) == ((5,), "bfloat16")
     path.write_text(own)
 
 

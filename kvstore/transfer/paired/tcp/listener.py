@@ -30,8 +30,11 @@ from kvstore.transfer.paired.tcp.wire import (
 )
 
 _MAX_UNAUTHENTICATED: Final = 64
+"""Four pairs of `MAX_STREAMS` that connect at once. A stranger costs a descriptor and 64 bytes."""
 _HELLO_S: Final = 5.0
+"""A peer sends its hello together with the connection; a lost packet is sent again within 1 to 3 s."""
 _NO_DESCRIPTORS_S: Final = 0.1
+"""The selector would report the same caller at once, and turn in a circle; dialers wait 10 s."""
 
 NO_TOKEN: Final = "no_token"
 """Silent, gone or crowded out before it had sent a whole hello."""
@@ -97,6 +100,7 @@ class TcpListener:
         self._socket.setblocking(False)
         self.host: str = host
         self.port: int = self._socket.getsockname()[1]
+        # Pairs come and go in the agent's thread while the listener's looks for theirs. Held for dictionary work only.
         self._lock = threading.Lock()
         self._expected: dict[bytes, Expected] = {}
         self._unauthenticated: dict[socket.socket, _UnauthenticatedPeer] = {}

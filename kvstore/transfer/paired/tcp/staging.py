@@ -71,6 +71,7 @@ class StagedCopier(Copier):
             for _ in range(2):
                 self._buffers.append(memory.allocate_host(device, chunk_bytes))
         except BaseException:
+            # The first buffer stays page-locked otherwise: there is no object yet whose `close` would free it.
             self.close()
             raise
 

@@ -35,11 +35,14 @@ COMBINE: Final = 13
 NONE: Final = -1
 _PRODUCTS: Final = (PRODUCT, GATED, HEAD)
 _MAX_OPERATIONS: Final = 2048
+"""`MAX_PHASES` of threads.h, and one operation is one phase; a layer takes about ten, so 200 layers fit."""
 _MAX_THREADS: Final = 64
+"""As in threads.h; scratch is allocated for so many."""
 _PANEL: Final = 64
 _ALIGNMENT: Final = 64
 _FEW_ROWS: Final = 2
 _TAG_BYTES: Final = 64
+"""A cache line, so that the normed rows behind it are aligned; the tag itself has 8 bytes."""
 
 
 class ProgramUnfit(Exception):

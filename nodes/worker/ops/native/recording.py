@@ -40,7 +40,9 @@ from nodes.worker.ops.native.program import (
 from nodes.worker.ops.native.weights import Weights
 
 _FLOAT_BYTES: Final = 4
+"""A float32."""
 _CHOICE_BYTES: Final = 12
+"""`Choice` of mixture.h."""
 
 
 class Recording(Ops[Value]):

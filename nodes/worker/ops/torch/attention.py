@@ -54,18 +54,7 @@ class DeviceAttention(Protocol):
         ...
 
 
-class CrossAttending(Protocol):
-    """What a backend does in addition for layers of kind CROSS. Such layers are not captured."""
-
-    def attend_cross(self, layer: int, q: Tensor) -> Tensor:
-        """Attend over all encoder states of each row's sequence, which lie in the pages that `HostBatch.encoder` names.
-
-        Writes nothing. Shapes as for `attend`; rows without states come back as zeros.
-        """
-        ...
-
-
-class TorchAttention(DeviceAttention, CrossAttending):
+class TorchAttention(DeviceAttention):
     """Gathers each sequence's pages and attends in float32. Slow but correct, on any device.
 
     `kinds` are those of the layers; by default all layers see everything. `merged`: sequences with several rows are
@@ -94,12 +83,11 @@ class TorchAttention(DeviceAttention, CrossAttending):
         self._scale = pool.layout.head_dim**-0.5
         self._table: PageTable | None = None
         self._cached: PageTable | None = None
-        self._encoder: PageTable | None = None
         self._on_device: DeviceBatch | None = None
 
     @override
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
-        self._table, self._encoder = batch.table, batch.encoder
+        self._table = batch.table
         self._cached = batch.table.cached(self._pool.layout.page_size) if self._merged else None
         self._on_device = on_device if self._static is None else self._static
         if self._static is not None:
@@ -110,7 +98,6 @@ class TorchAttention(DeviceAttention, CrossAttending):
         table, arrays = self._table, self._on_device
         assert table is not None, "attention before it was planned"
         assert arrays is not None, "attention before it was planned"
-        assert not self._kinds[layer].cross, "self-attention in a cross-attention layer"
         pages = self._pool.pages[:, layer]
         pages[arrays.write_pages, 0, arrays.write_offsets] = k
         pages[arrays.write_pages, 1, arrays.write_offsets] = v
@@ -122,18 +109,6 @@ class TorchAttention(DeviceAttention, CrossAttending):
                 continue
             found = pages[arrays.indices[int(table.indptr[i]) : int(table.indptr[i + 1])]]
             out[rows] = self._attend_one(q[rows], found, int(table.lengths[i]), self._kinds[layer]).to(out.dtype)
-        return out.view(q.shape[0], -1)
-
-    @override
-    def attend_cross(self, layer: int, q: Tensor) -> Tensor:
-        encoder = self._encoder
-        assert self._kinds[layer].cross, "cross-attention in a layer of another kind"
-        assert encoder is not None, "cross-attention without a table of encoder states"
-        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-        for i in range(encoder.num_sequences):
-            rows = slice(int(encoder.query_indptr[i]), int(encoder.query_indptr[i + 1]))
-            keys, values = self._found(self._pool.pages[:, layer], encoder, i)
-            out[rows] = attend_part(q[rows], keys, values, causal=False)[0].to(out.dtype)
         return out.view(q.shape[0], -1)
 
     @override

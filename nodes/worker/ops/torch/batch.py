@@ -74,9 +74,6 @@ class HostBatch(NamedTuple):
     `sources[r]` >= 0: the token is what that row of the previous plan drew, and only the device knows it. `sampled` are
     the batch's rows whose logits are needed, `sampling` the indices of the same rows in the step, `draws` how they
     draw. The first `num_decodes` sequences have one row each.
-
-    `encoder`, only for cross-attention: the same rows over the pages of their encoder states, without pages if there
-    are no states. `host_batch` leaves it out: steps do not name such pages yet.
     """
 
     token_ids: Ints
@@ -89,7 +86,6 @@ class HostBatch(NamedTuple):
     sampled: Ints
     sampling: list[int]
     draws: list[Draw]
-    encoder: PageTable | None = None
 
     @property
     def num_rows(self) -> int:

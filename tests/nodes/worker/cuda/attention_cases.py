@@ -1,4 +1,4 @@
-"""Steps of random shape for backends of attention, without a model: all kinds of layers, and encoder states.
+"""Steps of random shape for backends of attention, without a model: all kinds of layers.
 
 Also used by `tests/gpu`, on a device.
 """
@@ -7,26 +7,24 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from kvstore.layout import KVLayout
-from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
-from nodes.worker.ops.torch.batch import HostBatch, PageTable, host_batch, pack, unpack
+from nodes.worker.attention.kinds import FULL, AttentionKind
+from nodes.worker.ops.torch.batch import HostBatch, host_batch, pack, unpack
 from nodes.worker.pool.view import PoolView
 from tests.nodes.worker.torch_running import Row, step
 
 PAGE = 16
 NUM_PAGES = 120
-KINDS = (FULL, AttentionKind(37), CROSS)
+KINDS = (FULL, AttentionKind(37))
 
 
 class Shape(NamedTuple):
-    """Of one sequence: cached positions, new ones, encoder states."""
+    """Of one sequence: cached positions, new ones."""
 
     cached: int
     new: int
-    states: int
 
 
 def layout_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, kinds: Sequence[AttentionKind]) -> KVLayout:
@@ -50,18 +48,7 @@ def batch_of(shapes: Sequence[Shape], seed: int = 0) -> HostBatch:
         return [pages.pop() for _ in range(-(-length // PAGE))]
 
     shapes = sorted(shapes, key=lambda shape: shape.new > 1)
-    batch = host_batch(step(*(Row(s.cached, [7] * s.new, taken(s.cached + s.new)) for s in shapes)), PAGE)
-    states = [taken(shape.states) for shape in shapes]
-    lengths = np.array([shape.states for shape in shapes], dtype=np.int32)
-    counts = np.array([len(found) for found in states], dtype=np.int32)
-    encoder = PageTable(
-        batch.table.query_indptr,
-        np.concatenate(([0], counts.cumsum())).astype(np.int32),
-        np.array([page for found in states for page in found], dtype=np.int32),
-        np.where(counts > 0, lengths - (counts - 1) * PAGE, 0).astype(np.int32),
-        lengths,
-    )
-    return batch._replace(encoder=encoder)
+    return host_batch(step(*(Row(s.cached, [7] * s.new, taken(s.cached + s.new)) for s in shapes)), PAGE)
 
 
 def attend(
@@ -75,10 +62,7 @@ def attend(
     """What each layer returns for the same rows."""
     packed = torch.from_numpy(pack(batch)).to(q.device)
     attention.plan(batch, unpack(packed, batch.num_rows, len(batch.sampled)))
-    return [
-        attention.attend_cross(layer, q) if kind.cross else attention.attend(layer, q, k, v)
-        for layer, kind in enumerate(kinds)
-    ]
+    return [attention.attend(layer, q, k, v) for layer in range(len(kinds))]
 
 
 def rows_of(
@@ -91,8 +75,5 @@ def rows_of(
     return q, k, v
 
 
-MIXED = [
-    Shape(0, 20, 40), Shape(70, 1, 0), Shape(21, 30, 16), Shape(0, 1, 5), Shape(48, 100, 0), Shape(33, 1, 90),
-    Shape(15, 2, 1),
-]  # fmt: skip
-"""Chunks and single rows; edges of pages and of the window inside and outside; states of no, one and several pages."""
+MIXED = [Shape(0, 20), Shape(70, 1), Shape(21, 30), Shape(0, 1), Shape(48, 100), Shape(33, 1), Shape(15, 2)]
+"""Chunks and single rows; edges of pages and of the window inside and outside."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
+from nodes.worker.attention.kinds import FULL
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
 from nodes.worker.cuda.graphs import padding_batch
 from nodes.worker.ops.torch.attention import TorchAttention
@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer"),
     pytest.mark.filterwarnings("default"),
 ]
-SELF_KINDS = (FULL, AttentionKind(37))
 
 
 class PlayedModule:
@@ -107,9 +106,9 @@ def near(found: list[Tensor], expected: list[Tensor]) -> bool:
 def test_steps_of_every_kind(
     played: SimpleNamespace, heads: tuple[int, int], merged: bool, deterministic: bool
 ) -> None:
-    kinds = (FULL, FULL, CROSS) if merged else KINDS
+    kinds = (FULL, FULL) if merged else KINDS
     view = random_pool(*heads, 64, "bfloat16")
-    for shapes in (MIXED, MIXED[:1], [Shape(40, 1, 0)], [Shape(0, 9, 0)]):
+    for shapes in (MIXED, MIXED[:1], [Shape(40, 1)], [Shape(0, 9)]):
         batch = batch_of(shapes)
         q, k, v = rows_of(batch, heads[0], view.layout, torch.bfloat16)
         expected = attend(TorchAttention(view, heads[0], kinds), batch, q, k, v, kinds)
@@ -122,9 +121,9 @@ def test_steps_of_every_kind(
 def test_captured_steps(played: SimpleNamespace, heads: tuple[int, int], deterministic: bool) -> None:
     """The quick plan hands to the module what the whole one does, but for where tensors lie."""
     view = random_pool(*heads, 64, "bfloat16")
-    fast = FlashInferAttention(played, view, heads[0], 400, SELF_KINDS, deterministic=deterministic)
+    fast = FlashInferAttention(played, view, heads[0], 400, KINDS, deterministic=deterministic)
     whole = FlashInferAttention(
-        SimpleNamespace(**{**vars(played), "fast_decode_plan": None}), view, heads[0], 400, SELF_KINDS,
+        SimpleNamespace(**{**vars(played), "fast_decode_plan": None}), view, heads[0], 400, KINDS,
         deterministic=deterministic,
     )  # fmt: skip
     buckets = []
@@ -133,11 +132,11 @@ def test_captured_steps(played: SimpleNamespace, heads: tuple[int, int], determi
         bucket = attention.for_bucket(4, static)
         bucket.plan(padding_batch(4), static._replace(indices=torch.zeros(4, dtype=torch.int32)))
         buckets.append((bucket, static))
-    oracle = TorchAttention(view, heads[0], SELF_KINDS)
+    oracle = TorchAttention(view, heads[0], KINDS)
     for seed, lengths in enumerate([(0, 36, 37), (100, 16, 15), (70, 1, 50)]):
-        batch = batch_of([Shape(length, 1, 0) for length in lengths], seed).padded(4)._replace(encoder=None)
+        batch = batch_of([Shape(length, 1) for length in lengths], seed).padded(4)
         q, k, v = rows_of(batch, heads[0], view.layout, torch.bfloat16, seed=seed)
-        expected = attend(oracle, batch, q, k, v, SELF_KINDS)
+        expected = attend(oracle, batch, q, k, v, KINDS)
         told = []
         for bucket, static in buckets:
             arrays: DeviceBatch = unpack(torch.from_numpy(pack(batch)), batch.num_rows, len(batch.sampled))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member, Membership
 from mesh.wire.frames import Departed, MembersChanged
-from nodes.registry.untold import Untold
+from nodes.registry.pending_changes import PendingChanges
 
 IDS = st.sampled_from(["a", "b", "c"])
 EPOCHS = st.integers(1, 3)
@@ -24,7 +24,7 @@ def apply(view: Membership, change: MembersChanged):
 
 @given(st.lists(st.tuples(IDS, EPOCHS, STATES), max_size=12), st.integers(0, 12))
 def test_one_change_does_what_several_do(words, num_known):
-    untold, one_by_one, at_once = Untold(1), Membership(), Membership()
+    pending, one_by_one, at_once = PendingChanges(1), Membership(), Membership()
     # The registry's own rule: an incarnation that a later one has replaced never comes again.
     newest: dict[str, int] = {}
     for view in (one_by_one, at_once):
@@ -34,26 +34,26 @@ def test_one_change_does_what_several_do(words, num_known):
         left = [Departed(actor_id=actor_id, epoch=epoch)] if state == "gone" else []
         upserted = [] if left else [member(actor_id, epoch, state)]
         change = MembersChanged(registry_epoch=1, version=version, upserted=upserted, left=left)
-        untold.add(change)
+        pending.add(change)
         assert apply(one_by_one, change) is not None
         # Who has had some of them already is told all the same.
         if version - 2 < num_known:
             assert apply(at_once, change) is not None
-    merged = untold.take()
+    merged = pending.take()
     if not words:
         assert merged is None
         return
     assert merged.follows == 1
     assert apply(at_once, merged) is not None
     assert at_once.all() == one_by_one.all()
-    assert at_once.version == one_by_one.version == untold.version
-    assert untold.take() is None
+    assert at_once.version == one_by_one.version == pending.version
+    assert pending.take() is None
 
 
 def test_who_comes_again_at_once_has_not_left():
-    untold = Untold(4)
-    untold.add(MembersChanged(registry_epoch=1, version=5, left=[Departed(actor_id="a", epoch=1)]))
-    untold.add(MembersChanged(registry_epoch=1, version=6, upserted=[member("a", 1, "ready")]))
-    merged = untold.take()
+    pending = PendingChanges(4)
+    pending.add(MembersChanged(registry_epoch=1, version=5, left=[Departed(actor_id="a", epoch=1)]))
+    pending.add(MembersChanged(registry_epoch=1, version=6, upserted=[member("a", 1, "ready")]))
+    merged = pending.take()
     assert merged == MembersChanged(registry_epoch=1, version=6, upserted=[member("a", 1, "ready")], follows=4)
     assert Address("a", 1) not in [one.address for one in merged.left]

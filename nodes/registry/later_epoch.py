@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from mesh.address import MAX_HEARD_EPOCH, host_of
 
 _MAX_VOICES = 4096
+"""As many as there may be hosts (`MAX_HOSTS`); without keys a stranger could name any number."""
 
 
 class LaterEpoch:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import MAX_EPOCH, MAX_HEARD_EPOCH
-from nodes.registry.later import LaterEpoch
+from nodes.registry.later_epoch import LaterEpoch
 
 LEASE = 5.0
 HOSTS = st.sets(st.sampled_from("bcdefg"))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mesh.membership.view import Member
 
 
-class Untold:
+class PendingChanges:
     """Changes since `version`, the last one that was told."""
 
     def __init__(self, version: int) -> None:

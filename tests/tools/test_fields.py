@@ -1,0 +1,68 @@
+"""No field without a reader: what product code only ever sets can go.
+
+By name: a field counts as read if any attribute of that name is read anywhere, or a string of the source is its name.
+"""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [path for package in ("mesh", "kvstore", "nodes", "cli") for path in (ROOT / package).rglob("*.py")]
+NODES = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
+CLASSES: dict[str, list[ast.ClassDef]] = {}
+for each in NODES:
+    if isinstance(each, ast.ClassDef):
+        CLASSES.setdefault(each.name, []).append(each)
+
+HTTP = "in the body of an HTTP answer"
+UNPACKED = "its tuple is unpacked"
+READ_OTHERWISE = {
+    "Usage.completion_tokens": HTTP,
+    "Usage.total_tokens": HTTP,
+    "Usage.prompt_tokens_details": HTTP,
+    "PromptTokensDetails.cached_tokens": HTTP,
+    "ModelCard.max_model_len": HTTP,
+    "ModelCard.owned_by": HTTP,
+    "Tokenized.max_model_len": HTTP,
+    "Tokenized.token_strs": HTTP,
+    "ActorFigures.output_tokens_per_s": "in `meshctl ps -o json`",
+    "Link.nonce": "two connections of one incarnation are different keys",
+    "Choice.build": UNPACKED,
+    "TextModel.is_wrapped": UNPACKED,
+    "_Engine.mover": UNPACKED,
+}
+
+
+def last_name(node: ast.expr) -> str:
+    """`Struct` of `msgspec.Struct`, `Transport` of `Transport[Copy]`."""
+    return ast.unparse(node).split("[")[0].split(".")[-1]
+
+
+def is_data(node: ast.ClassDef) -> bool:
+    """Whether a class is a struct, a named tuple or a dataclass."""
+    bases = {last_name(base) for base in node.bases} - {node.name}
+    return (
+        bool(bases & {"Struct", "NamedTuple"})
+        or any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        or any(is_data(one) for base in bases for one in CLASSES.get(base, []))
+    )
+
+
+def fields_of(node: ast.ClassDef) -> list[str]:
+    """Names of a class's own fields, in order."""
+    return [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+
+
+def test_every_field_is_read() -> None:
+    read = {node.attr for node in NODES if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    read |= {node.value for node in NODES if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    for node in NODES:
+        if isinstance(node, ast.MatchClass):
+            read.update(node.kwd_attrs)
+            # `case Spawn(actor_id, _)` reads the first field only.
+            for names in map(fields_of, CLASSES.get(last_name(node.cls), [])):
+                read.update(name for name, one in zip(names, node.patterns, strict=False) if ast.unparse(one) != "_")
+    data = [node for nodes in CLASSES.values() for node in nodes if is_data(node)]
+    unread = {f"{node.name}.{name}" for node in data for name in fields_of(node) if name not in read}
+    assert len(data) > 300, "the scan no longer finds them"
+    assert unread == set(READ_OTHERWISE), "remove the field, or say here who reads it"
