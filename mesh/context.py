@@ -1,16 +1,21 @@
 """What an actor acts through."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from random import Random
+from typing import Any
 
-import structlog
-
-from mesh.address import Address, Endpoint
-from mesh.runtime.telemetry import Metrics, current_trace, new_traceparent
-
-if TYPE_CHECKING:
-    from mesh.membership.view import Membership
-    from mesh.system import ActorSystem
+from mesh.address import Endpoint
+from mesh.calls.asking import Asking
+from mesh.calls.tells import Tells
+from mesh.link.links import Links
+from mesh.membership.changes import Changes
+from mesh.membership.incarnation import Incarnation
+from mesh.membership.registration import Registration
+from mesh.pubsub.publishing import Publishing
+from mesh.runtime.task_supervisor import TaskSupervisor
+from mesh.runtime.telemetry import current_trace, new_traceparent
+from mesh.wire.frames import StatsReply
 
 
 class Context:
@@ -23,37 +28,53 @@ class Context:
         ask_then                         `mesh/calls/asking.py`            send and be called back with the outcome
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
         later, spawn                     `mesh/runtime/task_supervisor.py` timers and tasks whose exceptions are caught
-        announce, describe, stats        `mesh/system.py`                  what others are told about this actor
-        bury                             `mesh/system.py`                  for supervisors: an incarnation is dead
+        announce, describe               `mesh/membership/incarnation.py`  what others are told about this actor
+        stats                            `mesh/system.py`                  all its metrics
+        bury                             `mesh/membership/changes.py`      for supervisors: an incarnation is dead
         credentials                      `mesh/membership/proof.py`        which members are proved and believed
     """
 
-    def __init__(self, system: "ActorSystem", log: structlog.stdlib.BoundLogger) -> None:
-        self._system = system
-        self.address: Address = system.address
+    def __init__(
+        self,
+        me: Incarnation,
+        links: Links,
+        tells: Tells,
+        asking: Asking,
+        publishing: Publishing,
+        registration: Registration,
+        changes: Changes,
+        tasks: TaskSupervisor,
+        stats: Callable[[], StatsReply],
+        random: Random,
+    ) -> None:
+        self._me = me
+        self._links = links
+        self._registration = registration
+        self._random = random
+        self.address = me.address
         """This incarnation."""
-        self.members: Membership = system.registration.view
+        self.members = me.view
         """The cached view of who is in the mesh."""
-        self.metrics: Metrics = system.metrics
+        self.metrics = links.metrics
         """This actor's counters, gauges and histograms."""
-        self.log = log
+        self.log = me.log
         """A logger bound to this actor and epoch."""
         self.now = asyncio.get_running_loop().time
         """The loop's clock, seconds."""
-        self.tell = system.tells.tell
-        self.tell_all = system.tells.tell_all
-        self.ask = system.asking.ask
-        self.ask_then = system.asking.ask_then
-        self.publish = system.publishing.publish
-        self.subscribe = system.publishing.subscribe
-        self.unsubscribe = system.publishing.unsubscribe
-        self.later = system.tasks.later
-        self.spawn = system.tasks.spawn
-        self.announce = system.announce
-        self.describe = system.describe
-        self.bury = system.bury
-        self.credentials = system.credentials
-        self.stats = system.stats
+        self.tell = tells.tell
+        self.tell_all = tells.tell_all
+        self.ask = asking.ask
+        self.ask_then = asking.ask_then
+        self.publish = publishing.publish
+        self.subscribe = publishing.subscribe
+        self.unsubscribe = publishing.unsubscribe
+        self.later = tasks.later
+        self.spawn = tasks.spawn
+        self.announce = me.announce
+        self.describe = me.describe
+        self.bury = changes.bury
+        self.credentials = me.credentials
+        self.stats = stats
 
     @property
     def endpoint(self) -> Endpoint:
@@ -63,27 +84,27 @@ class Context:
     @property
     def join_trouble(self) -> str:
         """Why the registry did not admit this actor at its last join; empty for a member."""
-        return self._system.registration.trouble
+        return self._registration.trouble
 
     def suspect(self, actor_id: str) -> None:
         """An expected message from this peer is overdue: ping it. If it does not answer, it is lost."""
-        self._system.links.suspect(actor_id)
+        self._links.suspect(actor_id)
 
     def end(self, reason: str) -> None:
         """End this actor's process without a drain: what it depends on is gone. Its supervisor starts it again."""
-        if self._system.end(reason):
+        if self._me.end(reason):
             self.log.warning("ending", why=reason)
 
     def capabilities(self, actor_id: str) -> dict[str, Any]:
         """The capabilities that a linked peer stated in `hello` or `welcome`; empty if there is no link yet."""
-        peer = self._system.links.get(actor_id)
+        peer = self._links.get(actor_id)
         return {} if peer is None else peer.capabilities
 
     def traceparent(self) -> str:
         """The W3C trace context of the message being handled; starts a new trace if there is none."""
         trace = current_trace.get()
         if not trace:
-            trace = new_traceparent(self._system.options.random)
+            trace = new_traceparent(self._random)
             current_trace.set(trace)
         return trace
 

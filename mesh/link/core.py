@@ -39,15 +39,15 @@ dial got no welcome. Invariants, whatever the order of events (`tests/mesh/link/
 Driven by `mesh/link/links.py`.
 """
 
+from collections import deque
 from typing import Final
 
 from mesh.address import Address
 from mesh.errors import PROOF_CODES, SUPERSEDED, TOO_MANY_PEERS, WRONG_EPOCH, FrameRefused, Unreachable
 from mesh.link.handshake import WELCOME, Handshake
 from mesh.link.liveness import Liveness
-from mesh.link.outgoing import Outgoing
-from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Refused, Send, Superseded
-from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Peer, Phase, answer_to, connection_of
+from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
+from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
 from mesh.link.refusals import TOLD, LogOnce, error_body, is_answered, later_incarnation
 from mesh.membership.view import Directory
 from mesh.options import SystemOptions
@@ -56,19 +56,29 @@ from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Channel, Link
 from mesh.wire.codec import check_sizes, open_envelope
 from mesh.wire.frames import SYSTEM_CODEC, Bye, ErrorBody
-from mesh.wire.header import Header, Verb
+from mesh.wire.header import (
+    PROTOCOL_VERSION,
+    SYSTEM_FLAG,
+    Header,
+    Verb,
+    encode_header,
+)
 
 _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
 _OTHERS: Final = frozenset(("wrong_sender", *PROOF_CODES))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
+_MAX_WAITING: Final = 1000
+"""More than a turn sends in the 2 s until a hello is due; what a peer that never says it can hold here is bounded."""
+_HELD: Final = Phase.HELD
+# msgspec is slow at encoding enum members.
+_NUMBERS: Final = {verb: int(verb) for verb in Verb}
 
 
 class LinkCore:
     """The links of one incarnation. After each call the caller carries out `outputs`, oldest first."""
 
     def __init__(self, address: Address, options: SystemOptions, metrics: Metrics, directory: Directory) -> None:
-        self.outgoing = outgoing = Outgoing(address)
-        self.outputs, self._say = outgoing.outputs, outgoing.say
+        self.outputs: deque[Output] = deque()
         self.peers: dict[str, Peer] = {}
         self.address = address
         self._actor_id, self._epoch = address
@@ -81,10 +91,10 @@ class LinkCore:
         self._deadlines = Deadlines()
         self._log_once = LogOnce()
         self._now = 0.0
-        self._num_connections = 0
+        self._num_connections = self._message_ids = 0
         self.next_deadline = self._deadlines.next
-        self.liveness = Liveness(outgoing, self.peers, options, metrics, self._deadlines)
-        self._handshake = Handshake(outgoing, options, directory, self._deadlines)
+        self.liveness = Liveness(self, self.peers, options, metrics, self._deadlines)
+        self._handshake = Handshake(self, options, directory, self._deadlines)
 
     # From the actor
 
@@ -125,8 +135,41 @@ class LinkCore:
             # An actor's link with itself has no other end to say bye to.
             if peer.route is not None and peer.address != self.address:
                 for channel in Channel:
-                    self._say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
+                    self.say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
             self._forget(peer)
+
+    def next_id(self) -> int:
+        """A message id that this incarnation has not used yet."""
+        self._message_ids += 1
+        return self._message_ids
+
+    def write(
+        self, connection: Connection, channel: Channel, verb: Verb, body: bytes, buffers: Frames, meta: Meta, trace: str
+    ) -> Frames | None:
+        """The frame of a message, to send after `outputs`; empty if it has to wait, None if there is no room."""
+        state = connection.channels[channel]
+        if state.phase is _HELD:
+            # Refuse rather than wait: the sender learns at once, and a peer that never says hello ties up no more.
+            if len(state.waiting) >= _MAX_WAITING:
+                return None
+            # Its sequence number is assigned when it is sent, after the welcome's.
+            state.waiting.append((verb, body, buffers, meta, trace))
+            return ()
+        message_id, correlation_id, timeout_us, flags = meta
+        # Assigned at the last moment, so that a waiting frame takes no number before the frames that overtake it.
+        state.sent = sequence = state.sent + 1
+        header = encode_header(
+            Header(
+                PROTOCOL_VERSION, _NUMBERS[verb], message_id or self.next_id(), sequence, correlation_id,
+                self._actor_id, self._epoch, connection.link.peer.epoch, timeout_us, flags, 0, trace,
+            )
+        )  # fmt: skip
+        # Most messages have no buffers, and building a plain pair is faster than unpacking into a tuple.
+        return (header, body, *buffers) if buffers else (header, body)
+
+    def take_back(self, connection: Connection, channel: Channel) -> None:
+        """The transport did not take the frame that `write` just returned: its sequence number is free again."""
+        connection.channels[channel].sent -= 1
 
     # From the network
 
@@ -185,9 +228,9 @@ class LinkCore:
         if header is not None and is_answered(header, refusal, is_linked=is_linked, is_member=is_member):
             body = error_body(refusal)
             if connection is not None:
-                self._say(connection, channel, Verb.ERROR, body, (), answer_to(header), header.trace)
+                self.say(connection, channel, Verb.ERROR, body, (), answer_to(header), header.trace)
             else:
-                self.outgoing.say_unnumbered(link, channel, body, header.trace)
+                self.outputs.append(Send(link, channel, (self._unnumbered_error(link.peer, header.trace), body)))
         if connection is None:
             self.outputs.append(Close(link))
 
@@ -343,3 +386,14 @@ class LinkCore:
         """A connection has ended or never came up; in the latter case `_now` is no older than its dial."""
         self._handshake.failed(connection, self._now)
         self.lose(connection.link.peer, reason)
+
+    def say(self, connection: Connection, channel: Channel, *message: *Message) -> None:
+        """Queue a message of the link itself behind the outputs that are already pending."""
+        parts = self.write(connection, channel, *message)
+        if parts:
+            self.outputs.append(Send(connection.link, channel, parts))
+
+    def _unnumbered_error(self, receiver: Address, trace: str) -> bytes:
+        """The header of an error that belongs to no connection: its sequence number is 0."""
+        ids, epochs = (self.next_id(), UNNUMBERED, 0), (self._actor_id, self._epoch, receiver.epoch)
+        return encode_header(Header(PROTOCOL_VERSION, _NUMBERS[Verb.ERROR], *ids, *epochs, 0, SYSTEM_FLAG, 0, trace))

@@ -12,8 +12,7 @@ from typing import Final
 from mesh.address import Address
 from mesh.errors import FrameRefused, Unreachable
 from mesh.link.backoff import ReconnectBackoff
-from mesh.link.outgoing import Outgoing
-from mesh.link.outputs import Frames, Linked
+from mesh.link.outputs import Frames, Linked, Outgoing
 from mesh.link.peer import SYSTEM, Connection, Phase, answer_to
 from mesh.link.refusals import check_greeting
 from mesh.membership.view import Directory

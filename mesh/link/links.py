@@ -2,15 +2,14 @@
 
     transport --frames, down--> Links --> LinkCore --outputs--> Links --send, dial, close--> transport
                                   |  a message for the actor --> its verb's handler
-                                  `- a peer is lost, superseded --> owner
+                                  `- a peer is lost, superseded --> `when_lost`, `when_superseded`
 
-Owned by `ActorSystem`. The owner and the handlers may call back into this class. All outputs share one queue, which is
+Owned by `ActorSystem`. What is called may call back into this class. All outputs share one queue, which is
 emptied before any later frame is sent, so that the frames of a channel leave in the order of their numbers.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
@@ -30,34 +29,23 @@ from mesh.wire.header import Header, Verb
 Handler = Callable[[Peer, Channel, Header, Frames], None]
 
 
-class Owner(Directory, Protocol):
-    """What links need to know of the system above them."""
-
-    def linked(self, peer: Address) -> None:
-        """A connection with an incarnation is up, whichever end dialed it."""
-        ...
-
-    def peer_lost(self, peer: Peer, reason: str) -> None:
-        """An incarnation is gone or cut off; its links have already been forgotten."""
-        ...
-
-    def found(self, address: Address) -> None:
-        """A later incarnation answers at the endpoint of the peer that was dialed, whose link is about to be lost."""
-        ...
-
-    def superseded(self, by: Address, reason: str, known_epoch: int, *, is_proved: bool) -> None:
-        """A peer knows a later incarnation of this actor, `known_epoch`; see `mesh.link.outputs.Superseded`."""
-        ...
-
-
 class Links:
-    """All links of one actor. Implements `mesh.transport.base.Listener`; `handlers` maps verbs to their handlers."""
+    """All links of one actor. Implements `mesh.transport.base.Listener`; `handlers` maps verbs to their handlers.
+
+    Each `when_…` is called with the fields of the output of its name (`mesh/link/outputs.py`), and set before the
+    transport starts.
+    """
+
+    when_linked: Callable[[Address], object]
+    when_lost: Callable[[Peer, str], object]
+    when_found: Callable[[Address], object]
+    when_superseded: Callable[[Address, str, int, bool], object]
 
     def __init__(
         self,
         address: Address,
         transport: Transport,
-        owner: Owner,
+        directory: Directory,
         options: SystemOptions,
         metrics: Metrics,
         tasks: TaskSupervisor,
@@ -67,12 +55,11 @@ class Links:
         self.handlers: dict[int, Handler] = {}
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
         self._transport = transport
-        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
-        self._core = core = LinkCore(address, options, metrics, owner)
-        self._outputs, self._peers, self._receive = core.outputs, core.peers, core.receive
-        self._write, self._take_back, self.next_id = core.outgoing.write, core.outgoing.take_back, core.outgoing.next_id
+        self._core = core = LinkCore(address, options, metrics, directory)
+        self._outputs, self._peers, self._write, self._receive = core.outputs, core.peers, core.write, core.receive
+        self.next_id = core.next_id
         self._timer = DeadlineTimer(lambda: tasks, core.next_deadline, self._due, rest_s=0.0)
 
     def get(self, actor_id: str) -> Peer | None:
@@ -106,7 +93,7 @@ class Links:
             if self._put(route.link, channel, parts):
                 return True
             # The other end would count the number of a frame that was never sent as a missing frame.
-            self._take_back(route, channel)
+            self._core.take_back(route, channel)
         elif parts is not None:
             return True
         self.metrics.count("mesh_outbox_full_total")
@@ -128,7 +115,7 @@ class Links:
         self._carry_out()
 
     def close(self) -> None:
-        """Say bye to every peer and forget it; the owner is told nothing."""
+        """Say bye to every peer and forget it, without calling `when_lost`."""
         self._core.close()
         self._carry_out()
         self._timer.cancel()
@@ -184,14 +171,14 @@ class Links:
                     self._transport.dial(*output)
                 case Close():
                     self._transport.close_link(output.link)
-                case Linked(peer):
-                    self._owner.linked(peer)
+                case Linked():
+                    self.when_linked(*output)
                 case Lost():
-                    self._owner.peer_lost(*output)
-                case Found(address):
-                    self._owner.found(address)
-                case Superseded(by, reason, known_epoch, is_proved):
-                    self._owner.superseded(by, reason, known_epoch, is_proved=is_proved)
+                    self.when_lost(*output)
+                case Found():
+                    self.when_found(*output)
+                case Superseded():
+                    self.when_superseded(*output)
                 case Refused(peer, refusal):
                     # NO_HANDSHAKE is what a container's health check looks like: nothing anybody could fix.
                     say = self._log.info if refusal.code == NO_HANDSHAKE else self._log.warning

@@ -8,7 +8,7 @@ Owned by `mesh/link/core.py`, which reports due deadlines and arriving answers.
 
 from typing import Final
 
-from mesh.link.outgoing import Outgoing
+from mesh.link.outputs import Outgoing
 from mesh.link.peer import Meta, Peer
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines

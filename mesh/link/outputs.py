@@ -1,11 +1,12 @@
 """The outputs of `LinkCore`, carried out by `mesh/link/links.py`."""
 
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mesh.address import Address, Endpoint
 from mesh.errors import FrameRefused
-from mesh.link.peer import Peer
+from mesh.link.peer import Connection, Message, Peer
 from mesh.transport.base import Buffer, Channel, Link
 
 Frames = Sequence[Buffer]
@@ -68,3 +69,18 @@ class Refused(NamedTuple):
 
 
 Output = Dial | Send | Close | Linked | Lost | Found | Superseded | Refused
+
+
+class Outgoing(Protocol):
+    """What handshake and liveness need of their `LinkCore` to send messages of their own."""
+
+    address: Address
+    outputs: deque[Output]
+
+    def next_id(self) -> int:
+        """A message id that this incarnation has not used yet."""
+        ...
+
+    def say(self, connection: Connection, channel: Channel, *message: *Message) -> None:
+        """Queue a message of the link itself behind the outputs that are already pending."""
+        ...

@@ -5,15 +5,16 @@ the next: a peer is watched from its first heartbeat on, a hub from the first on
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from mesh.address import Address
 from mesh.errors import CallError, FrameRefused
 from mesh.handlers import Handlers
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
-from mesh.options import SystemOptions
+from mesh.membership.incarnation import Incarnation
+from mesh.membership.registration import Registration
+from mesh.runtime.own_figures import OwnFigures
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Renew
@@ -24,31 +25,25 @@ _MAX_PROGRESS_CHARS: Final = 200
 
 
 class Heartbeats:
-    """Sends and answers heartbeats. `hubs` returns the actors to send to, registry last, `state` this actor's state.
-
-    `ticked` is called before each beat, `answered` with each hub's answer.
-    """
+    """Sends and answers heartbeats; `figures` are sampled before each."""
 
     def __init__(
         self,
         links: Links,
         actor: Handlers,
+        me: Incarnation,
+        registration: Registration,
+        figures: OwnFigures,
         tasks: TaskSupervisor,
-        options: SystemOptions,
-        *,
-        hubs: Callable[[], list[str]],
-        state: Callable[[], str],
-        ticked: Callable[[], None],
-        answered: Callable[[Address, Heartbeat], None],
+        interval_s: float,
     ) -> None:
         self._links = links
         self._actor = actor
+        self._me = me
+        self._registration = registration
+        self._figures = figures
         self._tasks = tasks
-        self._interval_s = options.heartbeat_s
-        self._hubs = hubs
-        self._state = state
-        self._ticked = ticked
-        self._answered = answered
+        self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         links.handlers[Verb.HEARTBEAT] = self._on_heartbeat
@@ -59,8 +54,8 @@ class Heartbeats:
 
     def send_now(self) -> None:
         """Send one to every hub now: called at each beat, and out of turn when the state has changed."""
-        body = SYSTEM_CODEC.encode(Renew(state=self._state(), progress=self._progress()))
-        for actor_id in self._hubs():
+        body = SYSTEM_CODEC.encode(Renew(state=self._me.describe().state, progress=self._progress()))
+        for actor_id in self._registration.hubs():
             try:
                 peer = self._links.reach(actor_id)
             # An unreachable hub is tried again at the next beat; the others must not wait for it.
@@ -78,7 +73,7 @@ class Heartbeats:
     def _tick(self) -> None:
         try:
             # Guarded separately: a failure to collect metrics is no reason to fall silent.
-            self._tasks.call("tick", self._ticked)
+            self._tasks.call("tick", self._figures.sample, self._loop.time())
             self._links.beat()
             self.send_now()
         finally:
@@ -100,7 +95,7 @@ class Heartbeats:
             raise FrameRefused("bad_body", "a heartbeat body was expected")
         # An answer is not answered, or two hubs could keep each other busy for ever.
         if isinstance(beat, Heartbeat):
-            self._answered(peer.address, beat)
+            self._registration.heartbeat(peer.address, beat)
             return
         peer.is_watched = True
         answer = SYSTEM_CODEC.encode(self._actor.heartbeat_to(peer.address))

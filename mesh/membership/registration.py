@@ -26,7 +26,8 @@ from mesh.errors import (
     WrongMesh,
     WrongSpec,
 )
-from mesh.membership.view import SUPERVISOR, Bootstrap, Member, MemberChange, Membership, is_of_host
+from mesh.membership.incarnation import Incarnation
+from mesh.membership.view import SUPERVISOR, Member, MemberChange, is_of_host
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.wire.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged, PeerDown
@@ -41,34 +42,29 @@ class Registration:
 
     Args:
         asking: for asks to the registry.
-        bootstrap: finds the registry.
-        options: pauses and timeouts, and the supervisor.
-        describe: returns the member to join as.
+        me: describes the member to join as, finds the registry, and is told if that will never admit it. Its view is
+            kept up to date.
         changed: called with each non-empty change of the view, and the members that left in an orderly way.
-        over: called with the registry that will never admit this incarnation, and the reason.
+        options: pauses and timeouts, and the supervisor.
         tasks: runs the task that keeps this actor joined.
     """
 
     def __init__(
         self,
         asking: Asking,
-        bootstrap: Bootstrap,
-        options: SystemOptions,
-        describe: Callable[[], Member],
+        me: Incarnation,
         changed: Callable[[MemberChange, Collection[Address]], None],
-        over: Callable[[Address, MeshError], None],
+        options: SystemOptions,
         tasks: TaskSupervisor,
     ) -> None:
-        self.view = Membership()
+        self.view = me.view
         self.registry: Address | None = None
         self.trouble = ""
         """Why the last join failed; empty if it succeeded or none has failed yet."""
         self._asking = asking
-        self._bootstrap = bootstrap
-        self._options = options
-        self._describe = describe
+        self._me = me
         self._changed = changed
-        self._over = over
+        self._options = options
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._wanted = asyncio.Event()
@@ -85,12 +81,18 @@ class Registration:
         self._task = self._tasks.spawn(self._keep_joined(), "registration")
 
     def announce(self) -> None:
-        """What `describe` returns has changed, or the registry has lost something: join again."""
+        """This actor describes itself differently, or the registry has lost something: join again."""
         self._wanted.set()
 
-    def hurry(self) -> None:
-        """The registry's present incarnation has become known: a join that fails because of it is retried at once."""
-        self._is_hurried = True
+    def found(self, address: Address) -> None:
+        """A later incarnation answers where a peer was dialed: if it is the registry's, it is joined at once."""
+        if self._me.bootstrap.learn(address):
+            self._is_hurried = True
+
+    def hubs(self) -> list[str]:
+        """Whom to send heartbeats: the supervisor, if there is one, and the registry that has admitted this actor."""
+        supervisor = self._options.supervisor
+        return [hub.actor_id for hub in (supervisor and supervisor[0], self.registry) if hub is not None]
 
     async def joined(self) -> None:
         """Wait until the registry has admitted this actor for the first time."""
@@ -104,7 +106,7 @@ class Registration:
             self._task.cancel()
         if self.registry is None:
             return
-        me = self._describe()
+        me = self._me.describe()
         leave = Leave(actor_id=me.actor_id, epoch=me.epoch, reason=STOPPED)
         try:
             await self._asking.ask(self.registry.actor_id, leave, timeout_s=timeout_s)
@@ -155,7 +157,7 @@ class Registration:
             if member is None or member.address != sender or member.role != SUPERVISOR:
                 return False
             # A supervisor passes on reports of others on its own host only, so one that lies harms no other host.
-            if down.said_by and host != self._describe().host:
+            if down.said_by and host != self._me.describe().host:
                 return False
         return is_of_host(down.actor_id, view.get(down.actor_id), host_of(down.said_by or sender.actor_id))
 
@@ -188,12 +190,12 @@ class Registration:
             pause_s = min(pause_s * 2, self._options.retry_max_s)
 
     async def _join(self) -> bool:
-        target = self._bootstrap.lookup()
+        target = self._me.bootstrap.lookup()
         if target is None:
             return False
         address = target[0]
         view = self.view
-        me = self._describe()
+        me = self._me.describe()
         join = Join(
             member=me,
             known_epoch=view.registry_epoch,
@@ -211,7 +213,7 @@ class Registration:
                 self.trouble = (isinstance(error, PeerLost) and error.reason) or error.message
             end = _end_of(error)
             if end is not None:
-                self._over(address, end)
+                self._me.is_over(address, end)
             return False
         finally:
             # It may have been lost after its answer arrived but before it was processed; this is not reported again.

@@ -146,12 +146,12 @@ class Publishing:
             if followed_id == actor_id:
                 self._request(actor_id, topic)
 
-    def linked(self, actor_id: str) -> None:
+    def linked(self, peer: Address) -> None:
         """A link with an actor is up (again): request the subscriptions not requested since it was lost."""
         for (followed_id, topic), followed in list(self._followed.items()):
             # A subscription that dialed this link has been requested already: its request followed the hello.
-            if followed_id == actor_id and followed.last_heard == NEVER:
-                self._request(actor_id, topic)
+            if followed_id == peer.actor_id and followed.last_heard == NEVER:
+                self._request(followed_id, topic)
 
     def close(self) -> None:
         """Stop following all topics."""

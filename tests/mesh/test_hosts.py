@@ -144,7 +144,7 @@ async def test_a_host_alone_does_not_end_the_registry_that_others_have_joined():
     for epoch in (6, 1 << 63):
         for _ in range(5):
             # Whenever it is told which one there is it says that it knows a later one still.
-            liar._bootstrap._learned = Address("registry", epoch), told.endpoint
+            liar.incarnation.bootstrap._learned = Address("registry", epoch), told.endpoint
             liar.links.lose(registry.address, "a lie")
             before = refused()
             with contextlib.suppress(CallError):
@@ -173,10 +173,10 @@ def test_two_hosts_with_a_run_directory_each(run, short_path, once_per_process, 
         systems = near, far, neighbour = await mesh.start_recorders()
         for epoch in (5, 8):
             await all_joined(systems, epoch)
-            assert near.locate("registry")[1].control.startswith("ipc://")
-            assert far.locate("registry") == (Address("registry", epoch), mesh.registry_endpoint)
-            assert far.locate("y.d")[1].control == f"ipc://{short_path}/d/s/y.d.1.c"
-            assert near.locate("x.d")[1].control.startswith("tcp://127.0.0.3:")
+            assert near.incarnation.locate("registry")[1].control.startswith("ipc://")
+            assert far.incarnation.locate("registry") == (Address("registry", epoch), mesh.registry_endpoint)
+            assert far.incarnation.locate("y.d")[1].control == f"ipc://{short_path}/d/s/y.d.1.c"
+            assert near.incarnation.locate("x.d")[1].control.startswith("tcp://127.0.0.3:")
             for asker, asked in ((near, "x.d"), (far, "x.head"), (far, "y.d"), (neighbour, "x.d")):
                 assert await answers(asker, asked)
             if epoch == 5:

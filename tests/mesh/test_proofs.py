@@ -72,7 +72,7 @@ async def nothing_happened(a, b):
     assert a.actor.lost == b.actor.lost == []
     assert states(a) == {"a#1": "ready", "b#1": "ready", "registry#1": "ready"}
     assert (await a.actor.ctx.ask("b", HI, timeout_s=5)).sender == Address("b", 1)
-    assert not any(system._shutdown.done() for system in (a, b))
+    assert not any(system.incarnation._end.done() for system in (a, b))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_a_registry_is_told_of_a_later_one_by_who_is_proved_alone(mesh):
     registry, a, b = await supervised(mesh)
 
     async def dials_later_one(system):
-        assert system._bootstrap.learn(Address("registry", 9))
+        assert system.incarnation.bootstrap.learn(Address("registry", 9))
         system.links.lose(registry.address, "a later one is known")
         await refused(system, "registry", HI, "listens at its address")
 

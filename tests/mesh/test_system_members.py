@@ -118,8 +118,8 @@ async def test_who_shares_the_host_is_dialed_there(rig):
             for actor_id, host in (("near", here), ("far", here + "x"))
         ],
     )
-    assert rig.system.locate("near") == (Address("near", 1), Endpoint("ipc://c", "ipc://d"))
-    assert rig.system.locate("far") == (Address("far", 1), both)
+    assert rig.system.incarnation.locate("near") == (Address("near", 1), Endpoint("ipc://c", "ipc://d"))
+    assert rig.system.incarnation.locate("far") == (Address("far", 1), both)
 
 
 class AnySupervisor(Recorder):

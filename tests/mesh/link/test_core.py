@@ -80,11 +80,11 @@ class Node:
         if peer.route is None:
             return False
         route = peer.route
-        parts = self.core.outgoing.write(route, channel, verb, body, (), meta, "")
+        parts = self.core.write(route, channel, verb, body, (), meta, "")
         if parts:
             self.number(route.link, channel, parts)
             if not self.put(route.link, channel, parts):
-                self.core.outgoing.take_back(route, channel)
+                self.core.take_back(route, channel)
                 self.sent[route.link, channel] -= 1
                 return False
         return parts is not None

@@ -294,7 +294,7 @@ async def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link
     assert rig.actor.ctx.tell("peer", Say(text="x"))
     rig.say(Verb.ERROR, ErrorBody(code="superseded", message="epoch 9"), link=TO_PEER, sequence=0)
     assert rig.actor.lost == [(PEER, "the peer refuses the link (superseded: epoch 9)")]
-    assert not rig.system._shutdown.done()
+    assert not rig.system.incarnation._end.done()
 
 
 async def test_an_accepted_channel_waits_for_its_hello(rig):

@@ -8,13 +8,13 @@ from mesh.actor import Answer
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, PeerLost, RemoteError, Unreachable
 from mesh.membership.registration import Registration
-from mesh.membership.view import Member, StaticBootstrap
+from mesh.membership.view import LearningBootstrap, Member, Membership, StaticBootstrap
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics
 from mesh.wire.frames import Joined, MembersChanged
 
-REGISTRY = Address("registry", 1)
+REGISTRY, SUCCESSOR = Address("registry", 1), Address("registry", 2)
 NOWHERE = Endpoint("sim://registry", "sim://registry.data")
 
 
@@ -46,14 +46,21 @@ class Registry:
 
 
 class Audience:
+    """Whose membership it is, and who hears of changes."""
+
     def __init__(self):
+        self.view = Membership()
+        self.bootstrap = LearningBootstrap(StaticBootstrap(REGISTRY, NOWHERE))
         self.changes = []
         self.ends = []
+
+    def describe(self):
+        return member("me")
 
     def members_changed(self, change, leaving=()):
         self.changes.append([m.actor_id for m in change.joined])
 
-    def over(self, by, why):
+    def is_over(self, by, why):
         self.ends.append((by, why.message, why.known_epoch))
 
 
@@ -62,9 +69,8 @@ def run(answers, after=lambda registration: None, registry_class=Registry):
         registry, audience = registry_class(answers), Audience()
         log = structlog.get_logger()
         registration = registry.registration = Registration(
-            registry, StaticBootstrap(REGISTRY, NOWHERE), SystemOptions(), lambda: member("me"),
-            audience.members_changed, audience.over, TaskSupervisor(log, Metrics()),
-        )  # fmt: skip
+            registry, audience, audience.members_changed, SystemOptions(), TaskSupervisor(log, Metrics())
+        )
         registration.start()
         await registration.joined()
         after(registration)
@@ -154,13 +160,13 @@ class Found(Registry):
 
     async def ask(self, actor_id, message, *, timeout_s):
         if len(self.joins) == 1:
-            self.registration.hurry()
+            self.registration.found(SUCCESSOR)
         return await super().ask(actor_id, message, timeout_s=timeout_s)
 
 
 def test_only_the_join_that_a_registry_is_found_during_is_made_again_at_once():
     def found_before(registration):
-        registration.hurry()
+        registration.found(SUCCESSOR)
         registration.announce()
 
     _, registry, _ = run([(joined(3, "me"), [])], found_before)
