@@ -269,7 +269,7 @@ class HostedMesh(ReturningMesh):
     async def _start(self, actor_id: str, epoch: int) -> None:
         await super()._start(actor_id, epoch)
         system, actor = self.systems[actor_id], self.actors[actor_id]
-        self._listen(f"{system.address} gave it up", system, "peer_lost")
+        self._listen(f"{system.address} gave it up", system.links, "when_lost")
         if isinstance(actor, RegistryActor):
             self._listen(f"{system.address} let it go", actor, "_tell_all")
             self._note_taken(actor, system.address)
