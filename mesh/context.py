@@ -1,6 +1,5 @@
 """What an actor acts through."""
 
-import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -59,7 +58,7 @@ class Context:
         """This actor's counters, gauges and histograms."""
         self.log = me.log
         """A logger bound to this actor and epoch."""
-        self.now = asyncio.get_running_loop().time
+        self.now = tasks.now
         """The loop's clock, seconds."""
         self.tell = tells.tell
         self.tell_all = tells.tell_all
@@ -102,10 +101,8 @@ class Context:
 
     def traceparent(self) -> str:
         """The W3C trace context of the message being handled; starts a new trace if there is none."""
-        trace = current_trace.get()
-        if not trace:
-            trace = new_traceparent(self._random)
-            current_trace.set(trace)
+        trace = current_trace.get() or new_traceparent(self._random)
+        current_trace.set(trace)
         return trace
 
     def continue_trace(self, traceparent: str) -> None:

@@ -5,7 +5,8 @@ The bookkeeping is `mesh/calls/table.py`.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from mesh.address import Address
 from mesh.calls.table import PendingCalls
@@ -39,56 +40,8 @@ class Answer(NamedTuple):
     sender: Address
 
 
-class Asked(Protocol):
-    """One call in flight, as `Asking` sees it. It ends with `arrived` or `failed`."""
-
-    def arrived(self, answer: Answer) -> None:
-        """The reply arrived."""
-        ...
-
-    def failed(self, error: MeshError) -> None:
-        """No reply comes."""
-        ...
-
-
-class _AskedOnce:
-    """A call that a task waits for."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, future: asyncio.Future[Answer]) -> None:
-        self.future = future
-
-    def arrived(self, answer: Answer) -> None:
-        """The reply."""
-        if not self.future.done():
-            self.future.set_result(answer)
-
-    def failed(self, error: MeshError) -> None:
-        """The asker's task raises `error`."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class _AskedThen:
-    """A call that no task waits for: its only outcome is passed to `then`."""
-
-    __slots__ = ("_asking", "_then")
-
-    def __init__(self, asking: "Asking", then: "Then") -> None:
-        self._asking = asking
-        self._then = then
-
-    def arrived(self, answer: Answer) -> None:
-        """The reply; `then` is called before any later message is handled."""
-        self._asking.deliver(self._then, answer)
-
-    def failed(self, error: MeshError) -> None:
-        """Calls back in the loop's next turn: not within the asker's `ask_then`, nor ahead of its `on_peer_lost`."""
-        self._asking.deliver_soon(self._then, error)
-
-
 Then = Callable[[Answer | MeshError], None]
+"""Takes the one outcome of a call."""
 
 
 class Asking:
@@ -103,7 +56,7 @@ class Asking:
         self._links = links
         self._bodies = bodies
         self._loop = asyncio.get_running_loop()
-        self._pending: PendingCalls[Asked] = PendingCalls(capacity)
+        self._pending: PendingCalls[Then] = PendingCalls(capacity)
         self._timer = DeadlineTimer(lambda: tasks, self._pending.next_deadline, self._expire, rest_s=0.0)
         links.handlers[Verb.REPLY] = self._on_reply
         links.handlers[Verb.ERROR] = self._on_error
@@ -125,7 +78,7 @@ class Asking:
         Cancelling the task sends `cancel` to the peer.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
-        message_id = self.open(_AskedOnce(future), actor_id, message, timeout_s, buffers, channel)
+        message_id = self.open(partial(_end_wait, future), actor_id, message, timeout_s, buffers, channel)
         try:
             return await future
         except asyncio.CancelledError:
@@ -139,22 +92,22 @@ class Asking:
 
         Needs no task. `then` runs under the actor's `TaskSupervisor`, and never before this method returns.
         """
-        asked = _AskedThen(self, then)
+        settled = partial(self._settled, then)
         try:
-            self.open(asked, actor_id, message, timeout_s, (), channel)
+            self.open(settled, actor_id, message, timeout_s, (), channel)
         except CallError as error:
-            asked.failed(error)
+            settled(error)
 
     def open(
         self,
-        asked: Asked,
+        settled: Then,
         actor_id: str,
         message: AnyMessage,
         timeout_s: float,
         buffers: Sequence[Buffer],
         channel: Channel,
     ) -> int:
-        """Send a call and return its message id. If this raises a `CallError`, `asked` is not called."""
+        """Send a call and return its message id. If this raises a `CallError`, `settled` is not called."""
         if timeout_s <= 0:
             raise DeadlineExceeded(f"no time is left to ask {actor_id}")
         # A call made after `close` would never be settled, and its timer would outlive the actor.
@@ -165,10 +118,10 @@ class Asking:
         message_id = self._links.next_id()
         deadline = self._loop.time() + timeout_s
         # Registered before it is sent, so that no answer can come too early for it, not even from this actor itself.
-        self._pending.open(message_id, peer.address, deadline, asked)
+        self._pending.open(message_id, peer.address, deadline, settled)
         # The remaining time, at least a microsecond: 0 would mean that there is no deadline.
         meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags)
-        # If sending the frames queued before this one lost the peer, the call is settled and `asked` has been told.
+        # If sending the frames queued before this one lost the peer, the call is settled and `settled` was called.
         is_sent = self._links.send(peer, channel, _ASK, body, buffers, meta)
         if not is_sent and self._pending.settle(message_id) is not None:
             raise Unreachable(f"the outbox to {peer.address} is full")
@@ -176,16 +129,6 @@ class Asking:
         if deadline < self._timer.at:
             self._timer.arm()
         return message_id
-
-    def deliver(self, then: Then, outcome: Answer | MeshError) -> None:
-        """Call back, unless the actor has stopped in the meantime."""
-        if not self._is_closed:
-            self._guard("then", then, outcome)
-
-    def deliver_soon(self, then: Then, error: MeshError) -> None:
-        """Call back in the loop's next turn."""
-        if not self._is_closed:
-            self._loop.call_soon(self.deliver, then, error)
 
     def abandon(self, message_id: int, reason: str) -> None:
         """The answer is no longer wanted; tell the peer, unless it has already answered."""
@@ -196,49 +139,64 @@ class Asking:
 
     def lose(self, peer: Peer, reason: str) -> None:
         """A peer is gone: calls to it fail at once."""
-        for asked in self._pending.lose(peer.address):
+        for settled in self._pending.lose(peer.address):
             lost = PeerLost(f"{peer.address} is lost: {reason}")
             lost.reason, lost.refusal = reason, peer.refusal
             # Whether the peer can have received the call at all: only then may the call be what brought it down.
             lost.was_heard = peer.was_heard
-            asked.failed(lost)
+            settled(lost)
 
     def close(self) -> None:
         """The actor stops: all calls in flight fail."""
         self._is_closed = True
         self._timer.cancel()
-        for asked in self._pending.close():
-            asked.failed(Cancelled("the asking actor is stopping"))
+        for settled in self._pending.close():
+            settled(Cancelled("the asking actor is stopping"))
 
     def _on_reply(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
-        asked = self._pending.answered(header.correlation_id, peer.address)
-        if asked is None:
+        settled = self._pending.answered(header.correlation_id, peer.address)
+        if settled is None:
             self._links.metrics.count("mesh_late_answers_total")
             return
         try:
             message = self._bodies.decode(header, parts[1])
         except FrameRefused as refusal:
-            asked.failed(RemoteError("bad_answer", f"{header.sender} sent a malformed answer: {refusal.message}"))
+            settled(RemoteError("bad_answer", f"{header.sender} sent a malformed answer: {refusal.message}"))
             raise
-        asked.arrived(Answer(message, parts[2:], peer.address))
+        settled(Answer(message, parts[2:], peer.address))
 
     def _on_error(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, ErrorBody):
             raise FrameRefused("bad_body", "an error body was expected")
-        asked = self._pending.answered(header.correlation_id, peer.address)
-        if asked is not None:
-            asked.failed(RemoteError(body.code, body.message, body.retryable, body.param, body.known_epoch))
+        settled = self._pending.answered(header.correlation_id, peer.address)
+        if settled is not None:
+            settled(RemoteError(body.code, body.message, body.retryable, body.param, body.known_epoch))
         else:
             # Not labelled by code, which the peer chooses: one series per code would leave no room for others.
             self._links.metrics.count("mesh_errors_told_total")
 
     def _expire(self, now: float) -> None:
-        for message_id, address, asked in self._pending.expire(now):
-            asked.failed(DeadlineExceeded(f"{address} did not answer in time"))
+        for message_id, address, settled in self._pending.expire(now):
+            settled(DeadlineExceeded(f"{address} did not answer in time"))
             self._cancel(message_id, address, "deadline")
             self._links.suspect(address.actor_id)
         self._timer.arm()
+
+    def _settled(self, then: Then, outcome: Answer | MeshError) -> None:
+        """An answer is handed to `then` before any later message is handled.
+
+        An error in the loop's next turn: not within the asker's `ask_then`, nor ahead of its `on_peer_lost`.
+        """
+        if isinstance(outcome, MeshError):
+            self._loop.call_soon(self._deliver, then, outcome)
+        else:
+            self._deliver(then, outcome)
+
+    def _deliver(self, then: Then, outcome: Answer | MeshError) -> None:
+        """Call back, unless the actor has stopped in the meantime."""
+        if not self._is_closed:
+            self._guard("then", then, outcome)
 
     def _cancel(self, message_id: int, address: Address, reason: str) -> None:
         """Tell the incarnation that was asked, if still linked: no other knows the call."""
@@ -248,3 +206,13 @@ class Asking:
             # On the control channel, whichever channel the call is on: bulk must not delay it.
             body = SYSTEM_CODEC.encode(Cancel(reason=reason))
             self._links.send(peer, Channel.CONTROL, Verb.CANCEL, body, (), meta)
+
+
+def _end_wait(future: asyncio.Future[Answer], outcome: Answer | MeshError) -> None:
+    """The task that waits for a call gets the answer, or raises the error."""
+    if future.done():
+        return
+    if isinstance(outcome, MeshError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

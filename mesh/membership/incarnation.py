@@ -54,8 +54,7 @@ class Incarnation:
 
     def introduce(self, to: Address, *, is_proved: bool) -> Member:
         """This actor as a member, with its proof if the peer is proved, a hub, or a member known to have a proof."""
-        is_shown = is_proved or self.credentials.are_shown_to(to)
-        return self._member if is_shown else without_proof(self._member)
+        return self._member if is_proved or self.credentials.are_shown_to(to) else without_proof(self._member)
 
     def listens(self, endpoint: Endpoint) -> None:
         """The transport listens there."""

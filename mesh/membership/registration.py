@@ -8,6 +8,7 @@ While the registry is away the view stays as it is. Owned by `ActorSystem`; the 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -108,10 +109,8 @@ class Registration:
             return
         me = self._me.describe()
         leave = Leave(actor_id=me.actor_id, epoch=me.epoch, reason=STOPPED)
-        try:
+        with contextlib.suppress(CallError):
             await self._asking.ask(self.registry.actor_id, leave, timeout_s=timeout_s)
-        except CallError:
-            return
 
     def peer_lost(self, address: Address) -> None:
         """A peer is lost; if it was the registry, look for it."""

@@ -40,16 +40,15 @@ class OwnFigures:
             if usage.memory_bytes is not None:
                 figures["mesh_resident_memory_bytes"] = float(usage.memory_bytes)
         figures |= {f"{name}_per_second": rate for name, rate in rates.items()}
-        try:
-            figures |= self._actor.stats()
-        except Exception as error:  # noqa: BLE001 - an actor that cannot count itself is still there
-            self._tasks.failed("stats", error)
+        figures |= self._said("stats", self._actor.stats)
         return self._metrics.snapshot(figures)
 
     def _totals(self, usage: ProcessUsage | None) -> dict[str, float]:
-        totals = {} if usage is None else {_CPU: usage.cpu_s}
+        return ({} if usage is None else {_CPU: usage.cpu_s}) | self._said("totals", self._actor.totals)
+
+    def _said(self, what: str, by_actor: Callable[[], dict[str, float]]) -> dict[str, float]:
         try:
-            return totals | self._actor.totals()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._tasks.failed("totals", error)
-            return totals
+            return by_actor()
+        except Exception as error:  # noqa: BLE001 - an actor that cannot count itself is still there
+            self._tasks.failed(what, error)
+            return {}

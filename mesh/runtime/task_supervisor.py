@@ -26,15 +26,13 @@ class TaskSupervisor:
         # A dictionary, not a set: tasks are cancelled in the order they were spawned.
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
-    def call(self, what: str, callback: Callable[..., None], *args: Any) -> bool:
-        """Run a callback; False if it raised. `what` names it in the log and metrics."""
+    def call(self, what: str, callback: Callable[..., None], *args: Any) -> None:
+        """Run a callback. `what` names it in the log and metrics if it raises."""
         try:
             callback(*args)
         except Exception as error:  # noqa: BLE001
             # By design: here errors of callbacks and timers end, so that one never ends another.
             self.failed(what, error)
-            return False
-        return True
 
     def failed(self, what: str, error: BaseException, about: object = None) -> None:
         """Count and log an exception that ends here, with the request id of the message `about`, if it has one."""
