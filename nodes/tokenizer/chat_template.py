@@ -131,7 +131,7 @@ class ChatTemplate:
         Many show a system message in the first place only. Of assistants' and tools' messages parts are left out by
         design.
         """
-        at = 0
+        at, unseen = 0, list[int]()
         for i, one in enumerate(variables["messages"]):
             words = text_of(one.get("content")).strip() if one["role"] in ("system", "developer", "user") else ""
             # Searched from the last one's on, since chats are shown in order: the text is gone through once.
@@ -139,33 +139,39 @@ class ChatTemplate:
             found = text.find(words) if found < 0 else found
             if found >= 0:
                 at = found
-            elif not self._shows_messages(variables, [i], "") and self._shows_messages(variables, [i], "user"):
-                raise TemplateError(
-                    f"the model's chat template leaves out messages[{i}], of the role {one['role']!r}: it shows such"
-                    " messages in other places only",
-                    "messages",
-                )
+            else:
+                unseen.append(i)
+        # A template may also have changed the words. All at once: one rendering for each of a thousand messages would
+        # take longer than a rendering may.
+        unseen = sorted({*unseen} - self._shown_of(variables, unseen, "")) if unseen else []
+        for i in sorted(self._shown_of(variables, unseen, "user")) if unseen else ():
+            raise TemplateError(
+                f"the model's chat template leaves out messages[{i}], of the role {variables['messages'][i]['role']!r}:"
+                " it shows such messages in other places only",
+                "messages",
+            )
 
     def _shows(self, variables: dict[str, Any], role: str, as_role: str) -> bool:
         """Whether contents of messages of `role` show in the rendered text if their role is changed to `as_role`."""
         chosen = [i for i, one in enumerate(variables["messages"]) if one["role"] == role and one.get("content")]
-        return self._shows_messages(variables, chosen, as_role)
+        return bool(self._shown_of(variables, chosen, as_role))
 
-    def _shows_messages(self, variables: dict[str, Any], chosen: list[int], as_role: str) -> bool:
-        """The same of the messages with these numbers."""
+    def _shown_of(self, variables: dict[str, Any], chosen: list[int], as_role: str) -> set[int]:
+        """Which of the messages with these numbers show, in the role `as_role` or "" for their own."""
         messages = list(variables["messages"])
         # Words of the chat itself must not be taken for the mark.
         mark = _ROLE_MARK
         while any(mark.strip() in text_of(one.get("content")) for one in messages):
             mark += "_"
         for i in chosen:
-            content = with_mark(messages[i]["content"], mark)
+            content = with_mark(messages[i]["content"], f"{mark}{i}.")
             messages[i] = {**messages[i], "role": as_role or messages[i]["role"], "content": content}
         try:
-            return mark.strip() in self._generate({**variables, "messages": messages}, self._max_chars)
+            text = self._generate({**variables, "messages": messages}, self._max_chars)
         except (TemplateError, ContextLengthExceeded):
             # The template at least looks at them.
-            return True
+            return {*chosen}
+        return {i for i in chosen if f"{mark.strip()}{i}." in text}
 
     def _mark_end(self, messages: list[dict[str, Any]]) -> None:
         content = messages[-1].get("content")

@@ -357,6 +357,15 @@ def test_words_that_are_left_out_in_their_place_are_refused(role):
     assert rendered(thinks, ("user", "q"), ("assistant", "<think>x</think>a"), ("user", "r")) == "Q;A;R;"
 
 
+def test_changed_words_of_a_long_chat_cost_one_more_rendering():
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content | upper }};{% endfor %}", {}, 1_000_000)
+    generate, calls = template._generate, []
+    template._generate = lambda *of: calls.append(of) or generate(*of)
+    chat = [{"role": "user", "content": f"word {i}"} for i in range(500)]
+    assert template.render(ChatRequest(chat=json.dumps(chat).encode())).count("USER:") == 0
+    assert len(calls) == 2
+
+
 def test_a_mark_is_none_that_the_chat_has():
     mark = "DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
     knowing = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.content }};{% endif %}{% endfor %}"
