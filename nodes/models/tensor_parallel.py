@@ -20,21 +20,21 @@ class Shape(Protocol):
     """The fields of a model that decide how it can be cut; `ModelSpec` has them."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def num_heads(self) -> int: ...  # noqa: D102
+    def num_heads(self) -> int: ...
     @property
-    def num_kv_heads(self) -> int: ...  # noqa: D102
+    def num_kv_heads(self) -> int: ...
     @property
-    def head_dim(self) -> int: ...  # noqa: D102
+    def head_dim(self) -> int: ...
     @property
-    def intermediate_size(self) -> int: ...  # noqa: D102
+    def intermediate_size(self) -> int: ...
     @property
-    def dense_size(self) -> int: ...  # noqa: D102
+    def dense_size(self) -> int: ...
     @property
-    def vocab_size(self) -> int: ...  # noqa: D102
+    def vocab_size(self) -> int: ...
     @property
-    def qk_norm(self) -> str: ...  # noqa: D102
+    def qk_norm(self) -> str: ...
 
 
 class Cut(NamedTuple):

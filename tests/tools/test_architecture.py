@@ -105,6 +105,39 @@ def test_docstrings_say_more_than_where_to_look() -> None:
     assert not found, "say it, or inherit what says it and mark it with `@override`"
 
 
+def test_what_others_use_says_what_it_is() -> None:
+    # Inside a folder a good name is enough, and a line that repeats it is one more to keep true.
+    modules = {relative(path).removesuffix(".py").replace("/", "."): path for path in SOURCES}
+    exported = {
+        (module, alias.name)
+        for path in SOURCES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and (module := node.module) in modules
+        if modules[module].parent != path.parent
+        for alias in node.names
+    }
+    silent = [
+        f"{module}: {node.name}"
+        for module, path in modules.items()
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if (module, node.name) in exported and not ast.get_docstring(node)
+    ]
+    silent += [
+        f"{module}: {node.name}.{method.name}"
+        for module, path in modules.items()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef)
+        and {ast.unparse(base).split("[")[0] for base in node.bases} & {"Protocol", "ABC"}
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        # A property of a protocol is a field, which its class says.
+        if not method.decorator_list or "abstractmethod" in ast.unparse(method.decorator_list[-1])
+        if not method.name.startswith("_") and not ast.get_docstring(method)
+    ]
+    assert not silent, "another folder imports it, or implements it: say what it is"
+
+
 def test_nothing_is_pickled() -> None:
     pickling = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
     assert not [relative(path) for path in SOURCES if imported(path) & pickling]
