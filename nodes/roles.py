@@ -83,7 +83,8 @@ class SchedulerAttributes(Part, frozen=True):
 
     `worker_ready` is false while its worker is being replaced: it takes requests, and they wait. `policy` is the order
     in which waiting requests are admitted; empty if not announced. `numerics` is the fingerprint of its worker, or of
-    the last one it had (`Adopted.numerics`): groups of equal numerics compute the same bits. Empty: not known.
+    the last one it had (`Adopted.numerics`): groups of equal numerics compute the same bits. Empty: not known. `asks`
+    are the names of what that worker can do for a draw (`Adopted.asks`).
     """
 
     group: str = ""
@@ -92,6 +93,7 @@ class SchedulerAttributes(Part, frozen=True):
     worker_ready: bool = True
     policy: str = ""
     numerics: str = ""
+    asks: list[str] = []
 
 
 class KVAgentAttributes(Part, frozen=True):

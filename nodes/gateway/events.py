@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from nodes.protocol import AttemptFailed, ChooseRoute, ResendFrom, Route, Submit, TextBatch
-from nodes.request import AttemptRef, Sampling, Stages, StopRules
+from nodes.request import AttemptRef, RequestSpec, Stages
 
 
 class Failure(NamedTuple):
@@ -29,13 +29,9 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_ids: list[int]
-    sampling: Sampling
-    stop: StopRules
+    spec: RequestSpec
     route: Route
     arrived_at: float
-    extra_key: str = ""
-    priority: int = 0
-    skip_special_tokens: bool = True
     tokenize_s: float = 0.0
 
 

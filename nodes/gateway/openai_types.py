@@ -1,15 +1,17 @@
 """Bodies of the HTTP surface as types: what is decoded, what is answered, and what `/openapi.json` says.
 
-Only fields that have an effect are declared; `unsupported.py` lists the known ones that are refused. Limits that do not
+Only fields that have an effect are declared; `unsupported.py` lists the known ones that are refused. Those of asks
+(`nodes/asks/`) are in `CHAT_BODY` and `COMPLETION_BODY`, which are what is decoded. Limits that do not
 depend on the model are part of the types, so that a decoding error names the parameter.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, defstruct
 
+from nodes.asks import fields_of
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
-from nodes.request import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
+from nodes.request import TokenId
 
 MAX_STOPS = 16
 """OpenAI takes 4, vLLM any number. Each costs the detokenizer half a microsecond a token (docs/benchmarks.md)."""
@@ -17,23 +19,16 @@ MAX_STOP_CHARS = 256
 """A detokenizer holds back as much text of each stream as may be the beginning of a stop string."""
 MAX_STOP_TOKEN_IDS = 64
 """Each goes with every attempt and is masked in logits below `min_tokens`; models name a handful."""
-MAX_LOGIT_BIAS = 1024
-"""Added to a row's logits at every token, and sent again with each attempt: 1,024 pairs are about 10 KB."""
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of message parts that are text; the text of a `REFUSAL_PART` is in its `refusal` field."""
 REFUSAL_PART = "refusal"
 
-MAX_TOKEN_ID = 2**31 - 1
-"""Ids go as i32 through steps and kernels, where -1 means a token that is not known yet."""
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 """One string or several; an empty string or list means none."""
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
 Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 """Text, texts, token ids, or lists of token ids; `validation.py` checks that they are of one kind and not empty."""
 
@@ -60,14 +55,12 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: CacheSalt | None = None
     extra_key: CacheSalt | None = None
@@ -111,6 +104,17 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
     prompt: Prompt
     add_special_tokens: bool | None = None
+
+
+def _with_asks(body: type[Struct], route: Literal["chat", "text"]) -> type[Struct]:
+    fields: list[tuple[str, Any, Any]] = [(name, kind | None, None) for name, kind in fields_of(route).items()]
+    return defstruct(body.__name__, fields, bases=(body,), frozen=True, kw_only=True, module=__name__)
+
+
+CHAT_BODY: Final = _with_asks(ChatCompletionBody, "chat")
+"""`ChatCompletionBody` with the fields of what a request may ask of its draws."""
+COMPLETION_BODY: Final = _with_asks(CompletionBody, "text")
+"""The same of `CompletionBody`."""
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):

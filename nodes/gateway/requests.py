@@ -207,20 +207,16 @@ class RequestState:
         If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
         again and ends the request by its own rule, and the log drops the repeated token.
         """
-        opened, num_ids = self.opened, self.opened.stop.max_tokens - 1
+        opened, num_ids = self.opened, self.opened.spec.stop.max_tokens - 1
         return Submit(
             request_id=opened.request_id,
             attempt=self.attempt,
             gateway=gateway,
             detokenizer=self.detokenizer,
             prompt_ids=opened.prompt_ids,
-            sampling=opened.sampling,
-            stop=opened.stop,
+            spec=opened.spec,
             output_ids=self.output_ids[:num_ids],
             prefill=self.route.prefill,
-            extra_key=opened.extra_key,
-            priority=opened.priority,
-            skip_special_tokens=opened.skip_special_tokens,
         )
 
     def choose_route(self) -> ChooseRoute:
@@ -229,9 +225,10 @@ class RequestState:
             request_id=self.opened.request_id,
             # Output included: the next scheduler should be one that has pages of all that was computed so far.
             token_ids=[*self.opened.prompt_ids, *self.output_ids],
-            extra_key=self.opened.extra_key,
+            extra_key=self.opened.spec.extra_key,
             excluded=list(self.excluded),
             numerics=self.numerics,
+            asks=[asked.name for asked in self.opened.spec.sampling.asks],
         )
 
     def end(self, finish_reason: str | None, failure: Failure | None, now: float, slow_s: float) -> list[Command]:

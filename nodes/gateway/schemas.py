@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.openai_types import MAX_TOKEN_ID, REFUSAL_PART, TEXT_PARTS
+from nodes.gateway.openai_types import REFUSAL_PART, TEXT_PARTS
 from nodes.gateway.unsupported import NEUTRAL_VALUES
+from nodes.request import MAX_TOKEN_ID
 
 Schema = dict[str, Any]
 
@@ -49,7 +50,8 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
         fields[field] = _or_null({"type": "integer", "minimum": 1, "maximum": most})
     fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
-    fields["stop_token_ids"]["anyOf"][0]["items"] = token_id
+    for field in ("stop_token_ids", "allowed_token_ids"):
+        fields[field]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
     if not takes_priority:
         fields["priority"] = {

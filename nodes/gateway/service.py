@@ -168,8 +168,8 @@ class GatewayService:
         """Token ids and routes from a tokenizer; raises `ApiError`."""
         answer = await self._ask_tokenizer(question, prompt_param)
         num_prompts = len(question.texts or question.token_ids or [None])
-        num_routes = num_prompts if question.route else 0
-        if not isinstance(answer, Prepared) or (len(answer.token_ids), len(answer.routes)) != (num_prompts, num_routes):
+        due = (num_prompts, num_prompts if question.route else 0, len(question.words))
+        if not isinstance(answer, Prepared) or due != (len(answer.token_ids), len(answer.routes), len(answer.words)):
             raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer
 
@@ -201,6 +201,7 @@ class GatewayService:
             arrived_at=arrived_at,
             config=self.config,
             tokenize_s=prepared.elapsed_s,
+            words=prepared.words,
         )
         # Counted in requests here; `enter_call` counts calls, which may have many samples each.
         if self._core.num_requests + len(requests) > self.config.max_inflight:

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Raw
+from msgspec.structs import asdict, replace
 
+from nodes.asks import Ask, AskLimits, InvalidAsk, asked, read_asks
 from nodes.gateway.body_reader import BodyReader, Decoded
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest, UnknownModel
 from nodes.gateway.openai_types import (
-    MAX_TOKEN_ID,
+    CHAT_BODY,
+    COMPLETION_BODY,
     REFUSAL_PART,
     TEXT_PARTS,
     ChatCompletionBody,
@@ -25,7 +28,7 @@ from nodes.gateway.openai_types import (
     TokenizeBody,
 )
 from nodes.protocol import Prepare
-from nodes.request import Sampling, StopRules
+from nodes.request import Asked, Sampling, StopRules
 
 _MASK = 2**63 - 1
 
@@ -34,7 +37,8 @@ class Job(NamedTuple):
     """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name one of the two `_param`s.
 
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
-    `stop.max_tokens` is 0 if the client set none. `seed` is None if it is to be drawn.
+    `stop.max_tokens` is 0 if the client set none. `seed` is None if it is to be drawn. `asks` go into `sampling` once
+    a tokenizer has encoded their texts.
     """
 
     kind: Literal["chat", "text"]
@@ -52,6 +56,7 @@ class Job(NamedTuple):
     skip_special_tokens: bool
     unknown_fields: list[str]
     client_id: str = ""
+    asks: Sequence[Ask] = ()
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
@@ -117,18 +122,6 @@ def prompts_of(
 
 
 def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
-    logit_bias: dict[int, float] | None = None
-    if body.logit_bias:
-        logit_bias = {}
-        for key, bias in body.logit_bias.items():
-            # `int()` also takes underscores, signs, spaces and other scripts' digits; "07" and "7" would be one id.
-            if not (key.isascii() and key.isdigit() and len(key) <= 10 and key == str(int(key))):
-                message = f"Keys of 'logit_bias' must be token ids, not {key[:40]!r}."
-                raise BadRequest(message, param="logit_bias", code="invalid_value")
-            logit_bias[int(key)] = bias
-        if max(logit_bias) > MAX_TOKEN_ID:
-            raise BadRequest("A token id in 'logit_bias' is too large.", param="logit_bias", code="invalid_value")
-        _check_token_ids(list(logit_bias), config, "logit_bias")
     defaults = config.sampling_defaults
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_p = defaults.top_p if body.top_p is None else body.top_p
@@ -139,9 +132,15 @@ def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
         # 0 and -1 mean off: a choice of the request, not the lack of one.
         top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
-        logit_bias=logit_bias,
-        repetition_penalty=defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
     )
+
+
+def asked_of(asks: Sequence[Ask]) -> list[Asked]:
+    """Asks as they go over the wire. Raises `BadRequest` if they are too long."""
+    try:
+        return asked(asks)
+    except InvalidAsk as error:
+        raise BadRequest(error.message, param=error.param, code=error.code) from None
 
 
 def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
@@ -184,8 +183,9 @@ class Validator:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._chat = BodyReader(ChatCompletionBody)
-        self._text = BodyReader(CompletionBody)
+        self._limits = AskLimits(config.vocab_size, config.sampling_defaults)
+        self._chat = BodyReader(CHAT_BODY)
+        self._text = BodyReader(COMPLETION_BODY)
         self._tokenize = BodyReader(TokenizeBody)
         self._detokenize = BodyReader(DetokenizeBody)
 
@@ -266,10 +266,12 @@ class Validator:
             most = self._config.max_samples_per_call
             message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
             raise BadRequest(message, param="n", code="invalid_value")
+        asks = self._asks(body)
+        words = [text for ask in asks for text in ask.texts()]
         return Job(
             kind=kind,
             prompt_param=prompt_param,
-            prepare=prepare,
+            prepare=replace(prepare, asks=[ask.name for ask in asks], words=words) if asks else prepare,
             sampling=_sampling(body, self._config),
             seed=None if body.seed is None else body.seed & _MASK,
             stop=_stop_rules(body, self._config),
@@ -282,4 +284,14 @@ class Validator:
             skip_special_tokens=body.skip_special_tokens is not False,
             unknown_fields=decoded.unknown_fields,
             client_id=body.request_id or body.rid or "",
+            asks=asks,
         )
+
+    def _asks(self, body: GenerationBody) -> list[Ask]:
+        try:
+            asks = read_asks(asdict(body), self._limits)
+        except InvalidAsk as error:
+            raise BadRequest(error.message, param=error.param, code=error.code) from None
+        # For its refusal alone: what is too long should not be prepared first.
+        asked_of(asks)
+        return asks

@@ -154,12 +154,14 @@ class Publish(NamedTuple):
 class Announce(NamedTuple):
     """Announce to the mesh `state` (None: unchanged) and whether there is a worker to compute.
 
-    `numerics` is the fingerprint of that worker or of the last one; empty if there was none.
+    `numerics` is the fingerprint of that worker or of the last one, `asks` what it can do for a draw; empty if there
+    was none.
     """
 
     state: str | None
     worker_ready: bool
     numerics: str = ""
+    asks: Sequence[str] = ()
 
 
 class Measured(NamedTuple):

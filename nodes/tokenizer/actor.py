@@ -208,17 +208,28 @@ class TokenizerActor(Actor):
             # Prompts of one request are independent of each other, so they are spread.
             request_id = message.request_id if len(prompts) == 1 else f"{message.request_id}/{i}"
             question = ChooseRoute(
-                request_id=request_id, token_ids=token_ids, extra_key=message.extra_key, excluded=message.excluded
+                request_id=request_id,
+                token_ids=token_ids,
+                extra_key=message.extra_key,
+                excluded=message.excluded,
+                asks=message.asks,
             )
             routes.append(self._route(question))
         self.ctx.metrics.count("mesh_prompt_tokens_prepared_total", sum(map(len, prompts)))
         elapsed_s = self.ctx.now() - began
         self.ctx.metrics.observe("mesh_request_tokenize_seconds", elapsed_s)
-        call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s))
+        words = [self._encoder.encode(word, add_special_tokens=False) for word in message.words]
+        call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s, words=words))
 
     def _route(self, ask: ChooseRoute) -> Route:
         return self._routing.choose(
-            ask.request_id, ask.token_ids, ask.extra_key, frozenset(ask.excluded), self.ctx.now(), ask.numerics
+            ask.request_id,
+            ask.token_ids,
+            ask.extra_key,
+            frozenset(ask.excluded),
+            self.ctx.now(),
+            ask.numerics,
+            ask.asks,
         )
 
     def _on_detokenize(self, call: Call, message: Detokenize) -> None:

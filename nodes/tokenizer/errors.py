@@ -7,6 +7,7 @@
     ├── EmptyPrompt             empty_prompt               no token to begin with
     ├── InvalidTokenId          invalid_token_id           an id the model has no embedding for
     ├── ContextLengthExceeded   context_length_exceeded    longer than the model's context
+    ├── UnsupportedAsk          unsupported_ask            no group can do what the request asks of its draws
     ├── NoCapacity              no_capacity             r  no scheduler or no detokenizer is ready
     │   └── MemoryReleased      memory_released         r  the memory of all groups is released
     └── Overloaded              overloaded              r  too many long texts are being worked on
@@ -15,6 +16,7 @@
 """
 
 from mesh.errors import TypedError
+from nodes.protocol.attempts import UNSUPPORTED_ASK
 from nodes.protocol.memory import MEMORY_RELEASED
 
 
@@ -44,6 +46,10 @@ class InvalidTokenId(PrepareError, code="invalid_token_id"):
 
 class ContextLengthExceeded(PrepareError, code="context_length_exceeded"):
     """The prompt leaves no room for an output token."""
+
+
+class UnsupportedAsk(PrepareError, code=UNSUPPORTED_ASK):
+    """No ready group has a worker that can do what the request asks of its draws; `param` is the ask's name."""
 
 
 class NoCapacity(PrepareError, code="no_capacity", retryable=True):

@@ -23,7 +23,7 @@ from nodes.protocol import Load, Route
 from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
 from nodes.tokenizer.cache_index import CacheIndex
 from nodes.tokenizer.config import RoutingLimits
-from nodes.tokenizer.errors import MemoryReleased, NoCapacity
+from nodes.tokenizer.errors import MemoryReleased, NoCapacity, UnsupportedAsk
 
 PREFILL = "prefill"
 MIXED = "mixed"
@@ -162,13 +162,15 @@ class RoutingCore:
         excluded: Collection[str],
         now: float,
         numerics: str = "",
+        asks: Collection[str] = (),
     ) -> Route:
         """The route of one request. Excluded actors are chosen only if no others are left.
 
         A request that has output, computed under `numerics`, goes on at a scheduler of the same numerics, whatever that
-        costs, if one can begin at once; else at any that can. `now` is any monotonic clock, seconds.
+        costs, if one can begin at once; else at any that can. Only groups whose workers can do all of `asks` are
+        chosen, for the prefill too. `now` is any monotonic clock, seconds.
 
-        Raises NoCapacity.
+        Raises NoCapacity, UnsupportedAsk.
         """
         detokenizer = self._choose_detokenizer(request_id, excluded)
         ready = [scheduler for scheduler in self._schedulers.values() if scheduler.ready]
@@ -176,6 +178,8 @@ class RoutingCore:
             if any(scheduler.released for scheduler in self._schedulers.values()):
                 raise MemoryReleased("the memory of all worker groups is released; `meshctl resume` brings it back")
             raise NoCapacity("no scheduler is ready; try again in a moment")
+        if asks:
+            ready = _able(ready, asks)
         overlaps = _overlaps(ready, token_ids, extra_key)
 
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
@@ -252,6 +256,17 @@ class RoutingCore:
                 commands.append(Follow(actor_id))
             _update(self._schedulers[actor_id], member)
         return commands
+
+
+def _able(ready: list[_Scheduler], asks: Collection[str]) -> list[_Scheduler]:
+    # Before its first worker has answered, a scheduler announces nothing, and is not ready.
+    able = [scheduler for scheduler in ready if set(asks).issubset(scheduler.attributes.asks)]
+    if not able:
+        missing = next((ask for ask in asks if not any(ask in one.attributes.asks for one in ready)), "")
+        name = missing.partition("/")[0]
+        what = f"'{name}'" if name else "all that it asks of its draws together"
+        raise UnsupportedAsk(f"no worker group of this mesh can do {what} for this request", name or None)
+    return able
 
 
 def _update(scheduler: _Scheduler, member: Member) -> None:

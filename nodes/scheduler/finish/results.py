@@ -135,4 +135,4 @@ class Results:
             self._orders.fail(sequence.order_id, error.code, error.message, now)
             self._endings.leave(sequence, now)
         else:
-            self._endings.fail(sequence, error.code, error.message, error.code != POISONED, now)
+            self._endings.fail(sequence, error.code, error.message, error.retryable and error.code != POISONED, now)

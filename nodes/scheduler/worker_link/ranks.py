@@ -76,6 +76,7 @@ class AdoptedRanks:
             # The least of all: a token or a batch that one rank cannot take must not be sent to any.
             vocab_size=_least(one.vocab_size for one in answers),
             max_batch_tokens=_least(one.max_batch_tokens for one in answers),
+            asks=[ask for ask in answers[0].asks if all(ask in one.asks for one in answers)],
         )
 
     def rank_of(self, worker: Address) -> int:

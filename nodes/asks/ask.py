@@ -1,0 +1,85 @@
+"""An ask: one thing that a request may want of its draws, from the HTTP fields to the worker's editor.
+
+Each ask is one file here: its HTTP fields and their check, what goes over the wire, and its editor. The table is in
+`nodes/asks/__init__.py`. Gateways read asks from bodies, workers make editors of them; every role between them carries
+`Asked`, a name with bytes, and knows none. Imported by roles that are forked, so without numpy at import (OpenBLAS
+would start threads).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+from mesh.errors import TypedError
+from mesh.wire.message import HotPart
+from nodes.asks.edits import Editor, RowReads
+from nodes.request import SamplingDefaults
+
+
+class InvalidAsk(TypedError, code="invalid_value"):
+    """A field of a request has a value that cannot be served; `param` names it."""
+
+
+class AskLimits(NamedTuple):
+    """What a gateway knows of the model when it reads asks. `vocab_size` 0: not known, the ids are not checked.
+
+    `defaults` apply to fields that a request leaves out.
+    """
+
+    vocab_size: int = 0
+    defaults: SamplingDefaults = SamplingDefaults()
+
+    def check_ids(self, token_ids: list[int], param: str) -> None:
+        """Raise InvalidAsk for an id outside of the vocabulary."""
+        if self.vocab_size and token_ids and max(token_ids) >= self.vocab_size:
+            raise InvalidAsk(
+                f"Token id {max(token_ids)} in '{param}' is not in the vocabulary of {self.vocab_size} tokens.", param
+            )
+
+
+class DrawnModel(NamedTuple):
+    """What a worker's editors know of its model: the width of its logits, and the ids that end an answer."""
+
+    vocab_size: int
+    end_token_ids: tuple[int, ...] = ()
+
+
+Fields = Mapping[str, Any]
+"""HTTP fields by name, each with the type of its value as msgspec checks it."""
+
+
+class Ask(HotPart, frozen=True):
+    """Base of all asks; the fields of a subclass are its value on the wire, a MessagePack array.
+
+    `name` ends in a version: a worker of another version computes other bits, or does not know the ask, and gets no
+    request with it. `chat_fields` and `text_fields` are the HTTP fields of the two routes.
+    """
+
+    name: ClassVar[str]
+    looks_back: ClassVar[bool] = False
+    """Whether its editor needs the tokens before the drawn one."""
+    chat_fields: ClassVar[Fields] = {}
+    text_fields: ClassVar[Fields] = {}
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any], limits: AskLimits) -> Self | None:
+        """The ask of a request, from the fields of its body (None: not given); None: it asks for nothing.
+
+        Raises InvalidAsk.
+        """
+        raise TypeError(f"{cls.__name__} does not say how it is read")
+
+    def texts(self) -> list[str]:
+        """Texts whose token ids it needs, each encoded by itself without special tokens."""
+        return []
+
+    def with_token_ids(self, token_ids: list[list[int]]) -> Self:
+        """The ask with the ids of its `texts`, in their order."""
+        return self
+
+    def editor(self, model: DrawnModel) -> Editor | None:
+        """Made each time a sequence is opened at a worker; None: the ask edits nothing."""
+        return None
+
+    def reads(self) -> RowReads | None:
+        """What it reads beside a drawn token; None: nothing."""
+        return None
