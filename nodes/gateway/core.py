@@ -89,7 +89,6 @@ class GatewayCore:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
         return len(self._requests)
 
     @property
@@ -99,12 +98,10 @@ class GatewayCore:
 
     @property
     def num_cancels(self) -> int:
-        """Attempts whose cancel has not been acknowledged."""
         return len(self._cancels)
 
     @property
     def is_idle(self) -> bool:
-        """No request is left, and no scheduler may still hold one for us."""
         return not self._requests and not len(self._cancels)
 
     def next_deadline(self) -> float | None:
@@ -316,7 +313,6 @@ class GatewayCore:
             self._ask_route(state)
 
     def _on_return(self, state: RequestState) -> None:
-        """Submit to the scheduler that had the request, if the request waits for it and it is back."""
         if state.awaited_epoch and returns.is_back(state, self._peers):
             self._go_back(state)
         elif state.awaited_epoch:

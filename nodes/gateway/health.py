@@ -27,11 +27,9 @@ class HealthPages:
         self._validator = validator
 
     async def live(self, call: HttpCall) -> None:
-        """The event loop runs."""
         await call.respond(200, msgspec.json.encode(Readiness()))
 
     async def ready(self, call: HttpCall) -> None:
-        """A request sent now would be served."""
         await self._answer(call, self._service.missing_roles())
 
     async def generate(self, call: HttpCall) -> None:

@@ -24,7 +24,6 @@ class HttpObserver:
         self._ctx.metrics.count("mesh_http_requests_total", route=route, status=str(status))
 
     def unknown_fields(self, names: list[str], path: str) -> None:
-        """A body for `path` had unknown fields; they were ignored."""
         if names:
             self._ctx.metrics.count("mesh_http_unknown_fields_total", len(names))
         for name in names:
@@ -52,10 +51,7 @@ class HttpObserver:
             self._told_at, self._num_refused = now, 0
 
     def failed(self, names: RequestNames, error: ApiError) -> None:
-        """A request is answered with an error: log one line, unless one was written where it failed.
-
-        A client's own mistakes are not logged, unless it named its request: it may ask about it by that name.
-        """
+        """Log one line, unless it was logged where it failed; of a client's mistakes only those of named requests."""
         if error.is_logged:
             return
         fields = {"request_id": names.ours, "status": error.status, "code": error.code, **names.fields()}

@@ -121,7 +121,6 @@ class RequestState:
 
     @property
     def scheduler(self) -> str:
-        """The decode scheduler of the present attempt."""
         return self.route.decode
 
     def due_at(self, timeout_s: float) -> float:
@@ -224,7 +223,6 @@ class RequestState:
         )
 
     def choose_route(self) -> ChooseRoute:
-        """The question for the next try's route."""
         return ChooseRoute(
             request_id=self.opened.request_id,
             # Output included: the next scheduler should be one that has pages of all that was computed so far.
