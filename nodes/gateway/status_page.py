@@ -27,7 +27,7 @@ def status_page(
     base_url: str,
     silent: Sequence[str] = (),
 ) -> bytes:
-    """HTML; what comes from elsewhere is escaped. `figures`: by actor id; `silent`: hosts with no actor that answers."""
+    """HTML; texts from elsewhere are escaped. `figures`: by actor id; `silent`: hosts from which no actor answers."""
     state = "ready" if not missing else "not ready: " + "; ".join(missing)
     hosts = hosts_of(members)
     rows = "".join(
