@@ -22,7 +22,6 @@ class CacheIndex:
         return len(self._hashes)
 
     def apply(self, event: PageStored | PageRemoved | CacheCleared) -> None:
-        """Apply one event."""
         if isinstance(event, PageStored):
             self._hashes.pop(event.page_hash, None)
             self._hashes[event.page_hash] = None
@@ -35,5 +34,4 @@ class CacheIndex:
             self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
         self._hashes.clear()

@@ -68,7 +68,7 @@ class ChatTemplate:
         self._shown_roles = {"user", *self.dialect.forms}
 
     def render(self, request: ChatRequest) -> str:
-        """The prompt's text. Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
+        """Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
         messages = parse_messages(request.chat, self.dialect)
         spoken = {one["role"] for one in messages if text_of(one.get("content")).strip()}
         for role in self.dialect.left_out:
@@ -187,7 +187,6 @@ class _Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As the type's own."""
         return dict.fromkeys(*args)
 
 
@@ -212,7 +211,6 @@ class _GenerationBlock(jinja2.ext.Extension):
     tags = {"generation"}  # jinja's own declaration
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
-        """Jinja's hook."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)

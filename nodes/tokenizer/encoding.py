@@ -37,7 +37,6 @@ class TextEncoder:
             raise self.too_many_chars(param)
 
     def too_many_chars(self, param: str) -> ContextLengthExceeded:
-        """The error of a text over `max_chars`."""
         return ContextLengthExceeded(over_context_in_chars(self.context_length, param, self.max_chars), param)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

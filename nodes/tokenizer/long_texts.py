@@ -42,6 +42,5 @@ class LongTexts:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
-        """Start no more work."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
