@@ -39,7 +39,6 @@ class ConfigFields:
         self._path = path
 
     def part(self, document: dict[str, Any]) -> "ConfigFields":
-        """Fields of an object in this document."""
         return ConfigFields(document, self._path)
 
     def value(self, key: str) -> Any:
@@ -210,9 +209,7 @@ class ConfigFields:
         return default if value is None else value
 
     def damaged(self, key: str, why: str) -> ModelDamaged:
-        """The error for a field that contradicts itself or another."""
         return ModelDamaged(f"{self._path}: {key} {why}. Download the file again, or correct it.")
 
     def unsupported(self, key: str, why: str) -> ModelUnsupported:
-        """The error for a field whose value is not supported here."""
         return ModelUnsupported(f"{self._path}: {key} {why}. Serve another model.")
