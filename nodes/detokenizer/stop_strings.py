@@ -29,7 +29,6 @@ class StopPattern:
         self._link()
 
     def next_state(self, state: int, character: str) -> int:
-        """The state after one more character."""
         while state and character not in self.children[state]:
             state = self.fallback[state]
         return self.children[state].get(character, 0)
@@ -100,6 +99,5 @@ class StopMatcher:
         return text[:num_shown], False
 
     def flush(self) -> str:
-        """The held text, at the end of a stream."""
         text, self._held, self._state = self._held, "", 0
         return text
