@@ -114,7 +114,6 @@ class MemoryCore:
         return [self._describe(self._groups[name]) for name in wanted]
 
     def handle(self, event: MemoryEvent, now: float) -> list[MemoryCommand]:
-        """Take one event; returns what to do, in order."""
         self._commands = []
         match event:
             case Wanted(call, message):

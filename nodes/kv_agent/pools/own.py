@@ -49,7 +49,6 @@ class OwnPools:
             self.sources[self._source(pool.group)] = SourceFacts(pool.incarnation, pool.layout.digest)
 
     def find(self, call: int, group: str, rank: int = 0) -> Pool | Refuse:
-        """The pool of a rank, or why it is not available now."""
         pool = self._pools.get((group, rank))
         if group in self._away:
             return Refuse(call, *self._away[group], retryable=True)
@@ -61,7 +60,6 @@ class OwnPools:
         return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
 
     def misfit(self, call: int, grant: OpenGrant) -> Refuse | None:
-        """Why a grant does not fit a pool that is here; None if it does."""
         pool = self.find(call, grant.group)
         if isinstance(pool, Refuse):
             return pool
