@@ -101,11 +101,9 @@ class RegistryCore:
         return [member for member in self.members() if member.actor_id not in self._heard]
 
     def find(self, actor_id: str) -> Member | None:
-        """The member of this id, if there is one."""
         return self._members.get(actor_id)
 
     def knows(self, address: Address) -> bool:
-        """Whether this incarnation is a member."""
         member = self._members.get(address.actor_id)
         return member is not None and member.epoch == address.epoch
 
