@@ -180,14 +180,11 @@ class Outbox:
         self.commands: list[Command] = []
 
     def add(self, command: Command) -> None:
-        """Have `command` performed after those before it."""
         self.commands.append(command)
 
     def tell(self, actor_id: str, message: Any, channel: Channel = Channel.CONTROL) -> None:
-        """Send; may be lost."""
         self.commands.append(Tell(actor_id, message, channel))
 
     def take(self) -> list[Command]:
-        """All commands so far."""
         commands, self.commands = self.commands, []
         return commands

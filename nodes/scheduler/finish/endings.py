@@ -42,7 +42,6 @@ class Endings:
         self.num_failed = 0
 
     def finish(self, sequence: Sequence, reason: str, now: float) -> None:
-        """The last token is drawn."""
         sequence.finish_reason = reason
         self._streams.send(sequence)
         self._keep(sequence, now)
@@ -53,7 +52,6 @@ class Endings:
             self._keep(sequence, now)
 
     def cancel(self, sequence: Sequence, now: float) -> None:
-        """Nobody wants it any more."""
         self._streams.close(sequence)
         if sequence.stage is not Stage.ENDED:
             self.num_cancelled += 1
@@ -61,7 +59,6 @@ class Endings:
         self._attempts.forget(sequence)
 
     def fail(self, sequence: Sequence, code: str, message: str, retryable: bool, now: float) -> None:
-        """It cannot go on here."""
         self.num_failed += 1
         self._outbox.tell(
             sequence.gateway.actor_id,
@@ -91,7 +88,6 @@ class Endings:
             self.fail_order(orders, grant_id, code, message, now)
 
     def fail_order(self, orders: PrefillHandoffQueue, grant_id: str, code: str, message: str, now: float) -> None:
-        """End an order that is being computed, and its sequence."""
         sequence = orders.fail(grant_id, code, message, now)
         assert sequence is not None, "an order that is being computed has a sequence"
         self.leave(sequence, now)

@@ -153,7 +153,6 @@ class Streams:
                 self._move(sequence)
 
     def flush(self) -> None:
-        """Send what has gathered."""
         for detokenizer in list(self._batches):
             self._flush(detokenizer)
 

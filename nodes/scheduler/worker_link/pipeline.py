@@ -107,7 +107,6 @@ class Pipeline:
 
     @property
     def num_inflight(self) -> int:
-        """Steps sent and not acknowledged."""
         return len(self._sent)
 
     @property
@@ -117,7 +116,6 @@ class Pipeline:
 
     @property
     def can_send(self) -> bool:
-        """A worker is there and has room for a step."""
         return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
 
     def adopt(self, now: float) -> None:
