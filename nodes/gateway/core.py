@@ -93,7 +93,6 @@ class GatewayCore:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no scheduler holds at the moment."""
         return sum(state.phase is not Phase.RUNNING for state in self._requests.values())
 
     @property
@@ -105,11 +104,9 @@ class GatewayCore:
         return not self._requests and not len(self._cancels)
 
     def next_deadline(self) -> float | None:
-        """When a `Tick` is wanted at the latest; None: never."""
         return self._deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at time `now` (seconds, any origin) and say what is to be done, in order."""
         self._commands = []
         self._dispatch(event, now)
         self._commands.extend(self.resends.take())

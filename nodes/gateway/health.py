@@ -33,7 +33,6 @@ class HealthPages:
         await self._answer(call, self._service.missing_roles())
 
     async def generate(self, call: HttpCall) -> None:
-        """A request was served: a token came through tokenizer, scheduler, worker and detokenizer, in time."""
         await self._answer(call, self._service.missing_roles() or await self._what_hinders())
 
     async def _what_hinders(self) -> list[str]:

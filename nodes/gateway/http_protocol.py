@@ -165,7 +165,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:
-        """A piece of a chunked body follows; the line with its size, and any extensions, has been read."""
         self._num_else_bytes -= CHUNK_LINES_BYTES
 
     def on_body(self, body: bytes) -> None:

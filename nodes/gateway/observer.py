@@ -33,7 +33,6 @@ class HttpObserver:
                 self._ctx.log.info("unknown_field", field=name[:100], path=path)
 
     def came(self, names: RequestNames) -> None:
-        """Log the name that a client gave its request, if any, next to ours."""
         if names.unread:
             # As W3C's Trace Context demands, the request then begins a trace of its own.
             self._ctx.log.debug("traceparent_unread", request_id=names.ours, traceparent=names.unread)
@@ -62,7 +61,6 @@ class HttpObserver:
             self._ctx.log.info("request_failed", **fields)
 
     def broke(self, names: RequestNames, error: Exception, answer: ApiError) -> None:
-        """A bug: an exception that no handler expected; `answer` is what the client gets."""
         self._ctx.metrics.count("mesh_handler_errors_total", handler="http")
         fields = {"request_id": names.ours, "status": answer.status, "code": answer.code, **names.fields()}
         self._ctx.log.error("http_handler_failed", exc_info=error, **fields)

@@ -42,7 +42,6 @@ class RequestNames(NamedTuple):
         return headers
 
     def fields(self) -> dict[str, str]:
-        """What a log line says beside our id."""
         fields = {"x_request_id": self.client, "traceparent": self.traceparent, "path": self.path}
         return {name: value for name, value in fields.items() if value}
 

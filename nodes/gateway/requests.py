@@ -201,9 +201,7 @@ class RequestState:
             self.lost_by.add(lost)
 
     def submit(self, gateway: str) -> Submit:
-        """The present attempt as a message.
-
-        If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
+        """If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
         again and ends the request by its own rule, and the log drops the repeated token.
         """
         opened, num_ids = self.opened, self.opened.stop.max_tokens - 1

@@ -119,7 +119,6 @@ class HttpServer:
         return port
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         # uvicorn gets no socket: its own server closes connections without a word when descriptors run out.

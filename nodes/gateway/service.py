@@ -244,7 +244,6 @@ class GatewayService:
         return self.ctx.members.all()
 
     def missing_roles(self) -> list[str]:
-        """Why no request can be served now; empty if one can."""
         missing = ["this gateway is draining"] if self.is_draining else []
         members = self.ctx.members
         roles = (TOKENIZER, DETOKENIZER, SCHEDULER, WORKER)
@@ -324,7 +323,6 @@ class GatewayService:
         self._account.ended(end, names, status)
 
     def _flush(self) -> None:
-        """Write out what this turn of the loop brought, once for each call."""
         self._is_flushing = False
         # One ask for all of a turn: otherwise 256 clients at once mean 256 asks, and as many events of the scheduler's
         # core. The frame carries the first attempt's trace; the others stay with their calls, whose lines we log here.
