@@ -34,10 +34,7 @@ _MAX_SHOWN_ROLES: Final = 64
 
 
 class ChatRequest(Part, frozen=True):
-    """A chat as in `nodes.protocol.Prepare`. With `continue_final_message` the last message is left open.
-
-    `max_chars` is how long the text may get, if it is more than the template's own `max_chars`.
-    """
+    """A chat as in `nodes.protocol.Prepare`; its text may have `max_chars`, if that is more than the template's own."""
 
     chat: bytes
     tools: bytes | None = None
@@ -114,9 +111,7 @@ class ChatTemplate:
 
     def _check_roles(self, variables: dict[str, Any], spoken: set[str]) -> None:
         """Raise TemplateError for a role whose messages the template leaves out but would show if they were a user's.
-
-        Detected by rendering again with a mark, for a role that no probe has shown: many templates take any. A role
-        that is shown is remembered and not checked again.
+        Found by rendering again with a mark, once for each role that no probe has shown: many templates take any.
         """
         for role in sorted(spoken - self._shown_roles):
             if self._shows(variables, role, role):
@@ -126,9 +121,8 @@ class ChatTemplate:
                 raise _unknown_role(role)
 
     def _check_places(self, variables: dict[str, Any], text: str) -> None:
-        """Raise TemplateError for words of people that the template shows elsewhere, but not where they stand.
-
-        Many show a system message in the first place only. Of assistants' and tools' messages parts are left out by
+        """Raise TemplateError for words of people that the template shows elsewhere, but not where they stand: many
+        show a system message in the first place only. Of assistants' and tools' messages parts are left out by
         design.
         """
         at, unseen = 0, list[int]()
