@@ -32,7 +32,7 @@ _NEUTRAL: Final[dict[str, Any]] = {
 
 
 class ConfigFields:
-    """A configuration document and the path that its errors name."""
+    """A `config.json`, read from `path`. Absent or null fields get defaults; what does not fit raises ModelDamaged."""
 
     def __init__(self, document: dict[str, Any], path: Path) -> None:
         self.document = document
@@ -132,7 +132,6 @@ class ConfigFields:
         return _DTYPES[dtype]
 
     def number_between(self, key: str, least: float, most: float, default: float) -> float:
-        """A number in a range, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None:
             return default
@@ -182,7 +181,6 @@ class ConfigFields:
                 raise self.unsupported(key, f"is {self.value(key)!r}, which is not supported")
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int = MAX_INTEGER - 1) -> int:
-        """A whole number of `least` to `most`; `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None and default is not None:
             return default
@@ -193,7 +191,6 @@ class ConfigFields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None and default is not None:
             return default
@@ -202,7 +199,6 @@ class ConfigFields:
         return float(value)
 
     def boolean(self, key: str, *, default: bool = False) -> bool:
-        """True or false, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is not None and not isinstance(value, bool):
             raise self.damaged(key, f"should be true or false, not {value!r}")
