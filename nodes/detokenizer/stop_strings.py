@@ -79,10 +79,7 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str, armed: bool = True) -> tuple[str, bool]:
-        """Text that can be shown now, and whether a stop string was completed (then nothing more is to be fed).
-
-        While not `armed`, stop strings that are completed are let through (tokens within `min_tokens`).
-        """
+        """What can be shown now, and whether a stop string is complete (feed no more); not `armed`: let it through."""
         pattern = self._pattern
         if not self._held and pattern.firsts.isdisjoint(text):
             self._state = 0
