@@ -123,10 +123,7 @@ class KVAgent(Actor, HeldBy):
         self._told_refusals: set[str] = set()
 
     async def start(self) -> None:
-        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
-
-        Raises TransferError `tcp_unavailable` if it cannot listen at the configured address.
-        """
+        """Raises PoolError, or TransferError `tcp_unavailable`; nothing is left half made."""
         wake = self._waker()
         for transport in self._transports.transports:
             if where := transport.open(wake):

@@ -79,7 +79,6 @@ class AgentCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a `Tick` is needed at the latest; None: never."""
         return self._deadlines.next()
 
     def gauges(self) -> dict[str, float]:

@@ -1,7 +1,4 @@
-"""The agent's own pools as its core knows them: those that can be mapped, written and read, and those released.
-
-Pure; part of the kv_agent's core.
-"""
+"""The agent's own pools as its core knows them: those that can be mapped, written and read, those released. Pure."""
 
 from collections.abc import Iterable
 
@@ -42,7 +39,6 @@ class OwnPools:
         return self._source(group)
 
     def put(self, pool: Pool) -> None:
-        """Make a pool available, again or for the first time."""
         self._pools[pool.group, pool.layout.tp_rank] = pool
         self._away.pop(pool.group, None)
         if not pool.layout.tp_rank:
@@ -104,5 +100,4 @@ def is_used(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
 
 
 def is_read(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
-    """Whether a copy may still read from a pool."""
     return any(not session.is_quiesced and source_of(session) == pool for session in sessions)
