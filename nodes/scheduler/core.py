@@ -135,7 +135,6 @@ class SchedulerCore:
         return self.outbox.take()
 
     def next_deadline(self) -> float | None:
-        """When a `Wake` is needed at the latest; None: never."""
         return self.deadlines.next()
 
     @property

@@ -211,7 +211,6 @@ class Sequence:
         return self.max_length - 1
 
     def opening(self) -> Open:
-        """What a worker is told of it before its first row."""
         # Only the few samplings that look back (penalties) need them; otherwise a long prompt would be sent to the
         # worker twice.
         token_ids = list(self.token_ids) if self.sampling.looks_back else []

@@ -119,7 +119,6 @@ class Results:
             self._orders.on_token(sequence, token_id, extra, now)
 
     def settle(self, sequence: Sequence) -> None:
-        """A sequence that left has no step in flight any more."""
         if sequence.stage is Stage.RETAINED:
             return
         self._running.settle(sequence)

@@ -63,7 +63,6 @@ class WaitingQueue:
         self._queue[sequence.row_id] = sequence
 
     def put_back(self, sequence: Sequence) -> None:
-        """Put back ahead of all that were never admitted."""
         self._front[sequence.row_id] = sequence
         # Sorted at each return: preemption takes the youngest first, so they come back in the wrong order.
         self._front = {one.row_id: one for one in sorted(self._front.values(), key=_arrival)}
