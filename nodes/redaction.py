@@ -21,7 +21,6 @@ class PromptRedactor:
         self._keys: dict[str, str] = {"": ""}
 
     def __call__(self, field: str, value: Any) -> Any:
-        """What is written in place of a field's value."""
         if field in _IDS:
             return self._renamed(value)
         if field in _TEXTS:

@@ -121,7 +121,6 @@ class RequestState:
 
     @property
     def scheduler(self) -> str:
-        """The decode scheduler of the present attempt."""
         return self.route.decode
 
     def due_at(self, timeout_s: float) -> float:
@@ -202,9 +201,7 @@ class RequestState:
             self.lost_by.add(lost)
 
     def submit(self, gateway: str) -> Submit:
-        """The present attempt as a message.
-
-        If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
+        """If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
         again and ends the request by its own rule, and the log drops the repeated token.
         """
         opened, num_ids = self.opened, self.opened.spec.stop.max_tokens - 1
@@ -220,7 +217,6 @@ class RequestState:
         )
 
     def choose_route(self) -> ChooseRoute:
-        """The question for the next try's route."""
         return ChooseRoute(
             request_id=self.opened.request_id,
             # Output included: the next scheduler should be one that has pages of all that was computed so far.

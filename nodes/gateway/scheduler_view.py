@@ -20,7 +20,6 @@ class SchedulerView:
         self._asked: set[str] = set()
 
     def changed(self) -> SchedulersChanged:
-        """The schedulers as they are now."""
         members = self._ctx.members
         note = numerics_note(members.all())
         # Every change of the mesh comes through here, and the note would be the same each time.
@@ -35,7 +34,6 @@ class SchedulerView:
         )
 
     def policies_without_priority(self) -> list[str]:
-        """Policies of ready schedulers that ignore a request's priority."""
         policies = {str(one.attributes.get("policy", "")) for one in self._ctx.members.by_role(SCHEDULER)}
         return sorted(policies - {"priority"})
 

@@ -101,7 +101,6 @@ def _all_of(schema: Schema, rule: Schema) -> None:
 
 
 def _numbers_up_to(highest: int) -> str:
-    """A regular expression for the decimal numbers from 0 to `highest`, as JSON writes them."""
     digits = str(highest)
     choices = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", "0"] if len(digits) > 1 else []
     for place, digit in enumerate(digits):

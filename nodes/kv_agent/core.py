@@ -79,11 +79,9 @@ class AgentCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a `Tick` is needed at the latest; None: never."""
         return self._deadlines.next()
 
     def gauges(self) -> dict[str, float]:
-        """Figures of this moment, named as in `/metrics`."""
         return gauges(self)
 
     @property
@@ -93,11 +91,9 @@ class AgentCore:
 
     @property
     def num_foreign_pools(self) -> int:
-        """Pools of other agents that are mapped."""
         return self._sources.num_mapped
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event; returns what to do, in order."""
         match event:
             case MapAsked():
                 return self._map_asked(event, now)
@@ -278,7 +274,6 @@ class AgentCore:
         return commands
 
     def handle_of(self, group: str) -> PoolHandle:
-        """Where the pool of a known group is."""
         pool = self._own.get(group)
         assert pool is not None, "asked for a group of this agent"
         return pool.handle(self._actor_id)
@@ -312,7 +307,6 @@ class AgentCore:
         return commands
 
     def _feed(self, session: TransferSession, event: transfer.Event, now: float) -> list[Command]:
-        """Give a session an event, translate its commands, and record what became of it."""
         was_quiesced, had_ended = session.is_quiesced, session.has_ended
         commands: list[Command] = []
         pending: list[transfer.Event] = [event]

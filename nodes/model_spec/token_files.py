@@ -30,10 +30,8 @@ _MAX_ID: Final = 1 << 31
 
 
 class TokenFiles(NamedTuple):
-    """What the files say of tokens.
-
-    `named`: texts by the names under which templates know them; `said_by`: the file of each. `added` are the tokens to
-    add, in order; with `own_ids_win`, those whose id `tokenizer.json` gives to a token of its own are left out.
+    """`named`: texts by the names under which templates know them; `said_by`: the file of each. `added` are the tokens
+    to add, in order; with `own_ids_win`, none whose id `tokenizer.json` gives to a token of its own.
     """
 
     named: dict[str, str]

@@ -21,9 +21,8 @@ def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:
 
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:
     """The tokenizer of `tokenizer.json`, or the byte tokenizer for models without files; with the tokens that other
-    files add. It may have more tokens than the model has embeddings.
-
-    Raises ModelDamaged if the file is not a tokenizer, or has another id for a token than the other files.
+    files add. It may have more tokens than the model has embeddings. Raises ModelDamaged if the file is no
+    tokenizer, or has another id for a token than the other files.
     """
     if not spec.tokenizer_path:
         return Tokenizer.from_str(byte_tokenizer_json(spec.vocab_size))

@@ -73,10 +73,7 @@ class Gated(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The `top_k` experts that `router` scores highest for each row, added up by their shares in its softmax.
-
-    `normalized`: the shares of the chosen experts are scaled to sum to one.
-    """
+    """The `router`'s `top_k` experts of each row, weighted by softmax (`normalized`: scaled to sum to one)."""
 
     router: Linear
     experts: tuple[tuple[Gated, Linear], ...]

@@ -148,7 +148,6 @@ class Sequence:
         context_length: int,
         now: float,
     ) -> "Sequence":
-        """The attempt that a gateway submits."""
         num_prompt = len(submit.prompt_ids)
         self = cls(row_id, [*submit.prompt_ids, *submit.output_ids], num_prompt, submit.spec, now)
         self.request_id, self.attempt, self.gateway = submit.request_id, submit.attempt, gateway
@@ -179,7 +178,6 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known."""
         return len(self.token_ids)
 
     @property
@@ -198,7 +196,6 @@ class Sequence:
         return self.max_length - 1
 
     def opening(self) -> Open:
-        """What a worker is told of it before its first row."""
         # Only the few samplings that look back (penalties) need them; otherwise a long prompt would be sent to the
         # worker twice.
         sampling = self.spec.sampling
@@ -206,7 +203,6 @@ class Sequence:
         return Open(self.slot, self.number, self.num_prompt_tokens, sampling, self.request_id, token_ids)
 
     def take_token(self, token_id: int, extra: bytes) -> None:
-        """Append the next token, and what accompanies it."""
         if extra:
             self.extras[self.num_output_tokens] = extra
         self.token_ids.append(token_id)

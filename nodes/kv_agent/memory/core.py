@@ -105,7 +105,6 @@ class MemoryCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a `Tick` is needed at the latest; None: never."""
         return min((group.retry_at for group in self._groups.values() if group.retry_at is not None), default=None)
 
     def describe(self, names: Iterable[str] = ()) -> list[GroupMemory]:
@@ -114,7 +113,6 @@ class MemoryCore:
         return [self._describe(self._groups[name]) for name in wanted]
 
     def handle(self, event: MemoryEvent, now: float) -> list[MemoryCommand]:
-        """Take one event; returns what to do, in order."""
         self._commands = []
         match event:
             case Wanted(call, message):
@@ -323,7 +321,6 @@ class MemoryCore:
         return sorted(holders - workers) or sorted(holders & workers)
 
     def _go_on(self, group: _Group) -> None:
-        """Ask the holders that the group waits for; free the pool when there are none."""
         if group.is_changing:
             return
         pending = self._pending(group)

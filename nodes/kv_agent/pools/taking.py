@@ -148,10 +148,7 @@ def _name(prefix: str, pool: PagePool) -> str:
 
 
 def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:
-    """Free the pages of an own pool that is marked as unwanted. Returns what is left, which this agent still owns.
-
-    Nobody may use the pages any more. Raises DeviceError.
-    """
+    """Returns what is left of a marked pool that nobody uses; this agent still owns it. Raises DeviceError."""
     pool.close()
     return host.create(name, msgspec.structs.replace(pool.info, ipc_handle=b"", is_freed=True))
 

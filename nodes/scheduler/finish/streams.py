@@ -106,7 +106,6 @@ class Streams:
             self._batch(sequence.detokenizer).closes.append(sequence.row_id)
 
     def resend(self, sequence: Sequence, position: int) -> None:
-        """The detokenizer has the stream but lacks tokens from `position` on."""
         self._flush(sequence.detokenizer)
         sequence.num_sent = max(0, min(position, sequence.num_output_tokens))
         self.send(sequence)
@@ -153,7 +152,6 @@ class Streams:
                 self._move(sequence)
 
     def flush(self) -> None:
-        """Send what has gathered."""
         for detokenizer in list(self._batches):
             self._flush(detokenizer)
 

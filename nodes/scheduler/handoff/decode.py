@@ -119,12 +119,10 @@ class DecodeHandoffQueue:
 
     @property
     def num_closing(self) -> int:
-        """Grants whose agent has not said yet that they are closed."""
         return len(self._closing)
 
     @property
     def num_cancelling(self) -> int:
-        """Prefills whose scheduler has not said yet that nothing is left of them."""
         return len(self._cancels)
 
     def sequences(self) -> list[Sequence]:
@@ -132,7 +130,6 @@ class DecodeHandoffQueue:
         return [handoff.sequence for handoff in self._handoffs.values()]
 
     def open(self, sequence: Sequence, lent: ExportedPages, now: float) -> None:
-        """Begin a handoff with pages that were lent to it."""
         self._count += 1
         # Holder and count alone would repeat if an epoch does, or if this core is made anew after a release of memory.
         # A prefill scheduler remembers cancelled ids: after such a repetition one refused 112 of 112 handoffs.
@@ -208,7 +205,6 @@ class DecodeHandoffQueue:
         return None
 
     def on_pulled(self, message: PagesPulled, now: float) -> Outcome | None:
-        """The agent says how far the transfer is."""
         handoff = self._handoffs.get(message.grant_id)
         if handoff is None:
             return None
@@ -231,7 +227,6 @@ class DecodeHandoffQueue:
         return self._settle(handoff, now)
 
     def on_failed(self, sender: Address, message: PrefillFailed, now: float) -> Outcome | None:
-        """The prefill scheduler has given the order up."""
         handoff = self._handoffs.get(message.grant_id)
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
@@ -239,12 +234,10 @@ class DecodeHandoffQueue:
         return self._fail(handoff, message.code, now)
 
     def on_news(self, sender: Address, message: PrefillNews, now: float) -> list[Outcome]:
-        """A prefill scheduler says which orders have ended."""
         done = [self.on_done(sender, one, now) for one in message.done]
         return ended([*done, *(self.on_failed(sender, one, now) for one in message.failed)])
 
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Outcome | None:
-        """The agent has given the transfer up."""
         handoff = self._handoffs.get(message.grant_id)
         return None if handoff is None else self._fail(handoff, message.code, now)
 
@@ -255,7 +248,6 @@ class DecodeHandoffQueue:
         return self._closing.pop(grant_id)
 
     def on_cancelled(self, message: PrefillCancelled) -> None:
-        """The prefill scheduler holds nothing of these orders any more."""
         for grant_id in message.grant_ids:
             self._cancels.answered(grant_id)
 
@@ -274,11 +266,9 @@ class DecodeHandoffQueue:
         return []
 
     def on_renew_due(self, grant_id: str, now: float) -> None:
-        """Time to ask the prefill scheduler again whether it has the order."""
         self._order(self._handoffs[grant_id], now)
 
     def flush(self) -> None:
-        """Send the asks gathered in this turn."""
         self._opens.flush()
         orders, self._fresh_orders = self._fresh_orders, {}
         for prefill, of_peer in orders.items():
@@ -290,7 +280,6 @@ class DecodeHandoffQueue:
         self._cancels.retry(peer)
 
     def on_open_retry_due(self, agent: str) -> None:
-        """The pause after grants that could not be opened is over."""
         self._opens.retry(agent)
 
     def retry_now(self, peer: str) -> None:
@@ -299,11 +288,9 @@ class DecodeHandoffQueue:
         self._cancels.retry_now(peer)
 
     def on_expired(self, grant_id: str, now: float) -> Outcome:
-        """The handoff took too long."""
         return self._fail(self._handoffs[grant_id], "deadline_exceeded", now)
 
     def on_peer_lost(self, actor_id: str, now: float) -> list[Outcome]:
-        """A prefill scheduler or the agent is gone: handoffs that depend on it fail."""
         is_agent = actor_id == self._config.agent
         hit = [one for one in self._handoffs.values() if is_agent or one.prefill == actor_id]
         return [self._fail(handoff, "peer_lost", now) for handoff in hit]

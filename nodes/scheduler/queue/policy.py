@@ -60,11 +60,9 @@ class WaitingQueue:
         return sequence.row_id in self._front or sequence.row_id in self._queue
 
     def add(self, sequence: Sequence) -> None:
-        """Add at the end."""
         self._queue[sequence.row_id] = sequence
 
     def put_back(self, sequence: Sequence) -> None:
-        """Put back ahead of all that were never admitted."""
         self._front[sequence.row_id] = sequence
         # Sorted at each return: preemption takes the youngest first, so they come back in the wrong order.
         self._front = {one.row_id: one for one in sorted(self._front.values(), key=_arrival)}
@@ -76,11 +74,9 @@ class WaitingQueue:
             self._num_since_turn = 0 if sequence.row_id in self._by_turn else self._num_since_turn + 1
 
     def num_tokens(self) -> int:
-        """Tokens of all that wait."""
         return sum(sequence.num_tokens for sequence in self)
 
     def order(self, now: float) -> list[Sequence]:
-        """All waiting sequences, the first to be admitted first."""
         waiting = list(self._queue.values())
         # First come, first served starves nobody, and is in order already.
         if self._policy != "fcfs" and len(waiting) > 1:

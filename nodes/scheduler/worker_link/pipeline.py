@@ -107,7 +107,6 @@ class Pipeline:
 
     @property
     def num_inflight(self) -> int:
-        """Steps sent and not acknowledged."""
         return len(self._sent)
 
     @property
@@ -117,7 +116,6 @@ class Pipeline:
 
     @property
     def can_send(self) -> bool:
-        """A worker is there and has room for a step."""
         return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
 
     def adopt(self, now: float) -> None:
@@ -170,10 +168,7 @@ class Pipeline:
         return Announce(state, worker_ready, self.numerics, self.asks)
 
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
-        """The worker is ours: it gets the unacknowledged steps before anything new.
-
-        If too many workers have died in one of these steps, none of them is sent again: they are returned.
-        """
+        """Returns the steps that are not sent again, because too many workers have died in one of them."""
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
@@ -205,10 +200,7 @@ class Pipeline:
             sent.plan = msgspec.structs.replace(sent.plan, timeout_s=PATIENCE * sent.plan.timeout_s)
 
     def _blame(self) -> bool:
-        """Count the predecessor's death for all sequences in its steps. True if one of them has seen too many.
-
-        The predecessor may have computed these steps, so their tokens count as recomputed.
-        """
+        """True if a sequence has seen too many deaths. These steps may have been computed: they count as recomputed."""
         self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
         hit = {sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values()
         for sequence in hit:
