@@ -149,7 +149,7 @@ class Publish(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Announce `state` (None: unchanged), whether there is a worker, and its or the last one's `numerics` and `asks`."""
+    """Announce `state` (None: unchanged), whether there is a worker, its or the last one's `numerics` and `asks`."""
 
     state: str | None
     worker_ready: bool
