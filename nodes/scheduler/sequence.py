@@ -196,7 +196,7 @@ class Sequence:
         return self.max_length - 1
 
     def opening(self) -> Open:
-        # Only the few samplings that look back (penalties) need them; otherwise a long prompt would be sent to the
+        # Only the few samplings that look back need them; otherwise a long prompt would be sent to the
         # worker twice.
         sampling = self.spec.sampling
         token_ids = list(self.token_ids) if sampling.looks_back else []
