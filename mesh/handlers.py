@@ -70,10 +70,7 @@ class Handlers:
         """
 
     def is_outlived(self, by: Address, epoch: int) -> bool:
-        """Whether this incarnation is over because a peer dials a later `epoch` of it. Called for the registry only.
-
-        All other actors are told so by the registry.
-        """
+        """Whether this incarnation is over because a peer dials a later `epoch`. Called for the registry only."""
         return True
 
     def progress(self) -> str:

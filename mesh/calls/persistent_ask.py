@@ -18,10 +18,7 @@ ROLE_RETRY_S: Final = 0.2
 
 
 class PersistentAsk:
-    """Repeats an ask after each retryable failure, as soon as the members change or `retry_s` seconds have passed.
-
-    Owned by an actor, which calls `members_changed` from its `on_members`.
-    """
+    """Repeats an ask after a retryable failure, once `members_changed` was called or `retry_s` seconds have passed."""
 
     def __init__(self, retry_s: float = ROLE_RETRY_S) -> None:
         self._retry_s = retry_s
@@ -29,7 +26,6 @@ class PersistentAsk:
         self._turn = 0
 
     def members_changed(self) -> None:
-        """A member joined, left or changed state."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -73,21 +69,13 @@ class PersistentAsk:
     async def ask_any(
         self, ctx: Context, role: str, message: AnyMessage, *, timeout_s: float, patience_s: float
     ) -> Any:
-        """The message of the first of a role's ready actors that answers; they are asked in turn.
+        """The message of the first of a role's ready actors that answers; they are asked in turn, `timeout_s` each.
 
         One that knows the ask but does not serve it (`not_served`, such as somebody's own actor of that role) is
         skipped, like one that fails: it is an error only if all of them say so. One that does not know the message, as
-        an older release may not, refuses it with `bad_body`, which is final.
-
-        Args:
-            ctx: what to ask through.
-            role: the role whose actors answer this.
-            message: the ask.
-            timeout_s: how long each of them may take.
-            patience_s: how long to keep trying while none is ready or all fail; 0: one round.
-
-        Raises:
-            CallError: a final refusal, or no actor answered; `no_ROLE` if none was ready.
+        an older release may not, refuses it with `bad_body`, which is final. `patience_s` is how long to keep trying
+        while none is ready or all fail; 0: one round. Raises CallError: a final refusal, or no answer; `no_ROLE` if
+        none was ready.
         """
         give_up_at = ctx.now() + patience_s
         while True:

@@ -63,7 +63,6 @@ class Retrier(Generic[Key, Item]):
         return key in self._pending
 
     def get(self, key: Key) -> Item | None:
-        """The item that is pending under this key."""
         pending = self._pending.get(key)
         return None if pending is None else pending.item
 
@@ -80,18 +79,15 @@ class Retrier(Generic[Key, Item]):
         return True
 
     def flush(self) -> None:
-        """Ask for all fresh items, each peer once."""
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
             for peer, keys in fresh.items():
                 self._ask(peer, keys)
 
     def answered(self, key: Key) -> bool:
-        """An answer came; False if it is no longer waited for."""
         return self.stop(key) is not None
 
     def stop(self, key: Key) -> Item | None:
-        """The answer is no longer wanted. Returns the item that was pending."""
         pending = self._pending.pop(key, None)
         if pending is None:
             return None
@@ -119,21 +115,17 @@ class Retrier(Generic[Key, Item]):
         return late
 
     def keys_of(self, peer: str) -> list[Key]:
-        """The keys that are pending at a peer and have been asked for."""
         fresh: Collection[Key] = self._fresh.get(peer, ())
         return [key for key, pending in self._pending.items() if pending.peer == peer and key not in fresh]
 
     def retry(self, peer: str) -> None:
-        """The pause after a failure is over: ask again."""
         self._ask(peer, self._waiting.pop(peer, {}))
 
     def retry_now(self, peer: str) -> None:
-        """The peer is back: do not wait for the pause to end."""
         if self._deadlines.clear((self._kind, peer)):
             self.retry(peer)
 
     def lost(self, peer: str) -> None:
-        """The peer is gone: drop all items that are pending there."""
         for key in [key for key, pending in self._pending.items() if pending.peer == peer]:
             self.stop(key)
 

@@ -32,10 +32,7 @@ Remembered = TypeVar("Remembered", Address, str)
 
 
 def check_greeting(parts: Frames, kind: type[Greeting], peer: Address) -> Greeting:
-    """The peer's hello or welcome in a message.
-
-    Raises `FrameRefused` if there is none, it names another actor, or the two sides have no version in common.
-    """
+    """The peer's hello or welcome; raises `FrameRefused`: none, of another actor, or no version in common."""
     body = SYSTEM_CODEC.decode(parts[1])
     if not isinstance(body, kind):
         raise FrameRefused("bad_body", f"a {kind.__name__.lower()} body was expected")
@@ -57,7 +54,6 @@ def later_incarnation(dialed: Address, header: Header, parts: Frames) -> Address
 
 
 def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_member: bool) -> bool:
-    """Whether to tell the sender of a frame that it was refused."""
     # The answer would go to the actor whose name was claimed, which has sent nothing.
     if header.verb in _UNANSWERED or refusal.code == "wrong_sender":
         return False
@@ -68,7 +64,6 @@ def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_me
 
 
 def error_body(refusal: FrameRefused) -> bytes:
-    """The body of the error sent to the sender of the frame."""
     error = ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
     return SYSTEM_CODEC.encode(error)
 

@@ -78,7 +78,6 @@ class AllowedHost(msgspec.Struct, frozen=True):
     roles: tuple[str, ...] | None = None
 
     def may_have(self, role: str) -> bool:
-        """Whether actors of this host may have a role."""
         if role == CLIENT:
             return True
         if self.roles is None or (ALL_ROLES in self.roles and role != REGISTRY):
@@ -93,11 +92,9 @@ class AllowList(msgspec.Struct, frozen=True):
     hosts: tuple[AllowedHost, ...]
 
     def find(self, public_key: str) -> AllowedHost | None:
-        """The host with this key."""
         return next((one for one in self.hosts if one.public_key == public_key), None)
 
     def of(self, host: str) -> AllowedHost | None:
-        """The host with this name."""
         return next((one for one in self.hosts if one.host == host), None)
 
     def registry(self) -> AllowedHost:
@@ -163,7 +160,6 @@ class AllowList(msgspec.Struct, frozen=True):
 
 
 def check_public_key(key: str) -> None:
-    """Raise BadKey unless `key` can be a CURVE key in Z85."""
     if not _Z85.fullmatch(key):
         raise BadKey(
             f"{key!r} is not a public key, which has {_KEY_CHARS} characters of Z85: copy it from `meshctl keys ls` on "

@@ -30,9 +30,7 @@ class Driven(Protocol):
     """The owner of a core: an actor, or a part of one."""
 
     @property
-    def ctx(self) -> Context:
-        """The actor's context."""
-        ...
+    def ctx(self) -> Context: ...
 
 
 class CoreDriver(Generic[Event, Command]):

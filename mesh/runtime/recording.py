@@ -56,7 +56,6 @@ class Recorded(NamedTuple, Generic[Event]):
 
 
 def keep_all(_: str, value: Any) -> Any:
-    """Redacts nothing."""
     return value
 
 
@@ -92,7 +91,6 @@ class EventRecorder(Generic[Event]):
             self._num_bytes -= events.popleft()[0]
 
     def events(self) -> list[Recorded[Event]]:
-        """The recorded events, oldest first."""
         return [Recorded(at, event) for _, at, event in self._events]
 
 
@@ -129,7 +127,6 @@ class Writer:
         self._kept: list[Any] = []
 
     def write(self, value: Any) -> Any:
-        """The data of one value."""
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, enum.Enum):

@@ -66,7 +66,6 @@ class DeadlineTimer:
         self._handle = clock.later(max(0.0, at - clock.now()), self._fire)
 
     def cancel(self) -> None:
-        """Cancel the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle, self.at = None, _NEVER

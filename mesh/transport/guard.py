@@ -65,7 +65,6 @@ class Guard:
         self._vetted.add((user, actor_id))
 
     def host_of_user(self, user: bytes) -> str | None:
-        """The host that a User-Id belongs to; None if its key is not, or no longer, allowed."""
         if user == LOCAL:
             return self._keys.own.host
         found = self._hosts.get(user)
@@ -80,7 +79,6 @@ class Guard:
         return found.public_key.encode()
 
     def is_current(self, server_key: bytes) -> bool:
-        """Whether the key of a dialed host is still on the list."""
         return self._keys.allowed.find(server_key.decode()) is not None
 
     def _home(self, actor_id: str, *, is_local: bool) -> str:
