@@ -32,10 +32,7 @@ def root_hash(extra_key: str = "", *, lora: str = "", weight_version: str = "") 
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32, the form that is hashed, compared and written to page tables.
-
-    Raises ValueError for an id outside 0 .. 2**32 - 1.
-    """
+    """Token ids as little-endian u32, as hashed and stored. Raises ValueError for an id outside 0 .. 2**32 - 1."""
     try:
         return struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error as error:

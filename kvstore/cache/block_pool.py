@@ -57,11 +57,9 @@ class BlockPool:
         self._last_generation = max(self._generations) + num_pages
 
     def generation(self, page: int) -> int:
-        """Generation of the allocation that `page` belongs to."""
         return self._generations[page]
 
     def num_available(self) -> int:
-        """Pages that `take` could allocate: free ones, and cached ones that nobody holds."""
         return self.allocator.num_free + self.tree.num_evictable
 
     def take(
@@ -92,11 +90,9 @@ class BlockPool:
         return pages
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Free a sequence's own pages."""
         self.write_states(self.move(self.allocator.release, pages), PageState.FREE)
 
     def drop(self, removed: Sequence[Removed]) -> None:
-        """Free pages that left the tree."""
         self.write_states(self._forget(removed), PageState.FREE)
 
     def publish(
@@ -128,7 +124,6 @@ class BlockPool:
         return end, inserted.added
 
     def clear_tree(self) -> None:
-        """Forget every cached prefix; pages that sequences hold become free when they are released."""
         self.drop(self.tree.clear())
         self.log.cleared()
 
@@ -143,7 +138,6 @@ class BlockPool:
         is_first: bool = False,
         is_private: bool = False,
     ) -> None:
-        """Write the table's entry of `page`, if there is a table."""
         if self.table is not None:
             entry = PageEntry(
                 state, self._generations[page], self.epoch, page_hash, parent or NO_HASH, tokens, is_first, is_private
@@ -151,7 +145,6 @@ class BlockPool:
             self.table.write(page, entry)
 
     def write_states(self, pages: Iterable[int], state: PageState) -> None:
-        """Write entries without content."""
         for page in pages:
             self.write(page, state)
 

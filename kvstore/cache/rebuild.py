@@ -57,11 +57,9 @@ class _Full(NamedTuple):
     known: dict[bytes, int]
 
     def key(self, numbers: Sequence[int]) -> bytes:
-        """Packed tokens of these pages, one after another."""
         return self.slots["tokens"][numbers].tobytes()
 
     def is_first(self, number: int) -> bool:
-        """Whether a page is the first of its chain."""
         return bool(self.slots["flags"][number] & FLAG_FIRST)
 
 
@@ -78,10 +76,7 @@ class RecoveredSequences:
         return sum(len(handles) for handles in self._by_parent.values())
 
     def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable | None:
-        """The sequence with the most of these tokens but not all, as the last must be computed. None if there is none.
-
-        The caller has to release a claimed handle; `num_cached_tokens` says how much of it is reused.
-        """
+        """The one with the most of these tokens but not all, as the last must be computed. The caller releases it."""
         root = root_hash(extra_key, lora=lora, weight_version=self._cache.weight_version)
         parents = [root, *chain_hashes(root, token_ids, self._cache.page_size)]
         packed = pack_tokens(token_ids)
@@ -101,7 +96,6 @@ class RecoveredSequences:
         return None
 
     def release(self) -> None:
-        """The lease has ended: unclaimed sequences may be evicted."""
         for handles in self._by_parent.values():
             for handle in handles:
                 handle.release()

@@ -68,23 +68,19 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_released(self) -> bool:
-        """Whether nobody may map it."""
         return bool(self.weights)
 
     @property
     def table_offset(self) -> int:
-        """Byte offset of the page table."""
         return HEADER_BYTES
 
     @property
     def pages_offset(self) -> int:
-        """Byte offset of page 0."""
         table_bytes = PageTable.num_bytes(self.num_pages, self.layout.page_size)
         return HEADER_BYTES + -(-table_bytes // ALIGNMENT) * ALIGNMENT
 
     @property
     def pages_bytes(self) -> int:
-        """Bytes of all pages, wherever they are."""
         return self.num_pages * self.layout.page_bytes
 
     @property

@@ -72,7 +72,6 @@ class Transfer:
         self.error: TransferError | None = None
 
     def fail(self, code: str, message: str) -> None:
-        """Set `error`, unless it is set: the first reason stays."""
         if self.error is None:
             self.error = TransferError(code, message)
 
@@ -121,10 +120,7 @@ class Transport(ABC):
 
     @abstractmethod
     def post(self, transfer: Transfer) -> None:
-        """Begin a transfer, which `poll` or `drain` returns exactly once.
-
-        If this raises TransferError, nothing is moved, and neither returns it.
-        """
+        """Begin a transfer, which `poll` or `drain` returns exactly once, unless this raises TransferError."""
 
     @abstractmethod
     def poll(self, now: float) -> list[Transfer]:

@@ -59,7 +59,6 @@ class Selection(Transport):
 
     @property
     def names(self) -> list[str]:
-        """Names of the transports, as announced."""
         return sorted(transport.name for transport in self.transports)
 
     @property
@@ -69,31 +68,25 @@ class Selection(Transport):
 
     @property
     def device_failure(self) -> str:
-        """The failure of any transport that has one."""
         return next((one.device_failure for one in self.transports if one.device_failure), "")
 
     @property
     def refused(self) -> Counter[str]:
-        """The sum over all transports, by reason."""
         return sum((Counter(one.refused) for one in self.transports), Counter[str]())
 
     @property
     def num_posted(self) -> int:
-        """Transfers of all transports."""
         return sum(transport.num_posted for transport in self.transports)
 
     @property
     def pause_s(self) -> float:
-        """The shortest pause of the transports that have something to do."""
         return min((transport.pause_s for transport in self.transports if transport.num_posted), default=0.0)
 
     def register(self, pool: PagePool) -> None:
-        """Register it with all transports that move its kind of memory. Raises PagesElsewhere if none does."""
         for transport in (self._near_to(pool.info.device), *self._far_from(pool.info.device)):
             transport.register(pool)
 
     def connect(self, handle: PoolHandle) -> Peer:
-        """Reach another agent's pool. Raises PoolError: PagesElsewhere if no transport moves its kind of memory."""
         # The first choice makes the peer for all of them: peers of paired transports have the same content.
         for transport in self._far_from(handle.device):
             return transport.connect(handle)
@@ -104,7 +97,6 @@ class Selection(Transport):
         return self._near_to(pool.info.device).connect(handle_of(pool))
 
     def disconnect(self, peer: Peer) -> None:
-        """Its transfers fail, whichever transport they were posted to."""
         for transport in self.transports:
             transport.disconnect(peer)
 
@@ -124,25 +116,20 @@ class Selection(Transport):
         return ended
 
     def cancel(self, transfer: Transfer) -> None:
-        """Cancel it at the transport that it was posted to."""
         transfer.transport.cancel(transfer)
 
     def drain(self) -> list[Transfer]:
-        """Drain all transports."""
         return [transfer for transport in self.transports for transfer in transport.drain()]
 
     def close(self) -> None:
-        """Close all transports."""
         for transport in self.transports:
             transport.close()
 
     def withdraw(self, group: str) -> None:
-        """Withdraw the group from all transports."""
         for transport in self.transports:
             transport.withdraw(group)
 
     def is_sending(self, group: str) -> bool:
-        """Whether any transport is sending from it."""
         return any(transport.is_sending(group) for transport in self.transports)
 
     def agent_lost(self, agent: str) -> None:

@@ -118,11 +118,9 @@ class TcpListener:
 
     @property
     def address(self) -> str:
-        """Where it listens, as the log names it."""
         return f"{self.host}:{self.port}"
 
     def expect(self, num_streams: int, chunk_bytes: int) -> Expected:
-        """Accept connections of a new pair from now on."""
         key, secret = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(SECRET_BYTES)
         expected = Expected(Rendezvous(self.host, self.port, key, secret, num_streams, chunk_bytes))
         with self._lock:
@@ -130,18 +128,15 @@ class TcpListener:
         return expected
 
     def expected(self, key: bytes) -> Expected | None:
-        """What `expect` returned, until it is forgotten."""
         with self._lock:
             return self._expected.get(key)
 
     def forget(self, expected: Expected) -> None:
-        """Accept no more connections of a pair, and end the wait for them."""
         with self._lock:
             self._expected.pop(expected.rendezvous.key, None)
         expected.arrived.put(None)
 
     def close(self) -> None:
-        """Stop listening, and end all waits."""
         self._is_closed = True
         self._wake.send(b".")
         self._thread.join()
