@@ -17,11 +17,7 @@ from mesh.wire.frames import Heartbeat, PeerDown
 
 
 class Handlers:
-    """Everything about an actor that the mesh itself uses. Subclasses override what they need.
-
-    An exception in a handler is caught by its `TaskSupervisor`, counted
-    (`mesh_handler_errors_total`) and logged; in `on_ask` it becomes the error reply `internal`.
-    """
+    """What the mesh uses of an actor. A handler's error is counted and logged; to an ask it answers `internal`."""
 
     role: ClassVar[str] = ""
     codec: ClassVar[Codec]

@@ -23,10 +23,7 @@ _MAX_VIOLATIONS: Final = 256
 
 
 class BlockPool:
-    """Allocator, tree, table and event log of one pool, changed together.
-
-    Generations continue from those in the table, whoever wrote it. `found` is its scan, made here if it is not given.
-    """
+    """Changed together. Generations go on from the table, whoever wrote it; `found` is its scan, made here if None."""
 
     def __init__(
         self,

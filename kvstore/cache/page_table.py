@@ -104,8 +104,7 @@ class Torn(msgspec.Struct, frozen=True, gc=False):
 class TableScan:
     """A table's entries for all pages; iterating gives (page, what `PageTable.read` returns for it).
 
-    `slots` has each page's newest slot as fields (`slot_dtype`), shape (pages,), zeros where `is_torn` (bool, same
-    shape).
+    `slots` has each page's newest slot as fields (`slot_dtype`), zeros where `is_torn` (bool); both of shape (pages,).
     """
 
     def __init__(self, slots: "Slots", is_torn: "npt.NDArray[np.bool_]") -> None:

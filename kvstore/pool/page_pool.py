@@ -125,10 +125,7 @@ class MemoryHost(Protocol):
     """Where pools live. Paths are plain strings that mean something to this host only."""
 
     def create(self, name: str, info: PoolInfo) -> PagePool:
-        """Make a pool, zeroed, and own it. A leftover of this name that nobody owns is replaced.
-
-        Raises PoolExhaustedMemory, PoolBusy, PoolDenied, PoolMismatch (header too long).
-        """
+        """Zeroed and owned; replaces an unowned one. Raises PoolExhaustedMemory, PoolBusy, PoolDenied, PoolMismatch."""
         ...
 
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:

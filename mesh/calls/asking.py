@@ -70,10 +70,7 @@ class Asking:
         buffers: Sequence[Buffer] = (),
         channel: Channel = Channel.CONTROL,
     ) -> Answer:
-        """Send, and wait for the reply; raises a `CallError`, at the deadline at the latest.
-
-        Cancelling the task sends `cancel` to the peer.
-        """
+        """Send, and wait for the reply; raises a `CallError` by the deadline. Cancelling the task sends `cancel`."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         message_id = self.open(partial(_end_wait, future), actor_id, message, timeout_s, buffers, channel)
         try:

@@ -32,12 +32,9 @@ class _Pending(NamedTuple, Generic[Item]):
 class Retrier(Generic[Key, Item]):
     """Pending items by key; keys are unique across all peers.
 
-    Args:
-        deadlines: holds the pauses, as `(kind, peer)`; when one is due, the owner must call `retry(peer)`.
-        kind: the kind of these deadlines.
-        send: asks a peer for items: fresh ones, or those whose pause is over. Called by `flush`, `retry` and
-            `retry_now` only.
-        max_pending: beyond this, items are not accepted; the peer's own leases have to end what was to be ended.
+    `deadlines` holds the pauses as `(kind, peer)`; when one is due, the owner must call `retry(peer)`. `send` asks a
+    peer for fresh items, or those whose pause is over, only within `flush`, `retry` and `retry_now`. Beyond
+    `max_pending`, items are not accepted; the peer's own leases have to end what was to be ended.
     """
 
     def __init__(
@@ -67,10 +64,7 @@ class Retrier(Generic[Key, Item]):
         return None if pending is None else pending.item
 
     def add(self, key: Key, peer: str, item: Item, *, retry_s: float, give_up_at: float = float("inf")) -> bool:
-        """Ask for an item with the next `flush`, replacing any item with this key. False: there are too many.
-
-        It is asked for again `retry_s` after each failure, as long as that is before `give_up_at`.
-        """
+        """Replaces the key's item; asked again `retry_s` after a failure until `give_up_at`. False: too many."""
         if len(self._pending) >= self._max_pending and key not in self._pending:
             return False
         self.stop(key)

@@ -108,10 +108,7 @@ class Answerer(Protocol):
 
 
 class Serving:
-    """All calls that this actor has accepted. `of_system` has the handlers for the mesh's own asks, by class.
-
-    The actor itself answers those listed in its `system_asks`.
-    """
+    """All calls accepted here. `of_system`: handlers of the mesh's own asks but those in its `system_asks`."""
 
     def __init__(
         self,

@@ -32,8 +32,7 @@ Handler = Callable[[Peer, Channel, Header, Frames], None]
 class Links:
     """All links of one actor. Implements `mesh.transport.base.Listener`; `handlers` maps verbs to their handlers.
 
-    Each `when_…` is called with the fields of the output of its name (`mesh/link/outputs.py`), and set before the
-    transport starts.
+    Each `when_…` gets the fields of the output of its name (`mesh/link/outputs.py`), and is set before the start.
     """
 
     when_linked: Callable[[Address], object]

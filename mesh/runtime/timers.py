@@ -25,11 +25,8 @@ class Clock(Protocol):
 class DeadlineTimer:
     """Calls `due(now)` at the earliest deadline, provided that `arm` is called whenever that may have become earlier.
 
-    Args:
-        clock: called only when needed, since an actor has no context yet when it makes its timer.
-        next_deadline: the earliest deadline, None while there is none.
-        due: does what is due by now, and arms again for the rest.
-        rest_s: the timer does not fire again within this time, so that hundreds of deadlines a second are batched.
+    `clock` is called only when needed, since an actor has no context yet when it makes its timer. Nothing fires again
+    within `rest_s`, so that hundreds of deadlines a second are batched.
     """
 
     __slots__ = ("_clock", "_due", "_handle", "_next_deadline", "_not_before", "_rest_s", "at")

@@ -63,10 +63,7 @@ class SimulatedNetwork:
         self._context = contextvars.copy_context()
 
     def transport(self, address: Address, place: str = "") -> "SimulatedTransport":
-        """A transport for one incarnation of an actor. Raises ValueError for an address that already has one.
-
-        It listens at an endpoint of its own, or at `place`, which, like fixed ports, a later incarnation can reuse.
-        """
+        """At an endpoint of its own, or at `place`, which can be reused. Raises ValueError if `address` has one."""
         if address in self._ends:
             raise ValueError(f"{address} already has a transport; a restarted actor needs a new epoch")
         self._ends[address] = End(address)

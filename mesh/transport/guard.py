@@ -82,10 +82,6 @@ class Guard:
         return self._keys.allowed.find(server_key.decode()) is not None
 
     def _home(self, actor_id: str, *, is_local: bool) -> str:
-        """The host that an actor id belongs to; if the id names none, this host for a local connection, else "".
-
-        `registry` belongs to the host that is granted that role.
-        """
         if (named := host_of(actor_id)) or actor_id != REGISTRY:
             return named or (self._keys.own.host if is_local else "")
         return self._keys.allowed.registry().host
