@@ -163,7 +163,7 @@ class PageAllocator:
         for page in pages:
             if not 0 <= page < self.num_pages or states[page] not in needed:
                 found = states[page].name if 0 <= page < self.num_pages else "not in the pool"
-                raise OwnershipError(page, found, " or ".join(sorted(one.name for one in needed)))
+                raise OwnershipError(page, found, " or ".join(sorted(state.name for state in needed)))
         # A page named twice would be in the free list twice, and go to two sequences.
         if len(set(pages)) != len(pages):
             twice = next(page for index, page in enumerate(pages) if page in pages[:index])

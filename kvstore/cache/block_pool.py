@@ -173,8 +173,8 @@ class BlockPool:
 
     def _forget(self, removed: Sequence[Removed]) -> list[int]:
         self.num_evicted_pages += len(removed)
-        self.log.removed([one.page_hash for one in removed])
-        return self.move(self.allocator.evict, [one.page for one in removed])
+        self.log.removed([entry.page_hash for entry in removed])
+        return self.move(self.allocator.evict, [entry.page for entry in removed])
 
     def _stored_pages(self) -> Iterable[PageStored]:
         """The cache as events, parents first. The extra key is not kept per page; hashes alone identify pages."""

@@ -182,8 +182,8 @@ def _resume_all(
     for page, entry in entries.items():
         if not _can_be_true(entry, cached, cache.page_size):
             dropped.add(page)
-        elif (one := _resume(cache, page, entry, full, cached)) is not None:
-            recovered.append(one)
+        elif (sequence := _resume(cache, page, entry, full, cached)) is not None:
+            recovered.append(sequence)
             resumed.append(page)
         else:
             cache.blocks.write_states([page], PageState.FREE)
@@ -232,9 +232,9 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
         run = [number]
         while (number := next_of[number]) >= 0:
             run.append(number)
-        hashes = [names[one] for one in run]
+        hashes = [names[number] for number in run]
         # A whole run in one insertion: page by page, each would be attached to the tree and merged again.
-        end = blocks.tree.insert(root, full.key(run), [pages[one] for one in run], hashes, above).end.node
+        end = blocks.tree.insert(root, full.key(run), [pages[number] for number in run], hashes, above).end.node
         starts.extend((end, root, child) for child in several.get(run[-1], ()))
         cached += run
     is_running: list[bool] = (full.slots["state"] == PageState.RUNNING).tolist()

@@ -91,7 +91,7 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.pages_offset + (self.pages_bytes if self.device == CPU else 0)
 
 
-TOLD: Final = ("group", "num_pages", "layout", "incarnation", "device")
+HANDLE_FIELDS: Final = ("group", "num_pages", "layout", "incarnation", "device")
 """Fields of a header that its agent tells others (`PoolHandle`), and that must be the same when they map the pool."""
 
 

@@ -222,7 +222,7 @@ def _compare(part: _Part, when: str) -> TransferError | None:
             return TransferError("source_lost", f"the {side}'s page table could not be read {when} the copy: {error}")
         # None: the page table is in another host's memory, and the transport had that host compare.
         if found is not None and found != expected:
-            page, wanted, there = next(one for one in zip(numbers, expected, found, strict=True) if one[1] != one[2])
+            page, wanted, there = next(row for row in zip(numbers, expected, found, strict=True) if row[1] != row[2])
             text = f"{side} page {page} has generation {there} {when} the copy, but {wanted} was announced"
             return TransferError("stale_pages", text)
     return None

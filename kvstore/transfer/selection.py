@@ -68,11 +68,11 @@ class Selection(Transport):
 
     @property
     def device_failure(self) -> str:
-        return next((one.device_failure for one in self.transports if one.device_failure), "")
+        return next((transport.device_failure for transport in self.transports if transport.device_failure), "")
 
     @property
     def refused(self) -> Counter[str]:
-        return sum((Counter(one.refused) for one in self.transports), Counter[str]())
+        return sum((Counter(transport.refused) for transport in self.transports), Counter[str]())
 
     @property
     def num_posted(self) -> int:
@@ -110,8 +110,8 @@ class Selection(Transport):
         ended: list[Transfer] = []
         for transport in self.transports:
             if transport.num_posted:
-                polled = [one for one in transport.poll(now) if not self._goes_on(one, now)]
-                self.pulled_bytes[transport.name] += sum(one.num_bytes for one in polled)
+                polled = [transfer for transfer in transport.poll(now) if not self._goes_on(transfer, now)]
+                self.pulled_bytes[transport.name] += sum(transfer.num_bytes for transfer in polled)
                 ended += polled
         return ended
 
@@ -159,14 +159,14 @@ class Selection(Transport):
         try:
             transfer.transport.post(transfer)
         except PairUnmade as error:
-            if not self._falls(transfer, error):
+            if not self._fall_back(transfer, error):
                 raise
             self._post(transfer)
 
     def _goes_on(self, transfer: Transfer, now: float) -> bool:
         """Whether a transfer that has ended was begun again, over the next choice."""
         error = transfer.error
-        if error is None or now >= transfer.deadline or not self._falls(transfer, error):
+        if error is None or now >= transfer.deadline or not self._fall_back(transfer, error):
             return False
         # A clean record for the next choice: the caller of `poll` sees no end in between.
         transfer.error = None
@@ -176,7 +176,7 @@ class Selection(Transport):
             transfer.error = problem
         return transfer.error is None
 
-    def _falls(self, transfer: Transfer, error: TransferError) -> bool:
+    def _fall_back(self, transfer: Transfer, error: TransferError) -> bool:
         """Move a transfer to the next choice, if that may help after this error. Returns whether it was moved."""
         # Only if nothing was moved: a pair that broke during its work says nothing against the choice.
         if not isinstance(error, PairUnmade) or error.code in _NOT_OF_THE_TRANSPORT:
@@ -200,6 +200,6 @@ def _route_of(transfer: Transfer) -> _Route:
     return _Route(agent, transfer.peer.info.device, transfer.pool.info.device)
 
 
-def _after(choices: Iterable[Transport], one: Transport) -> Transport | None:
+def _after(choices: Iterable[Transport], last: Transport) -> Transport | None:
     following = iter(choices)
-    return next(following, None) if any(choice is one for choice in following) else None
+    return next(following, None) if any(choice is last for choice in following) else None

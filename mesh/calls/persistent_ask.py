@@ -11,7 +11,7 @@ from mesh.wire.codec import AnyMessage
 
 _PATIENCE_S: Final = 2.0
 """An echo mesh is ready after 1.5 s (docs/benchmarks.md): with less, each ordinary start would log waiting actors."""
-_MAX_TOLD: Final = 16
+_MAX_LOGGED: Final = 16
 """Reasons may hold counts or addresses and differ each time: an ask that goes on for days adds 16 lines to the log."""
 ROLE_RETRY_S: Final = 0.2
 """Less than a heartbeat of 0.5 s, so that it adds little to a recovery; even 1,000 waiting asks are 5,000 a second."""
@@ -44,13 +44,13 @@ class PersistentAsk:
         `refused` is called with every retryable failure. Raises the CallErrors that are not retryable.
         """
         began = ctx.now()
-        told: set[str] = set()
+        logged: set[str] = set()
 
         def note(error: CallError) -> None:
             why = str(error)
             # While a mesh starts, every actor waits a moment for another: not worth a line, nor is a repeated reason.
-            if ctx.now() - began >= _PATIENCE_S and why not in told and len(told) < _MAX_TOLD:
-                told.add(why)
+            if ctx.now() - began >= _PATIENCE_S and why not in logged and len(logged) < _MAX_LOGGED:
+                logged.add(why)
                 ctx.log.info("waiting", what=what, peer=actor_id, why=why)
             if refused is not None:
                 refused(error)

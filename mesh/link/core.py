@@ -48,7 +48,7 @@ from mesh.link.handshake import WELCOME, Handshake
 from mesh.link.liveness import Liveness
 from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
 from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
-from mesh.link.refusals import TOLD, LogOnce, error_body, is_answered, later_incarnation
+from mesh.link.refusals import REPORTED_CODES, LogOnce, error_body, is_answered, later_incarnation
 from mesh.membership.view import Directory
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
@@ -346,7 +346,7 @@ class LinkCore:
             if error.code == SUPERSEDED:
                 self.outputs.append(Superseded(connection.link.peer, error.message, error.known_epoch))
             told = FrameRefused(error.code, f"the peer answered: {error.message}")
-            if error.code in TOLD and self._log_once.is_new(connection.link.peer, told, self._now):
+            if error.code in REPORTED_CODES and self._log_once.is_new(connection.link.peer, told, self._now):
                 self.outputs.append(Refused(connection.link.peer, told))
             connection.peer.refusal = error.code
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")

@@ -18,7 +18,7 @@ from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello, Welcome
 from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
 
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.CANCEL, Verb.BYE))
-TOLD: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
+REPORTED_CODES: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
 """Reasons for refusing a hello that its sender must be told and should log, as it could not find out otherwise."""
 _MAX_REMEMBERED: Final = 1024
 """Late frames come within seconds of a link's end, so the newest are enough: 1,024 are about 100 KB."""
@@ -59,7 +59,7 @@ def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_me
         return False
     # The sender of a refused hello is told why: its epoch is over, it meant another epoch of this actor, it has not
     # proved its identity, or there is no room. It would otherwise wait 2 s for a welcome and take this for silence.
-    is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in TOLD)
+    is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in REPORTED_CODES)
     return is_linked or is_member or is_told or header.verb == Verb.HEARTBEAT
 
 

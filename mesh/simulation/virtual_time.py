@@ -128,7 +128,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def _waiting(self) -> str:
         waiting = [(task.get_name(), task) for task in asyncio.all_tasks(self) if not task.done()]
-        tasks = sorted(waiting, key=lambda one: (one[0], hash(one[1])))
+        tasks = sorted(waiting, key=lambda entry: (entry[0], hash(entry[1])))
         parts: list[str] = []
         for name, task in tasks:
             frames = task.get_stack(limit=1)

@@ -98,7 +98,7 @@ class SimulatedProcess:
         if self.state in (ProcessState.RUNNING, ProcessState.STOPPED):
             self.state = ProcessState.DEAD
             self._points_left = None
-            self._late = [one for one in self._late if _is_of_task(one[1])]
+            self._late = [entry for entry in self._late if _is_of_task(entry[1])]
             self._network.crash(self.address)
             self._on_death(self)
 

@@ -42,7 +42,7 @@ class Guard:
         return True
 
     def _read_list(self) -> None:
-        self._hosts = {_user_id(one): one for one in self._keys.allowed.hosts}
+        self._hosts = {_user_id(host): host for host in self._keys.allowed.hosts}
         self._vetted.clear()
 
     def user_of(self, public_key: str) -> bytes | None:
@@ -73,7 +73,7 @@ class Guard:
     def server_key(self, actor_id: str) -> bytes:
         """The public key (Z85) that a dialed actor must have. Raises `FrameRefused` if its host has none."""
         host = self._home(actor_id, is_local=False)
-        found = self._keys.allowed.of(host)
+        found = self._keys.allowed.host(host)
         if found is None:
             raise FrameRefused(UNKNOWN_KEY, f"no key of host {host or actor_id!r} is allowed: run `meshctl keys add`")
         return found.public_key.encode()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvstore.errors import KVError, TransferError
-from kvstore.pool.header import TOLD, PoolInfo
+from kvstore.pool.header import HANDLE_FIELDS, PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Transport
@@ -108,7 +108,7 @@ class RemotePeer:
     def __init__(self, handle: PoolHandle, transport: Transport) -> None:
         self.agent = handle.agent
         self.transport = transport
-        self.info = PoolInfo(**{name: getattr(handle, name) for name in TOLD})
+        self.info = PoolInfo(**{name: getattr(handle, name) for name in HANDLE_FIELDS})
 
     def generations(self, pages: Sequence[int]) -> None:
         """None: the page table is in another agent's memory, so that agent compares."""

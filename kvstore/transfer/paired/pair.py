@@ -135,15 +135,15 @@ class Pair:
             if self._current.error is None:
                 self._current.error = error
             return []
-        if not any(one.number == number for one in self._waiting):
+        if not any(transfer.number == number for transfer in self._waiting):
             return []
-        self._waiting = deque(one for one in self._waiting if one.number != number)
+        self._waiting = deque(transfer for transfer in self._waiting if transfer.number != number)
         return [Finished(number, error)]
 
     def tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         # Waiting transfers end alone: nothing was posted for them, so the pair stays in order.
-        for late in [one for one in self._waiting if now >= one.deadline]:
+        for late in [transfer for transfer in self._waiting if now >= transfer.deadline]:
             self._waiting.remove(late)
             commands.append(
                 Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until the deadline"))
@@ -163,7 +163,7 @@ class Pair:
         self._reason = (TransferError if self.phase is PairPhase.READY else PairUnmade)(code, why)
         self.phase = PairPhase.ABORTED if was_idle else PairPhase.ABORTING
         commands: list[Command] = [] if was_idle else [Abort()]
-        commands += [Finished(one.number, self._reason) for one in self._waiting]
+        commands += [Finished(transfer.number, self._reason) for transfer in self._waiting]
         self._waiting.clear()
         return commands
 

@@ -225,7 +225,7 @@ class PairTransport(Transport):
         self._sources = {key: pool for key, pool in self._sources.items() if key[0] != group}
 
     def is_sending(self, group: str) -> bool:
-        return any(one.order.group == group for one in self._sendings.values())
+        return any(sending.order.group == group for sending in self._sendings.values())
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
         half = self._halves.get(order.pair)
