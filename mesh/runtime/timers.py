@@ -14,11 +14,11 @@ class Clock(Protocol):
     """The source of time and timers: an actor's `Context` or its `TaskSupervisor`."""
 
     def now(self) -> float:
-        """The time, seconds."""
+        """Seconds on the event loop's clock."""
         ...
 
     def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
-        """Start a timer."""
+        """Call back once after `delay_s` seconds, unless the handle is cancelled before."""
         ...
 
 
