@@ -11,7 +11,8 @@ import msgspec
 from nodes.asks.allowed_token_ids import AllowedTokenIds
 from nodes.asks.ask import Ask, AskLimits, DrawnModel, Fields, InvalidAsk
 from nodes.asks.bad_words import BadWords
-from nodes.asks.edits import Editor, RowEdits, RowReads
+from nodes.asks.edits import EditFailed, Editor, RowEdits, RowReads
+from nodes.asks.grammar import Grammar
 from nodes.asks.logit_bias import LogitBias
 from nodes.asks.min_tokens import MinTokens
 from nodes.asks.penalties import Penalties
@@ -25,10 +26,12 @@ ASKS: Final[tuple[type[Ask], ...]] = (
     AllowedTokenIds,
     BadWords,
     Penalties,
+    # The last one: it sees what the others have left.
+    Grammar,
 )
 _BY_NAME: Final = {ask.name: ask for ask in ASKS}
 ASK_NAMES: Final = tuple(_BY_NAME)
-"""What a worker announces that it can do."""
+"""All that a worker may announce; `possible` says what it does."""
 _DECODERS: Final[dict[str, msgspec.msgpack.Decoder[Ask]]] = {ask.name: msgspec.msgpack.Decoder(ask) for ask in ASKS}
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -41,6 +44,31 @@ def fields_of(route: Literal["chat", "text"]) -> dict[str, Any]:
     return fields
 
 
+def possible(model: DrawnModel) -> list[str]:
+    """The names of the asks that a worker of this model announces. May take seconds: tokenizers are loaded."""
+    return [ask.name for ask in ASKS if ask.is_possible(model)]
+
+
+def check_asks(asks: Collection[Asked]) -> list[str]:
+    """Check the values of asks as far as they need it, and return what of them will be ignored, in words.
+
+    May run out of time and memory, panic or die. Raises InvalidAsk.
+    """
+    notes: list[str] = []
+    for one in asks:
+        if (decoder := _DECODERS.get(one.name)) is not None:
+            notes += decoder.decode(one.value).check()
+    return notes
+
+
+def field_of(one: Asked) -> str | None:
+    """The HTTP field that an ask came from, for errors about it."""
+    try:
+        return _DECODERS[one.name].decode(one.value).field
+    except (KeyError, msgspec.DecodeError):
+        return None
+
+
 def read_asks(body: Mapping[str, Any], limits: AskLimits) -> list[Ask]:
     """The asks of a request's body. Raises InvalidAsk."""
     return [found for ask in ASKS if (found := ask.read(body, limits)) is not None]
@@ -51,7 +79,7 @@ def asked(asks: Sequence[Ask]) -> list[Asked]:
     sent = [Asked(ask.name, ask.looks_back, _encode(ask)) for ask in asks]
     if (num_bytes := sum(len(one.value) for one in sent)) > MAX_ASK_BYTES:
         longest = max(zip(sent, asks, strict=True), key=lambda pair: len(pair[0].value))[1]
-        param = next(iter(longest.chat_fields), None)
+        param = longest.field
         raise InvalidAsk(
             f"What this request asks of its draws takes {num_bytes} bytes; at most {MAX_ASK_BYTES} can be served, and"
             f" '{param}' takes the most.",
@@ -98,6 +126,7 @@ __all__ = [
     "Ask",
     "AskLimits",
     "DrawnModel",
+    "EditFailed",
     "Editor",
     "Fields",
     "InvalidAsk",
@@ -105,7 +134,10 @@ __all__ = [
     "RowEdits",
     "RowReads",
     "asked",
+    "check_asks",
+    "field_of",
     "fields_of",
     "open_asks",
+    "possible",
     "read_asks",
 ]

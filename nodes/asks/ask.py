@@ -12,11 +12,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 from mesh.errors import TypedError
 from mesh.wire.message import HotPart
 from nodes.asks.edits import Editor, RowReads
+from nodes.models.spec import ModelSpec
 from nodes.request import SamplingDefaults
 
 
 class InvalidAsk(TypedError, code="invalid_value"):
     """A field of a request has a value that cannot be served; `param` names it."""
+
+
+class UnsupportedSchema(InvalidAsk, code="unsupported_schema"):
+    """A schema has a keyword that cannot be enforced, and the client wants all of it enforced."""
 
 
 class AskLimits(NamedTuple):
@@ -37,10 +42,14 @@ class AskLimits(NamedTuple):
 
 
 class DrawnModel(NamedTuple):
-    """What a worker's editors know of its model: the width of its logits, and the ids that end an answer."""
+    """What a worker's editors know of its model: the width of its logits, and the ids that end an answer.
+
+    `spec` is for those that need its tokenizer; None: there is none to be had.
+    """
 
     vocab_size: int
     end_token_ids: tuple[int, ...] = ()
+    spec: ModelSpec | None = None
 
 
 Fields = Mapping[str, Any]
@@ -57,6 +66,10 @@ class Ask(HotPart, frozen=True):
     name: ClassVar[str]
     looks_back: ClassVar[bool] = False
     """Whether its editor needs the tokens before the drawn one."""
+    ends: ClassVar[bool] = False
+    """Whether it says when an answer is over: an end id ends it then, in spite of `ignore_eos`."""
+    is_checked: ClassVar[bool] = False
+    """Whether a tokenizer has to `check` it, in a process that can be killed, before it is sent."""
     chat_fields: ClassVar[Fields] = {}
     text_fields: ClassVar[Fields] = {}
 
@@ -67,6 +80,20 @@ class Ask(HotPart, frozen=True):
         Raises InvalidAsk.
         """
         raise TypeError(f"{cls.__name__} does not say how it is read")
+
+    @property
+    def field(self) -> str | None:
+        """The HTTP field that errors about all of it name."""
+        return next(iter(self.chat_fields), None)
+
+    @classmethod
+    def is_possible(cls, model: DrawnModel) -> bool:
+        """Whether a worker of this model can do it. Called once when it starts, and may take seconds."""
+        return True
+
+    def check(self) -> list[str]:
+        """What of it will be ignored, in words. May run out of time and memory, panic or die. Raises InvalidAsk."""
+        return []
 
     def texts(self) -> list[str]:
         """Texts whose token ids it needs, each encoded by itself without special tokens."""

@@ -7,8 +7,14 @@ kind of device, can be computed beside the forward pass, and needs nothing to su
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
+from mesh.errors import TypedError
+
 MAX_TOP: Final = 20
 """Most likely tokens reported beside a drawn one: OpenAI's limit; 168 bytes for each token, on every hop."""
+
+
+class EditFailed(TypedError, code="editor_failed"):
+    """An editor cannot say what may be drawn: its row fails with this code, and no other row."""
 
 
 class RowEdits:
@@ -17,13 +23,16 @@ class RowEdits:
     `mask`: one bit for each id, 32 in a little-endian word, set where the id may be drawn; ids beyond it may not. None:
     all may. Ids in `floor` may not be drawn either. `bias` is added to a logit; then a positive one is divided by
     `scale`, a negative one multiplied by it; then `add` is added. Ids outside of the vocabulary are ignored.
+    `delayed` are those of the floor that may be drawn after all where a mask allows nothing else: what ends an answer
+    too early for `min_tokens` still ends it if there is nothing left to say.
     """
 
-    __slots__ = ("add", "bias", "floor", "mask", "scale")
+    __slots__ = ("add", "bias", "delayed", "floor", "mask", "scale")
 
     def __init__(self) -> None:
         self.mask: bytes | None = None
         self.floor: set[int] = set()
+        self.delayed: frozenset[int] = frozenset()
         self.bias: dict[int, float] = {}
         self.scale: dict[int, float] = {}
         self.add: dict[int, float] = {}
@@ -36,6 +45,28 @@ class RowEdits:
         size = min(len(mask), len(self.mask))
         both = int.from_bytes(mask[:size], "little") & int.from_bytes(self.mask[:size], "little")
         self.mask = both.to_bytes(size, "little")
+
+    def delay(self, token_ids: frozenset[int]) -> None:
+        """Forbid these ids, unless nothing else is allowed."""
+        self.delayed |= token_ids - self.floor
+        self.floor |= token_ids
+
+    def let_delayed(self) -> None:
+        """Allow the delayed ids if nothing else is allowed. For an editor that all others precede."""
+        if self.delayed and self.allows_nothing():
+            self.floor -= self.delayed
+            self.delayed = frozenset()
+
+    def allows_nothing(self) -> bool:
+        """Whether mask and floor leave nothing to draw. Without a mask something is always left."""
+        if self.mask is None:
+            return False
+        left = bytearray(self.mask)
+        for token_id in self.floor:
+            if 0 <= token_id >> 3 < len(left):
+                left[token_id >> 3] &= ~(1 << (token_id & 7))
+        # By far the fastest way to look at 20 kB.
+        return left.count(0) == len(left)
 
     def allows(self, token_id: int) -> bool:
         """Whether an id may be drawn."""

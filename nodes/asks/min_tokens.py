@@ -16,6 +16,7 @@ class MinTokens(Ask, frozen=True):
     """Neither the model's end ids nor `stop_token_ids` are drawn at output positions below `count`.
 
     End ids not even with `ignore_eos`, as in vLLM: that is about what ends an answer, and this about what is drawn.
+    Where a grammar allows nothing else, they are drawn all the same.
     """
 
     count: int
@@ -40,4 +41,4 @@ class _NotYet:
 
     def edit(self, history: Sequence[int], position: int, edits: RowEdits) -> None:
         if position < self._count:
-            edits.floor |= self._ids
+            edits.delay(self._ids)

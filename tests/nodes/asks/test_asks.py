@@ -32,7 +32,7 @@ MODEL = DrawnModel(vocab_size=100, end_token_ids=(1, 2))
 
 
 def body(**given: Any) -> dict[str, Any]:
-    absent = dict.fromkeys((*fields_of("chat"), *fields_of("text"), "min_tokens", "stop_token_ids"))
+    absent = dict.fromkeys((*fields_of("chat"), *fields_of("text"), "min_tokens", "stop_token_ids", "ignore_eos"))
     return {**absent, **given}
 
 
