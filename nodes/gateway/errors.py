@@ -136,6 +136,7 @@ _CLIENTS_FAULT = frozenset(
         "bad_token_id",
         "context_length_exceeded",
         "empty_prompt",
+        "grammar_failed",
         "invalid_token_id",
         "template_error",
         "too_large",

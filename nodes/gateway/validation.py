@@ -263,15 +263,23 @@ class Validator:
             most = self._config.max_samples_per_call
             message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
             raise BadRequest(message, param="n", code="invalid_value")
-        asks = self._asks(body)
-        words = [text for ask in asks for text in ask.texts()]
+        asks, stop = self._asks(body), _stop_rules(body, self._config)
+        if asks:
+            prepare = replace(
+                prepare,
+                asks=[ask.name for ask in asks],
+                words=[text for ask in asks for text in ask.texts()],
+                checks=asked_of([ask for ask in asks if ask.is_checked]),
+            )
+        if any(ask.ends for ask in asks):
+            stop = replace(stop, ignore_eos=False)
         return Job(
             kind=kind,
             prompt_param=prompt_param,
-            prepare=replace(prepare, asks=[ask.name for ask in asks], words=words) if asks else prepare,
+            prepare=prepare,
             sampling=_sampling(body, self._config),
             seed=None if body.seed is None else body.seed & _MASK,
-            stop=_stop_rules(body, self._config),
+            stop=stop,
             n=n,
             stream=bool(body.stream),
             include_usage=options is not None and bool(options.include_usage),

@@ -1,6 +1,7 @@
 """Between gateway and tokenizer: token ids and routes; and the load that schedulers publish for it."""
 
 from mesh.wire.message import Message
+from nodes.request import Asked
 
 
 class Prepare(Message, frozen=True):
@@ -10,12 +11,12 @@ class Prepare(Message, frozen=True):
     one prompt. `add_special_tokens` applies to texts only: a chat template writes its own.
 
     Errors, all but the last three the client's fault: `template_error`, `unsupported_content`, `empty_prompt`,
-    `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `unsupported_ask`, `no_capacity`,
-    `memory_released`, `overloaded`.
+    `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `unsupported_ask`, `invalid_value`,
+    `unsupported_schema`, `no_capacity`, `memory_released`, `overloaded`.
     With `route` a prompt has to leave room for an output token; without, it may have any length.
     `asks` are the names of what the request asks of its draws: only groups that can do all of them are chosen
     (`unsupported_ask` if there is none). `words` are texts whose ids an ask needs, each encoded by itself, without
-    special tokens.
+    special tokens. `checks` are those asks whose values have to be tried out before they are served.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class Prepare(Message, frozen=True):
     excluded: list[str] = []
     asks: list[str] = []
     words: list[str] = []
+    checks: list[Asked] = []
 
 
 class Route(Message, frozen=True):
