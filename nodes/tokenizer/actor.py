@@ -20,6 +20,7 @@ from nodes.model_spec.template_files import require_template
 from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, Route
 from nodes.redaction import PromptRedactor
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
+from nodes.tokenizer.ask_checks import AskChecks
 from nodes.tokenizer.chat_template import ChatRequest
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.tokenizer.encoding import TextEncoder, load_encoder
@@ -62,6 +63,7 @@ class TokenizerActor(Actor):
             setup={"weights": config.routing},
             redact=PromptRedactor,
         )
+        self._checks = AskChecks(config.rendering, self._on_ignored, use_process=config.use_processes)
         self._prompts = LongTexts("encode", config.max_long_texts, use_thread=config.use_threads)
         self._counted = LongTexts("tokenize", config.max_counted_texts, use_thread=config.use_threads)
 
@@ -80,6 +82,7 @@ class TokenizerActor(Actor):
     async def stop(self) -> None:
         if self._renderer is not None:
             await self._renderer.stop()
+        await self._checks.stop()
         self._prompts.close()
         self._counted.close()
 
@@ -120,6 +123,7 @@ class TokenizerActor(Actor):
             "mesh_tokenizer_indexed_pages": float(self._routing.num_indexed_pages),
             "mesh_tokenizer_long_texts": float(self._prompts.num + self._counted.num),
             "mesh_tokenizer_templates_killed_total": float(num_killed),
+            "mesh_tokenizer_ask_checks_killed_total": float(self._checks.num_killed),
         }
 
     def _load(self) -> tuple[ModelSpec, TextEncoder]:
@@ -142,7 +146,9 @@ class TokenizerActor(Actor):
         if sum(field is not None for field in (message.chat, message.texts, message.token_ids)) != 1:
             raise InvalidRequest("exactly one of chat, texts and token_ids must be given")
         began = self.ctx.now()
-        if message.token_ids is not None:
+        if message.checks and not self._checks.have_passed(message.checks):
+            self.ctx.spawn(self._prepare_slowly(call, message, began), name=f"prepare {message.request_id}")
+        elif message.token_ids is not None:
             self._reply_prepared(call, message, message.token_ids, "prompt", began)
         elif message.texts is not None and sum(map(len, message.texts)) <= self._config.inline_chars:
             special = message.add_special_tokens
@@ -153,6 +159,10 @@ class TokenizerActor(Actor):
 
     async def _prepare_slowly(self, call: Call, message: Prepare, began: float) -> None:
         try:
+            await self._checks.check(message.checks)
+            if message.token_ids is not None:
+                self._reply_prepared(call, message, message.token_ids, "prompt", began)
+                return
             if message.texts is not None:
                 texts, param, special = message.texts, "prompt", message.add_special_tokens
             else:
@@ -213,6 +223,9 @@ class TokenizerActor(Actor):
         self.ctx.metrics.observe("mesh_request_tokenize_seconds", elapsed_s)
         words = [self._encoder.encode(word, add_special_tokens=False) for word in message.words]
         call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s, words=words))
+
+    def _on_ignored(self, what: str) -> None:
+        self.ctx.log.info("a schema is not enforced entirely", ignored=what)
 
     def _route(self, ask: ChooseRoute) -> Route:
         return self._routing.choose(
