@@ -5,7 +5,7 @@ processes.
 """
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from cli.protocol import (
 )
 from cli.supervisor.allow_list import AllowListPush
 from cli.supervisor.deaths import Deaths
+from cli.supervisor.keeper import ProcessKeeper
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
 from cli.supervisor.readiness import absent_hosts
@@ -50,9 +51,6 @@ from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import SupervisorAttributes
 from nodes.stats import ask_stats
 
-if TYPE_CHECKING:
-    from cli.supervisor.keeper import ProcessKeeper
-
 _STATS_TIMEOUT_S = 1.0
 """An actor that is stopped or hangs is shown without figures."""
 
@@ -69,7 +67,7 @@ class SupervisorActor(Actor):
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
 
     def __init__(
-        self, keeper: "ProcessKeeper", pid: int, keys: KeyRing | None = None, watch: RegistryWatch | None = None
+        self, keeper: ProcessKeeper, pid: int, keys: KeyRing | None = None, watch: RegistryWatch | None = None
     ) -> None:
         self._keeper = keeper
         self._pid = pid
@@ -182,11 +180,12 @@ class SupervisorActor(Actor):
             raise RemoteError(error.code, f"the supervisor of {host}: {error.message}", error.retryable) from error
 
     async def _stop(self, request: StopMesh) -> None:
+        settings = self._keeper.settings
         try:
             if request.whole_mesh and self._host:
                 # A supervisor that was lost earlier and found again is here.
                 self._lost.clear()
-                registry_host, drain_s = self._keeper.settings.registry_host, self._keeper.drain_timeout_s
+                registry_host, drain_s = settings.registry_host, settings.supervision.drain_timeout_s
                 await stop_whole_mesh(self.ctx, request, registry_host, drain_s, self._is_there)
         finally:
             self._keeper.stop(request.reason, force=request.force)
