@@ -18,7 +18,9 @@ from cli.plan.settings import Name, PortOfTwo
 
 _PREFIX: Final = "kvmesh1."
 _CHECK_BYTES: Final = 4
+"""One mistyped token in four billion passes, and it is still short. They need not resist forgery."""
 _MAX_CHARS: Final = 1024
+"""About 140 with an IP address, 466 with the longest names: what is longer is something else that was pasted."""
 
 
 class JoinToken(msgspec.Struct, frozen=True, array_like=True):

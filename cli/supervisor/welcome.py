@@ -26,6 +26,8 @@ from mesh.wire.frames import ListMembers, Members, Ping, Pong
 from mesh.wire.message import Message
 
 _ASK_S: Final = 2.0
+"""A registry answers a stranger within 20 ms on a busy machine, and a refused connection is known at once. Only a host
+that drops packets or hangs is waited for, and a start is held up no longer than by a lost packet or two sent again."""
 
 Ask = Callable[[Address, Endpoint, Message], Awaitable[object]]
 """Asks one actor, wherever it is; None if it does not answer in time."""

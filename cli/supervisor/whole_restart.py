@@ -20,6 +20,7 @@ from mesh.errors import CallError
 from mesh.supervision.events import GIVEN_UP
 
 _LOOK_S: Final = 0.2
+"""An actor takes half a second or more to end and to start again; a look takes a millisecond a host."""
 _PATIENCE_S: Final = 600.0
 """For one host: a drain has its own timeout, and loading a large model from a slow disk takes minutes."""
 

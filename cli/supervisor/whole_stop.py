@@ -20,6 +20,7 @@ from nodes import roles
 _TIERS: Final = ((roles.GATEWAY,), (roles.TOKENIZER, roles.SCHEDULER, roles.DETOKENIZER))
 """Workers and agents end with their own host's schedulers."""
 _LOOK_S: Final = 0.1
+"""A stop takes about a second and looks between its tiers and hosts, at four points; a look is a millisecond a host."""
 
 
 async def stop_whole_mesh(
