@@ -32,15 +32,12 @@ class Conversation:
         self.say(line[1:] if line.startswith("//") else line)
 
     def say(self, text: str) -> None:
-        """The user's next message."""
         self.messages.append({"role": "user", "content": text})
 
     def heard(self, text: str) -> None:
-        """The answer, as far as it came."""
         self.messages.append({"role": "assistant", "content": text})
 
     def unsay(self) -> None:
-        """Take the last message back."""
         self.messages.pop()
 
     def command(self, line: str) -> str | None:
@@ -97,6 +94,5 @@ def line_editing() -> Generator[None]:
 
 
 def history_file() -> Path:
-    """The file in which typed lines are kept."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kvmesh" / "chat_history"

@@ -84,7 +84,6 @@ def schema() -> ExitCode:
 
 
 def topology_schema() -> dict[str, Any]:
-    """JSON Schema of the topology file."""
     roles = list(CONFIG_TYPES.values())
     (reference, *role_references), definitions = msgspec.json.schema_components(
         [Settings, *roles], ref_template="#/$defs/{name}"

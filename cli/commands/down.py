@@ -86,7 +86,6 @@ def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, bool]:
 
 
 def _down_other(name: str, question: StopMesh, timeout_s: float) -> ExitCode:
-    """Have another host stopped by its own supervisor, and wait until that has left the mesh."""
     mesh, began = find_mesh(name), time.monotonic()
     mesh.ask(question, Stopping)
     while any(one.actor_id == supervisor_id(question.host) for one in mesh.actors()):

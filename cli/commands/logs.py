@@ -88,7 +88,6 @@ async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
 
 
 async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -> None:
-    """Follow hosts that join later, too."""
     known = {host.name for host in hosts}
     followed: list[asyncio.Task[None]] = []
     while True:
@@ -117,13 +116,11 @@ class _Shown:
         self._colours = as_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def begin(self, lines: list[LogLine]) -> None:
-        """Print the last of these, as many as are wanted."""
         chosen = choose(lines, self._since, self._wanted.level)
         num_lines = self._wanted.num_lines
         self._print(chosen if num_lines is None else chosen[len(chosen) - min(num_lines, len(chosen)) :])
 
     def add(self, lines: list[LogLine]) -> None:
-        """Print what has come since."""
         self._print(choose(lines, self._since, self._wanted.level))
 
     def _print(self, lines: list[LogLine]) -> None:
@@ -148,7 +145,6 @@ class _HostLogs:
 
     @property
     def name(self) -> str:
-        """The name of the host."""
         return self._source.host
 
     def of(self, source: "_There") -> "_HostLogs":

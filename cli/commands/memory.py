@@ -74,17 +74,14 @@ class Waiter:
 
     @property
     def groups(self) -> list[GroupMemory]:
-        """The groups concerned, as they were seen last, in order of name."""
         return [self._seen[name] for name in sorted(self._seen)]
 
     @property
     def left(self) -> list[str]:
-        """Names of the groups that are not in that state yet."""
         return sorted(name for name in self._meant if name not in self._seen or self._seen[name].state != self._state)
 
     @property
     def is_done(self) -> bool:
-        """Whether all groups are in that state."""
         return bool(self._meant) and not self.left
 
     def answered(self, groups: list[GroupMemory], is_restarted: Callable[[], bool]) -> None:

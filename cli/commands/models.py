@@ -78,7 +78,6 @@ def _shown(plan: ModelPlan, template: str) -> dict[str, Any]:
 
 
 def _line(value: Any) -> str:
-    """One value for people: an object's fields one after the other, with who says it in brackets."""
     if not isinstance(value, dict):
         return f"{value:,}" if isinstance(value, int) else str(value)
     fields = dict(cast("dict[str, Any]", value))

@@ -65,7 +65,6 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
 
 
 def _counted(own: list[ActorStatus]) -> str:
-    """How many actors are ready, and which are away or idle at an operator's request."""
     actors = [one for one in own if one.role != SUPERVISOR]
     away = {state: [one.actor_id for one in actors if one.state == state] for state in (DRAINED, RELEASED)}
     parts = [f"{len(actors) - sum(map(len, away.values()))} actors"]

@@ -123,7 +123,6 @@ def _row(actor: ActorStatus) -> list[str]:
 
 
 def _story(actor: ActorStatus) -> list[str]:
-    """What happened to the actor last, and when it starts again."""
     if not actor.last_reason:
         return []
     when = "" if actor.next_start_in_s is None else f"; next start in {duration(actor.next_start_in_s)}"
@@ -133,7 +132,6 @@ def _story(actor: ActorStatus) -> list[str]:
 
 
 def _pulled(actor: ActorStatus) -> list[str]:
-    """By which transports pages came."""
     moved = [f"{amount(num_bytes)} by {name}" for name, num_bytes in sorted(actor.figures.pulled_bytes.items())]
     note = " (not encrypted)" if "tcp" in actor.figures.pulled_bytes else ""
     return [f"pulled {', '.join(moved)}{note}"] if moved else []

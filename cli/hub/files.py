@@ -271,7 +271,6 @@ def _status(error: BaseException) -> int:
 
 
 def _shown(error: BaseException) -> str:
-    """What an error and its root cause say, without repetition."""
     texts = dict.fromkeys(" ".join(str(one).split()) or type(one).__name__ for one in _chain(error))
     return "; ".join(texts)[:_SHOWN_ERROR_CHARS]
 

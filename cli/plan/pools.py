@@ -110,7 +110,6 @@ class PoolPlan:
         return "--mem-fraction or fewer groups" if kv.memory is None else "--kv-memory"
 
     def _too_small(self, num_pages: int) -> NoMemory:
-        """The error for pools that do not hold the least context."""
         kv, layout = self._settings.kv, self._layout
         num_tokens = max(0, num_pages - 1) * layout.page_size
         needed = _file_bytes("", self._least_pages, layout)

@@ -163,7 +163,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def mesh_groups(self) -> tuple[int, int, int]:
-        """How many prefill, decode and mixed groups all hosts have together."""
         return mesh_groups(self.hosts) if self.hosts else self.groups
 
     @property
@@ -181,7 +180,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of one prefill chunk, default filled in."""
         return self.chunk or (_CPU_CHUNK if self.device == "cpu" else _DEVICE_CHUNK)
 
     @property
@@ -219,7 +217,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return prefill, decode, self.mixed or 0
 
     def tp_size(self, phase: str) -> int:
-        """Tensor-parallel ranks of groups of a phase, defaults filled in."""
         own = {"prefill": self.prefill_tp, "decode": self.decode_tp}.get(phase)
         return self.tp if own is None else own
 
@@ -339,7 +336,6 @@ def _is_setting(path: list[str]) -> bool:
 
 
 def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
-    """The path of every setting that is not a table."""
     paths: list[list[str]] = []
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
@@ -385,7 +381,6 @@ def _convert(document: dict[str, Any], source: str, *, strict: bool) -> Settings
 
 
 def role_fault(role: str, fields: Mapping[str, Any]) -> Fault | None:
-    """What is wrong with `[roles.ROLE]`, which names some fields of a role's configuration."""
     if role not in CONFIG_TYPES:
         return unknown_name(role, CONFIG_TYPES, "role")
     # The environment has strings only.

@@ -35,7 +35,6 @@ class JoinToken(msgspec.Struct, frozen=True, array_like=True):
     public_key: str = ""
 
     def text(self) -> str:
-        """The token, as it is copied."""
         content = msgspec.msgpack.encode(self)
         return _PREFIX + base64.urlsafe_b64encode(content + _check(content)).decode().rstrip("=")
 

@@ -78,7 +78,6 @@ class SupervisorActor(Actor):
         self._lost: set[Address] = set()
 
     async def start(self) -> None:
-        """Note the time, and make what needs the actor's context."""
         self._started_at = self.ctx.now()
         self._deaths = Deaths(self.ctx)
         self._rolling = WholeRestart(self.ctx, self._look, self._absent)
@@ -88,11 +87,9 @@ class SupervisorActor(Actor):
             self._watch.begin(self.ctx)
 
     def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
-        """An actor is alive."""
         self._keeper.beat(peer, state, progress)
 
     def on_ask(self, call: Call) -> None:
-        """Answer `meshctl`."""
         try:
             answer = self._answer(call, call.message)
         except MeshError as error:
@@ -142,7 +139,6 @@ class SupervisorActor(Actor):
             _fail(call, error)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Tell supervisors that have come the allow list."""
         if self._push is not None:
             self._push.look()
 
@@ -157,7 +153,6 @@ class SupervisorActor(Actor):
 
     @property
     def _other_hosts(self) -> set[str]:
-        """The other hosts that are in the mesh now."""
         return {host_of(one.actor_id) for one in other_supervisors(self.ctx)}
 
     def _absent(self) -> str:
@@ -167,7 +162,6 @@ class SupervisorActor(Actor):
         return (await self._list(ListActors(whole_mesh=True))).actors
 
     async def _pass_on(self, request: _Passed, host: str) -> Message:
-        """What the supervisor of another host answers."""
         other = supervisor_id(host)
         if self.ctx.members.get(other) is None:
             if host in self._keeper.settings.hosts:
@@ -217,18 +211,15 @@ class SupervisorActor(Actor):
         return own
 
     def _troubles(self) -> list[str]:
-        """What keeps this host apart from the others."""
         found = [self._watch.trouble] if self._watch is not None and self._watch.trouble else []
         if self._keys is not None and self._keys.trouble:
             found.append(f"host {self._host} cannot read its keys: {self._keys.trouble}")
         return found
 
     def tell_dead(self, dead: Address, reason: str) -> None:
-        """Tell everybody that an incarnation was reaped."""
         self._deaths.tell(dead, reason)
 
     def on_peer_down(self, sender: Address, down: PeerDown) -> None:
-        """Tell this host's actors who is dead on another host."""
         self._deaths.pass_on(sender, down)
 
     def tell_drained(self, drained: dict[str, int]) -> None:

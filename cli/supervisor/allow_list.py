@@ -48,8 +48,7 @@ class Telling:
 class AllowListPush:
     """Tells other supervisors the list if this host is the registry's, and takes what the registry's host tells.
 
-    Args:
-        keys: this host's. The owner of the transport has them check whether their file has changed.
+    The owner of the transport has `keys` check whether their file has changed.
     """
 
     def __init__(self, ctx: Context, keys: KeyRing) -> None:
@@ -60,7 +59,6 @@ class AllowListPush:
         self._tick()
 
     def look(self) -> None:
-        """Tell the supervisors that need it: one has come, or the list has changed."""
         allowed = self._keys.allowed
         if allowed.registry().host != self._keys.own.host:
             return

@@ -31,7 +31,6 @@ class Deaths:
         self._ctx = ctx
 
     def tell(self, dead: Address, reason: str) -> None:
-        """An actor of this host was reaped: everybody is told, so that nobody waits for it."""
         down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
         # In its own view as well, which would otherwise bring the dead actor back to life at the next registry.
         self._ctx.bury(dead, reason)

@@ -128,7 +128,6 @@ class ProcessKeeper:
             raise RuntimeError(f"supervision failed at its first event: see {self.directory.log(SUPERVISOR)}")
 
     def beat(self, address: Address, state: str, progress: str) -> None:
-        """An actor is alive, says that it is in `state`, and how far it is with slow work."""
         if (kept := self._actors.get(address.actor_id)) is None:
             return
         self._record.hello(address.actor_id)
@@ -138,7 +137,6 @@ class ProcessKeeper:
         self._feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
 
     def stop(self, reason: str, *, force: bool) -> None:
-        """Begin to end the mesh."""
         self._record.stops(reason, force=force)
         self._feed(Stop(reason, force))
 
@@ -169,11 +167,9 @@ class ProcessKeeper:
 
     @property
     def settings(self) -> Settings:
-        """The mesh's settings, as this host has them."""
         return self._topology.settings
 
     def list_actors(self) -> ActorList:
-        """Everything `meshctl ps` shows."""
         topology, now = self._topology, self._loop.time()
         ready = all(watch.state in (READY, DRAINED) for watch in self.core.watches.values())
         actors = [kept.status(self._listeners.member(actor_id), now) for actor_id, kept in self._actors.items()]

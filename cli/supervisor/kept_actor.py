@@ -23,7 +23,6 @@ class KeptActor(msgspec.Struct):
     is_released: bool = False
 
     def status(self, member: Member | None, now: float) -> ActorStatus:
-        """A line of `meshctl ps`; `member` is the actor as the mesh has it."""
         watch, process = self.watch, self.process
         there = member if process is not None and member is not None and member.epoch == watch.epoch else None
         pid, uptime_s = (process.pid, now - watch.born_at) if process is not None else (0, 0.0)

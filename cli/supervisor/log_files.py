@@ -58,7 +58,6 @@ class LastLines:
         self._place = _size(path)
 
     def added_to(self, text: str) -> str:
-        """`text`, with those lines if there are any."""
         size = _size(self._path)
         # A file that was cut since begins anew.
         start = max(self._place if self._place <= size else 0, size - _BLOCK_BYTES)

@@ -87,5 +87,4 @@ class ActorStarter:
             self._loop.call_soon(on_started, process)
 
     def close(self) -> None:
-        """Let the zygote end; all actors have ended."""
         self._zygote.close()

@@ -40,10 +40,7 @@ class Asker(NamedTuple):
     host: str
 
     async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
-        """The answer; None if there is none within 2 s, or somebody else listens there.
-
-        Raises MeshFull, CannotBind.
-        """
+        """The answer; None if there is none within 2 s, or somebody else listens there. Raises MeshFull, CannotBind."""
         # It dials as this host, with its keys, and listens nowhere.
         options = replace(ZeroMQOptions.of_host(self.run), bind="")
         name = on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host)

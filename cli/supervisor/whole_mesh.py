@@ -28,7 +28,6 @@ Said = TypeVar("Said", bound=Message)
 
 
 def other_supervisors(ctx: Context) -> list[Member]:
-    """Supervisors of other hosts that are members now, sorted by their ids."""
     return [one for one in ctx.members.by_role(SUPERVISOR, ready=False) if one.actor_id != ctx.address.actor_id]
 
 

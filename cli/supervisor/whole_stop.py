@@ -45,7 +45,6 @@ async def stop_whole_mesh(
 
 
 async def _drain(ctx: Context, supervisors: Iterable[str], tier: tuple[str, ...], timeout_s: float) -> None:
-    """Have all actors of some roles drain and stay away, on all hosts, and wait for it."""
     waiting = await _undrained(ctx, supervisors, tier)
     drains = {one: RestartActors(names=names, stay_away=True, here=True) for one, names in waiting.items()}
     asked: Iterable[str] = await ask_each(ctx, drains, Restarting, ctx.log.warning)
