@@ -103,9 +103,9 @@ def _verdict(mesh: ActorList) -> str:
     """Whether requests are served. Drained and released actors are so by request, and may be all that there were."""
     ready = {actor.role for actor in mesh.actors if actor.state == READY}
     # On several hosts, one that is away may take whole roles with it.
-    there = set(_SERVING_ROLES) if any(one.host for one in mesh.actors) else {one.role for one in mesh.actors}
+    there = set(_SERVING_ROLES) if any(actor.host for actor in mesh.actors) else {actor.role for actor in mesh.actors}
     missing = [role for role in _SERVING_ROLES if role in there - ready]
-    if any(one.state == UNKNOWN and one.role in missing for one in mesh.actors):
+    if any(actor.state == UNKNOWN and actor.role in missing for actor in mesh.actors):
         return f"whether it serves is not known here: no {' and no '.join(missing)} is heard from"
     if len(missing) > 1:
         return f"not serving: none is ready of {', '.join(missing)}"

@@ -105,7 +105,7 @@ def cached_models() -> list[tuple[str, Path]]:
     for repository in repositories:
         if repository.repo_type != "model":
             continue
-        newest = max(repository.revisions, key=lambda one: one.last_modified, default=None)
+        newest = max(repository.revisions, key=lambda revision: revision.last_modified, default=None)
         if newest is not None and any(file.file_name.endswith(".safetensors") for file in newest.files):
             found.append((repository.repo_id, Path(newest.snapshot_path)))
     return sorted(found)
@@ -271,7 +271,7 @@ def _status(error: BaseException) -> int:
 
 
 def _shown(error: BaseException) -> str:
-    texts = dict.fromkeys(" ".join(str(one).split()) or type(one).__name__ for one in _chain(error))
+    texts = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in _chain(error))
     return "; ".join(texts)[:_SHOWN_ERROR_CHARS]
 
 

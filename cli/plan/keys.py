@@ -129,7 +129,7 @@ def settle_keys(settings: Settings, environment: Mapping[str, str]) -> Settings:
         return plain
     keys = HostKeys(settings, key_directory(settings, environment))
     pair, what = keys.read_key(), f"host {host} cannot use the keys in {keys.path}"
-    if pair is None and not settings.keys and all(one.is_on_loopback for one in settings.hosts.values()):
+    if pair is None and not settings.keys and all(host.is_on_loopback for host in settings.hosts.values()):
         return plain
     if pair is None:
         what = f"host {host} has no keys, and may not listen on {own.bind} without them"

@@ -169,7 +169,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def served_names(self) -> tuple[str, ...]:
         """What clients call the model; empty: its own name. Raises BadConfig."""
         given = self.served_name if isinstance(self.served_name, list) else [self.served_name]
-        names = [name.strip() for one in given for name in one.split(",")] if self.served_name else []
+        names = [name.strip() for text in given for name in text.split(",")] if self.served_name else []
         if any(not name or not name.isprintable() or len(name) > MAX_NAME_CHARS for name in names):
             raise BadConfig(
                 f"{self.served_name!r} cannot be used as names of a model",
@@ -193,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def allowed_origins(self) -> tuple[str, ...]:
         """`cors_origins` as a list, each checked. Raises BadConfig."""
         given = self.cors_origins.split(",") if isinstance(self.cors_origins, str) else self.cors_origins
-        origins = tuple(filter(None, (one.strip() for one in given)))
+        origins = tuple(filter(None, (origin.strip() for origin in given)))
         for origin in origins:
             scheme, separator, host = origin.partition("://")
             if origin != "*" and not (scheme and separator and host and "/" not in host):

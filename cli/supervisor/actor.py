@@ -144,7 +144,7 @@ class SupervisorActor(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Note a lost supervisor: without a registry nobody says that it has left."""
-        if peer.actor_id in [one.actor_id for one in other_supervisors(self.ctx)]:
+        if peer.actor_id in [supervisor.actor_id for supervisor in other_supervisors(self.ctx)]:
             self._lost.add(peer)
 
     @property
@@ -153,7 +153,7 @@ class SupervisorActor(Actor):
 
     @property
     def _other_hosts(self) -> set[str]:
-        return {host_of(one.actor_id) for one in other_supervisors(self.ctx)}
+        return {host_of(supervisor.actor_id) for supervisor in other_supervisors(self.ctx)}
 
     def _absent(self) -> str:
         return absent_hosts(self._keeper.settings, self.ctx.members)
@@ -193,17 +193,17 @@ class SupervisorActor(Actor):
         figures: dict[str, ActorFigures] = {}
         if question.figures:
             # The supervisor of another host asks its own actors.
-            here = [one for one in (me, *self.ctx.members.all()) if not me.host or one.host == me.host]
+            here = [member for member in (me, *self.ctx.members.all()) if not me.host or member.host == me.host]
             figures = actor_figures(here, await ask_stats(self.ctx, here, _STATS_TIMEOUT_S))
         answer, members = self._keeper.list_actors(), self.ctx.members.all()
         uptime_s = self.ctx.now() - self._started_at
         itself = msgspec.structs.replace(_foreign(me, host), pid=self._pid, uptime_s=uptime_s, supervised=True)
-        actors = {one.actor_id: msgspec.structs.replace(one, host=host) for one in (itself, *answer.actors)}
-        actors |= {one.actor_id: _foreign(one, host) for one in members if one.actor_id not in actors}
+        actors = {actor.actor_id: msgspec.structs.replace(actor, host=host) for actor in (itself, *answer.actors)}
+        actors |= {member.actor_id: _foreign(member, host) for member in members if member.actor_id not in actors}
         notes = (told([me, *members]) for told in (quantization_note, numerics_note, kernels_note))
         own = msgspec.structs.replace(
             answer,
-            actors=[msgspec.structs.replace(one, figures=figures.get(id_, one.figures)) for id_, one in actors.items()],
+            actors=[msgspec.structs.replace(row, figures=figures.get(id_, row.figures)) for id_, row in actors.items()],
             notes=[*self._troubles(), *answer.notes, *filter(None, notes)],
         )
         if question.whole_mesh:
@@ -231,8 +231,8 @@ def _fail(call: Call, error: MeshError) -> None:
     call.fail(error.code, error.message, retryable=error.retryable)
 
 
-def _foreign(one: Member, here: str) -> ActorStatus:
+def _foreign(member: Member, here: str) -> ActorStatus:
     """A member that somebody else has started, as host `here` lists it, which is "" on a mesh of one host."""
-    host = (host_of(one.actor_id) or one.host) if here else ""
-    of_member = (one.actor_id, one.role, one.pid, one.epoch, one.endpoint, one.state)
+    host = (host_of(member.actor_id) or member.host) if here else ""
+    of_member = (member.actor_id, member.role, member.pid, member.epoch, member.endpoint, member.state)
     return ActorStatus(*of_member, supervised=False, host=host)

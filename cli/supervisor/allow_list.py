@@ -34,7 +34,7 @@ class Telling:
         """Those to ask now; they count as asked until `answered`. Any not among `supervisors` are forgotten."""
         known = set(supervisors)
         self._taken = {address: taken for address, taken in self._taken.items() if address in known}
-        found = sorted(one for one in known - self._asked if self._taken.get(one, -1) < version)
+        found = sorted(address for address in known - self._asked if self._taken.get(address, -1) < version)
         self._asked.update(found)
         return found
 
@@ -62,7 +62,7 @@ class AllowListPush:
         allowed = self._keys.allowed
         if allowed.registry().host != self._keys.own.host:
             return
-        for address in self._telling.due((one.address for one in other_supervisors(self._ctx)), allowed.version):
+        for address in self._telling.due((peer.address for peer in other_supervisors(self._ctx)), allowed.version):
             self._ctx.spawn(self._tell(address, allowed), name=f"keys-{address}")
 
     def take(self, sender: Address, message: TakeAllowList) -> AllowListTaken:

@@ -37,7 +37,7 @@ class Deaths:
         self._tell_own(down)
         # On a mesh of one host all actors are its own, whatever they call the machine.
         if own := self._host:
-            heard = {host_of(one.actor_id) for one in other_supervisors(self._ctx) if self._tell(one.actor_id, down)}
+            heard = {host_of(peer.actor_id) for peer in other_supervisors(self._ctx) if self._tell(peer.actor_id, down)}
             for member in self._ctx.members.all():
                 if (host := _host_of(member)) != own and host not in heard:
                     self._tell(member.actor_id, down)

@@ -107,7 +107,7 @@ class ProcessKeeper:
         epochs = {launch.actor_id: directory.last_epoch(launch.actor_id) for launch in topology.actors}
         actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
         self.core = Supervisor(actors, policy, epochs)
-        self._actors = {one.actor_id: KeptActor(one, self.core.watches[one.actor_id]) for one in topology.actors}
+        self._actors = {a.actor_id: KeptActor(a, self.core.watches[a.actor_id]) for a in topology.actors}
         # Every actor ends with this process, so ending it over one event would take the whole mesh down. A lost event
         # leaves one actor's state wrong, and that actor's next heartbeat, exit or deadline sets it right.
         self._driver = CoreDriver[Event, Command](record, "supervision", self._handle, self._perform, ends_owner=False)
@@ -145,7 +145,7 @@ class ProcessKeeper:
 
         Raises UnknownActor, NotRestartable, or NotRecordable if they are to be started again: nothing happened then.
         """
-        found = meant(names, ((one.actor_id, one.role) for one in self._topology.actors))
+        found = meant(names, ((launch.actor_id, launch.role) for launch in self._topology.actors))
         # Actors go before those that serve them.
         actor_ids = sorted(found, key=lambda actor_id: self._actors[actor_id].launch.drain_tier)
         epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
@@ -236,7 +236,7 @@ class ProcessKeeper:
         if process is not None:
             (pid, start_time), role = process, kept.launch.role
             kept.process = ProcessRecord(actor_id=address.actor_id, role=role, pid=pid, start_time=start_time)
-        self.manifest.write([one.process for one in self._actors.values() if one.process is not None])
+        self.manifest.write([kept.process for kept in self._actors.values() if kept.process is not None])
 
     def _spawn_failed(self, address: Address, reason: str, foreign: bool) -> None:
         self._feed(SpawnFailed(*address, reason, foreign))

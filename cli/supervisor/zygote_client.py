@@ -93,7 +93,8 @@ class ZygoteClient:
 
     @property
     def pids(self) -> list[int]:
-        return [one.process.pid for one in (self._serving, self._spare) if one is not None and one.process is not None]
+        processes = (zygote.process for zygote in (self._serving, self._spare) if zygote is not None)
+        return [process.pid for process in processes if process is not None]
 
     def start(self) -> None:
         """Start a zygote if none runs, so that it is warm when needed. If that fails, so do the waiting requests."""
