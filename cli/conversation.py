@@ -28,7 +28,6 @@ class Conversation:
         self._set_system(system or "")
 
     def say_typed(self, line: str) -> None:
-        """The user's next message, from a typed line that is not a command."""
         self.say(line[1:] if line.startswith("//") else line)
 
     def say(self, text: str) -> None:

@@ -77,7 +77,6 @@ def _silent(mesh: RunningMesh) -> list[str]:
 
 
 def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, bool]:
-    """The manifest, and whether there is one that cannot be used."""
     try:
         return directory.load_manifest(), False
     except BadManifest as error:

@@ -136,7 +136,6 @@ def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> l
 
 
 def _agents(mesh: RunningMesh) -> dict[str, int]:
-    """The incarnations of the kv_agents: ids to epochs."""
     return {actor.actor_id: actor.epoch for actor in mesh.actors() if actor.role == KV_AGENT}
 
 

@@ -94,7 +94,6 @@ def _print(mesh: ActorList) -> None:
 
 
 def _elsewhere(mesh: ActorList) -> str:
-    """The hosts of the gateways, if this host, whose actors come first, has none."""
     hosts = {actor.host for actor in mesh.actors if actor.role == roles.GATEWAY}
     return f" on host {' and '.join(sorted(hosts))}" if hosts and mesh.actors[0].host not in hosts else ""
 

@@ -152,7 +152,6 @@ def _unknown(wanted: HubName, commit: str) -> list[str]:
 
 
 def _download(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> dict[str, Path]:
-    """Fetch those files that are missing. Returns the paths of all of them, by name."""
     known = {name: try_to_load_from_cache(wanted.repository, name, revision=commit) for name in sizes}
     missing = [name for name, path in known.items() if not isinstance(path, str)]
     paths = {name: Path(path) for name, path in known.items() if isinstance(path, str)}

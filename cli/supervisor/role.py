@@ -118,7 +118,6 @@ def _failed(directory: MeshDirectory, address: Address, told: CliError, error: S
 
 
 def exit_code_of(error: StartFailure) -> ExitCode:
-    """The code that tells the supervisor whether another try can help."""
     match error:
         case CliError():
             return error.exit_code

@@ -267,7 +267,6 @@ class ZygoteClient:
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:
-    """Our end, which does not block, and the zygote's."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.setblocking(False)
     return here, there
