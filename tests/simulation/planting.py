@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 from unittest.mock import _patch, patch  # type: ignore[attr-defined]
 
 MOST_SEEDS = 500
 
 Patches = Sequence[Callable[[], "_patch[Any]"]]
+Where = tuple[Any, str, Any]
+"""Owner and name of what is replaced, and by what: see `around`."""
 
 
 class Bug(NamedTuple):
@@ -17,20 +20,48 @@ class Bug(NamedTuple):
     patches: Patches
 
 
-def bug(seed: int, *patches: Callable[[], "_patch[Any]"]) -> Bug:
-    return Bug(seed, patches)
+def bug(seed: int, *where: Where) -> Bug:
+    return Bug(seed, [around(*one) for one in where])
 
 
 def nothing(*arguments: Any, **options: Any) -> None:
     return None
 
 
-def around(owner: Any, name: str, planted: Callable[..., Any]) -> Callable[[], "_patch[Any]"]:
-    """Replace the function `owner.name` by `planted`, which takes the one it replaces before the other arguments."""
+def returns(value: Any) -> Callable[..., Any]:
+    """To plant a function that returns this, whatever it is given."""
+    return lambda *_, **__: value
+
+
+def meanwhile(at: int, name: str, value: Callable[[Any], Any]) -> Callable[..., Any]:
+    """To plant the function itself, for which the attribute `name` of its argument `at` is what `value` makes of that.
+
+    Afterwards the attribute is again what it was before the call.
+    """
+
+    def planted(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with patch.object(arguments[at], name, value(arguments[at])):
+            return original(*arguments, **options)
+
+    return planted
+
+
+def around(owner: Any, name: str, planted: Any) -> Callable[[], "_patch[Any]"]:
+    """Replace the function `owner.name` by `planted`, which takes the one it replaces before the other arguments.
+
+    A constant is replaced by a constant.
+    """
 
     def plant() -> "_patch[Any]":
         original = getattr(owner, name)
-        return patch.object(owner, name, lambda *arguments, **options: planted(original, *arguments, **options))
+        if not callable(original):
+            return patch.object(owner, name, planted)
+        # What is planted would be seen for raising a TypeError, and not for what it does, if it took less.
+        parameters = signature(original).parameters.values()
+        named = {one.name: None for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+        positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        signature(planted).bind(original, *(one for one in parameters if one.kind in positional), **named)
+        return patch.object(owner, name, lambda *given, **options: planted(original, *given, **options))
 
     return plant
 
