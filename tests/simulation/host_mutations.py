@@ -80,7 +80,7 @@ HOSTS = {
     "a registry forgets the epochs of who has left": bug(1, EPOCHS_FORGOTTEN),
     # The second guard: the version that comes with each heartbeat.
     "changes that a cut swallowed are not missed":
-        bug(6, (Membership, "apply", _without_looking_for_gaps),
+        bug(13, (Membership, "apply", _without_looking_for_gaps),
             (Registration, "heartbeat", _without_looking_at_versions)),
 }  # fmt: skip
 
@@ -152,11 +152,11 @@ def _under_steps(stop_steps: Any, self: WorkerActor, *, is_stopped: bool) -> boo
 
 RELEASES = {
     "a pool is freed under those who map it":
-        bug(0, (MemoryCore, "_pending", lambda of, self, group: of(self, group) if group.wish is None else [])),
+        bug(0, (MemoryCore, "_pending", lambda of, self, group: of(self, group) if group.desired is None else [])),
     "who let go is not asked to take up":
-        bug(3, (MemoryCore, "_pending", lambda of, self, group: of(self, group) if group.wish is not None else [])),
-    "the next agent does not know the wish":
-        bug(17, (actions, "_facts", lambda facts, ranks: facts(ranks)._replace(wish=None))),
+        bug(3, (MemoryCore, "_pending", lambda of, self, group: of(self, group) if group.desired is not None else [])),
+    "the next agent does not know the desired state":
+        bug(17, (actions, "_facts", lambda facts, ranks: facts(ranks)._replace(desired=None))),
     "a holder that died is waited for": bug(15, (MemoryCore, "_forget", nothing)),
     "a scheduler keeps what it is asked to give back":
         bug(0, (SchedulerActor, "_let_go", lambda _, self, call, order:
@@ -165,11 +165,11 @@ RELEASES = {
     "only the first rank's pool is freed":
         bug(0, (actions, "free_pools", lambda free, host, prefix, pools: [*free(host, prefix, pools[:1]), *pools[1:]])),
     "copies go on from pools that are wanted back": bug(38, (HeldPools, "stop_copies", nothing)),
-    "the wish is not written down": bug(0, (MemoryActions, "_mark", nothing)),
+    "the desired state is not written down": bug(0, (MemoryActions, "_mark", nothing)),
 }  # fmt: skip
 """Seen where memory is released; the seeds of `mutations.py` release nothing.
 
 Left out is what a second guard hides in host memory: a copy from a pool that was freed too early finds it closed, and
-orders and answers of an earlier wish come late only over links that end with their sender. Tests of the cores have
+orders and answers of an earlier state come late only over links that end with their sender. Tests of the cores have
 those.
 """
