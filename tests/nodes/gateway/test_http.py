@@ -89,12 +89,7 @@ def test_a_stream_without_usage(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "texts"),
-    [
-        (["abc", "xyz"], ["abc", "xyz"]),
-        ([104, 105], ["hi"]),
-        ([[104], [105, 106]], ["h", "ij"]),
-    ],
+    ("prompt", "texts"), [(["abc", "xyz"], ["abc", "xyz"]), ([104, 105], ["hi"]), ([[104], [105, 106]], ["h", "ij"])]
 )
 def test_forms_of_prompts(client: httpx.Client, prompt: Any, texts: list[str]) -> None:
     answer = completion(client, prompt=prompt).json()

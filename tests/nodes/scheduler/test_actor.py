@@ -54,11 +54,7 @@ def member(actor_id: str, role: str, epoch: int = 1, state: str = "ready") -> Me
     return Member(actor_id=actor_id, role=role, epoch=epoch, endpoint=Endpoint("", ""), state=state)
 
 
-MEMBERS = [
-    member("x", "detokenizer"),
-    member("w", "worker", 3),
-    member("late", "detokenizer", state="starting"),
-]
+MEMBERS = [member("x", "detokenizer"), member("w", "worker", 3), member("late", "detokenizer", state="starting")]
 
 
 def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
@@ -68,10 +64,7 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
     one = SchedulerActor(script.get("config", CONFIG), host)
-    answers = {
-        MapPool: [*script.get("pool", ()), handle],
-        Adopt: [*script.get("adopted", (adopted,))],
-    }
+    answers = {MapPool: [*script.get("pool", ()), handle], Adopt: [*script.get("adopted", (adopted,))]}
 
     async def answer(_: str, message: object) -> object:
         """Those of its type in their order, the last for ever."""

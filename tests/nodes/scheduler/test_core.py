@@ -160,11 +160,7 @@ def test_what_never_fits_is_told_in_tokens_of_the_pool(num_prompt, num_output, p
 
 @pytest.mark.parametrize(
     ("tokens", "stop", "code"),
-    [
-        ([], {}, "empty_prompt"),
-        ([5, 997], {}, "bad_token_id"),
-        ([5, -1], {}, "bad_token_id"),
-    ],
+    [([], {}, "empty_prompt"), ([5, 997], {}, "bad_token_id"), ([5, -1], {}, "bad_token_id")],
 )
 def test_what_can_never_be_served_is_refused_at_once(tokens, stop, code) -> None:
     world = started(num_pages={"m": 41})

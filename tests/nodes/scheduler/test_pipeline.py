@@ -87,7 +87,7 @@ def test_nothing_is_sent_before_the_worker_is_ours() -> None:
     assert not one.pipeline.can_send
     one.pipeline.adopt(0.0)
     assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), ADOPT_TIMEOUT_S, ADOPT)]
-    assert (WORKER_LOST, "") in one.deadlines._at
+    assert one.deadlines.at((WORKER_LOST, "")) is not None
     assert one.result(1, [1]) == []
     one.adopted()
     assert one.pipeline.can_send
