@@ -56,7 +56,7 @@ async def test_a_failed_attempt_is_not_seen(ring, client) -> None:
     first, second = ring.seen.submits
     assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
     assert second.prompt_ids == first.prompt_ids
-    assert second.sampling == first.sampling
+    assert second.spec.sampling == first.spec.sampling
 
 
 async def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it(ring, client) -> None:

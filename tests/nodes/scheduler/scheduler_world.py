@@ -17,6 +17,8 @@ from kvstore.layout import KVLayout
 from kvstore.protocol import AnnouncePages, CloseGrant, OpenGrants, PoolHandle, TransferFailed, TransferNews
 from kvstore.transfer.session import CopyEnded
 from mesh.address import Address
+from nodes.asks import asked
+from nodes.asks.min_tokens import MinTokens
 from nodes.kv_agent import events as agent_events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.core import AgentCore
@@ -36,7 +38,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import Asked, AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.roles import DETOKENIZER, KV_AGENT, NODE_CODEC, SCHEDULER
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -72,6 +74,11 @@ EDGE = "edge"
 
 def prompt(length: int, base: int = 0) -> list[int]:
     return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
+
+
+def asks_of(stop: StopRules) -> list[Asked]:
+    """What a gateway adds for `min_tokens`."""
+    return asked([MinTokens(stop.min_tokens, stop.stop_token_ids)]) if stop.min_tokens else []
 
 
 def next_token(token_ids: list[int], masked: Container[int] = ()) -> int:
@@ -409,7 +416,7 @@ class World:
                     self.refuse(self.calls[call], code)
                 case Publish(topic, message):
                     self.published.append((name, topic, message))
-                case Announce(state, worker_ready):
+                case Announce(state, worker_ready, _, _):
                     self.announced.append((name, state, worker_ready))
 
     def refuse(self, packet: Packet, code: str) -> None:
@@ -473,12 +480,11 @@ class World:
             gateway=EDGE,
             detokenizer=EDGE,
             prompt_ids=request.prompt,
-            sampling=Sampling(seed=7),
-            stop=request.stop,
+            spec=RequestSpec(
+                Sampling(seed=7, asks=asks_of(request.stop)), request.stop, request.priority, request.extra_key
+            ),
             output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
             prefill=request.prefill,
-            extra_key=request.extra_key,
-            priority=request.priority,
         )
         self.ask_from_edge(request.scheduler, message)
 

@@ -32,7 +32,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.asks import ASK_RETRY_S
 from nodes.scheduler.config import ConfigError, SchedulerConfig
@@ -86,9 +86,10 @@ async def serving(**script) -> tuple[SchedulerActor, RecordingContext]:
     return one, ctx
 
 
-def submit(request_id: str = "r", **more) -> RecordedCall:
-    fields = {"prompt_ids": [5, 6, 7], "stop": StopRules(max_tokens=2), **more}
-    one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
+def submit(request_id: str = "r", stop: StopRules | None = None, **more) -> RecordedCall:
+    spec = RequestSpec(Sampling(), stop or StopRules(max_tokens=2))
+    fields = {"prompt_ids": [5, 6, 7], "spec": spec, **more}
+    one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", **fields)
     return RecordedCall(SubmitAttempts(attempts=[one]), G)
 
 
