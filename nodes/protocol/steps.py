@@ -73,7 +73,7 @@ class StepPlan(HotMessage, frozen=True):
 class RowError(HotPart, frozen=True):
     """A row that could not be computed; the other rows of the step were.
 
-    Codes: `bad_step`, `bad_row`, `missing_input`, `corrupt_page`, `poisoned_request`.
+    Codes: `bad_step`, `bad_row`, `missing_input`, `corrupt_page`, `poisoned_request`, `editor_failed`.
     """
 
     row: int

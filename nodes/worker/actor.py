@@ -376,7 +376,7 @@ class WorkerActor(Actor, Resident):
         if outcome.failure:
             self._report(step, outcome.failure)
         # Errors are rare, and a step has hundreds of rows: request ids are looked up only when one is needed.
-        names = {row.row: row.request_id for row in step.rows} if outcome.errors else {}
+        names = {row.row: row.sequence.request_id for row in step.rows} if outcome.errors else {}
         for error in outcome.errors:
             self.ctx.metrics.count("mesh_worker_row_errors_total", code=error.code)
             request_id = names.get(error.row, "")

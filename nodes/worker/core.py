@@ -26,6 +26,7 @@ from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
 from nodes.worker.steps.check import Draws, check_rows
 from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
 from nodes.worker.steps.sequence_table import SequenceTable
+from nodes.worker.steps.step import NO_ROWS as NO_RUNNABLE
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 MAX_QUEUED: Final = 16
@@ -306,7 +307,7 @@ class WorkerCore:
         if isinstance(columns, str):
             num_rows = num_rows_of(buffers)
             errors = [RowError(row, "bad_step", columns) for row in range(num_rows)]
-            nothing = RunnableStep(plan.step, [], array("i"), array("i"), plan.timeout_s)
+            nothing = RunnableStep(plan.step, NO_RUNNABLE, array("i"), array("i"), plan.timeout_s)
             return _Running(sender, plan, num_rows, nothing, errors, NO_ROWS)
         self._columns = columns
         found = self._table.apply(plan.opens, columns)
@@ -327,7 +328,7 @@ def _draws(running: _Running | None) -> Draws:
     if running is None:
         return {}
     slots, sequences = running.columns.slots, running.columns.sequences
-    rows = [row for row in running.runnable.rows if row.sampling is not None]
+    rows = [row for row in running.runnable.rows if row.draws]
     return {slots[row.row]: (sequences[row.row], row.row, row.end) for row in rows}
 
 
@@ -336,11 +337,11 @@ def _result(running: _Running, done: StepDone) -> StepResult:
     token_ids, extras = list(outcome.token_ids), list(outcome.extras)
     if len(rows) < running.num_rows:
         token_ids = [-1] * running.num_rows
-        for row, token_id in zip(rows, outcome.token_ids, strict=True):
-            token_ids[row.row] = token_id
+        for number, token_id in zip(rows.numbers, outcome.token_ids, strict=True):
+            token_ids[number] = token_id
         extras = [b""] * running.num_rows if outcome.extras else []
-        for row, extra in zip(rows, outcome.extras, strict=False):
-            extras[row.row] = extra
+        for number, extra in zip(rows.numbers, outcome.extras, strict=False):
+            extras[number] = extra
     errors = [*running.errors, *outcome.errors]
     if len(errors) > 1:
         errors.sort(key=lambda error: error.row)

@@ -3,56 +3,54 @@
 The table belongs to one incarnation of the worker and one scheduler epoch, and is empty at the beginning of either.
 Everything is written by position: pages to their places, a drawn token to the position that it is for. Nothing
 accumulates, so a step that is sent again leaves the same state as before.
-For sequences whose sampling looks back it also holds all tokens. Pure; owned by the core.
+For sequences whose draws look back it also holds all tokens. Pure; owned by the core.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import add
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodes.protocol.steps import LAST_SEQUENCE, MAX_SLOTS, Open
 from nodes.request import Sampling
 from nodes.worker.steps.columns import Columns
 
+if TYPE_CHECKING:
+    from nodes.worker.draw.editor import Editor
+    from nodes.worker.draw.reads import RowReads
+
 
 class OpenSequence:
     """A sequence in a slot. `drawn` is its token for position `drawn_at` (-1: none yet); `pages` has no gaps.
 
-    `tokens` are its tokens from position 0 on, if its sampling looks back; the array is replaced, never changed, since
-    running rows refer to it. `num_known` is the last position at which its next row may begin. `is_plain`: it draws the
-    most likely token at every position. `first_end` is the earliest end of a row that draws, for the quick check of
-    whole steps; if its sampling looks back, no row reaches it, so that its steps are checked row by row.
+    `tokens` are its tokens from position 0 on, if its draws look back; the array is replaced, never changed, since
+    running rows refer to it. `num_known` is the last position at which its next row may begin. `editors` and `reads`:
+    what its request changes about logits, and wants to know of probabilities. `is_edited`: some of its logits may be
+    changed; `is_plain`: it draws the most likely token of unchanged ones at every position, and nothing is read.
+    `first_end` is the earliest end of a row that draws, for the quick check of whole steps; if its draws look back, no
+    row reaches it, so that its steps are checked row by row.
     """
 
     __slots__ = (
-        "drawn",
-        "drawn_at",
-        "first_end",
-        "is_plain",
-        "num_known",
-        "num_prompt_tokens",
-        "pages",
-        "request_id",
-        "sampling",
-        "sequence",
-        "tokens",
-    )
+        "drawn", "drawn_at", "editors", "first_end", "is_edited", "is_plain", "num_known", "num_prompt_tokens",
+        "pages", "reads", "request_id", "sampling", "sequence", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, opening: Open) -> None:
+    def __init__(self, opening: Open, editors: "Sequence[Editor]" = (), reads: "RowReads | None" = None) -> None:
         self.sequence = opening.sequence
         self.num_prompt_tokens = opening.num_prompt_tokens
         self.sampling = sampling = opening.sampling
-        self.is_plain = sampling.is_greedy and not (
-            sampling.logit_bias or sampling.masked_token_ids or sampling.looks_back
-        )
+        self.editors, self.reads = editors, reads
+        looks_back = sampling.looks_back or bool(editors)
+        self.is_edited = bool(sampling.logit_bias or sampling.masked_token_ids or looks_back)
+        self.is_plain = sampling.is_greedy and not self.is_edited and reads is None
         self.request_id = opening.request_id
         self.pages = array("i")
         self.drawn_at = self.drawn = -1
         self.tokens: array[int] | None = None
         self.num_known, self.first_end = LAST_SEQUENCE, opening.num_prompt_tokens
-        if sampling.looks_back:
+        if looks_back:
             self.tokens = array("i", opening.token_ids)
             self.num_known, self.first_end = len(self.tokens), LAST_SEQUENCE
 
@@ -85,8 +83,8 @@ class SequenceTable:
 
     def looks_back(self, opens: Sequence[Open], slots: Iterable[int]) -> bool:
         """Whether a draw in one of these slots, once `opens` have been opened, depends on the tokens before it."""
-        opened = {one.slot: one.sampling for one in opens}
-        return any((opened.get(slot) or self._slots.get(slot, _NOBODY).sampling).looks_back for slot in slots)
+        opened = {one.slot: one.sampling.looks_back for one in opens}
+        return any(opened.get(slot, self._slots.get(slot, _NOBODY).tokens is not None) for slot in slots)
 
     def apply(self, opens: Sequence[Open], columns: Columns) -> list[OpenSequence] | str:
         """Open the sequences in `opens` and put pages in their places. Returns the sequence of each row.
@@ -111,7 +109,7 @@ class SequenceTable:
         if not is_same or columns.first_pages != [len(one.pages) for one in found]:
             if problem := _mismatch(found, columns):
                 return problem
-            # If sampling looks back, more than pages must be checked, so the result is not kept for the next step.
+            # If draws look back, more than pages must be checked, so the result is not kept for the next step.
             is_kept = not [one for one in found if one.tokens is not None]
             self._found, self._found_in, self._found_for = found, slots, columns.slots if is_kept else []
         # Only once all rows are known to be valid, so that a refused step leaves nothing behind.

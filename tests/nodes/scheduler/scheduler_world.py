@@ -147,7 +147,7 @@ class Worker:
         self.row_counts.append((len(step.rows), sum(row.num_tokens for row in step.rows)))
         for row in step.rows:
             tokens = step.token_ids[row.token_offset : row.token_offset + row.num_tokens]
-            pages = step.page_ids[row.page_offset : row.page_offset + row.num_pages]
+            pages = step.page_ids[row.page_offset :]
             drawn.append(-1)
             if self.poison & set(tokens):
                 errors.append(RowError(row.row, POISONED, "the row raised"))

@@ -258,7 +258,7 @@ def test_what_cannot_be_opened_is_not(core: WorkerCore, one: Open) -> None:
 def pages_read(command: RunStep) -> list[int]:
     """Pages of its only row."""
     (row,) = command.runnable.rows
-    return list(command.runnable.page_ids[row.page_offset : row.page_offset + row.num_pages])
+    return list(command.runnable.page_ids[row.page_offset :])
 
 
 def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once_leaves(core: WorkerCore) -> None:
@@ -333,7 +333,7 @@ def test_an_open_replaces_and_another_epoch_begins_with_nothing(core: WorkerCore
     (command,) = core.handle(arrived(2, rows=[other]))
     assert list(command.runnable.page_ids) == [7]
     assert command.runnable.rows[0].sampling == Sampling(seed=5)
-    assert command.runnable.rows[0].request_id == "cmpl-8"
+    assert command.runnable.rows[0].sequence.request_id == "cmpl-8"
     core.handle(done(6))
     assert isinstance(core.handle(arrived(3, rows=follows(0)))[0], TellMismatch), "its slot is another's"
     core.handle(adopt(epoch=2, next_step=1))
@@ -543,8 +543,8 @@ def test_a_batch_that_goes_on_is_looked_at_as_any_other(core: WorkerCore) -> Non
     core.handle(arrived(1, rows=rows_of({}, {})))
     core.handle(done(7, 8))
     (command,) = core.handle(arrived(2, rows=follows(0, 1)))
-    assert [(row.row, row.start, row.token_offset, row.num_pages) for row in command.runnable.rows] == [
-        (0, 1, 0, 1),
+    assert [(row.row, row.start, row.token_offset, row.page_offset) for row in command.runnable.rows] == [
+        (0, 1, 0, 0),
         (1, 1, 1, 1),
     ]
     assert command.runnable.token_ids.tolist() == [7, 8]

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.request import Sampling
-from nodes.worker.sampler import NOT_DRAWN, Draw, sample, uniform
+from nodes.worker.draw.sampler import NOT_DRAWN, sample, uniform
+from tests.nodes.worker.torch_running import drawing_of
 
 
 def draws(logits: torch.Tensor, sampling: Sampling, count: int) -> Counter[int]:
     """Frequencies over `count` output positions of one request."""
     rows = logits.expand(count, -1)
-    return Counter(sample(rows, [Draw(sampling, position) for position in range(count)]))
+    return Counter(sample(rows, [drawing_of(sampling, position) for position in range(count)]))
 
 
 def assert_follows(counted: Counter[int], expected: dict[int, float]) -> None:
@@ -107,7 +108,7 @@ def test_greedy_is_the_lowest_of_the_highest_beside_any_neighbour(
     logits[1, vocab_size // 2] = math.nan
     logits[3, -1] = 9.0
     greedy, biased = Sampling(temperature=0.0), Sampling(temperature=0.0, logit_bias={0: 20.0})
-    drawn = sample(logits, [Draw(s, 0) for s in (greedy, greedy, biased, greedy)])
+    drawn = sample(logits, [drawing_of(s, 0) for s in (greedy, greedy, biased, greedy)])
     assert drawn[0] == logits[0].tolist().index(logits[0].max().item())
     assert drawn[1:] == [NOT_DRAWN, 0, vocab_size - 1]
 
@@ -120,7 +121,7 @@ def test_a_draw_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
         Sampling(temperature=0.0), Sampling(seed=5, top_k=40, top_p=0.8), Sampling(seed=6, logit_bias={3: 30.0}),
         Sampling(seed=7, temperature=0.2),
     ] * 2  # fmt: skip
-    requests = [Draw(params[i], 100 + i) for i in range(16)]
+    requests = [drawing_of(params[i], 100 + i) for i in range(16)]
     together = sample(rows, requests)
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -134,14 +135,14 @@ def test_seed_sample_and_position_each_change_the_draw() -> None:
     rows = torch.zeros(1, 100_000)
     base = Sampling(seed=11)
     seen = {
-        sample(rows, [Draw(base, 0)])[0],
-        sample(rows, [Draw(base, 1)])[0],
-        sample(rows, [Draw(Sampling(seed=12), 0)])[0],
-        sample(rows, [Draw(Sampling(seed=11, sample_index=1), 0)])[0],
-        sample(rows, [Draw(Sampling(seed=11 + 2**40), 0)])[0],
+        sample(rows, [drawing_of(base, 0)])[0],
+        sample(rows, [drawing_of(base, 1)])[0],
+        sample(rows, [drawing_of(Sampling(seed=12), 0)])[0],
+        sample(rows, [drawing_of(Sampling(seed=11, sample_index=1), 0)])[0],
+        sample(rows, [drawing_of(Sampling(seed=11 + 2**40), 0)])[0],
     }
     assert len(seen) == 5
-    assert sample(rows, [Draw(base, 0)]) == sample(rows, [Draw(base, 0)])
+    assert sample(rows, [drawing_of(base, 0)]) == sample(rows, [drawing_of(base, 0)])
 
 
 def test_uniform_numbers_are_uniform_and_fixed() -> None:

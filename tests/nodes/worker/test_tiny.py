@@ -12,7 +12,7 @@ from nodes.request import Sampling
 from nodes.worker.executor.isolation import run_isolated
 from nodes.worker.executor.runner import HostRunner
 from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
-from tests.nodes.worker.torch_running import Row, make_runner, step
+from tests.nodes.worker.torch_running import Row, make_runner, step, with_rows
 
 SPEC = resolve_model("tiny")
 PROMPTS = [
@@ -38,7 +38,7 @@ def write(runner: HostRunner, prompt: list[int], output: list[int], count: int, 
         planned = step(Row(start, ids, pages, sampling, len(prompt)))
         if sampling.looks_back:
             (row,) = planned.rows
-            planned = planned._replace(rows=[row._replace(history=array("i", prompt + output))])
+            planned = with_rows(planned, [row._replace(history=array("i", prompt + output))])
         output.append(runner.run(planned).token_ids[0])
         start, ids = start + len(ids), output[-1:]
     return output
