@@ -18,6 +18,8 @@ from kvstore.transfer import puller
 from kvstore.transfer.session import Phase as TransferPhase
 from kvstore.transfer.session import SenderLost, TransferSession
 from mesh.membership.view import MemberChange, Membership
+from nodes.asks import asked
+from nodes.asks.min_tokens import MinTokens
 from nodes.detokenizer.core import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
@@ -178,8 +180,15 @@ def _same_incarnation(update: Any, self: Membership, *arguments: Any) -> MemberC
 
 def _count_from_the_attempt(from_submit: Any, *arguments: Any) -> Sequence:
     sequence = from_submit(*arguments)
-    least = sequence.sampling.min_tokens and sequence.sampling.min_tokens + sequence.num_prior_outputs
-    sequence.sampling = OTHER(sequence.sampling, min_tokens=least)
+    sampling = sequence.spec.sampling
+    asks = [
+        OTHER(ask, value=asked([MinTokens(least + sequence.num_prior_outputs, stops)])[0].value)
+        for ask in sampling.asks
+        if ask.name == MinTokens.name
+        for least, stops in (msgspec.msgpack.decode(ask.value),)
+    ]
+    others = [ask for ask in sampling.asks if ask.name != MinTokens.name]
+    sequence.spec = OTHER(sequence.spec, sampling=OTHER(sampling, asks=others + asks))
     return sequence
 
 
