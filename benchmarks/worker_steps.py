@@ -20,12 +20,15 @@ from benchmarks.bandwidth import read_gb_s
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.environment import prepare_environment
-from nodes.worker.steps.step import RunnableRow, RunnableStep, Runner
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableStep, Runner
 
 PAGE_SIZE = 16
+GREEDY = Sampling(temperature=0.0)
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -42,18 +45,17 @@ def parameters(spec: ModelSpec) -> tuple[int, int]:
 def decode_step(batch: int, context: int) -> RunnableStep:
     """One token for each of `batch` sequences, each at position `context - 1`."""
     pages_each = -(-context // PAGE_SIZE)
-    rows = [
-        RunnableRow(i, context - 1, 1, 1, i, i * pages_each, pages_each, Sampling(temperature=0.0))
-        for i in range(batch)
-    ]
+    one, offsets = OpenSequence(Open(0, 0, 1, GREEDY)), range(batch)
+    page_offsets = [i * pages_each for i in offsets]
+    rows = Rows([one] * batch, [context - 1] * batch, [1] * batch, offsets, page_offsets)
     return RunnableStep(1, rows, array("i", range(300, 300 + batch)), array("i", range(1, 1 + batch * pages_each)))
 
 
 def prefill_step(num_tokens: int) -> RunnableStep:
     """A whole prompt, its first token drawn."""
     num_pages = -(-num_tokens // PAGE_SIZE)
-    row = RunnableRow(0, 0, num_tokens, num_tokens, 0, 0, num_pages, Sampling(temperature=0.0))
-    return RunnableStep(1, [row], array("i", range(300, 300 + num_tokens)), array("i", range(1, 1 + num_pages)))
+    rows = Rows([OpenSequence(Open(0, 0, num_tokens, GREEDY))], [0], [num_tokens], [0], [0])
+    return RunnableStep(1, rows, array("i", range(300, 300 + num_tokens)), array("i", range(1, 1 + num_pages)))
 
 
 class Measured(NamedTuple):

@@ -12,9 +12,11 @@ from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
+from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
-from nodes.worker.steps.step import PipelinedRunner, RunnableRow, RunnableStep
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import PipelinedRunner, Rows, RunnableStep
 
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.6, seed=7)
@@ -74,12 +76,12 @@ def decode_steps(layout: KVLayout, batch: int, context: int, num_steps: int, sam
     pages_each = layout.num_pages_for(first + num_steps)
     page_ids = array("i", range(1, 1 + batch * pages_each))
     steps: list[RunnableStep] = []
+    one = OpenSequence(Open(0, 0, first, sampling))
     for number in range(num_steps):
         tokens = array("i", [-1 if number else 100 + i % 900 for i in range(batch)])
-        rows = [
-            RunnableRow(i, first + number, 1, first, i, i * pages_each, pages_each, sampling, i if number else -1)
-            for i in range(batch)
-        ]
+        offsets, page_offsets = range(batch), [i * pages_each for i in range(batch)]
+        rows = Rows([one] * batch, [first + number] * batch, [1] * batch, offsets, page_offsets)
+        rows.sources = list(offsets) if number else rows.sources
         steps.append(RunnableStep(1 + number, rows, tokens, page_ids))
     return steps
 
@@ -90,10 +92,10 @@ def prefill_steps(layout: KVLayout, num_tokens: int, chunk: int) -> list[Runnabl
     steps: list[RunnableStep] = []
     for start in range(0, num_tokens, chunk):
         count = min(chunk, num_tokens - start)
-        sampling = GREEDY if start + count == num_tokens else None
-        row = RunnableRow(0, start, count, num_tokens, 0, 0, num_pages, sampling)
+        one = OpenSequence(Open(0, 0, num_tokens, GREEDY))
+        rows = Rows([one], [start], [count], [0], [0], draws=[int(start + count == num_tokens)])
         tokens = array("i", [100 + (start + i) % 900 for i in range(count)])
-        steps.append(RunnableStep(1 + len(steps), [row], tokens, array("i", range(1, 1 + num_pages))))
+        steps.append(RunnableStep(1 + len(steps), rows, tokens, array("i", range(1, 1 + num_pages))))
     return steps
 
 

@@ -14,7 +14,10 @@ from typing import Any
 
 from benchmarks.gpu.figures import say
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.worker.steps.step import RunnableRow, RunnableStep
+from nodes.protocol.steps import Open
+from nodes.request import Sampling
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableStep
 
 SHAPES = ((256, 0), (256, 4096), (2048, 0), (2048, 2048), (2048, 16_384))
 """New tokens, and cached ones before them."""
@@ -24,9 +27,12 @@ REPEATS = 10
 def chunk_step(new: int, cached: int, num_sequences: int, page_size: int) -> RunnableStep:
     """One chunk of `new` tokens for each sequence, after `cached` ones."""
     num_pages = -(-(new + cached) // page_size)
-    rows = [
-        RunnableRow(i, cached, new, cached + new, i * new, i * num_pages, num_pages, None) for i in range(num_sequences)
-    ]
+    one = OpenSequence(Open(0, 0, cached + new, Sampling()))
+    offsets, page_offsets = ([i * size for i in range(num_sequences)] for size in (new, num_pages))
+    rows = Rows(
+        [one] * num_sequences, [cached] * num_sequences, [new] * num_sequences, offsets, page_offsets,
+        draws=[0] * num_sequences,
+    )  # fmt: skip
     tokens = array("i", [0] * (new * num_sequences))
     return RunnableStep(1, rows, tokens, array("i", range(1, 1 + num_pages * num_sequences)))
 

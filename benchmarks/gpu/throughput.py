@@ -20,8 +20,10 @@ from benchmarks.gpu.figures import say
 from benchmarks.gpu.loaded import Loaded, load, unload
 from benchmarks.gpu.served import ask, served
 from kvstore.layout import KVLayout
+from nodes.protocol.steps import Open
 from nodes.request import Sampling
-from nodes.worker.steps.step import RunnableRow, RunnableStep
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableRow, RunnableStep
 
 MODEL = "random:qwen3-0.6b"
 
@@ -41,7 +43,7 @@ class Sequence:
         self.prompt = prompt
         self.num_output = num_output
         self.pages = pages
-        self.sampling = Sampling(temperature=0.6, seed=number)
+        self.opened = OpenSequence(Open(0, number, len(prompt), Sampling(temperature=0.6, seed=number)))
         self.done = 0
         self.row = -1
         """Its row in the step before, if it drew there."""
@@ -93,15 +95,15 @@ class Batcher:
             is_decode = one.done >= len(one.prompt)
             rows.append(
                 RunnableRow(
-                    index, one.done, count, len(one.prompt), len(tokens), len(page_ids), len(one.pages),
-                    one.sampling if draws else None, one.row if is_decode else -1,
+                    index, one.opened, one.done, count, len(tokens), len(page_ids), int(draws),
+                    one.row if is_decode else -1,
                 )
             )  # fmt: skip
             tokens.extend([-1] if is_decode else one.prompt[one.done : end])
             page_ids.extend(one.pages)
             one.done, one.row = end, index
         self._step += 1
-        return RunnableStep(self._step, rows, tokens, page_ids) if rows else None
+        return RunnableStep(self._step, Rows.of(rows), tokens, page_ids) if rows else None
 
 
 def run_alone(loaded: Loaded, requests: list[tuple[list[int], int]], step_tokens: int) -> tuple[float, int]:

@@ -190,7 +190,7 @@ def revoke(place: KeyPlace, host: str) -> ExitCode:
         do = f"`{place.words('new', '--host', host, '--force')}` gives it another key"
         raise BadKeys("the registry's host cannot be revoked", why="the list is kept there", do=do)
     if allowed.host(host) is None:
-        do = unknown_name(host, [one.host for one in allowed.hosts if one.host != registry], "host").do
+        do = unknown_name(host, [peer.host for peer in allowed.hosts if peer.host != registry], "host").do
         raise BadKeys(f"host {host} cannot be revoked", why="it is not on the list", do=do)
     place.write_allowed(allowed.without(host))
     sys.stderr.write(f"the key of host {host} is revoked; a running mesh cuts it off within seconds\n")
@@ -209,13 +209,13 @@ def ls(place: KeyPlace, output: str) -> ExitCode:
                 "host": own.host,
                 "registry_host": allowed.registry().host if allowed is not None else None,
                 "version": allowed.version if allowed is not None else None,
-                "hosts": [{"host": one.host, "public_key": one.public_key, "roles": one.roles} for one in hosts],
+                "hosts": [{"host": peer.host, "public_key": peer.public_key, "roles": peer.roles} for peer in hosts],
             }
         )
         return ExitCode.OK
     there = _where(own, allowed)
     sys.stdout.write(f"{place.mesh}: {there}, in {place.path}\n" if place.mesh else f"{place.path}: {there}\n")
-    rows = [[one.host, one.public_key, _roles(one.roles), "this" if one.host == own.host else ""] for one in hosts]
+    rows = [[peer.host, peer.public_key, _roles(peer.roles), "this" if peer.host == own.host else ""] for peer in hosts]
     print_table(("HOST", "PUBLIC KEY", "ROLES", ""), rows)
     return ExitCode.OK
 

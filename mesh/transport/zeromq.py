@@ -173,6 +173,11 @@ class ZeroMQTransport:
         channel_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
         socket.connect(where)
 
+    @property
+    def accepted(self) -> list[Link]:
+        """Connections of those that have dialed this actor, as far as they are not known to be gone."""
+        return list(self._accepted)
+
     def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
         if link.dialed:
             dialed = self._dialed.get(link)

@@ -89,10 +89,11 @@ def mask_of(token_ids: Iterable[int], vocab_size: int) -> bytes:
 class RowReads(NamedTuple):
     """What is read of a row's distribution beside the drawn token: logprobs of the `top` most likely ids, and of `ids`.
 
-    `raw`: of the logits as the model gives them, before edits and temperature; else of what was drawn from.
+    `raw`: of the logits as the model gives them; `processed`: after edits and temperature. Filters (`top_k`, `top_p`,
+    `min_p`) change nothing: a token that they leave out keeps its probability.
     """
 
-    top: int
+    top: int = 0
     ids: tuple[int, ...] = ()
     of: Literal["raw", "processed"] = "raw"
 

@@ -38,7 +38,7 @@ class Gateway(Actor):
         self._draw_seed = draw_seed
         self._serve_http = serve_http
         self._service: GatewayService | None = None
-        self._server: HttpServer | None = None
+        self.server: HttpServer | None = None
         self._bodies = BodyBudget(config)
 
     @property
@@ -49,7 +49,7 @@ class Gateway(Actor):
     @property
     def port(self) -> int:
         """Where HTTP is served; 0 before the start and without HTTP."""
-        return 0 if self._server is None else self._server.port
+        return 0 if self.server is None else self.server.port
 
     async def start(self) -> None:
         """Raises `mesh.errors.BindError`."""
@@ -60,10 +60,10 @@ class Gateway(Actor):
             scraper = Scraper(self.ctx, self._config)
             observer = HttpObserver(self.ctx)
             app = GatewayApp(service, scraper, observer, self._bodies)
-            self._server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
-            await self._server.start()
+            self.server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
+            await self.server.start()
             host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-            self.ctx.announce(url=f"http://{host}:{self._server.port}")
+            self.ctx.announce(url=f"http://{host}:{self.server.port}")
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         if isinstance(message, TextBatch | AttemptFailed):
@@ -81,10 +81,10 @@ class Gateway(Actor):
 
     async def drain(self) -> None:
         """Finish what is here. With `reuse_port`, other gateways get new connections; else new calls get a 503."""
-        if self._server is not None and self._config.reuse_port:
-            self._server.leave_port()
+        if self.server is not None and self._config.reuse_port:
+            self.server.leave_port()
             self.service.begin_drain(turn_away=False)
-            await self._server.quiet()
+            await self.server.quiet()
         else:
             self.service.begin_drain(turn_away=True)
         await self.service.emptied()
@@ -92,8 +92,8 @@ class Gateway(Actor):
     async def stop(self) -> None:
         if self._service is not None:
             self._service.stop()
-        if self._server is not None:
-            await self._server.stop()
+        if self.server is not None:
+            await self.server.stop()
 
     def stats(self) -> dict[str, float]:
         if self._service is None:

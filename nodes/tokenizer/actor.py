@@ -54,11 +54,11 @@ class TokenizerActor(Actor):
 
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
-        self._routing = RoutingCore(config.routing)
+        self.routing = RoutingCore(config.routing)
         self._driver = CoreDriver[Event, Command](
             self,
             "routing",
-            lambda event, _: self._routing.handle(event),
+            lambda event, _: self.routing.handle(event),
             self._perform,
             setup={"weights": config.routing},
             redact=PromptRedactor,
@@ -120,7 +120,7 @@ class TokenizerActor(Actor):
     def stats(self) -> dict[str, float]:
         num_killed = self._renderer.num_killed if isinstance(self._renderer, ChildRenderer) else 0
         return {
-            "mesh_tokenizer_indexed_pages": float(self._routing.num_indexed_pages),
+            "mesh_tokenizer_indexed_pages": float(self.routing.num_indexed_pages),
             "mesh_tokenizer_long_texts": float(self._prompts.num + self._counted.num),
             "mesh_tokenizer_templates_killed_total": float(num_killed),
             "mesh_tokenizer_ask_checks_killed_total": float(self._checks.num_killed),
@@ -228,7 +228,7 @@ class TokenizerActor(Actor):
         self.ctx.log.info("a schema is not enforced entirely", ignored=what)
 
     def _route(self, ask: ChooseRoute) -> Route:
-        return self._routing.choose(
+        return self.routing.choose(
             ask.request_id,
             ask.token_ids,
             ask.extra_key,

@@ -26,6 +26,7 @@ from mesh.membership.view import RELEASED, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
+from nodes.asks import ASK_NAMES
 from nodes.protocol import (
     Adopt,
     Adopted,
@@ -126,19 +127,19 @@ class WorkerActor(Actor, Resident):
             self.ctx.log.warning("slow_kernels", why=note)
         make_core = WorkerCore if self._ranks is None else RankCore
         limits = Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
-        core = self._core = make_core(limits, depth=(depth := self._depth))
+        core = self._core = make_core(limits, depth=(depth := self._depth), end_token_ids=spec.eos_token_ids)
         self._driver = CoreDriver(
             self,
             "worker",
             lambda event, _: core.handle(event),
             self._perform,
-            setup={"limits": limits, "depth": depth},
+            setup={"limits": limits, "depth": depth, "end_token_ids": spec.eos_token_ids},
             redact=PromptRedactor,
         )
         model: dict[str, Any] = {"numerics": runner.numerics, "vocab_size": spec.vocab_size}
         model |= {"max_batch_tokens": config.max_batch_tokens}
         own = {"incarnation": pool.info.incarnation, "group_epoch": self._ranks.epoch if self._ranks else 0}
-        self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, **own, **model)
+        self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, asks=list(ASK_NAMES), **own, **model)
         model |= {"model": spec.name, "kernels": self._engine.kernels_note, "quantization": spec.quantization}
         saves_memory = config.memory_saver and self._releases_in_place
         self.ctx.announce("ready", group=config.group, memory_saver=saves_memory, **model)
@@ -376,7 +377,7 @@ class WorkerActor(Actor, Resident):
         if outcome.failure:
             self._report(step, outcome.failure)
         # Errors are rare, and a step has hundreds of rows: request ids are looked up only when one is needed.
-        names = {row.row: row.request_id for row in step.rows} if outcome.errors else {}
+        names = {row.row: row.sequence.request_id for row in step.rows} if outcome.errors else {}
         for error in outcome.errors:
             self.ctx.metrics.count("mesh_worker_row_errors_total", code=error.code)
             request_id = names.get(error.row, "")

@@ -18,14 +18,16 @@ A step with a sequence that is not open, or with a gap in its pages, is not run:
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from mesh.transport.base import Buffer
+from nodes.asks import DrawnModel
 from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
 from nodes.worker.steps.check import Draws, check_rows
 from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
 from nodes.worker.steps.sequence_table import SequenceTable
+from nodes.worker.steps.step import NO_ROWS as NO_RUNNABLE
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 MAX_QUEUED: Final = 16
@@ -121,13 +123,13 @@ class _Running(NamedTuple):
 class WorkerCore:
     """The decisions of one worker; owned by `WorkerActor`."""
 
-    def __init__(self, limits: Limits, depth: int = 1) -> None:
+    def __init__(self, limits: Limits, depth: int = 1, end_token_ids: Collection[int] = ()) -> None:
         self._limits = limits
         self._depth = depth
         self._epoch = 0
         self._is_adopted = False
         self._next_step = 0
-        self._table = SequenceTable()
+        self._table = SequenceTable(DrawnModel(limits.vocab_size, tuple(end_token_ids)))
         self._columns = NO_ROWS
         self._queue: dict[int, _Queued] = {}
         self._results: dict[int, StepResult] = {}
@@ -306,7 +308,7 @@ class WorkerCore:
         if isinstance(columns, str):
             num_rows = num_rows_of(buffers)
             errors = [RowError(row, "bad_step", columns) for row in range(num_rows)]
-            nothing = RunnableStep(plan.step, [], array("i"), array("i"), plan.timeout_s)
+            nothing = RunnableStep(plan.step, NO_RUNNABLE, array("i"), array("i"), plan.timeout_s)
             return _Running(sender, plan, num_rows, nothing, errors, NO_ROWS)
         self._columns = columns
         found = self._table.apply(plan.opens, columns)
@@ -327,7 +329,7 @@ def _draws(running: _Running | None) -> Draws:
     if running is None:
         return {}
     slots, sequences = running.columns.slots, running.columns.sequences
-    rows = [row for row in running.runnable.rows if row.sampling is not None]
+    rows = [row for row in running.runnable.rows if row.draws]
     return {slots[row.row]: (sequences[row.row], row.row, row.end) for row in rows}
 
 
@@ -336,11 +338,11 @@ def _result(running: _Running, done: StepDone) -> StepResult:
     token_ids, extras = list(outcome.token_ids), list(outcome.extras)
     if len(rows) < running.num_rows:
         token_ids = [-1] * running.num_rows
-        for row, token_id in zip(rows, outcome.token_ids, strict=True):
-            token_ids[row.row] = token_id
+        for number, token_id in zip(rows.numbers, outcome.token_ids, strict=True):
+            token_ids[number] = token_id
         extras = [b""] * running.num_rows if outcome.extras else []
-        for row, extra in zip(rows, outcome.extras, strict=False):
-            extras[row.row] = extra
+        for number, extra in zip(rows.numbers, outcome.extras, strict=False):
+            extras[number] = extra
     errors = [*running.errors, *outcome.errors]
     if len(errors) > 1:
         errors.sort(key=lambda error: error.row)

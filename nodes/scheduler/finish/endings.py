@@ -77,7 +77,7 @@ class Endings:
     def abort_all(
         self, orders: PrefillHandoffQueue, code: str, message: str, now: float, *, keep_handoffs: bool = False
     ) -> None:
-        """So that they start elsewhere at once. `keep_handoffs`: spare those prefilled elsewhere: they need none."""
+        """So that all start elsewhere at once. `keep_handoffs`: not those prefilled elsewhere, which need no worker."""
         for sequence in self._attempts:
             if sequence.stage is not Stage.ENDED and not (keep_handoffs and sequence.stage is Stage.HANDOFF):
                 self.fail(sequence, code, message, True, now)

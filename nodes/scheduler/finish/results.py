@@ -15,6 +15,7 @@ from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence, Stage
 
 POISONED = "poisoned_request"
+"""Codes of rows that would fail at any other worker too."""
 
 
 class Results:
@@ -133,4 +134,4 @@ class Results:
             self._orders.fail(sequence.order_id, error.code, error.message, now)
             self._endings.leave(sequence, now)
         else:
-            self._endings.fail(sequence, error.code, error.message, error.retryable and error.code != POISONED, now)
+            self._endings.fail(sequence, error.code, error.message, error.retryable, now)

@@ -118,5 +118,5 @@ def padding_batch(num_rows: int) -> HostBatch:
     nothing = np.zeros(0, dtype=np.int32)
     start = np.zeros(1, dtype=np.int32)
     table = PageTable(start, start, nothing, nothing, nothing)
-    empty = HostBatch(nothing, nothing, nothing, nothing, nothing + KNOWN, table, 0, nothing, [], [])
+    empty = HostBatch(nothing, nothing, nothing, nothing, nothing + KNOWN, table, 0, nothing, [])
     return empty.padded(num_rows)

@@ -5,10 +5,13 @@ from array import array
 import torch
 
 from kvstore.layout import PADDING_PAGE
+from nodes.protocol.steps import Open
+from nodes.request import Sampling
 from nodes.worker.ops.torch.attention import DeviceAttention
 from nodes.worker.ops.torch.batch import host_batch, pack, pinned, unpack
 from nodes.worker.ops.torch.network import DeviceNetwork
-from nodes.worker.steps.step import RunnableRow, RunnableStep
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableStep
 
 
 def largest_step(num_rows: int, page_size: int, context_length: int) -> RunnableStep:
@@ -18,9 +21,10 @@ def largest_step(num_rows: int, page_size: int, context_length: int) -> Runnable
     """
     chunk = min(num_rows, context_length) - 1
     num_pages = -(-(1 + chunk) // page_size)
-    rows = [RunnableRow(0, 0, 1, 1, 0, 0, 1, None)]
-    if chunk > 0:
-        rows.append(RunnableRow(1, 1, chunk, 1 + chunk, 1, 0, num_pages, None))
+    nobody = OpenSequence(Open(0, 0, 1, Sampling()))
+    starts, counts = ([0, 1], [1, chunk]) if chunk > 0 else ([0], [1])
+    num_rows = len(starts)
+    rows = Rows([nobody] * num_rows, starts, counts, range(num_rows), [0] * num_rows, draws=[0] * num_rows)
     return RunnableStep(0, rows, array("i", [0] * (1 + chunk)), array("i", [PADDING_PAGE] * num_pages))
 
 

@@ -2,26 +2,27 @@
 
 Every position stores its token id in the page's K cell and its own position in the V cell. Output token number j is the
 prompt token that the pages hold for position j; after the prompt comes the end token, then the prompt again (a caller
-that ignores the end token sees the prompt repeated). A token that must not be drawn yet (`Sampling.masked_token_ids`)
-is replaced by the next one in this cycle that may be drawn, or by the lowest allowed id if the cycle has none. A stored
-position with a wrong value is reported as `corrupt_page`. With `fatal_token` it simulates a request that kills its
-worker. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything but the model.
+that ignores the end token sees the prompt repeated). A token that must not be drawn (mask and floor of the row's edits)
+is replaced by the next one in this cycle that may be drawn, or by the lowest allowed id if the cycle has none; it then
+counts as certain. A stored position with a wrong value is reported as `corrupt_page`. With `fatal_token` it simulates a
+request that kills its worker. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything
+but the model.
 """
 
 import os
 import signal
 from array import array
-from itertools import chain
-from itertools import count as count_up
 from typing import Final
 
 from typing_extensions import override
 
 from kvstore.layout import KVLayout
 from mesh.transport.base import Buffer
+from nodes.asks.edits import RowEdits
 from nodes.model_spec import EchoTimings
 from nodes.protocol import RowError
-from nodes.request import Sampling
+from nodes.worker.draw.edits import EDITOR_FAILED, LEFT_NOTHING, edits_of, first_allowed
+from nodes.worker.draw.reads import certain
 from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, Runner, StepOutcome
 
 _WORD_BYTES: Final = 4
@@ -50,38 +51,50 @@ class EchoRunner(Runner):
         """The outcome's delay is the configured time of a step, which is not spent here."""
         token_ids: list[int] = []
         errors: list[RowError] = []
+        extras: list[bytes] = []
         num_tokens = 0
         for row in step.rows:
             num_tokens += row.num_tokens
             if self._timings.fatal_token >= 0:
                 self._die_of(row, step)
-            problem = self._compute(row, step)
+            edits = edits_of(row) if row.draws else None
+            problem = self._compute(row, step, edits)
             if problem:
-                errors.append(RowError(row.row, CORRUPT_PAGE, problem))
-            token_ids.append(-1 if problem or row.sampling is None else self._answer(row, row.sampling, step.page_ids))
+                edits = RowError(row.row, CORRUPT_PAGE, problem)
+            token_id = -1
+            if row.draws and not isinstance(edits, RowError):
+                token_id = self._answer(row, edits, step.page_ids)
+                if token_id < 0:
+                    edits = RowError(row.row, EDITOR_FAILED, LEFT_NOTHING, retryable=False)
+            if isinstance(edits, RowError):
+                errors.append(edits)
+            token_ids.append(token_id)
+            reads = row.sequence.reads
+            extras.append(b"" if reads is None or token_id < 0 else certain(token_id, reads))
         delay_s = (self._timings.step_ms * 1e3 + self._timings.token_us * num_tokens) * 1e-6
-        return StepOutcome(token_ids, errors, delay_s)
+        return StepOutcome(token_ids, errors, delay_s, extras=extras if any(extras) else ())
 
     def _die_of(self, row: RunnableRow, step: RunnableStep) -> None:
         if self._timings.fatal_token in step.token_ids[row.token_offset : row.token_offset + row.num_tokens]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _compute(self, row: RunnableRow, step: RunnableStep) -> str:
+    def _compute(self, row: RunnableRow, step: RunnableStep, edits: RowEdits | RowError | None) -> str:
         """Write the row's tokens. Returns what is wrong with the pages that it builds on; empty if nothing is.
 
         All pages are checked when a sequence is first read here (a prefill, the steps after a handoff), whenever a page
-        fills up, and while tokens are masked; in other steps only the page that the answer is read from is checked.
+        fills up, and while its draws are edited; in other steps only the page that the answer is read from is checked.
         """
-        _, start, count, num_prompt, token_offset, page_offset, _, sampling, _, _, history = row
-        words, size, page_ids = self._words, self._page_size, step.page_ids
+        start, count, token_offset, page_offset, history = (
+            row.start, row.num_tokens, row.token_offset, row.page_offset, row.history,
+        )  # fmt: skip
+        words, size, page_ids, num_prompt = self._words, self._page_size, step.page_ids, row.sequence.num_prompt_tokens
         end = start + count
         output_position = end - num_prompt
         for position in range(start, end):
             cell = page_ids[page_offset + position // size] * self._page_words + position % size
             words[cell] = step.token_ids[token_offset + position - start]
             words[cell + size] = position
-        is_masked = sampling is not None and output_position < sampling.min_tokens
-        if count > 1 or output_position <= 1 or end % size == 0 or is_masked:
+        if count > 1 or output_position <= 1 or end % size == 0 or edits is not None:
             indices = range(-(-end // size))
         else:
             indices = (min(output_position % (num_prompt + 1), end - 1) // size,)
@@ -106,15 +119,15 @@ class EchoRunner(Runner):
             self._positions = memoryview(array("I", range(2 * end)))
         return self._positions
 
-    def _answer(self, row: RunnableRow, sampling: Sampling, page_ids: "array[int]") -> int:
-        position, num_prompt, offset = row.output_position, row.num_prompt_tokens, row.page_offset
-        first = position % (num_prompt + 1)
-        if position >= sampling.min_tokens or not sampling.masked_token_ids:
+    def _answer(self, row: RunnableRow, edits: RowEdits | None, page_ids: "array[int]") -> int:
+        """The token that the row draws; -1: none is allowed."""
+        num_prompt, offset = row.sequence.num_prompt_tokens, row.page_offset
+        first = row.output_position % (num_prompt + 1)
+        if edits is None or (edits.mask is None and not edits.floor):
             return self._eos_token_id if first == num_prompt else self._token_in(first, offset, page_ids)
-        masked = frozenset(sampling.masked_token_ids)
         # The cycle: the prompt's tokens, then the end token. It is searched from the current one on.
         answers = [*(self._token_in(one, offset, page_ids) for one in range(num_prompt)), self._eos_token_id]
-        return next(one for one in chain(answers[first:], answers[:first], count_up()) if one not in masked)
+        return first_allowed([*answers[first:], *answers[:first]], edits)
 
     def _token_in(self, position: int, page_offset: int, page_ids: "array[int]") -> int:
         """The token that the pages from `page_offset` on hold for a position."""

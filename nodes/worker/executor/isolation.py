@@ -14,9 +14,11 @@ from array import array
 from typing import Final
 
 from nodes.protocol import RowError
+from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.errors import CollectiveFailed, DeviceFailed
-from nodes.worker.steps.step import POISONED, RunnableRow, RunnableStep, Runner, StepOutcome
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import POISONED, Rows, RunnableRow, RunnableStep, Runner, StepOutcome
 
 _PADDING_PAGE: Final = 0
 _MAX_TRACEBACK: Final = 8_000
@@ -53,9 +55,9 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
     errors: list[RowError] = []
     extras: list[bytes] = []
     delay_s, num_raised = 0.0, 0
-    for row in step.rows:
+    for index, row in enumerate(step.rows):
         try:
-            outcome = runner.run(step._replace(rows=[row]))
+            outcome = runner.run(step._replace(rows=step.rows[index : index + 1]))
         except CollectiveFailed:
             raise
         except Exception as error:  # noqa: BLE001 # as above
@@ -72,14 +74,14 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
 
 
 def _blamed(row: RunnableRow, error: Exception) -> RowError:
-    return RowError(row.row, POISONED, f"{type(error).__name__}: {error}"[:500])
+    return RowError(row.row, POISONED, f"{type(error).__name__}: {error}"[:500], retryable=False)
 
 
 def _check_device(runner: Runner, step: RunnableStep) -> None:
     """Compute a token of no request. Raises DeviceFailed if that fails too."""
     # Page 0 is padding: nobody reads what is written there.
-    row = RunnableRow(0, 0, 1, 1, 0, 0, 1, Sampling(temperature=0.0))
-    probe = RunnableStep(step.step, [row], array("i", [0]), array("i", [_PADDING_PAGE]))
+    nobody = OpenSequence(Open(0, 0, 1, Sampling(temperature=0.0)))
+    probe = RunnableStep(step.step, Rows([nobody], [0], [1], [0], [0]), array("i", [0]), array("i", [_PADDING_PAGE]))
     try:
         runner.run(probe)
     except Exception as error:

@@ -17,13 +17,13 @@ from nodes.worker.attention.base import Span, sort_key
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
+from nodes.worker.draw.stage import Draws
 from nodes.worker.numerics import TILE_ROWS, check_torch
 from nodes.worker.ops.native.load import load_native_runner
 from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
-from nodes.worker.sampler import Draw, sample
-from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome, drawn_outcome
+from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome
 from nodes.worker.weights.opening import open_weights
 from nodes.worker.weights.quantization import QuantizedWeights
 
@@ -84,21 +84,19 @@ class TorchRunner(RemappableRunner):
     def run(self, step: RunnableStep) -> StepOutcome:
         with torch.inference_mode():
             batch = _Batch(step)
-            logits = self._forward(batch)
-            drawn = sample(logits, batch.draws) if batch.draws else []
-        return drawn_outcome(step, batch.sampling, drawn)
+            draws = Draws(step.rows, batch.sampling)
+            return draws.on_host(self._forward(batch))
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests and embeddings."""
         with torch.inference_mode():
             batch = _Batch(step)
             logits = self._forward(batch)
-        return {step.rows[index].row: logits[i] for i, index in enumerate(batch.sampling)}
+        return {step.rows.numbers[index]: logits[i] for i, index in enumerate(batch.sampling)}
 
     def _forward(self, batch: "_Batch") -> Tensor:
-        if batch.draws:
-            return self._network.forward(batch.token_ids, batch.spans, torch.tensor(batch.sampled_rows))
-        return self._network.forward(batch.token_ids, batch.spans, torch.empty(0, dtype=torch.int64))
+        sampled = torch.tensor(batch.sampled_rows, dtype=torch.int64)
+        return self._network.forward(batch.token_ids, batch.spans, sampled)
 
 
 HostRunner = TorchRunner | NativeRunner
@@ -107,28 +105,24 @@ HostRunner = TorchRunner | NativeRunner
 class _Batch:
     """A step's rows in the order that attention requires.
 
-    `sampling` holds the indices (into the step's rows) of those that draw, in the order of `draws` and `sampled_rows`.
+    `sampling` holds the indices (into the step's rows) of those that draw, in the order of `sampled_rows`.
     """
 
     def __init__(self, step: RunnableStep) -> None:
         token_ids = np.frombuffer(step.token_ids, dtype=np.int32)
         page_ids = np.frombuffer(step.page_ids, dtype=np.int32)
-        spans = [
-            Span(row.start, row.end, page_ids[row.page_offset : row.page_offset + row.num_pages]) for row in step.rows
-        ]
-        order = sorted(range(len(spans)), key=lambda index: sort_key(spans[index]))
+        rows = [(Span(row.start, row.end, page_ids[row.page_offset :]), row) for row in step.rows]
+        order = sorted(range(len(rows)), key=lambda index: sort_key(rows[index][0]))
         parts: list[npt.NDArray[np.int32]] = []
-        self.spans = [spans[index] for index in order]
+        self.spans = [rows[index][0] for index in order]
         self.sampling: list[int] = []
         self.sampled_rows: list[int] = []
-        self.draws: list[Draw] = []
         num_rows = 0
         for index in order:
-            row = step.rows[index]
+            _, row = rows[index]
             parts.append(token_ids[row.token_offset : row.token_offset + row.num_tokens])
             num_rows += row.num_tokens
-            if row.sampling is not None:
+            if row.draws:
                 self.sampling.append(index)
                 self.sampled_rows.append(num_rows - 1)
-                self.draws.append(Draw(row.sampling, row.output_position, row.history))
         self.token_ids: Tensor = torch.from_numpy(np.concatenate(parts).astype(np.int64))

@@ -27,7 +27,7 @@ class _Flight:
         """Tokens by row of the plan, when the step has ended."""
         # Shielded, here and below: the waiting task may be cancelled, but not the step itself.
         outcome = await asyncio.shield(self.outcome)
-        return {row.row: token_id for row, token_id in zip(self.step.rows, outcome.token_ids, strict=True)}
+        return dict(zip(self.step.rows.numbers, outcome.token_ids, strict=True))
 
     def end(self) -> None:
         """Cancel what will not come, so that nobody waits for it."""

@@ -4,15 +4,15 @@ Used by the core for every row of every step, so it is written for speed.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from operator import add
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from nodes.protocol import RowError
 from nodes.worker.steps.columns import Columns, Limits
 from nodes.worker.steps.sequence_table import OpenSequence
-from nodes.worker.steps.step import MISSING_INPUT, RowColumns, RunnableRow, rows_from
+from nodes.worker.steps.step import MISSING_INPUT, NO_ROWS, Rows
 
 BAD_ROW: Final = "bad_row"
 _UNKNOWN: Final = b"\xff\xff\xff\xff"
@@ -25,7 +25,7 @@ Draws = Mapping[int, tuple[int, int, int]]
 class CheckedRows(NamedTuple):
     """The rows that can be run, with the pages that they refer to, and why the others cannot."""
 
-    rows: Sequence[RunnableRow]
+    rows: Rows
     page_ids: "array[int]"
     errors: list[RowError]
 
@@ -35,10 +35,14 @@ def check_rows(limits: Limits, columns: Columns, found: list[OpenSequence], ahea
 
     `ahead`: what the running step, if there is one, will draw.
     """
-    if found and (whole := _check_whole(limits, columns, found)) is not None:
-        return whole
+    if not found:
+        return CheckedRows(NO_ROWS, array("i"), [])
+    if (checked := _check_whole(limits, columns, found)) is not None:
+        return checked
     token_ids = columns.token_ids
-    fields: list[tuple[Any, ...]] = []
+    num_rows = len(found)
+    sources, page_offsets, kept = [-1] * num_rows, [0] * num_rows, list[int]()
+    histories: list[array[int] | None] = [None] * num_rows
     pages: list[array[int]] = []
     errors: list[RowError] = []
     page_size, vocab_size, context_length = limits.page_size, limits.vocab_size, limits.context_length
@@ -69,25 +73,16 @@ def check_rows(limits: Limits, columns: Columns, found: list[OpenSequence], ahea
             elif min(own := token_ids[first:token_end]) < 0 or max(own) >= vocab_size:
                 errors.append(RowError(row, BAD_ROW, f"a token id is not in 0..{vocab_size - 1}"))
                 continue
-        fields.append(
-            (
-                row,
-                start,
-                count,
-                one.num_prompt_tokens,
-                first,
-                page_offset,
-                num_pages,
-                one.sampling if is_drawn else None,
-                source,
-                one.request_id,
-                None if one.tokens is None else one.write(start, token_ids[first:token_end]),
-            )
-        )
+        kept.append(row)
+        sources[row], page_offsets[row] = source, page_offset
+        if one.tokens is not None:
+            histories[row] = one.write(start, token_ids[first:token_end])
         # No copy for a row that reads all its pages, as every decoding row does.
         pages.append(held if num_pages == num_held else held[:num_pages])
         page_offset += num_pages
-    return CheckedRows(rows_from(fields), array("i", b"".join(pages)), errors)
+    starts, counts, offsets = columns.starts, columns.counts, list(accumulate(columns.counts[:-1], initial=0))
+    whole = Rows(found, starts, counts, offsets, page_offsets, columns.draws, sources, histories)
+    return CheckedRows(whole.picked(kept) if errors else whole, array("i", b"".join(pages)), errors)
 
 
 def _check_whole(limits: Limits, columns: Columns, found: list[OpenSequence]) -> CheckedRows | None:
@@ -118,7 +113,7 @@ def _check_whole(limits: Limits, columns: Columns, found: list[OpenSequence]) ->
     page_offsets = list(accumulate(held[:-1], initial=0))
     page_ids = array("i")
     page_ids.frombytes(b"".join(pages))
-    return CheckedRows(RowColumns(found, starts, counts, offsets, page_offsets, page_size), page_ids, [])
+    return CheckedRows(Rows(found, starts, counts, offsets, page_offsets), page_ids, [])
 
 
 def _misplaced(limits: Limits, one: OpenSequence, start: int, end: int) -> str:

@@ -3,50 +3,49 @@
 The table belongs to one incarnation of the worker and one scheduler epoch, and is empty at the beginning of either.
 Everything is written by position: pages to their places, a drawn token to the position that it is for. Nothing
 accumulates, so a step that is sent again leaves the same state as before.
-For sequences whose sampling looks back it also holds all tokens. Pure; owned by the core.
+For sequences whose draws look back it also holds all tokens. Pure; owned by the core.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import add
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from nodes.asks import DrawnModel, open_asks
 from nodes.protocol.steps import LAST_SEQUENCE, MAX_SLOTS, Open
 from nodes.request import Sampling
 from nodes.worker.steps.columns import Columns
+
+if TYPE_CHECKING:
+    from nodes.asks.edits import Editor, RowReads
 
 
 class OpenSequence:
     """A sequence in a slot. `drawn` is its token for position `drawn_at` (-1: none yet); `pages` has no gaps.
 
-    `tokens` are its tokens from position 0 on, if its sampling looks back; the array is replaced, never changed, since
-    running rows refer to it. `num_known` is the last position at which its next row may begin. `is_plain`: it draws the
-    most likely token at every position. `first_end` is the earliest end of a row that draws, for the quick check of
-    whole steps; if its sampling looks back, no row reaches it, so that its steps are checked row by row.
+    `tokens` are its tokens from position 0 on, if its draws look back; the array is replaced, never changed, since
+    running rows refer to it. `num_known` is the last position at which its next row may begin. `editors` and `reads`:
+    what its request changes about logits, and wants to know of probabilities; `problem`, if not empty, is why it cannot
+    be drawn as it asks. `is_edited`: some of its logits may be changed; `is_plain`: it draws the most likely token of
+    unchanged ones at every position, and nothing is read. `first_end` is the earliest end of a row that draws, for the
+    quick check of whole steps; if its draws look back, no row reaches it, so that its steps are checked row by row.
     """
 
     __slots__ = (
-        "drawn",
-        "drawn_at",
-        "first_end",
-        "is_plain",
-        "num_known",
-        "num_prompt_tokens",
-        "pages",
-        "request_id",
-        "sampling",
-        "sequence",
-        "tokens",
-    )
+        "drawn", "drawn_at", "editors", "first_end", "is_edited", "is_plain", "num_known", "num_prompt_tokens",
+        "pages", "problem", "reads", "request_id", "sampling", "sequence", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, opening: Open) -> None:
+    def __init__(
+        self, opening: Open, editors: "Sequence[Editor]" = (), reads: "RowReads | None" = None, problem: str = ""
+    ) -> None:
         self.sequence = opening.sequence
         self.num_prompt_tokens = opening.num_prompt_tokens
         self.sampling = sampling = opening.sampling
-        self.is_plain = sampling.is_greedy and not (
-            sampling.logit_bias or sampling.masked_token_ids or sampling.looks_back
-        )
+        self.editors, self.reads, self.problem = editors, reads, problem
+        self.is_edited = bool(editors or problem)
+        self.is_plain = sampling.is_greedy and not self.is_edited and reads is None
         self.request_id = opening.request_id
         self.pages = array("i")
         self.drawn_at = self.drawn = -1
@@ -73,7 +72,8 @@ _NOBODY: Final = OpenSequence(Open(0, -1, 0, Sampling()))
 class SequenceTable:
     """Open sequences by slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: DrawnModel) -> None:
+        self._model = model
         self.clear()
 
     def clear(self) -> None:
@@ -85,8 +85,8 @@ class SequenceTable:
 
     def looks_back(self, opens: Sequence[Open], slots: Iterable[int]) -> bool:
         """Whether a draw in one of these slots, once `opens` have been opened, depends on the tokens before it."""
-        opened = {one.slot: one.sampling for one in opens}
-        return any((opened.get(slot) or self._slots.get(slot, _NOBODY).sampling).looks_back for slot in slots)
+        opened = {one.slot: one.sampling.looks_back for one in opens}
+        return any(opened.get(slot, self._slots.get(slot, _NOBODY).tokens is not None) for slot in slots)
 
     def apply(self, opens: Sequence[Open], columns: Columns) -> list[OpenSequence] | str:
         """Open the sequences in `opens` and put pages in their places. Returns the sequence of each row.
@@ -111,7 +111,7 @@ class SequenceTable:
         if not is_same or columns.first_pages != [len(one.pages) for one in found]:
             if problem := _mismatch(found, columns):
                 return problem
-            # If sampling looks back, more than pages must be checked, so the result is not kept for the next step.
+            # If draws look back, more than pages must be checked, so the result is not kept for the next step.
             is_kept = not [one for one in found if one.tokens is not None]
             self._found, self._found_in, self._found_for = found, slots, columns.slots if is_kept else []
         # Only once all rows are known to be valid, so that a refused step leaves nothing behind.
@@ -138,7 +138,8 @@ class SequenceTable:
                 one.drawn, one.drawn_at = token_id, end
 
     def _opened(self, opening: Open) -> OpenSequence:
-        one, before = OpenSequence(opening), self._slots.get(opening.slot, _NOBODY)
+        one = OpenSequence(opening, *open_asks(opening.sampling.asks, self._model))
+        before = self._slots.get(opening.slot, _NOBODY)
         if before.sequence == one.sequence:
             # Opened again for a step that is sent again, whose input may be the token drawn before.
             one.drawn, one.drawn_at = before.drawn, before.drawn_at

@@ -1,8 +1,7 @@
 """A step as a runner gets it, and what a runner gives back. The seam between `core` and the runners."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, overload, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, overload, runtime_checkable
 
 from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
@@ -20,22 +19,20 @@ MISSING_INPUT: Final = "missing_input"
 class RunnableRow(NamedTuple):
     """One row whose input tokens are known, or drawn by the step before.
 
-    `row` is its index in the plan, offsets are into the step's arrays. `from_row` >= 0 only for a `PipelinedRunner`:
-    the single input token is the one that this row of the plan launched just before drew; the host does not know it,
-    and `token_ids` holds -1 for it. `request_id` is for the log. `history` holds the sequence's tokens at positions
-    `0 .. end - 1`, if its sampling looks back.
+    `row` is its index in the plan, offsets are into the step's arrays. With `draws` its last token draws the next one.
+    `from_row` >= 0 only for a `PipelinedRunner`: the single input token is the one that this row of the plan launched
+    just before drew; the host does not know it, and `token_ids` holds -1 for it. `history` holds the sequence's tokens
+    at positions `0 .. end - 1`, if its draws look back.
     """
 
     row: int
+    sequence: OpenSequence
     start: int
     num_tokens: int
-    num_prompt_tokens: int
     token_offset: int
     page_offset: int
-    num_pages: int
-    sampling: Sampling | None
+    draws: int = 1
     from_row: int = -1
-    request_id: str = ""
     history: "array[int] | None" = None
 
     @property
@@ -46,74 +43,91 @@ class RunnableRow(NamedTuple):
     @property
     def output_position(self) -> int:
         """Output position of the token that the row draws: the counter of its randomness."""
-        return self.start + self.num_tokens - self.num_prompt_tokens
+        return self.start + self.num_tokens - self.sequence.num_prompt_tokens
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How it draws, if it does."""
+        return self.sequence.sampling if self.draws else None
 
 
-def rows_from(fields: Iterable[tuple[Any, ...]]) -> list[RunnableRow]:
-    """Rows from tuples of all their fields, in order: 2.4 times as fast as calling `RunnableRow` hundreds of times."""
-    make = cast("Callable[[type[RunnableRow], tuple[Any, ...]], RunnableRow]", getattr(tuple, "__new__"))  # noqa: B009
-    return list(map(make, repeat(RunnableRow), fields))
+class Rows(Sequence[RunnableRow]):
+    """The rows of a step by column, each as in `RunnableRow`. Backends read columns; a row is made when asked for.
 
-
-class RowColumns(Sequence[RunnableRow]):
-    """All rows of a plan by column, in its order; each draws, its inputs are known, its sampling does not look back.
-
-    Runners that want rows get them, made on first use; native kernels read the columns.
-    Row i is of `found[i]`: `counts[i]` tokens at positions from `starts[i]` on, in the step's token ids from
-    `token_offsets[i]` on; its sequence's pages are in the step's page ids from `page_offsets[i]` on.
+    Objects for 256 rows and their draws took 100 us of a step.
     """
 
-    __slots__ = ("_made", "_page_size", "counts", "found", "page_offsets", "starts", "token_offsets")
+    __slots__ = (
+        "counts", "draws", "found", "histories", "numbers", "page_offsets", "sources", "starts", "token_offsets",
+    )  # fmt: skip
 
     def __init__(
         self,
-        found: list[OpenSequence],
-        starts: list[int],
-        counts: list[int],
+        found: Sequence[OpenSequence],
+        starts: Sequence[int],
+        counts: Sequence[int],
         token_offsets: Sequence[int],
-        page_offsets: list[int],
-        page_size: int,
+        page_offsets: Sequence[int],
+        draws: Sequence[int] | None = None,
+        sources: Sequence[int] | None = None,
+        histories: "Sequence[array[int] | None] | None" = None,
     ) -> None:
-        self.found = found
-        self.starts, self.counts = starts, counts
+        """By default all rows of a plan, in its order, which all draw and whose inputs are known."""
+        num_rows = len(found)
+        self.found, self.starts, self.counts = found, starts, counts
         self.token_offsets, self.page_offsets = token_offsets, page_offsets
-        self._page_size = page_size
-        self._made: list[RunnableRow] | None = None
+        self.draws = [1] * num_rows if draws is None else draws
+        self.sources = [-1] * num_rows if sources is None else sources
+        self.histories = [None] * num_rows if histories is None else histories
+        self.numbers: Sequence[int] = range(num_rows)
+
+    @classmethod
+    def of(cls, rows: Sequence[RunnableRow]) -> "Rows":
+        """These rows, in this order."""
+        made = cls((), (), (), (), ())
+        for column, field in _COLUMNS.items():
+            setattr(made, column, [getattr(row, field) for row in rows])
+        return made
 
     def __len__(self) -> int:
         return len(self.found)
 
     def __iter__(self) -> Iterator[RunnableRow]:
-        return iter(self._rows())
+        return map(RunnableRow, *self._columns())
 
     @overload
     def __getitem__(self, index: int) -> RunnableRow: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[RunnableRow]: ...
+    def __getitem__(self, index: slice) -> "Rows": ...
 
-    def __getitem__(self, index: int | slice) -> RunnableRow | list[RunnableRow]:
-        return self._rows()[index]
+    def __getitem__(self, index: int | slice) -> "RunnableRow | Rows":
+        if isinstance(index, int):
+            return RunnableRow(*[column[index] for column in self._columns()])
+        return self.picked(range(len(self))[index])
 
-    def _rows(self) -> list[RunnableRow]:
-        if self._made is None:
-            # The same objects each time: callers ask for several rows, and compare some by identity.
-            size = self._page_size
-            fields = zip(
-                range(len(self.found)),
-                self.starts,
-                self.counts,
-                [one.num_prompt_tokens for one in self.found],
-                self.token_offsets,
-                self.page_offsets,
-                [-(-(start + count) // size) for start, count in zip(self.starts, self.counts, strict=True)],
-                [one.sampling for one in self.found],
-                repeat(-1),
-                [one.request_id for one in self.found],
-                repeat(None),
-            )
-            self._made = rows_from(fields)
-        return self._made
+    def picked(self, indices: Sequence[int]) -> "Rows":
+        """Some of the rows, in this order."""
+        rows = self.of(())
+        for name, column in zip(_COLUMNS, self._columns(), strict=True):
+            setattr(rows, name, [column[index] for index in indices])
+        return rows
+
+    def drawing(self) -> Sequence[int]:
+        """The indices of the rows that draw."""
+        draws = self.draws
+        return [index for index, one in enumerate(draws) if one] if 0 in draws else range(len(draws))
+
+    def _columns(self) -> list[Sequence[Any]]:
+        return [getattr(self, column) for column in _COLUMNS]
+
+
+_COLUMNS: Final = {
+    "numbers": "row", "found": "sequence", "starts": "start", "counts": "num_tokens", "token_offsets": "token_offset",
+    "page_offsets": "page_offset", "draws": "draws", "sources": "from_row", "histories": "history",
+}  # fmt: skip
+"""Columns of `Rows`, and the fields of `RunnableRow` that they hold, in its order."""
+NO_ROWS: Final = Rows.of(())
 
 
 class RunnableStep(NamedTuple):
@@ -123,7 +137,7 @@ class RunnableStep(NamedTuple):
     """
 
     step: int
-    rows: Sequence[RunnableRow]
+    rows: Rows
     token_ids: "array[int]"
     page_ids: "array[int]"
     timeout_s: float = 60.0
@@ -131,8 +145,7 @@ class RunnableStep(NamedTuple):
     @property
     def num_tokens(self) -> int:
         """Tokens of the rows; `token_ids` also holds those of rows that cannot be computed."""
-        rows = self.rows
-        return sum(rows.counts if isinstance(rows, RowColumns) else [row.num_tokens for row in rows])
+        return sum(self.rows.counts)
 
 
 class StepOutcome(NamedTuple):
@@ -148,21 +161,6 @@ class StepOutcome(NamedTuple):
     delay_s: float = 0.0
     failure: str = ""
     extras: Sequence[bytes] = ()
-
-
-def drawn_outcome(step: RunnableStep, sampling: Sequence[int], drawn: Sequence[int]) -> StepOutcome:
-    """The outcome of a step whose rows at the indices `sampling` drew `drawn`, -1 if logits were not finite."""
-    if len(drawn) == len(step.rows) and min(drawn) >= 0:
-        # All rows draw, and all have drawn, as in decoding. Row by row it would take 25 us for 256.
-        return StepOutcome(drawn)
-    token_ids = [-1] * len(step.rows)
-    errors: list[RowError] = []
-    for index, token_id in zip(sampling, drawn, strict=True):
-        token_ids[index] = token_id
-        if token_id < 0:
-            # Only a row's own input can make its numbers overflow: rows do not mix.
-            errors.append(RowError(step.rows[index].row, POISONED, "the model's logits are not finite"))
-    return StepOutcome(token_ids, errors)
 
 
 class Runner(Protocol):
@@ -224,28 +222,32 @@ def with_inputs(step: RunnableStep, drawn: Mapping[int, int]) -> tuple[RunnableS
 
     `drawn` holds tokens by row of the previous plan; rows whose input was not drawn are left out (`missing_input`).
     """
-    token_ids = step.token_ids[:]
-    rows: list[RunnableRow] = []
+    token_ids, kept = step.token_ids[:], list[int]()
     errors: list[RowError] = []
-    for row in step.rows:
+    for index, row in enumerate(step.rows):
+        token_id = drawn.get(row.from_row, -1)
+        if row.from_row >= 0 and token_id < 0:
+            errors.append(missing_input(row))
+            continue
         if row.from_row >= 0:
-            token_id = drawn.get(row.from_row, -1)
-            if token_id < 0:
-                errors.append(
-                    RowError(row.row, MISSING_INPUT, f"row {row.from_row} of the previous step drew no token")
-                )
-                continue
             token_ids[row.token_offset] = token_id
-        rows.append(row._replace(from_row=-1))
+        kept.append(index)
+    rows = step.rows.picked(kept)
+    rows.sources = [-1] * len(kept)
     return step._replace(rows=rows, token_ids=token_ids), errors
+
+
+def missing_input(row: RunnableRow) -> RowError:
+    """The error of a row whose `from_row` drew nothing."""
+    return RowError(row.row, MISSING_INPUT, f"row {row.from_row} of the previous step drew no token")
 
 
 def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, errors: Sequence[RowError]) -> StepOutcome:
     """The outcome of `step` if only its `part` was run, which gave `outcome`, and the rest gave `errors`."""
-    found = {row.row: token_id for row, token_id in zip(part.rows, outcome.token_ids, strict=True)}
-    token_ids = [found.get(row.row, -1) for row in step.rows]
+    found = dict(zip(part.rows.numbers, outcome.token_ids, strict=True))
+    token_ids = [found.get(number, -1) for number in step.rows.numbers]
     extras: Sequence[bytes] = ()
     if outcome.extras:
-        beside = {row.row: extra for row, extra in zip(part.rows, outcome.extras, strict=True)}
-        extras = [beside.get(row.row, b"") for row in step.rows]
+        beside = dict(zip(part.rows.numbers, outcome.extras, strict=True))
+        extras = [beside.get(number, b"") for number in step.rows.numbers]
     return outcome._replace(token_ids=token_ids, errors=[*errors, *outcome.errors], extras=extras)

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
+from nodes.asks.logit_bias import LogitBias
 from nodes.model_spec import resolve_model
 from nodes.request import Sampling
 from nodes.worker.cuda.flashinfer_backend import FlashInferKernels, load_flashinfer
+from nodes.worker.draw.device_sampler import sample_on_device
+from nodes.worker.draw.sampler import NOT_DRAWN, sample
 from nodes.worker.ops.torch.kernels import TorchKernels, cos_sin_table
-from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.pool.device_view import view_device_pages
-from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
+from tests.nodes.worker.torch_running import asking, drawing_of
 
 pytestmark = GPU
 # One rounding to bfloat16 apart.
@@ -65,7 +67,7 @@ def test_kernels_agree_with_torch(rows: int) -> None:
 
 KINDS = [
     Sampling(temperature=0.0), Sampling(seed=1), Sampling(seed=2, top_p=0.9), Sampling(seed=3, top_k=50),
-    Sampling(seed=4, min_p=0.02), Sampling(seed=5, top_k=40, top_p=0.8), Sampling(seed=6, logit_bias={3: 30.0}),
+    Sampling(seed=4, min_p=0.02), Sampling(seed=5, top_k=40, top_p=0.8), asking(LogitBias({3: 30.0}), seed=6),
     Sampling(seed=7, temperature=9.0), Sampling(seed=8, top_p=0.99), Sampling(seed=9, top_k=3000),
 ]  # fmt: skip
 
@@ -73,7 +75,7 @@ KINDS = [
 def test_draws_are_those_of_the_cpu() -> None:
     torch.manual_seed(5)
     logits = torch.randn(2000, 20_000) * 3
-    draws = [Draw(KINDS[i % len(KINDS)], i) for i in range(2000)]
+    draws = [drawing_of(KINDS[i % len(KINDS)], i) for i in range(2000)]
     found, expected = sample_on_device(logits.cuda(), draws).tolist(), sample(logits, draws)
     differing = [i for i in range(2000) if found[i] != expected[i]]
     # Where a number falls within a rounding of the border between two tokens the devices may disagree.
@@ -84,7 +86,7 @@ def test_draws_are_those_of_the_cpu() -> None:
 def test_draws_do_not_depend_on_the_batch() -> None:
     torch.manual_seed(6)
     logits = (torch.randn(64, 151_936) * 3).to(torch.bfloat16).cuda()
-    draws = [Draw(KINDS[i % len(KINDS)], i) for i in range(64)]
+    draws = [drawing_of(KINDS[i % len(KINDS)], i) for i in range(64)]
     together = sample_on_device(logits, draws).tolist()
     assert [sample_on_device(logits[i : i + 1], [draws[i]]).item() for i in range(64)] == together
 
@@ -96,4 +98,4 @@ def test_greedy_is_the_lowest_of_the_highest_and_rows_that_overflow_are_not_draw
         rows[7, 9] = torch.nan
         rows[8] = -torch.inf
         expected[7:9] = [NOT_DRAWN] * 2
-        assert sample_on_device(rows, [Draw(KINDS[0], 0)] * 64).tolist() == expected
+        assert sample_on_device(rows, [drawing_of(KINDS[0], 0)] * 64).tolist() == expected

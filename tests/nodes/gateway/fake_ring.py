@@ -232,24 +232,24 @@ class FakeScheduler(Actor):
             return
         submit, position = held.submit, len(held.output_ids)
         prompt = submit.prompt_ids
-        at_end = position >= len(prompt) and not submit.stop.ignore_eos and position >= submit.stop.min_tokens
+        at_end = position >= len(prompt) and not submit.spec.stop.ignore_eos and position >= submit.spec.stop.min_tokens
         held.output_ids.append(
-            END_OF_TEXT if at_end else prompt[(position + submit.sampling.sample_index) % len(prompt)]
+            END_OF_TEXT if at_end else prompt[(position + submit.spec.sampling.sample_index) % len(prompt)]
         )
         text = decode(held.output_ids, final=False)
         if (
             at_end
-            or any(stop in text for stop in submit.stop.stop)
-            or held.output_ids[-1] in submit.stop.stop_token_ids
+            or any(stop in text for stop in submit.spec.stop.stop)
+            or held.output_ids[-1] in submit.spec.stop.stop_token_ids
         ):
             held.finish = "stop"
-        elif len(held.output_ids) >= submit.stop.max_tokens:
+        elif len(held.output_ids) >= submit.spec.stop.max_tokens:
             held.finish = "length"
 
     def delta(self, held: Held, start: int) -> TextDelta:
         submit = held.submit
-        before = shown(held.output_ids[:start], submit.stop.stop, final=False)
-        text = shown(held.output_ids, submit.stop.stop, final=held.finish is not None)
+        before = shown(held.output_ids[:start], submit.spec.stop.stop, final=False)
+        text = shown(held.output_ids, submit.spec.stop.stop, final=held.finish is not None)
         return TextDelta(
             request_id=submit.request_id, attempt=submit.attempt, position=start, token_ids=held.output_ids[start:],
             text_offset=len(before), text=text[len(before):], finish_reason=held.finish,

@@ -36,7 +36,7 @@ from nodes.gateway.events import (
     Tick,
 )
 from nodes.protocol import AttemptFailed, ResendFrom, Route, TextBatch, TextDelta
-from nodes.request import AttemptRef, Sampling, Stages, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, Stages, StopRules
 
 CONFIG = GatewayConfig(model_name="m", context_length=100)
 LOST = Failure("deadline_exceeded", "no answer")
@@ -46,8 +46,7 @@ def opened(request_id: str = "r", *, max_tokens: int = 8, route: Route | None = 
     return Opened(
         request_id=request_id,
         prompt_ids=[1, 2, 3],
-        sampling=Sampling(),
-        stop=StopRules(max_tokens),
+        spec=RequestSpec(Sampling(), StopRules(max_tokens)),
         route=route or Route(decode="d0", detokenizer="t0", prefill="p0"),
         arrived_at=0.0,
     )

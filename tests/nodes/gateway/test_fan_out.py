@@ -32,15 +32,15 @@ def test_samples_of_prompts_in_the_order_of_choices() -> None:
     requests = opened(job(n=2, seed=5), 3, 4)
     assert [request.request_id for request in requests] == ["cmpl-1-0", "cmpl-1-1", "cmpl-1-2", "cmpl-1-3"]
     assert [len(request.prompt_ids) for request in requests] == [3, 3, 4, 4]
-    assert [request.sampling.sample_index for request in requests] == [0, 1, 0, 1]
-    assert {request.sampling.seed for request in requests} == {5}
+    assert [request.spec.sampling.sample_index for request in requests] == [0, 1, 0, 1]
+    assert {request.spec.sampling.seed for request in requests} == {5}
     assert [request.route.decode for request in requests] == ["d0", "d0", "d1", "d1"]
     assert {request.arrived_at for request in requests} == {1.5}
 
 
 def test_a_seed_is_drawn_where_none_was_given() -> None:
-    assert opened(job(), 3)[0].sampling.seed == 99
-    assert opened(job(seed=0), 3)[0].sampling.seed == 0
+    assert opened(job(), 3)[0].spec.sampling.seed == 99
+    assert opened(job(seed=0), 3)[0].spec.sampling.seed == 0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_seed_is_drawn_where_none_was_given() -> None:
     ],
 )
 def test_how_many_tokens(kind: str, fields: dict[str, int], length: int, max_tokens: int) -> None:
-    assert opened(job(kind, **fields), length)[0].stop.max_tokens == max_tokens
+    assert opened(job(kind, **fields), length)[0].spec.stop.max_tokens == max_tokens
 
 
 @pytest.mark.parametrize(

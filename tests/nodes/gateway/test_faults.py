@@ -56,7 +56,7 @@ async def test_a_failed_attempt_is_not_seen(ring, client) -> None:
     first, second = ring.seen.submits
     assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
     assert second.prompt_ids == first.prompt_ids
-    assert second.sampling == first.sampling
+    assert second.spec.sampling == first.spec.sampling
 
 
 async def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it(ring, client) -> None:
@@ -283,15 +283,15 @@ async def test_a_client_that_leaves_with_requests_in_line_is_cancelled(ring, cli
 async def test_a_client_that_reads_nothing_is_cut_off(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "READER_TIMEOUT_S", 0.2)
 
-    server = ring.gateway._server
-    # Small buffers, so that little is more than they hold.
+    server = ring.gateway.server
+    # Small buffers, so that little is more than they hold; connections have those of the listening socket.
     server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", ring.gateway.port))
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 60)
-        await until(lambda: server._server.server_state.connections)
-        await until(lambda: not server._server.server_state.connections)
+        await until(lambda: server.num_connections)
+        await until(lambda: not server.num_connections)
     assert await text_of(client) == PROMPT
 
 

@@ -89,12 +89,7 @@ def test_a_stream_without_usage(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "texts"),
-    [
-        (["abc", "xyz"], ["abc", "xyz"]),
-        ([104, 105], ["hi"]),
-        ([[104], [105, 106]], ["h", "ij"]),
-    ],
+    ("prompt", "texts"), [(["abc", "xyz"], ["abc", "xyz"]), ([104, 105], ["hi"]), ([[104], [105, 106]], ["h", "ij"])]
 )
 def test_forms_of_prompts(client: httpx.Client, prompt: Any, texts: list[str]) -> None:
     answer = completion(client, prompt=prompt).json()
@@ -123,12 +118,12 @@ def test_stop_strings(client: httpx.Client) -> None:
 def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> None:
     completion(client, temperature=0.5, top_k=4, seed=7, logit_bias={"65": -1}, min_tokens=2, priority=3)
     submit = served.seen.submits[-1]
-    assert (submit.sampling.temperature, submit.sampling.top_k, submit.sampling.seed) == (0.5, 4, 7)
-    assert submit.sampling.logit_bias == {65: -1.0}
-    assert (submit.stop.min_tokens, submit.priority, submit.detokenizer) == (2, 3, "t0")
+    assert (submit.spec.sampling.temperature, submit.spec.sampling.top_k, submit.spec.sampling.seed) == (0.5, 4, 7)
+    assert [asked.name for asked in submit.spec.sampling.asks] == ["logit_bias/1", "min_tokens/1"]
+    assert (submit.spec.stop.min_tokens, submit.spec.priority, submit.detokenizer) == (2, 3, "t0")
     completion(client)
     completion(client)
-    assert served.seen.submits[-1].sampling.seed != served.seen.submits[-2].sampling.seed
+    assert served.seen.submits[-1].spec.sampling.seed != served.seen.submits[-2].spec.sampling.seed
 
 
 def test_models(client: httpx.Client) -> None:

@@ -12,7 +12,7 @@ from nodes.gateway.outputs import CallOutput, Generation, Piece
 from nodes.gateway.responses import Head, total_usage, usage_so_far, whole_response
 from nodes.gateway.sse import DONE, ChunkWriter, error_event
 from nodes.protocol import Route
-from nodes.request import Sampling, StopRules
+from nodes.request import RequestSpec, Sampling, StopRules
 
 HEAD = Head(id="x-1", object="o", created=7, model='m"ü', system_fingerprint="fp")
 
@@ -26,8 +26,7 @@ def generation(num_prompts: int, n: int, *, whole: bool = False) -> Generation:
         Opened(
             request_id=str(i),
             prompt_ids=[1] * (10 + i // n),
-            sampling=Sampling(),
-            stop=StopRules(9),
+            spec=RequestSpec(Sampling(), StopRules(9)),
             route=Route(decode="d"),
             arrived_at=0.0,
         )

@@ -35,7 +35,7 @@ async def test_health_is_readiness_and_healthz_is_life(ring, client) -> None:
 async def test_health_generate_has_one_token_generated_by_the_whole_ring(ring, client) -> None:
     for path in GENERATE:
         await client.get(path)
-    assert [submit.stop.max_tokens for submit in ring.seen.submits] == [1, 1]
+    assert [submit.spec.stop.max_tokens for submit in ring.seen.submits] == [1, 1]
     assert ring.gateway.ctx.metrics.value("mesh_generation_tokens_total") == 2
 
 
@@ -84,10 +84,7 @@ async def test_browsers_may_ask_from_the_pages_that_are_allowed_and_from_no_othe
     error = refused.json()["error"]
     assert (error["code"], refused.headers["x-kvmesh-request-id"]) == ("cors_refused", error["request_id"])
     assert "origin" in error["message"]
-    for asked in (
-        client.post(path, json=body, headers={"Origin": PAGE}),
-        client.get("/x", headers={"Origin": PAGE}),
-    ):
+    for asked in (client.post(path, json=body, headers={"Origin": PAGE}), client.get("/x", headers={"Origin": PAGE})):
         answer = await asked
         assert answer.headers["access-control-allow-origin"] == PAGE
         assert "X-Request-Id" in answer.headers["access-control-expose-headers"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodes.asks.logit_bias import LogitBias
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
 from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES
@@ -70,7 +71,7 @@ def test_everything_set() -> None:
     assert (job.stop.max_tokens, job.stop.min_tokens, job.stop.stop, job.stop.stop_token_ids) == (9, 3, ["x"], [5])
     assert job.stop.include_stop
     assert job.stop.ignore_eos
-    assert job.sampling.logit_bias == {7: -100, 8: 2.5}
+    assert LogitBias({7: -100, 8: 2.5}) in job.asks
     assert job.sampling.top_k == 0
     assert job.seed == 2**63 - 1
     assert job.prepare.extra_key == "s"
@@ -235,7 +236,7 @@ def test_messages_may_be_calls_or_refusals_without_content(said: dict[str, Any])
 def test_empty_stops_are_none() -> None:
     assert text(stop="").stop == text(stop=[]).stop == text().stop
     assert text(stop_token_ids=[]).stop == text().stop
-    assert text(logit_bias={}).sampling == text().sampling
+    assert text(logit_bias={}).asks == text().asks
 
 
 def test_a_nucleus_of_nothing_is_greedy() -> None:
@@ -313,8 +314,9 @@ def test_the_models_sampling_defaults_give_way_to_the_requests_own() -> None:
     validator = Validator(msgspec.structs.replace(CONFIG, sampling_defaults=defaults))
 
     def sampled(**fields: Any) -> tuple[float, float, int, float, float]:
-        found = validator.text(json.dumps({"prompt": "hi"} | fields).encode(), "cmpl-1").sampling
-        return found.temperature, found.top_p, found.top_k, found.min_p, found.repetition_penalty
+        job = validator.text(json.dumps({"prompt": "hi"} | fields).encode(), "cmpl-1")
+        found, penalties = job.sampling, [ask.penalty for ask in job.asks]
+        return found.temperature, found.top_p, found.top_k, found.min_p, *(penalties or [1.0])
 
     assert sampled() == sampled(temperature=None, top_k=None) == (0.6, 0.95, 20, 0.1, 1.1)
     assert sampled(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1) == (0.0, 1.0, 0, 0.0, 1.0)

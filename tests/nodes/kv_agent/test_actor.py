@@ -190,7 +190,7 @@ async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
     [agent] = await world.agents(config("d", "p", quantum_bytes=1), kind=SlowAgent)
     source, _, _ = await world.pools()
     await world.order(source, [1, 2], [1, 2])
-    while not agent._pulls.is_busy:
+    while not agent.pulls.is_busy:
         await asyncio.sleep(0.0005)
     closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
     while not agent._calls:
@@ -280,7 +280,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
 
 def crash(agent: KVAgent) -> None:
     """What kill -9 does to an agent's pools: the lock goes, the segment stays."""
-    for [pool] in agent._ranks.values():
+    for [pool] in agent.ranks.values():
         pool.close()
 
 
@@ -297,16 +297,16 @@ async def test_an_orderly_stop_takes_the_segments_away(host: MemoryHost) -> None
 
 async def test_the_next_agent_reopens_what_a_killed_one_left(host: MemoryHost) -> None:
     first = await started(host, config("d", "p"), 3)
-    first._ranks["d"][0].page(2)[:4] = b"kept"
+    first.ranks["d"][0].page(2)[:4] = b"kept"
     crash(first)
     second = await started(host, config("d", "p"), 4)
-    assert bytes(second._ranks["d"][0].page(2)[:4]) == b"kept"
-    assert second._ranks["d"][0].info.incarnation == 3
+    assert bytes(second.ranks["d"][0].page(2)[:4]) == b"kept"
+    assert second.ranks["d"][0].info.incarnation == 3
     crash(second)
     bigger = config("d", pools=[PoolConfig(group="d", num_pages=NUM_PAGES + 1, layout=LAYOUT)])
     third = await started(host, bigger, 5)
-    assert not any(third._ranks["d"][0].page(2))
-    assert third._ranks["d"][0].info.incarnation == 5
+    assert not any(third.ranks["d"][0].page(2))
+    assert third.ranks["d"][0].info.incarnation == 5
     crash(third)
 
 
@@ -314,7 +314,7 @@ async def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> Non
     (tmp_path / "kvmesh-d").write_bytes(b"something else altogether" * 1000)
     (tmp_path / "kvmesh-p").write_bytes(b"")
     agent = await started(ShmHost(tmp_path), config("d", "p"), 1)
-    assert agent._ranks["d"][0].num_pages == agent._ranks["p"][0].num_pages == NUM_PAGES
+    assert agent.ranks["d"][0].num_pages == agent.ranks["p"][0].num_pages == NUM_PAGES
     await agent.stop()
     assert list(tmp_path.iterdir()) == []
 

@@ -75,7 +75,7 @@ async def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen(world: W
     assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
     assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
     world.network.crash(Address("agent-0", 1))
-    while far._transports.far["cuda"][0]._halves:
+    while far.transports.far["cuda"][0]._halves:
         await asyncio.sleep(0.1)
 
 
@@ -128,7 +128,7 @@ async def test_an_agent_that_dies_in_the_middle_of_a_transfer(world: World, dies
         await asyncio.sleep(0.01)
     world.network.crash(Address(dies, 1))
     survivor = agents[0] if dies == "agent-1" else agents[1]
-    await until(lambda: not survivor._pulls.is_busy, 30.0)
+    await until(lambda: not survivor.pulls.is_busy, 30.0)
     if dies == "agent-1":
         await world.scheduler.ends()
         assert await world.ask("agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
@@ -179,7 +179,7 @@ async def test_the_next_agent_makes_the_pool_again(world: World) -> None:
     _ = pool.device_pages
     world.network.crash(Address("agent-0", 1))
     # What kill -9 does: its memory on the device goes, the lock goes, the file stays.
-    first._ranks["d"][0].close()
+    first.ranks["d"][0].close()
     await world.agent("agent-0", config("cuda:0", "d"), epoch=2)
     assert (await world.sees("S", "agent-0", 2)).attributes["incarnations"] == {"d": 2}
     new = await world.ask("agent-0", MapPool(group="d"))

@@ -134,7 +134,7 @@ async def test_a_copy_is_waited_for_and_ends(world: World, monkeypatch: pytest.M
     await world.ask(world.d, "agent-0", grant([4, 5]))
     monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
     world.p.announce("agent-0", ready(source, [1, 2]))
-    await until(lambda: agent._pulls.is_busy)
+    await until(lambda: agent.pulls.is_busy)
     for _ in range(20):
         (found, _) = (await world.ask(world.d, "agent-0", ReleaseMemory())).groups
         await asyncio.sleep(0.05)
@@ -174,7 +174,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
     async def let_go() -> None:
         order = LetGo(group="p", number=1, is_kv=True, weights="")
         assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
-        assert not near._transports.transports[0]._peers
+        assert not near.transports.transports[0]._peers
 
     async def ask_and_let_go(agent: str, question: Any, **options: Any) -> Any:
         answer = await ask(agent, question, **options)
@@ -198,7 +198,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
         assert await world.d.fails() == "memory_released"
         await let_go()
     await asyncio.sleep(0.5)
-    assert not near._transports.transports[0]._peers
+    assert not near.transports.transports[0]._peers
     assert near.stats()["mesh_kv_foreign_pools"] == 0
 
 
@@ -212,13 +212,13 @@ async def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(
 
     async def ask_and_mark(*arguments: Any, **options: Any) -> Any:
         answer = await ask(*arguments, **options)
-        mark_pools(world.host, far._ranks["p"], "reload", is_unwanted=True)
+        mark_pools(world.host, far.ranks["p"], "reload", is_unwanted=True)
         return answer
 
     monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
     await world.order(source, [1, 2], [4, 5])
     assert await world.d.fails() == "memory_released"
-    assert not near._transports.transports[0]._peers
+    assert not near.transports.transports[0]._peers
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
@@ -231,7 +231,7 @@ async def test_the_next_agent_knows_what_was_wished(world: World, is_freed: bool
     await becomes(world, ReleaseMemory(), "released" if is_freed else "releasing")
     world.network.crash(Address("agent-0", 1))
     # The lock goes with the process.
-    first._ranks["d"][0].close()
+    first.ranks["d"][0].close()
     second = KVAgent(settings, world.host)
     await world.add("agent-0", second, 2)
     assert (await world.sees("D", "agent-0", 2)).attributes["released"] == ["d"]
@@ -242,7 +242,7 @@ async def test_the_next_agent_knows_what_was_wished(world: World, is_freed: bool
             break
         await asyncio.sleep(0.1)
     assert (found.state, found.weights) == ("released", "reload")
-    assert Path(second._ranks["d"][0].path).stat().st_size == HEADER_BYTES
+    assert Path(second.ranks["d"][0].path).stat().st_size == HEADER_BYTES
     await becomes(world, ResumeMemory(), "held")
     handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
     map_pool(world.host, handle).close()
@@ -310,4 +310,4 @@ async def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for(wo
     assert "0 of its" in found.reason
     trainer.free(0, taken)
     await becomes(world, ResumeMemory(), "held")
-    assert host.is_made_here(agent._ranks["d"][0])
+    assert host.is_made_here(agent.ranks["d"][0])

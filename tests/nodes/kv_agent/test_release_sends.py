@@ -53,7 +53,7 @@ async def test_pages_that_are_being_sent_stay_until_nothing_reads_them(world: Wo
     # The sender's kernel goes on after its pair was given up.
     world.wire.is_slow = world.wire.is_stuck = True
     await world.order(source, "agent-0", [8], [4])
-    await until(lambda: far._transports.is_sending("p"))
+    await until(lambda: far.transports.is_sending("p"))
     world.network.crash(Address("agent-0", 1))
     for _ in range(100):
         found = await state(world, ReleaseMemory())
@@ -61,7 +61,7 @@ async def test_pages_that_are_being_sent_stay_until_nothing_reads_them(world: Wo
     assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
     stop_sender(world)
     await becomes(world, ReleaseMemory(), "released")
-    assert not far._transports.is_sending("p")
+    assert not far.transports.is_sending("p")
 
 
 async def test_nothing_is_sent_of_a_pool_that_is_being_released_and_offered_again_it_is(world: World) -> None:

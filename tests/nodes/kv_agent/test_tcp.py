@@ -61,7 +61,7 @@ async def test_strangers_at_the_port_are_counted_and_logged_once(world: World) -
     name = 'mesh_kv_connections_refused_total{why="not_ours"}'
     with capture_logs() as log:
         near = (await two(world, "cpu")).near
-        port = near._transports.far["cpu"][0]._links._listener.port
+        port = near.transports.far["cpu"][0]._links._listener.port
         for number in range(1, 4):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\n" + bytes(64))
@@ -76,7 +76,7 @@ async def test_an_agent_that_dies_before_it_has_sent(world: World) -> None:
     world.network.crash(Address("agent-1", 1))
     await world.order(agents.source, "agent-0", [8], [4])
     await world.scheduler.fails()
-    await until(lambda: not agents.near._pulls.is_busy, 30.0)
+    await until(lambda: not agents.near.pulls.is_busy, 30.0)
 
 
 async def test_a_source_that_does_not_listen_to_tcp_is_not_reached_in_another_way(world: World) -> None:
@@ -91,7 +91,7 @@ async def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
     agents = await two(world, "cpu")
     # The source's half meets nobody and sends nothing, as one does whose process was stopped.
     idle = FakeLinks(world.wire, world.worker.memory, "tcp").link("cpu", b"", 1)
-    monkeypatch.setattr(agents.far._transports.far["cpu"][0]._links, "link", lambda *_: idle)
+    monkeypatch.setattr(agents.far.transports.far["cpu"][0]._links, "link", lambda *_: idle)
     await world.order(agents.source, "agent-0", [8], [4], timeout_s=1.0)
     await world.scheduler.fails()
     assert await world.ask("agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
@@ -100,11 +100,11 @@ async def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
 
 async def test_a_pool_that_is_withdrawn_is_not_sent_and_offered_again_it_is(world: World) -> None:
     agents = await two(world, "cpu")
-    assert not agents.far._transports.is_sending("p")
-    agents.far._transports.withdraw("p")
+    assert not agents.far.transports.is_sending("p")
+    agents.far.transports.withdraw("p")
     await world.order(agents.source, "agent-0", [8], [4])
     assert await world.scheduler.fails() == "unknown_group"
-    agents.far._transports.register(agents.far._ranks["p"][0])
+    agents.far.transports.register(agents.far.ranks["p"][0])
     world.scheduler.heard.clear()
     await world.order(agents.source, "agent-0", [8], [4], grant_id="again")
     assert await world.scheduler.ends() == PagesPulled(grant_id="again", num_pages=1, complete=True)
@@ -123,7 +123,7 @@ async def test_pools_of_one_agent_are_copied_in_memory_all_the_same(world: World
     source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [8], [NUM_PAGES - 1])
     assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
-    assert not agent._transports.far["cpu"][0]._halves
+    assert not agent.transports.far["cpu"][0]._halves
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

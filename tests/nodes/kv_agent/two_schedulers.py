@@ -98,7 +98,7 @@ class SlowAgent(KVAgent):
     """Copies one quantum each millisecond: on virtual time a copy would otherwise be over within its instant."""
 
     def _keep_pumping(self) -> None:
-        if self._pumping is None and self._pulls.is_busy:
+        if self._pumping is None and self.pulls.is_busy:
             self._pumping = self.ctx.later(0.001, self._pump)
 
 

@@ -32,7 +32,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.asks import ASK_RETRY_S
 from nodes.scheduler.config import ConfigError, SchedulerConfig
@@ -54,11 +54,7 @@ def member(actor_id: str, role: str, epoch: int = 1, state: str = "ready") -> Me
     return Member(actor_id=actor_id, role=role, epoch=epoch, endpoint=Endpoint("", ""), state=state)
 
 
-MEMBERS = [
-    member("x", "detokenizer"),
-    member("w", "worker", 3),
-    member("late", "detokenizer", state="starting"),
-]
+MEMBERS = [member("x", "detokenizer"), member("w", "worker", 3), member("late", "detokenizer", state="starting")]
 
 
 def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
@@ -68,10 +64,7 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
     one = SchedulerActor(script.get("config", CONFIG), host)
-    answers = {
-        MapPool: [*script.get("pool", ()), handle],
-        Adopt: [*script.get("adopted", (adopted,))],
-    }
+    answers = {MapPool: [*script.get("pool", ()), handle], Adopt: [*script.get("adopted", (adopted,))]}
 
     async def answer(_: str, message: object) -> object:
         """Those of its type in their order, the last for ever."""
@@ -93,9 +86,10 @@ async def serving(**script) -> tuple[SchedulerActor, RecordingContext]:
     return one, ctx
 
 
-def submit(request_id: str = "r", **more) -> RecordedCall:
-    fields = {"prompt_ids": [5, 6, 7], "stop": StopRules(max_tokens=2), **more}
-    one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
+def submit(request_id: str = "r", stop: StopRules | None = None, **more) -> RecordedCall:
+    spec = RequestSpec(Sampling(), stop or StopRules(max_tokens=2))
+    fields = {"prompt_ids": [5, 6, 7], "spec": spec, **more}
+    one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", **fields)
     return RecordedCall(SubmitAttempts(attempts=[one]), G)
 
 

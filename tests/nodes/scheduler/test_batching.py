@@ -6,14 +6,14 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from nodes.protocol.steps import ROW_WIDTH, RowColumn
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.batch.batching import compose_step
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import NO_STOP, Sequence
 
 CONFIG = SchedulerConfig(
     group="m", worker="w", agent="a", context_length=999, page_size=4, step_tokens=20, chunk_tokens=8, max_running=8
@@ -23,7 +23,7 @@ UNPACED = StepPace(0.0, 4)
 
 
 def sequence(row: int, length: int, computed: int, *, pages: int | None = None) -> Sequence:
-    one = Sequence(row, range(100, 100 + length), length, GREEDY, 0.0)
+    one = Sequence(row, range(100, 100 + length), length, RequestSpec(GREEDY, NO_STOP), 0.0)
     one.max_length = length + 5
     one.num_computed = one.num_scheduled = computed
     num_pages = -(-length // 4) if pages is None else pages
@@ -109,11 +109,7 @@ def test_who_has_all_tokens_or_no_page_is_left_out() -> None:
     assert compose_step(CONFIG, 20, UNPACED, [full, without], [], 1) is None
 
 
-@given(
-    lengths=st.lists(st.integers(2, 60), max_size=8),
-    running=st.integers(0, 8),
-    budget=st.integers(12, 40),
-)
+@given(lengths=st.lists(st.integers(2, 60), max_size=8), running=st.integers(0, 8), budget=st.integers(12, 40))
 def test_every_prompt_is_computed_once_and_in_order(lengths, running, budget) -> None:
     decoding = [sequence(100 + row, 5, 4, pages=80) for row in range(running)]
     for one in decoding:

@@ -22,7 +22,7 @@ from nodes.protocol import (
     TokenBatch,
 )
 from nodes.protocol.steps import RowColumn
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.cache_news import RESTATE_PAUSE_S
 from nodes.scheduler.events import (
     Announce,
@@ -136,7 +136,7 @@ def test_the_context_ends_a_request() -> None:
 
 def submits(*prompts: tuple[str, list[int]], max_tokens: int) -> SubmitAttempts:
     """Attempts by their names, of a gateway that the world knows nothing of."""
-    same = {"attempt": 0, "gateway": "g", "detokenizer": "x", "sampling": Sampling(), "stop": StopRules(max_tokens)}
+    same = {"attempt": 0, "gateway": "g", "detokenizer": "x", "spec": RequestSpec(Sampling(), StopRules(max_tokens))}
     return SubmitAttempts(attempts=[Submit(request_id=name, prompt_ids=ids, **same) for name, ids in prompts])
 
 
@@ -160,11 +160,7 @@ def test_what_never_fits_is_told_in_tokens_of_the_pool(num_prompt, num_output, p
 
 @pytest.mark.parametrize(
     ("tokens", "stop", "code"),
-    [
-        ([], {}, "empty_prompt"),
-        ([5, 997], {}, "bad_token_id"),
-        ([5, -1], {}, "bad_token_id"),
-    ],
+    [([], {}, "empty_prompt"), ([5, 997], {}, "bad_token_id"), ([5, -1], {}, "bad_token_id")],
 )
 def test_what_can_never_be_served_is_refused_at_once(tokens, stop, code) -> None:
     world = started(num_pages={"m": 41})

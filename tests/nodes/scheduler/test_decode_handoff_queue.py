@@ -29,7 +29,7 @@ from nodes.protocol import (
     PrefillRefused,
     PrefillsOrdered,
 )
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox
@@ -46,7 +46,7 @@ from nodes.scheduler.handoff.decode import (
     HandoffDone,
     HandoffFailed,
 )
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import NO_STOP, Sequence
 
 PAGE = 4
 CONFIG = SchedulerConfig(
@@ -77,8 +77,8 @@ class Bench:
             before.advance(range(PAGE))
             before.release()
         self.rows += 1
-        one = Sequence(self.rows, range(10), 8, Sampling(seed=5), 0.0)
-        one.request_id, one.attempt, one.prefill, one.extra_key = "r", 4, prefill, ""
+        one = Sequence(self.rows, range(10), 8, RequestSpec(Sampling(seed=5), NO_STOP), 0.0)
+        one.request_id, one.attempt, one.prefill = "r", 4, prefill
         one.hold(self.cache.start(one.token_ids))
         assert one.reserve(10, PAGE)
         self.grants.open(one, one.kv.export(), 0.0)
@@ -208,7 +208,7 @@ def failing(bench: Bench, cause: str) -> HandoffFailed:
         case "order refused":
             return bench.refused(ORDER, "x", 2.0)
         case "too long":
-            assert bench.deadlines._at[(EXPIRE, ID)] == CONFIG.handoff_timeout_s
+            assert bench.deadlines.at((EXPIRE, ID)) == CONFIG.handoff_timeout_s
             return grants.on_expired(ID, CONFIG.handoff_timeout_s)
         case "prefill lost":
             return grants.on_peer_lost("p", 2.0)[0]
@@ -299,7 +299,7 @@ def test_the_order_is_renewed_as_long_as_the_handoff_lives(bench: Bench) -> None
     bench.grants.on_renew_due(ID, 4.0)
     assert [kind for kind, _, _ in bench.taken()] == [ORDER]
     assert bench.grants.on_ordered("unknown", PrefillsOrdered(accepted=[ID]), 4.0) == []
-    assert (RENEW, ID) not in bench.deadlines._at, "nobody was asked so"
+    assert bench.deadlines.at((RENEW, ID)) is None, "nobody was asked so"
     assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=["other"]), 4.0) == []
     assert bench.deadlines.pop_due(4.0 + ASK_RETRY_S) == (RENEW, ID), "not named is not answered"
 

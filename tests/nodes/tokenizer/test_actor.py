@@ -53,7 +53,7 @@ async def mesh_with(model="echo", schedulers=("s0", "s1"), **config):
     expected = {"detok", "tok", *schedulers}
     await until(lambda: expected <= {m.actor_id for m in mesh.gateway.ctx.members.all() if m.state == "ready"})
     tok = mesh.tokenizer
-    await until(lambda: tok._routing._detokenizers and all(s.ready for s in tok._routing._schedulers.values()))
+    await until(lambda: tok.routing._detokenizers and all(s.ready for s in tok.routing.schedulers.values()))
     try:
         yield mesh
     finally:
@@ -219,20 +219,20 @@ async def test_routes_follow_caches_loads_and_members(mesh):
     s1.publish(LOAD_TOPIC, StopAt(attempts=[]))
     load = Load(group="s1", phase="mixed", num_running=50, num_waiting=9, num_free_pages=0, num_pages=9)
     s1.publish(LOAD_TOPIC, load)
-    await until(lambda: mesh.tokenizer._routing._schedulers["s1"].load == load)
+    await until(lambda: mesh.tokenizer.routing.schedulers["s1"].load == load)
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s0"
     s1.announce(numerics="x")
-    await until(lambda: mesh.tokenizer._routing._schedulers["s1"].attributes.numerics == "x")
+    await until(lambda: mesh.tokenizer.routing.schedulers["s1"].attributes.numerics == "x")
     later = ChooseRoute(request_id="r", token_ids=PROMPT, numerics="x")
     assert (await ask(mesh, later)).decode == "s1", "its output so far has the bits of that group"
     s0.announce("draining")
-    await until(lambda: not mesh.tokenizer._routing._schedulers["s0"].ready)
+    await until(lambda: not mesh.tokenizer.routing.schedulers["s0"].ready)
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s1"
 
     await mesh.kill("s1")
     await mesh.start("s1", Peer(SCHEDULER), group="s1")
     await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_indexed_pages"] == 0)
-    await until(lambda: mesh.tokenizer._routing._schedulers["s1"].ready)
+    await until(lambda: mesh.tokenizer.routing.schedulers["s1"].ready)
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode in ("s0", "s1")
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.protocol import Adopt, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import MAX_SLOTS, Open
 from nodes.request import Sampling
@@ -25,6 +26,7 @@ from nodes.worker.core import (
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome
 from tests.nodes.step_plans import Row, plan_of
+from tests.nodes.worker.torch_running import asking
 
 LIMITS = Limits(num_pages=100, page_size=4, vocab_size=50, context_length=64, max_batch_tokens=32)
 
@@ -258,7 +260,7 @@ def test_what_cannot_be_opened_is_not(core: WorkerCore, one: Open) -> None:
 def pages_read(command: RunStep) -> list[int]:
     """Pages of its only row."""
     (row,) = command.runnable.rows
-    return list(command.runnable.page_ids[row.page_offset : row.page_offset + row.num_pages])
+    return list(command.runnable.page_ids[row.page_offset :])
 
 
 def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once_leaves(core: WorkerCore) -> None:
@@ -276,7 +278,7 @@ def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once
 
 def opening(event: StepArrived, *token_ids: int, slot: int = 0) -> StepArrived:
     """The same, of a sequence that looks back and had `token_ids` before."""
-    penal = Sampling(repetition_penalty=1.5)
+    penal = asking(RepetitionPenalty(1.5))
     opens = [
         msgspec.structs.replace(one, sampling=penal, token_ids=list(token_ids)) if one.slot == slot else one
         for one in event.plan.opens
@@ -333,7 +335,7 @@ def test_an_open_replaces_and_another_epoch_begins_with_nothing(core: WorkerCore
     (command,) = core.handle(arrived(2, rows=[other]))
     assert list(command.runnable.page_ids) == [7]
     assert command.runnable.rows[0].sampling == Sampling(seed=5)
-    assert command.runnable.rows[0].request_id == "cmpl-8"
+    assert command.runnable.rows[0].sequence.request_id == "cmpl-8"
     core.handle(done(6))
     assert isinstance(core.handle(arrived(3, rows=follows(0)))[0], TellMismatch), "its slot is another's"
     core.handle(adopt(epoch=2, next_step=1))
@@ -543,8 +545,8 @@ def test_a_batch_that_goes_on_is_looked_at_as_any_other(core: WorkerCore) -> Non
     core.handle(arrived(1, rows=rows_of({}, {})))
     core.handle(done(7, 8))
     (command,) = core.handle(arrived(2, rows=follows(0, 1)))
-    assert [(row.row, row.start, row.token_offset, row.num_pages) for row in command.runnable.rows] == [
-        (0, 1, 0, 1),
+    assert [(row.row, row.start, row.token_offset, row.page_offset) for row in command.runnable.rows] == [
+        (0, 1, 0, 0),
         (1, 1, 1, 1),
     ]
     assert command.runnable.token_ids.tolist() == [7, 8]

@@ -1,19 +1,26 @@
 """The echo model answers out of the pages, whatever the chunks, and sees a page that is not its own."""
 
 from array import array
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.layout import KVLayout
+from nodes.asks import RowReads
+from nodes.asks.edits import RowEdits
+from nodes.asks.min_tokens import MinTokens
 from nodes.model_spec import EchoTimings, resolve_model
 from nodes.request import Sampling
+from nodes.worker.draw.reads import certain
 from nodes.worker.executor.echo import EchoRunner
-from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep
+from nodes.worker.steps.step import CORRUPT_PAGE, Rows, RunnableRow, RunnableStep, StepOutcome
+from tests.nodes.worker.torch_running import asking, sequence_of
 
 SPEC = resolve_model("echo")
 EOS = SPEC.eos_token_ids[0]
+PLAIN = Sampling()
 
 
 def make(num_pages: int = 40, page_size: int = 4) -> tuple[EchoRunner, bytearray]:
@@ -22,15 +29,16 @@ def make(num_pages: int = 40, page_size: int = 4) -> tuple[EchoRunner, bytearray
     return EchoRunner(pages, layout, EOS, EchoTimings(step_ms=2.0, token_us=500.0)), pages
 
 
-def step(*rows: tuple[int, list[int], list[int], int], sample: bool = True) -> RunnableStep:
+def step(*rows: tuple[int, list[int], list[int], int], sample: bool = True, sampling: Sampling = PLAIN) -> RunnableStep:
     """Rows of (start, token ids, pages, prompt length)."""
     tokens, pages, result = array("i"), array("i"), []
     for index, (start, ids, row_pages, prompt) in enumerate(rows):
-        sampling = Sampling() if sample and start + len(ids) >= prompt else None
-        result.append(RunnableRow(index, start, len(ids), prompt, len(tokens), len(pages), len(row_pages), sampling))
+        draws = int(sample and start + len(ids) >= prompt)
+        one = sequence_of(sampling, prompt)
+        result.append(RunnableRow(index, one, start, len(ids), len(tokens), len(pages), draws))
         tokens.extend(ids)
         pages.extend(row_pages)
-    return RunnableStep(1, result, tokens, pages)
+    return RunnableStep(1, Rows.of(result), tokens, pages)
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,11 +67,10 @@ def test_a_masked_token_gives_way_to_the_next_that_may_be_drawn_until_min_tokens
 
     def answers(masked: list[int], min_tokens: int, count: int) -> list[int]:
         runner, _ = make()
-        sampling = Sampling(min_tokens=min_tokens, masked_token_ids=masked)
+        sampling = asking(MinTokens(min_tokens, masked))
         ids, start = list(prompt), 0
         while len(ids) < len(prompt) + count:
-            plain = step((start, ids[start:], pages, len(prompt)))
-            outcome = runner.run(plain._replace(rows=[row._replace(sampling=sampling) for row in plain.rows]))
+            outcome = runner.run(step((start, ids[start:], pages, len(prompt)), sampling=sampling))
             assert not outcome.errors
             start = len(ids)
             ids += outcome.token_ids
@@ -121,3 +128,35 @@ def test_steps_are_idempotent() -> None:
 def test_layout_must_be_echo_s() -> None:
     with pytest.raises(ValueError, match="8 bytes"):
         EchoRunner(bytearray(), KVLayout(num_layers=2, num_kv_heads=1, head_dim=1), EOS, EchoTimings())
+
+
+class Editing:
+    """Masks and floors what it is told, and notes how it was asked."""
+
+    def __init__(self, allowed: list[int] | None, floor: set[int]) -> None:
+        self.allowed, self.floor = allowed, floor
+        self.asked: list[tuple[list[int], int]] = []
+
+    def edit(self, history: Sequence[int], position: int, edits: RowEdits) -> None:
+        self.asked.append((list(history), position))
+        edits.floor |= self.floor
+        if self.allowed is not None:
+            edits.mask = sum(1 << one for one in self.allowed).to_bytes(64, "little")
+
+
+def test_edits_choose_among_what_echo_proposes_and_a_row_that_they_leave_nothing_fails() -> None:
+    def run(editor: Editing, reads: RowReads | None = None) -> StepOutcome:
+        runner, _ = make()
+        tokens, pages = array("i", [7, 8, 9]), array("i", [3])
+        one = sequence_of(PLAIN, 3, editor, reads=reads)
+        rows = Rows.of([RunnableRow(0, one, 0, 3, 0, 0, history=tokens)])
+        return runner.run(RunnableStep(1, rows, tokens, pages))
+
+    editor = Editing([8, 9, 30], {8})
+    assert run(editor).token_ids == [9]
+    assert editor.asked == [([7, 8, 9], 0)]
+    assert run(Editing([30, 40], set())).token_ids == [30]
+    failed = run(Editing([30], {30}))
+    assert failed.token_ids == [-1]
+    assert [error.code for error in failed.errors] == ["editor_failed"]
+    assert run(Editing([30], set()), RowReads(1)).extras == [certain(30, RowReads(1))]

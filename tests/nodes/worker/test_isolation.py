@@ -8,7 +8,8 @@ from nodes.protocol import RowError
 from nodes.request import Sampling
 from nodes.worker.errors import CollectiveFailed, DeviceFailed
 from nodes.worker.executor.isolation import run_isolated, traceback_of
-from nodes.worker.steps.step import POISONED, RunnableRow, RunnableStep, StepOutcome
+from nodes.worker.steps.step import POISONED, Rows, RunnableStep, StepOutcome
+from tests.nodes.worker.torch_running import sequence_of
 
 
 class Device:
@@ -35,7 +36,8 @@ class Device:
 
 
 def step(*tokens: int) -> RunnableStep:
-    rows = [RunnableRow(i, 0, 1, 1, i, i, 1, Sampling()) for i in range(len(tokens))]
+    offsets = range(len(tokens))
+    rows = Rows([sequence_of(Sampling())] * len(tokens), [0] * len(tokens), [1] * len(tokens), offsets, offsets)
     return RunnableStep(1, rows, array("i", tokens), array("i", range(1, len(tokens) + 1)))
 
 

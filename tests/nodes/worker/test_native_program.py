@@ -25,10 +25,12 @@ from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
-from nodes.worker.steps.step import RunnableRow, RunnableStep
+from nodes.worker.steps import step as runnable
+from nodes.worker.steps.step import RunnableStep
 from nodes.worker.weights.part_weights import PartWeights
 from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 from tests.nodes.worker.native_builds import WIDE
+from tests.nodes.worker.torch_running import GREEDY, sequence_of
 
 LENIENT = list(HealthCheck)
 LENGTH = 90
@@ -223,8 +225,8 @@ def test_what_cannot_be_recorded_is_said(library: Library) -> None:
 
 
 def test_columns_hold_the_rows_that_are_left_of_a_step() -> None:
-    rows = [RunnableRow(0, 4, 2, 1, 0, 0, 1, None), RunnableRow(2, 0, 1, 1, 3, 2, 1, None)]
-    columns, sampling, altered = columns_of(RunnableStep(1, rows, array("i", [5, 6, 7, 8]), array("i", [1, 2, 3])))
+    rows = runnable.Rows([sequence_of(GREEDY)] * 3, [4, 0, 0], [2, 1, 1], [0, 2, 3], [0, 1, 2]).picked([0, 2])
+    columns = columns_of(RunnableStep(1, rows, array("i", [5, 6, 7, 8]), array("i", [1, 2, 3])), [1])
     assert columns.token_ids.tolist() == [5, 6, 8]
     assert columns.spans.tolist() == [4, 2, 0, 0, 0, 1, 2, 2]
-    assert (columns.sampled.tolist(), sampling, altered) == ([], [], [])
+    assert columns.sampled.tolist() == [2]

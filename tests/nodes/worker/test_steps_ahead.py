@@ -17,11 +17,13 @@ from nodes.worker.steps.step import (
     MISSING_INPUT,
     POISONED,
     PipelinedRunner,
+    Rows,
     RunnableRow,
     RunnableStep,
     StepOutcome,
 )
 from tests.mesh.mesh_under_test import until
+from tests.nodes.worker.torch_running import sequence_of
 
 
 class FakeDevice:
@@ -64,8 +66,9 @@ class FakeDevice:
 
 def step(number: int, tokens: list[int], from_rows: list[int] | None = None) -> RunnableStep:
     sources = from_rows or [-1] * len(tokens)
-    rows = [RunnableRow(i, 0, 1, 1, i, i, 1, Sampling(), source) for i, source in enumerate(sources)]
-    return RunnableStep(number, rows, array("i", tokens), array("i", [1] * len(tokens)))
+    one, offsets = sequence_of(Sampling()), range(len(tokens))
+    rows = [RunnableRow(i, one, 0, 1, i, i, 1, source) for i, source in zip(offsets, sources, strict=True)]
+    return RunnableStep(number, Rows.of(rows), array("i", tokens), array("i", [1] * len(tokens)))
 
 
 def run_all(device: FakeDevice, *steps: RunnableStep, release: int = 0) -> list[Any]:

@@ -1,18 +1,22 @@
 """Builds runners over pools in memory, and steps from plain lists, for the tests of this folder."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
+from nodes.asks import Ask, DrawnModel, Editor, RowEdits, RowReads, asked, open_asks
 from nodes.model_spec import ModelSpec, Quantization, resolve_model
+from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
+from nodes.worker.draw.sampler import Draw
 from nodes.worker.executor.runner import HostRunner, load_torch_runner
-from nodes.worker.steps.step import RunnableRow, RunnableStep
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableRow, RunnableStep
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -53,16 +57,39 @@ class Row(NamedTuple):
 
 
 def step(*rows: Row) -> RunnableStep:
+    """Rows of sequences of their own, numbered as they come."""
     tokens, pages, result = array("i"), array("i"), []
     for index, row in enumerate(rows):
-        result.append(
-            RunnableRow(
-                index, row.start, len(row.ids), row.prompt, len(tokens), len(pages), len(row.pages), row.sampling
-            )
-        )
+        one, draws = sequence_of(row.sampling or GREEDY, row.prompt), int(row.sampling is not None)
+        result.append(RunnableRow(index, one, row.start, len(row.ids), len(tokens), len(pages), draws))
         tokens.extend(row.ids)
         pages.extend(row.pages)
-    return RunnableStep(1, result, tokens, pages)
+    return RunnableStep(1, Rows.of(result), tokens, pages)
+
+
+def asking(*asks: Ask, **fields: Any) -> Sampling:
+    """Sampling that asks this of its draws."""
+    return Sampling(asks=asked(asks), **fields)
+
+
+def sequence_of(
+    sampling: Sampling, num_prompt: int = 1, *editors: Editor, reads: RowReads | None = None
+) -> OpenSequence:
+    opened = open_asks(sampling.asks, DrawnModel(1 << 16))
+    return OpenSequence(Open(0, 1, num_prompt, sampling), (*opened.editors, *editors), reads or opened.reads)
+
+
+def drawing_of(sampling: Sampling, position: int, history: Sequence[int] = ()) -> Draw:
+    """How a row draws whose sampling is all that changes its logits."""
+    edits = RowEdits()
+    for editor in open_asks(sampling.asks, DrawnModel(1 << 16)).editors:
+        editor.edit(array("i", history), position, edits)
+    is_any = any(getattr(edits, field) for field in RowEdits.__slots__)
+    return Draw(sampling, position, edits if is_any else None)
+
+
+def with_rows(plan: RunnableStep, rows: Iterable[RunnableRow]) -> RunnableStep:
+    return plan._replace(rows=Rows.of([*rows]))
 
 
 def logits_by_chunks(

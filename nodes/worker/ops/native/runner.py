@@ -5,7 +5,7 @@ Synchronous, used by one thread. Keeps no state between steps except the pages.
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -13,18 +13,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from kvstore.pool.page_pool import PagePool
+from nodes.worker.draw.stage import Draws
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
-from nodes.worker.sampler import Draw, sample
-from nodes.worker.steps.step import (
-    RemappableRunner,
-    RowColumns,
-    RunnableRow,
-    RunnableStep,
-    StepOutcome,
-    drawn_outcome,
-)
+from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome
 
 
 class NativeRunner(RemappableRunner):
@@ -57,65 +50,39 @@ class NativeRunner(RemappableRunner):
             return self._run(step)
 
     def _run(self, step: RunnableStep) -> StepOutcome:
-        columns, sampling, altered = columns_of(step)
-        if not altered and self._steps.collectives is None:
+        draws = Draws(step.rows)
+        columns, wants_logits = columns_of(step, draws.places), draws.wants_logits
+        if not wants_logits and self._steps.collectives is None:
             # No tensor is made, so `inference_mode` is not needed: of 45 us of Python for a step of one row (its
             # kernels: 370 us), that and the objects for its draws were 15.
-            return drawn_outcome(step, sampling, self._steps.run(columns, wants_logits=False)[0].tolist())
+            return draws.on_host(None, self._steps.run(columns, wants_logits=False)[0])
         # Greedy rows use the head's own argmax: a row's logits are 608 kB at 151,936 words, to be written and read.
         with torch.inference_mode():
-            likely, logits = self._steps.run(columns, wants_logits=bool(altered))
-            drawn = likely.tolist()
-            if logits is not None and altered:
-                tokens = sample(logits[[at for at, _ in altered]], [draw for _, draw in altered])
-                for (at, _), token in zip(altered, tokens, strict=True):
-                    drawn[at] = token
-        return drawn_outcome(step, sampling, drawn)
+            likely, logits = self._steps.run(columns, wants_logits=wants_logits)
+            return draws.on_host(logits, likely)
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, float32, by the row's index in the plan; for tests."""
-        columns, sampling, _ = columns_of(step)
+        places = step.rows.drawing()
         with torch.inference_mode():
-            _, logits = self._steps.run(columns, wants_logits=True)
+            _, logits = self._steps.run(columns_of(step, places), wants_logits=True)
         assert logits is not None
-        return {step.rows[index].row: logits[i] for i, index in enumerate(sampling)}
+        return {step.rows.numbers[index]: logits[i] for i, index in enumerate(places)}
 
 
-def columns_of(step: RunnableStep) -> tuple[Columns, Sequence[int], list[tuple[int, Draw]]]:
-    """The step as the program takes it, and the indices of its rows that draw; for each of those that does not simply
-    take the most likely token, its place among them and how it draws.
-    """
-    rows, token_ids = step.rows, step.token_ids
-    if isinstance(rows, RowColumns):
-        starts, counts, page_offsets, firsts = rows.starts, rows.counts, rows.page_offsets, rows.token_offsets
-        sampling = range(len(starts))
-        # Usually most requests are plainly greedy, or none is: an object for each draw took 100 us at 256 rows.
-        unsure: Iterable[int] = [at for at, one in enumerate(rows.found) if not one.is_plain]
-    else:
-        _, starts, counts, _, offsets, page_offsets, _, samplings, *_ = zip(*rows, strict=True)
-        firsts = list(accumulate(counts, initial=0))
-        num_tokens = firsts.pop()
-        if len(token_ids) != num_tokens or list(offsets) != firsts:
-            # Rows that could not be computed were left out of the step, but their tokens were not.
-            token_ids = array("i")
-            for offset, count in zip(offsets, counts, strict=True):
-                token_ids.extend(step.token_ids[offset : offset + count])
-        sampling = [index for index, one in enumerate(samplings) if one is not None]
-        unsure = range(len(sampling))
+def columns_of(step: RunnableStep, places: Sequence[int]) -> Columns:
+    """The step as the program takes it, with the logits, or most likely tokens, of the rows at the indices `places`."""
+    rows, token_ids, firsts = step.rows, step.token_ids, step.rows.token_offsets
+    starts, counts = rows.starts, rows.counts
+    if len(token_ids) != sum(counts):
+        # Rows that could not be computed were left out of the step, but their tokens were not.
+        firsts, token_ids = list(accumulate(counts[:-1], initial=0)), array("i")
+        for offset, count in zip(rows.token_offsets, counts, strict=True):
+            token_ids.extend(step.token_ids[offset : offset + count])
     spans = [0] * (4 * len(starts))
-    spans[0::4], spans[1::4], spans[2::4], spans[3::4] = starts, counts, page_offsets, firsts
-    sampled = [firsts[index] + counts[index] - 1 for index in sampling]
-    draws = [(at, _draw_of(rows[sampling[at]])) for at in unsure]
-    return (
-        Columns(token_ids, _packed(spans), step.page_ids, _packed(sampled)),
-        sampling,
-        [(at, draw) for at, draw in draws if not draw.is_plain],
-    )
-
-
-def _draw_of(row: RunnableRow) -> Draw:
-    assert row.sampling is not None, "only rows that sample draw"
-    return Draw(row.sampling, row.output_position, row.history)
+    spans[0::4], spans[1::4], spans[2::4], spans[3::4] = starts, counts, rows.page_offsets, firsts
+    sampled = [firsts[index] + counts[index] - 1 for index in places]
+    return Columns(token_ids, _packed(spans), step.page_ids, _packed(sampled))
 
 
 def _packed(numbers: list[int]) -> "array[int]":

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nodes.model_spec import ModelSpec
 from nodes.models.decoder import Decoder
+from nodes.worker.draw.sampler import most_likely
 from nodes.worker.layers.rotary import RotaryTable
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.program import Step
@@ -19,7 +20,6 @@ from nodes.worker.ops.native.recording import Recording
 from nodes.worker.ops.native.weights import Weights
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
-from nodes.worker.sampler import most_likely
 
 Ints: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 """Contiguous int32. For a step of few rows, Python arrays are made and read in a tenth of numpy's time."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from kvstore.layout import PADDING_PAGE
-from nodes.worker.sampler import Draw
 from nodes.worker.steps.step import RunnableStep
 
 Ints = npt.NDArray[np.int32]
@@ -72,8 +71,8 @@ class HostBatch(NamedTuple):
     """One step, on the host. Arrays of `[rows]`: the input token, its position, and the page and offset of its KV.
 
     `sources[r]` >= 0: the token is what that row of the previous plan drew, and only the device knows it. `sampled` are
-    the batch's rows whose logits are needed, `sampling` the indices of the same rows in the step, `draws` how they
-    draw. The first `num_decodes` sequences have one row each.
+    the batch's rows whose logits are needed, `sampling` the indices of the same rows in the step. The first
+    `num_decodes` sequences have one row each.
     """
 
     token_ids: Ints
@@ -85,7 +84,6 @@ class HostBatch(NamedTuple):
     num_decodes: int
     sampled: Ints
     sampling: list[int]
-    draws: list[Draw]
 
     @property
     def num_rows(self) -> int:
@@ -136,17 +134,18 @@ class DeviceBatch(NamedTuple):
 
 def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
     """Lay out the rows of `step`."""
+    rows = step.rows
+    columns = (rows.starts, rows.counts, rows.token_offsets, rows.page_offsets, rows.sources, rows.draws)
+    fields = np.array(columns, dtype=np.int64)
     # Decoding sequences first: they go through another kernel than chunks, and each kernel takes one stretch of rows.
-    order = sorted(range(len(step.rows)), key=lambda index: step.rows[index].num_tokens > 1)
-    rows = [step.rows[index] for index in order]
-    fields = [(row.start, row.num_tokens, row.token_offset, row.page_offset, row.from_row) for row in rows]
-    starts, counts, token_offsets, page_offsets, from_rows = np.array(fields, dtype=np.int64).T
+    order = np.argsort(fields[1] > 1, kind="stable")
+    starts, counts, token_offsets, page_offsets, from_rows, draws = fields[:, order]
     ends = starts + counts
     positions = runs(starts, counts)
     page_ids = np.frombuffer(step.page_ids, dtype=np.int32)
     num_pages = -(-ends // page_size)
     lasts = counts.cumsum() - 1
-    drawing = [n for n, row in enumerate(rows) if row.sampling is not None]
+    drawing = draws.nonzero()[0]
     return HostBatch(
         token_ids=np.frombuffer(step.token_ids, dtype=np.int32)[runs(token_offsets, counts)],
         positions=positions.astype(np.int32),
@@ -162,12 +161,7 @@ def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
         ),
         num_decodes=int((counts == 1).sum()),
         sampled=lasts[drawing].astype(np.int32),
-        sampling=[order[n] for n in drawing],
-        draws=[
-            Draw(sampling, rows[n].output_position, rows[n].history)
-            for n in drawing
-            if (sampling := rows[n].sampling) is not None
-        ],
+        sampling=order[drawing].tolist(),
     )
 
 
@@ -201,6 +195,11 @@ def pinned(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def placed(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy of `array` on `device`, which may still be under way there when this returns; on the CPU, `array`."""
+    return pinned(array, device).to(device, non_blocking=True)
 
 
 def _indptr(counts: npt.NDArray[np.int64]) -> Ints:

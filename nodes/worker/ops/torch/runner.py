@@ -6,10 +6,10 @@ drawn tokens. All of it works on any torch device, so that its logic can be test
 """
 
 import gc
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -17,45 +17,57 @@ from typing_extensions import override
 from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.draw.sampler import NOT_DRAWN
+from nodes.worker.draw.stage import Draws
 from nodes.worker.ops.torch.attention import DeviceAttention
-from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, pinned, unpack
+from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, placed, unpack
 from nodes.worker.ops.torch.network import DeviceNetwork
-from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
-from nodes.worker.sampler import NOT_DRAWN
 from nodes.worker.steps.step import (
-    MISSING_INPUT,
-    POISONED,
     PipelinedRunner,
     RemappableRunner,
-    RunnableRow,
+    Rows,
     RunnableStep,
     StepOutcome,
+    missing_input,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodes.worker.cuda.memory_saver import MemorySaver
 
 
 class Launched(NamedTuple):
-    """A step in flight. After `done`, `token_ids` (host, int64) has what `sampling` (indices of the step's rows) drew.
-
-    `before` is the step launched just before, if rows of this one take their input from it.
+    """A step in flight. After `done`, `token_ids` (host, int64) has what the places of `draws` drew, `lines` what was
+    read. `before` is the step launched just before, if rows of this one take their input from it.
     """
 
-    rows: Sequence[RunnableRow]
-    sampling: list[int]
+    rows: Rows
+    draws: Draws
     token_ids: Tensor
+    lines: Tensor | None
     done: "torch.cuda.Event | None"
     before: "Launched | None"
 
-    def drawn(self) -> dict[int, int]:
-        """Tokens by the row's number in the plan; waits."""
+    def drawn(self) -> list[int]:
+        """What the places drew; waits."""
         if self.done is not None:
             self.done.synchronize()
-        tokens = cast("list[int]", self.token_ids.tolist())
-        return {self.rows[index].row: token for index, token in zip(self.sampling, tokens, strict=True)}
+        return cast("list[int]", self.token_ids.tolist())
+
+    def unknown(self) -> dict[int, RowError]:
+        """Errors of the rows whose input the step before did not draw, by index; waits for that step."""
+        if self.before is None:
+            return {}
+        before = self.before
+        numbers = [before.rows.numbers[index] for index in before.draws.places]
+        known = {number for number, token in zip(numbers, before.drawn(), strict=True) if token >= 0}
+        sources = enumerate(self.rows.sources)
+        return {
+            index: missing_input(self.rows[index]) for index, source in sources if source >= 0 and source not in known
+        }
 
 
 class DeviceRunner(PipelinedRunner, RemappableRunner):
@@ -97,34 +109,23 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
     def _launch(self, step: RunnableStep) -> Launched:
         with torch.inference_mode():
             batch, logits = self._forward(step)
-            tokens = self._draw(step, batch, logits) if batch.draws else None
-            on_host, done = self._to_host(tokens)
-        before = self._last if any(row.from_row >= 0 for row in step.rows) else None
+            # Editors run while the device computes.
+            draws = Draws(step.rows, batch.sampling)
+            tokens, lines = self._draw(step, batch, draws, logits) if batch.sampling else (None, None)
+            on_host, done = self._to_host(tokens, lines)
+        before = self._last if max(step.rows.sources) >= 0 else None
         # The step before the previous one is not needed any more: without this, every step would keep all before it.
         before = before and before._replace(before=None)
-        self._last = Launched(step.rows, batch.sampling, on_host, done, before)
+        self._last = Launched(step.rows, draws, *on_host, done, before)
         return self._last
 
     @override
     def finish(self, launched: Launched) -> StepOutcome:
         """Raises CollectiveFailed if the ranks' group failed meanwhile."""
-        drawn = launched.drawn()
-        inputs = launched.before.drawn() if launched.before is not None else {}
+        drawn, unknown = launched.drawn(), launched.unknown()
         if self._network.collectives is not None:
             self._network.collectives.check()
-        token_ids: list[int] = []
-        errors: list[RowError] = []
-        for row in launched.rows:
-            token_id = drawn.get(row.row, NOT_DRAWN)
-            if row.from_row >= 0 and inputs.get(row.from_row, NOT_DRAWN) == NOT_DRAWN:
-                token_id = NOT_DRAWN
-                message = f"row {row.from_row} of the previous step drew no token"
-                errors.append(RowError(row.row, MISSING_INPUT, message))
-            elif row.sampling is not None and token_id == NOT_DRAWN:
-                # Only a row's own input can make its numbers overflow: rows do not mix.
-                errors.append(RowError(row.row, POISONED, "the model's logits are not finite"))
-            token_ids.append(token_id)
-        return StepOutcome(token_ids, errors)
+        return launched.draws.outcome(drawn, launched.lines, unknown)
 
     @override
     def synchronize(self) -> None:
@@ -163,22 +164,25 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
             batch, logits = self._forward(step)
             # A replayed graph writes its result to the same place each time.
             logits = logits.clone()
-        return {step.rows[index].row: logits[i] for i, index in enumerate(batch.sampling)}
+        return {step.rows.numbers[index]: logits[i] for i, index in enumerate(batch.sampling)}
 
-    def _draw(self, step: RunnableStep, batch: HostBatch, logits: Tensor) -> Tensor:
-        """Token ids of the rows that draw; also stored by their number in the plan, where the next step finds them."""
-        tokens = sample_on_device(logits, batch.draws)
+    def _draw(self, step: RunnableStep, batch: HostBatch, draws: Draws, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Token ids of the rows that draw, and what is read of them.
+
+        Tokens are also stored by their row's number in the plan, where the next step finds them.
+        """
+        tokens, lines = draws.on_device(logits)
         sources = batch.sources[batch.sampled]
         if (sources != KNOWN).any():
             on_device = self._to_device(sources)
             before = self._drawn.index_select(0, on_device.clamp(min=0))
             # A row that continues a failed one has failed too, however many steps are in flight.
-            tokens = torch.where((on_device != KNOWN) & (before == NOT_DRAWN), NOT_DRAWN, tokens)
-        numbers = np.array([step.rows[index].row for index in batch.sampling], dtype=np.int64)
+            tokens = torch.where((on_device != KNOWN) & (before < 0), NOT_DRAWN, tokens)
+        numbers = np.array([step.rows.numbers[index] for index in batch.sampling], dtype=np.int64)
         # Otherwise a row that draws nothing would seem to have drawn what the row of its number drew in the last step.
         self._drawn.fill_(NOT_DRAWN)
         self._drawn.index_copy_(0, self._to_device(numbers), tokens)
-        return tokens
+        return tokens, lines
 
     def _forward(self, step: RunnableStep) -> tuple[HostBatch, Tensor]:
         """The step's batch, and logits `[rows that draw, vocab]`."""
@@ -203,20 +207,25 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         drawn = self._drawn.index_select(0, arrays.sources.clamp(min=0)).clamp_(min=0).to(torch.int32)
         return arrays._replace(token_ids=torch.where(arrays.sources == KNOWN, arrays.token_ids, drawn))
 
-    def _to_device(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
-        return pinned(array, self._device).to(self._device, non_blocking=True)
+    def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return placed(array, self._device)
 
-    def _to_host(self, tokens: Tensor | None) -> "tuple[Tensor, torch.cuda.Event | None]":
-        """Begin to copy `tokens`; returns the copy and an event that occurs when the step and this copy are done."""
+    def _to_host(
+        self, tokens: Tensor | None, lines: Tensor | None
+    ) -> "tuple[tuple[Tensor, Tensor | None], torch.cuda.Event | None]":
+        """Begin to copy both; returns the copies and an event that occurs when the step and these copies are done."""
+        tokens = torch.empty(0, dtype=torch.int64) if tokens is None else tokens
         if self._device.type != "cuda":
-            return torch.empty(0, dtype=torch.int64) if tokens is None else tokens.clone(), None
-        on_host = torch.empty(0 if tokens is None else tokens.shape[0], dtype=torch.int64, pin_memory=True)
-        if tokens is not None:
-            on_host.copy_(tokens, non_blocking=True)
+            return (tokens.clone(), lines), None
+        copies = _copied(tokens), None if lines is None else _copied(lines)
         # A thread that waits for it sleeps, instead of keeping a core busy.
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
-        return on_host, done
+        return copies, done
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _view_of_host(pool: PagePool) -> PoolView:

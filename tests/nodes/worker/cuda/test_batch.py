@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.worker.ops.torch.batch import HostBatch, host_batch, pack, unpack
+from nodes.worker.ops.torch.batch import host_batch, pack, unpack
 from tests.nodes.worker.torch_running import GREEDY, Row, step
 
 PAGE = 4
@@ -39,7 +39,6 @@ def test_every_row_is_where_its_sequence_says(given_rows: list[Row]) -> None:
     assert batch.num_decodes == sum(len(row.ids) == 1 for row in given_rows)
     assert batch.sampling == [i for i in order if given_rows[i].sampling is not None]
     assert batch.sampled.tolist() == [lasts[i] for i in batch.sampling]
-    assert all(draw.position == given_rows[i].start + len(given_rows[i].ids) - 1 for i, draw in draws(batch))
     table = batch.table
     for n, i in enumerate(order):
         row, end = given_rows[i], given_rows[i].start + len(given_rows[i].ids)
@@ -59,10 +58,6 @@ def test_every_row_is_where_its_sequence_says(given_rows: list[Row]) -> None:
     parts = [table.part(0, split), table.part(split, len(order))]
     assert np.concatenate([part.indices for part in parts]).tolist() == table.indices.tolist()
     assert all(part.indptr[0] == part.query_indptr[0] == 0 for part in parts)
-
-
-def draws(batch: HostBatch) -> list[tuple[int, object]]:
-    return list(zip(batch.sampling, batch.draws, strict=True))
 
 
 @given(st.integers(1, 8), st.integers(0, 9))

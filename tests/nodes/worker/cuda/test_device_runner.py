@@ -22,7 +22,7 @@ from nodes.worker.steps.step import POISONED, RunnableStep
 from tests.nodes.step_plans import Row as PlannedRow
 from tests.nodes.step_plans import plan_of
 from tests.nodes.worker.cuda.device_running import device_runner, replaying_runner
-from tests.nodes.worker.torch_running import GREEDY, Row, logits_by_chunks, make_runner, step
+from tests.nodes.worker.torch_running import GREEDY, Row, logits_by_chunks, make_runner, step, with_rows
 
 MODELS = [
     "random:tiny-llama", "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding",
@@ -77,7 +77,7 @@ def test_a_mixed_step_draws_what_each_row_draws_alone_and_what_the_cpu_draws() -
     assert drawn.token_ids[2] == -1
     assert list(drawn.token_ids) == list(other.run(plan).token_ids)
     fill(runner, 50)
-    alone = [runner.run(mixed_step(50)._replace(rows=[row])).token_ids[0] for row in mixed_step(50).rows]
+    alone = [runner.run(with_rows(mixed_step(50), [row])).token_ids[0] for row in mixed_step(50).rows]
     assert alone == drawn.token_ids
 
 
@@ -99,7 +99,7 @@ def decode_step(tokens: list[int], positions: list[int], *, from_rows: list[int]
     if from_rows is None:
         return plan
     found = [row._replace(from_row=source) for row, source in zip(plan.rows, from_rows, strict=True)]
-    return plan._replace(rows=found)
+    return with_rows(plan, found)
 
 
 def prefilled(runner: DeviceRunner, count: int) -> list[int]:
@@ -133,7 +133,7 @@ def test_rows_that_draw_nothing_may_stand_between_others_in_a_replayed_step() ->
     (runner, recorder), plain = replaying_runner(MODEL, [4]), device_runner(MODEL)
     plan = decode_step(prefilled(runner, 4), [10, 11, 12, 13])
     assert prefilled(plain, 4)
-    plan = plan._replace(rows=[row._replace(sampling=None) if row.row in (0, 2) else row for row in plan.rows])
+    plan = with_rows(plan, (row._replace(draws=0) if row.row in (0, 2) else row for row in plan.rows))
     drawn = list(runner.run(plan).token_ids)
     assert recorder.num_replays == 1
     assert drawn == list(plain.run(plan).token_ids)
@@ -172,7 +172,7 @@ def test_rows_may_follow_others_in_any_order() -> None:
     drawn = list(other.run(decode_step(tokens, [10, 11, 12, 13])).token_ids)
     plan = decode_step([-1, drawn[1], -1, -1], [11, 12, 13, 14], from_rows=[0, -1, 2, 3])
     order = [2, 0, 3, 1]
-    ahead = runner.launch(plan._replace(rows=[plan.rows[i] for i in order]))
+    ahead = runner.launch(with_rows(plan, (plan.rows[i] for i in order)))
     assert list(runner.finish(first).token_ids) == drawn
     expected = other.run(decode_step(drawn, [11, 12, 13, 14])).token_ids
     assert list(runner.finish(ahead).token_ids) == [expected[i] for i in order]

@@ -30,7 +30,7 @@ from nodes.worker.weights.random_weights import RandomWeights
 from tests.nodes.worker.cuda.device_running import Repeater
 from tests.nodes.worker.cuda.rank_running import IDS, MODEL, PAGES, SAMPLED, FakeNccl, decoded, in_ranks, rank_runner
 from tests.nodes.worker.test_parity import LLAMA3, PLAIN, save_model
-from tests.nodes.worker.torch_running import GREEDY, Row, logits_by_chunks, step
+from tests.nodes.worker.torch_running import GREEDY, Row, logits_by_chunks, step, with_rows
 
 SIZES = [16, 48, 33, 1, 22, 29, 1]
 SOON_S = 20.0
@@ -211,7 +211,7 @@ def test_steps_launched_ahead_take_their_input_from_where_each_rank_left_it() ->
         output = []
         for number in range(8):
             plan = step(Row(20 + number, [-1], PAGES[:3], SAMPLED, prompt=20))
-            following = runner.launch(plan._replace(rows=[plan.rows[0]._replace(from_row=0)]))
+            following = runner.launch(with_rows(plan, [plan.rows[0]._replace(from_row=0)]))
             output.append(list(runner.finish(launched).token_ids))
             launched = following
         return output

@@ -1,14 +1,14 @@
-"""Draws tokens on the device, all rows at once, with the random numbers and the rules of `nodes.worker.sampler`.
+"""Draws tokens on the device, all rows at once, with the random numbers and the rules of `nodes.worker.draw.sampler`.
 
 The uniform numbers do not depend on logits, so the host makes them with the hash and sends them with the parameters. On
 the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round differently a draw can
 differ if its number falls within a rounding error of the border between two tokens.
 
 Logits are adjusted by the same code as on the CPU (`adjusted`), but other code draws from them. On a CPU that of
-`nodes.worker.sampler` is faster: for 16 rows of 151,936 logits on one core (AVX-512, medians of CPU time in turns) this
-takes 4.6 to 5.0 times as long with `top_p`, where windows sort fewer candidates, 1.4 to 1.6 times with `top_k` or
-temperature alone, and 2.1 times for the most likely token, which is looked up by piece there. But windows do not suit a
-device: the host would have to wait to learn how many a row needs.
+`sampler.py` is faster: for 16 rows of 151,936 logits on one core (AVX-512, medians of CPU time in turns) this takes 4.6
+to 5.0 times as long with `top_p`, where windows sort fewer candidates, 1.4 to 1.6 times with `top_k` or temperature
+alone, and 2.1 times for the most likely token, which is looked up by piece there. But windows do not suit a device: the
+host would have to wait to learn how many a row needs.
 
 Filters need the most likely tokens in order. Rows whose `top_k` bounds them are sorted only that far; the others as far
 as `_FIRST_TRY` tokens, and entirely if that did not settle all of them, which takes one answer from the device. A token
@@ -18,15 +18,14 @@ on the device's sorting.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nodes.worker.ops.torch.batch import pinned
-from nodes.worker.sampler import NOT_DRAWN, PIECE, Draw, Numbers, adjusted, uniform
+from nodes.worker.draw.sampler import NO_CANDIDATE, NOT_DRAWN, PIECE, Draw, adjusted, piece_sums, uniform
+from nodes.worker.ops.torch.batch import placed
 
 _FIRST_TRY: Final = 1024
 
@@ -46,7 +45,7 @@ class _Random(NamedTuple):
 
 
 def sample_on_device(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """One token id per row of `logits` (`[rows, vocab]`), int64 on its device; `NOT_DRAWN` as in `sampler.sample`.
+    """One token id per row of `logits` (`[rows, vocab]`), int64 on its device; negative as in `sampler.sample`.
 
     Waits for nothing unless a row is filtered by `top_p` or `min_p` without a `top_k` of at most `_FIRST_TRY`.
     """
@@ -66,9 +65,11 @@ def sample_on_device(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """`sample_on_device` for rows that are biased, penalised or random."""
-    rows = adjusted(logits, draws, partial(_placed, device=logits.device))
+    """`sample_on_device` for rows that are edited or random."""
+    rows = adjusted(logits, [draw.edits for draw in draws])
     highest, drawn = _most_likely(rows)
+    if any(draw.edits is not None for draw in draws):
+        drawn = torch.where((drawn == NOT_DRAWN) & torch.isfinite(logits.amax(-1)), NO_CANDIDATE, drawn)
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy]
     if not random:
         return drawn
@@ -82,7 +83,7 @@ def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     else:
         which, tokens = None, drawn
     found = _draw(rows, highest, [draws[i] for i in random])
-    found = torch.where(tokens == NOT_DRAWN, tokens, found)
+    found = torch.where(tokens < 0, tokens, found)
     return found if which is None else drawn.index_copy_(0, which, found)
 
 
@@ -91,9 +92,9 @@ def _draw(rows: Tensor, highest: Tensor, draws: Sequence[Draw]) -> Tensor:
     parameters = _parameters(draws, rows.device)
     scaled = (rows - highest.unsqueeze(-1)) / parameters.temperature.unsqueeze(-1)
     weights = torch.exp(scaled)
-    sums = weights.view(rows.shape[0], -1, PIECE).sum(-1).to(torch.float64).cumsum(-1)
+    sums = piece_sums(weights)
     groups: dict[str, list[int]] = {"any": [], "bounded": [], "filtered": []}
-    for i, (sampling, _, _) in enumerate(draws):
+    for i, sampling in enumerate(draw.sampling for draw in draws):
         is_filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         bounded = 0 < sampling.top_k <= _FIRST_TRY
         groups["bounded" if bounded else "filtered" if is_filtered else "any"].append(i)
@@ -171,22 +172,18 @@ def _most_likely(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _parameters(draws: Sequence[Draw], device: torch.device) -> _Random:
     fields = [
         (
-            sampling.temperature,
-            math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
-            sampling.top_p,
-            sampling.top_k,
-            uniform(sampling.seed, sampling.sample_index, position),
+            one.sampling.temperature,
+            math.log(one.sampling.min_p) if one.sampling.min_p > 0 else -math.inf,
+            one.sampling.top_p,
+            one.sampling.top_k,
+            uniform(one.sampling.seed, one.sampling.sample_index, one.position),
         )
-        for sampling, position, _ in draws
+        for one in draws
     ]
-    table = _placed(np.array(fields, dtype=np.float64).T, device)
+    table = placed(np.array(fields, dtype=np.float64).T, device)
     temperature, lowest, top_p, top_k, number = table.unbind(0)
     return _Random(temperature.to(torch.float32), lowest.to(torch.float32), top_p, top_k, number)
 
 
 def _indices(values: Sequence[int], device: torch.device) -> Tensor:
-    return _placed(np.array(values, dtype=np.int64), device)
-
-
-def _placed(array: Numbers, device: torch.device) -> Tensor:
-    return pinned(array, device).to(device, non_blocking=True)
+    return placed(np.array(values, dtype=np.int64), device)

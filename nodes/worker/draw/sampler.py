@@ -5,28 +5,34 @@ up in the cumulative distribution. Everything is computed per row, or by operato
 other (`exp` element by element, sums over pieces of fixed length, cumulative sums in double, one after the other):
 `sum` and `logsumexp` over a whole vocabulary round differently for one row than for many.
 
-The order is vLLM's: logit bias and masked ids, repetition penalty, temperature, min_p, top_k, top_p. Filters need the
+The order is vLLM's: edits of the logits (`RowEdits`), temperature, min_p, top_k, top_p. Filters need the
 most likely tokens only, so candidates are taken from the top down, in windows of falling probability, until the filters
 are settled; the order is total (equal logits: lower id first), so the result does not depend on how many it took.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mesh.transport.base import Buffer
+from nodes.asks.edits import RowEdits
 from nodes.request import Sampling
+from nodes.worker.ops.torch.batch import placed
 
-if TYPE_CHECKING:
-    from array import array
-
-Numbers = npt.NDArray[Any]
+_Place = Callable[[npt.NDArray[Any]], Tensor]
+"""Copies a host array to a device."""
 
 NOT_DRAWN: Final = -1
+"""Instead of a token: the logits are not finite."""
+NO_CANDIDATE: Final = -2
+"""The model's logits would do, but edits leave none that is finite."""
 
 PIECE: Final = 1024
 _WINDOWS: Final = (4.0, 12.0, math.inf)
@@ -34,41 +40,23 @@ _MASK: Final = (1 << 64) - 1
 
 
 class Draw(NamedTuple):
-    """How one row is sampled; `position` is the output position of the token.
-
-    `history` holds the tokens before it, prompt and output, if `sampling` looks back.
-    """
+    """How one row is sampled; `position` is the output position of the token. Edits of `sampling` are in `edits`."""
 
     sampling: Sampling
     position: int
-    history: "array[int] | None" = None
+    edits: RowEdits | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether it takes the most likely token of the unchanged logits."""
-        sampling = self.sampling
-        return sampling.is_greedy and not (sampling.logit_bias or self._is_masked or sampling.looks_back)
+        return self.edits is None and self.sampling.is_greedy
 
-    def bias(self) -> dict[int, float]:
-        """What is added to the logits first of all, by token id; `-inf` for tokens that must not be drawn."""
-        sampling = self.sampling
-        bias = sampling.logit_bias or {}
-        return {**bias, **dict.fromkeys(sampling.masked_token_ids or (), -math.inf)} if self._is_masked else bias
 
-    def repeated(self, vocab_size: int) -> "npt.NDArray[np.int64]":
-        """The tokens that the repetition penalty applies to, repeats included; each must be penalised once."""
-        if self.history is None or not self.sampling.looks_back:
-            return np.empty(0, np.int64)
-        history = np.frombuffer(self.history, np.int32)
-        return history[(history >= 0) & (history < vocab_size)].astype(np.int64)
-
-    @property
-    def _is_masked(self) -> bool:
-        return self.position < self.sampling.min_tokens and bool(self.sampling.masked_token_ids)
+PLAIN: Final = Draw(Sampling(temperature=0.0), 0)
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """One token per row of `logits` (`[rows, vocab]`); `NOT_DRAWN` where no finite logit allows one."""
+    """One token per row of `logits` (`[rows, vocab]`); negative, as above, where no finite logit allows one."""
     drawn = [NOT_DRAWN] * len(draws)
     altered = [i for i, draw in enumerate(draws) if not draw.is_plain]
     if len(altered) < len(draws):
@@ -85,18 +73,21 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """`sample` for rows that are biased, penalised or random."""
-    rows = adjusted(logits, draws, _on_host)
+    """`sample` for rows that are edited or random."""
+    rows = adjusted(logits, [draw.edits for draw in draws])
     likely = most_likely(rows)
     drawn = [token for _, token in likely]
-    random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy and drawn[i] != NOT_DRAWN]
+    for i, draw in enumerate(draws):
+        if drawn[i] == NOT_DRAWN and draw.edits is not None and most_likely(logits[i : i + 1])[0][1] != NOT_DRAWN:
+            drawn[i] = NO_CANDIDATE
+    random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy and drawn[i] >= 0]
     if random:
         temperatures = torch.tensor([draws[i].sampling.temperature for i in random]).unsqueeze(-1)
         # Subtracted before `exp`, so that the largest weight is 1 and nothing overflows.
         highest = torch.tensor([likely[i][0] for i in random]).unsqueeze(-1)
         scaled = ((rows if len(random) == len(draws) else rows[random]) - highest) / temperatures
         weights = torch.exp(scaled)
-        sums = weights.view(len(random), -1, PIECE).sum(-1).to(torch.float64).cumsum(-1)
+        sums = piece_sums(weights)
         for n, i in enumerate(random):
             sampling = draws[i].sampling
             number = uniform(sampling.seed, sampling.sample_index, draws[i].position)
@@ -127,37 +118,58 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _on_host(array: Numbers) -> Tensor:
-    return torch.from_numpy(array)
+def piece_sums(weights: Tensor) -> Tensor:
+    """Float64 sums of the first 1, 2, ... pieces of each row of float32 numbers, whole pieces of them."""
+    return weights.view(weights.shape[0], -1, PIECE).sum(-1).to(torch.float64).cumsum(-1)
 
 
-def adjusted(logits: Tensor, draws: Sequence[Draw], place: Callable[[Numbers], Tensor]) -> Tensor:
-    """A float32 copy of `logits`, biased and penalized as `draws` say, padded with -inf to whole pieces.
-
-    `place` copies a host array to the device of `logits`.
-    """
-    num_rows, size = logits.shape
+def adjusted(logits: Tensor, edits: Sequence[RowEdits | None]) -> Tensor:
+    """A float32 copy of `logits`, on any device, changed by each row's edits and padded with -inf to whole pieces."""
+    (num_rows, size), place = logits.shape, partial(placed, device=logits.device)
     rows = torch.full((num_rows, -(-size // PIECE) * PIECE), -math.inf, device=logits.device)
     rows[:, :size] = logits
-    entries = [
-        (row, token, value)
-        for row, draw in enumerate(draws)
-        for token, value in draw.bias().items()
-        if 0 <= token < size
-    ]
-    if entries:
-        places, tokens, values = zip(*entries, strict=True)
-        rows[place(np.array(places)), place(np.array(tokens))] += place(np.array(values, np.float32))
-    seen = [(row, tokens) for row, draw in enumerate(draws) if len(tokens := draw.repeated(size))]
-    if seen:
-        counts = [len(tokens) for _, tokens in seen]
-        at = place(np.repeat([row for row, _ in seen], counts)), place(np.concatenate([tokens for _, tokens in seen]))
-        penalties = np.array([draws[row].sampling.repetition_penalty for row, _ in seen], np.float32)
-        # A tensor even if all are equal: some devices divide by a plain number by multiplying with its inverse.
-        penalty, found = place(np.repeat(penalties, counts)), rows[at]
-        # Less likely in either case: dividing a negative logit would make it more likely.
-        rows[at] = torch.where(found < 0, found * penalty, found / penalty)
+    edited = [(row, one) for row, one in enumerate(edits) if one is not None]
+    if masks := [(row, one.mask) for row, one in edited if one.mask is not None]:
+        # Minus infinity is added, not set: a row that has a NaN is not drawn from, wherever the NaN is.
+        which, allowed = place(np.array([row for row, _ in masks])), _allowed([mask for _, mask in masks], size, place)
+        rows[which, :size] += torch.where(allowed, 0.0, -math.inf)
+    first = [(row, {**one.bias, **dict.fromkeys(one.floor, -math.inf)}) for row, one in edited]
+    if entries := _entries(first, size, place):
+        at, values = entries
+        rows[at] += values
+    if entries := _entries([(row, one.scale) for row, one in edited], size, place):
+        at, values = entries
+        found = rows[at]
+        # Less likely in either case: dividing a negative logit would make it more likely. By a tensor even if all
+        # are equal: some devices divide by a plain number by multiplying with its inverse.
+        rows[at] = torch.where(found < 0, found * values, found / values)
+    if entries := _entries([(row, one.add) for row, one in edited], size, place):
+        at, values = entries
+        rows[at] += values
     return rows
+
+
+def _allowed(masks: Sequence[Buffer], size: int, place: _Place) -> Tensor:
+    """`[masks, size]`: which ids each mask allows. Bits are told apart on the device: fewer bytes to send."""
+    packed = np.zeros((len(masks), -(-size // 8)), np.uint8)
+    for line, mask in zip(packed, masks, strict=True):
+        given = np.frombuffer(mask, np.uint8)[: len(line)]
+        line[: len(given)] = given
+    bits = place(packed).unsqueeze(-1) & place(np.left_shift(1, np.arange(8)).astype(np.uint8))
+    return bits.ne(0).flatten(1)[:, :size]
+
+
+def _entries(
+    parts: Sequence[tuple[int, Mapping[int, float]]], size: int, place: _Place
+) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
+    """Where the entries of `parts`, by row and id, are in the logits, and their values; None if there are none."""
+    rows = np.repeat([row for row, _ in parts], [len(part) for _, part in parts])
+    tokens = np.fromiter(chain.from_iterable(part for _, part in parts), np.int64)
+    values = np.fromiter(chain.from_iterable(part.values() for _, part in parts), np.float32)
+    inside = (tokens >= 0) & (tokens < size)
+    if not inside.any():
+        return None
+    return (place(rows[inside]), place(tokens[inside])), place(values[inside])
 
 
 def most_likely(rows: Tensor) -> list[tuple[float, int]]:
