@@ -46,6 +46,8 @@ class Grammar(Ask, frozen=True):
     def is_possible(cls, model: DrawnModel) -> bool:
         from nodes.asks.matching import vocabulary_of
 
+        if model.spec is not None and model.end_token_ids and not model.spec.tokenizer_path:
+            return True  # A tokenizer made in code: it is loaded when somebody needs it.
         try:
             vocabulary_of(model)
         except (KeyboardInterrupt, SystemExit):

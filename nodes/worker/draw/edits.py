@@ -6,14 +6,15 @@ from itertools import chain
 from itertools import count as count_up
 from typing import Final
 
-from nodes.asks.edits import RowEdits
+from nodes.asks.edits import EditFailed, RowEdits
 from nodes.protocol import RowError
 from nodes.protocol.attempts import UNSUPPORTED_ASK
 from nodes.worker.steps.step import RunnableRow
 
 EDITOR_FAILED: Final = "editor_failed"
 LEFT_NOTHING: Final = "what the request asks of its tokens leaves none that could be drawn"
-
+_SHOWN_CHARS: Final = 500
+"""An error goes with a step's result, and may quote what the request asks for."""
 
 _NO_HISTORY: Final = array("i")
 
@@ -30,11 +31,13 @@ def edits_of(row: RunnableRow) -> RowEdits | RowError | None:
     try:
         for editor in sequence.editors:
             editor.edit(history, row.output_position, edits)
+    except EditFailed as error:
+        return RowError(row.row, error.code, error.message[:_SHOWN_CHARS], retryable=False)
     except (KeyboardInterrupt, SystemExit):
         raise
     # Whatever one request provokes must not end the batch; a panic of an extension is no Exception.
     except BaseException as error:  # noqa: BLE001
-        return RowError(row.row, EDITOR_FAILED, f"{type(error).__name__}: {error}"[:500], retryable=False)
+        return RowError(row.row, EDITOR_FAILED, f"{type(error).__name__}: {error}"[:_SHOWN_CHARS], retryable=False)
     return edits if _is_any(edits) else None
 
 
