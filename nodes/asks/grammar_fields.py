@@ -68,7 +68,7 @@ class StructuralTagFormat(Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True):
-    """vLLM's: one of the first six. Of the options after them only the first can be set: it changes nothing here."""
+    """vLLM's: one of the first six. The options after them are not supported."""
 
     json: str | Schema | None = None
     regex: str | None = None
@@ -76,7 +76,6 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | Schema | None = None
-    disable_fallback: bool | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None

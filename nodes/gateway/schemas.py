@@ -2,7 +2,8 @@
 fields. Whatever the document allows is served, and whatever `validation.py` refuses, the document does not allow.
 
 What no schema can say is left to errors: that prompt and answer fit the context, that `min_tokens` is at most
-`max_tokens`, that samples times prompts are within their limit, and what a chat template makes of messages. Pure.
+`max_tokens`, that samples times prompts are within their limit, what a chat template makes of messages, that the output
+is described only once, and whether a text is a JSON schema, an expression or a grammar. Pure.
 """
 
 from collections.abc import Mapping

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.asks.grammar import Grammar
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError
 from nodes.gateway.fan_out import max_tokens_of
@@ -32,7 +33,7 @@ TYPES = {
     "null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str, "array": list,
     "object": dict,
 }  # fmt: skip
-COMMENTS = frozenset({"title", "description", "default"})
+COMMENTS = frozenset({"title", "description", "default", "discriminator"})
 
 
 def is_a(value: Any, name: str) -> bool:
@@ -125,7 +126,15 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "refusal": st.none() | STRINGS,
     "role": STRINGS,
     "tokens": LISTS,
+    "response_format": VALUES | st.sampled_from([
+        {"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "strict": 1}}, {"type": "yaml"},
+    ]),
+    "structured_outputs": VALUES | st.sampled_from([{"regex": "a"}, {"json": {}}, {"choice": []}, {"choice": ["a"]}]),
+    "guided_choice": LISTS | st.just(["a"]),
 }  # fmt: skip
+STRUCTURED = frozenset(Grammar.chat_fields)
+"""Of these no schema can say that the output is described only once, or that a text is a JSON schema."""
 FIELDS["messages"] = VALUES | st.lists(
     st.fixed_dictionaries(
         {"role": STRINGS},
@@ -167,7 +176,9 @@ def refusal_of(name: str, body: dict[str, Any]) -> ApiError | None:
 
 
 def is_beyond_schemas(body: dict[str, Any], param: str | None) -> bool:
-    """The two rules that no schema can say."""
+    """The rules that no schema can say."""
+    if param is not None and param.partition(".")[0] in STRUCTURED:
+        return True
     if param == "min_tokens":
         return bool(body["min_tokens"] > (body.get("max_completion_tokens") or body.get("max_tokens") or 100))
     prompts = body.get("prompt")

@@ -341,7 +341,7 @@ UNSERVED: dict[str, list[Any]] = {
     "best_of": [2, True],
     "presence_penalty": [0.5],
     "suffix": ["x"],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
+    "guided_decoding_backend": ["xgrammar"],
     "tools": [[{"type": "function"}]],
     "tool_choice": ["required"],
     "modalities": [["text", "audio"]],
@@ -359,6 +359,20 @@ UNSERVED: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field in UNSERVED for value in UNSERVED[field]])
 def test_values_that_would_change_the_answer(field: str, value: Any) -> None:
     assert refused(text, **{field: value}).param == field
+
+
+def test_what_describes_the_output_is_checked_by_a_tokenizer_and_ends_it() -> None:
+    job = text(regex="a+", ignore_eos=True, min_tokens=3)
+    assert job.prepare.asks == ["min_tokens/1", "grammar/1"]
+    assert [one.name for one in job.prepare.checks] == ["grammar/1"]
+    # The end that the grammar leaves alone has to end it.
+    assert (job.stop.ignore_eos, job.stop.min_tokens) == (False, 3)
+    plain = text(ignore_eos=True, response_format={"type": "text"}, min_tokens=3)
+    assert (plain.stop.ignore_eos, plain.prepare.checks) == (True, [])
+    assert refused(chat, regex="a", guided_choice=["b"]).param == "guided_choice"
+    assert refused(chat, response_format={"type": "yaml"}).param == "response_format.type"
+    assert refused(chat, response_format={"type": "json_schema"}).param == "response_format.json_schema"
+    assert refused(chat, guided_choice=[]).param == "guided_choice"
 
 
 def test_unknown_fields_are_reported_and_ignored_ones_are_not() -> None:
