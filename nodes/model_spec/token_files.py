@@ -66,9 +66,10 @@ def read_token_files(config: dict[str, Any], special_map: dict[str, Any], added:
         given += _extra_of(fields) if _EXTRA in fields else []
         listed = _legacy(added, {_token(value, "", "").content for value in given if _is_final(value)})
     texts = {name: token.content for name, token in named.items()}
-    # What is listed and named has the flags of the list.
+    # What is listed and has a standard name has the flags of the list, even if an own token takes the listed id. Under
+    # another name it keeps its own flags, which count if nothing adds the listed one.
     flags = {token.content: msgspec.structs.replace(token, id=-1) for token in listed}
-    names = (flags.get(token.content, token) for token in named.values())
+    names = (flags.get(token.content, token) if name in _STANDARD else token for name, token in named.items())
     in_order = (*sorted(listed, key=lambda token: token.id), *names, *extra)
     split = fields.get("split_special_tokens") or False
     if not isinstance(split, bool):
