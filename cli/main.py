@@ -221,3 +221,7 @@ def _command_typed(words: list[str]) -> str:
             break
         names.append(word)
     return " ".join(names)
+
+
+if __name__ == "__main__":
+    main()

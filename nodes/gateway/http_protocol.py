@@ -250,7 +250,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise _NotTaken("A request must have exactly one Host header; with HTTP/1.0 it may have none.")
         if not all(map(_HOST.fullmatch, hosts)):
             raise _NotTaken("The Host header must be a host name or an address, optionally with a port.")
-        if encodings and (version == "1.0" or [one.lower() for one in encodings] != [b"chunked"]):
+        if encodings and (version == "1.0" or [encoding.lower() for encoding in encodings] != [b"chunked"]):
             raise _NotTaken(
                 "Unsupported Transfer-Encoding: send 'chunked' alone, in HTTP/1.1 only, or a Content-Length."
             )

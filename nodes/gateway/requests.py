@@ -169,7 +169,7 @@ class RequestState:
         """Add the stages of each attempt once, however often its stream is opened."""
         self.staged_attempt = attempt
         mine = msgspec.structs.astuple(self.stages)
-        self.stages = Stages(*(one + other for one, other in zip(mine, msgspec.structs.astuple(more), strict=True)))
+        self.stages = Stages(*(old + new for old, new in zip(mine, msgspec.structs.astuple(more), strict=True)))
 
     def take_numerics(self, numerics: str) -> bool:
         """Note under which fingerprint output was computed. True if it is the first under another one."""

@@ -84,7 +84,7 @@ def _narrow_messages(components: dict[str, Schema]) -> None:
 def _prompt(token_id: Schema, most: int) -> Schema:
     text: Schema = {"type": "string", "minLength": 1}
     token_ids: Schema = {"type": "array", "items": token_id, "minItems": 1}
-    several = [{"type": "array", "items": one, "minItems": 1, "maxItems": most} for one in (text, token_ids)]
+    several = [{"type": "array", "items": item, "minItems": 1, "maxItems": most} for item in (text, token_ids)]
     return {"anyOf": [text, token_ids, *several]}
 
 

@@ -345,7 +345,7 @@ class GatewayService:
             failure = _failure_of(outcome)
             was_heard = not isinstance(outcome, errors.PeerLost) or outcome.was_heard
         elif isinstance(outcome.message, AttemptsSubmitted):
-            held = {(one.request_id, one.attempt) for one in outcome.message.held}
+            held = {(attempt.request_id, attempt.attempt) for attempt in outcome.message.held}
             for one in outcome.message.refused:
                 refused[one.request_id, one.attempt] = Failure(one.code, one.message, one.retryable, one.param)
         for submit in attempts:

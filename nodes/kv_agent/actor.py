@@ -293,8 +293,8 @@ class KVAgent(Actor, HeldBy):
         news, self._news = self._news, {}
         for receiver, messages in news.items():
             for some in cut(messages, lambda _: _NEWS_BYTES):
-                pulled = [one for one in some if isinstance(one, PagesPulled)]
-                failed = [one for one in some if isinstance(one, TransferFailed)]
+                pulled = [news for news in some if isinstance(news, PagesPulled)]
+                failed = [news for news in some if isinstance(news, TransferFailed)]
                 self.ctx.tell(receiver, TransferNews(pulled=pulled, failed=failed))
 
     def _forget_call(self, number: int) -> None:

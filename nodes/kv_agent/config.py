@@ -110,7 +110,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     def groups(self) -> dict[str, list[PoolConfig]]:
         """The pools of each group, by rank."""
         groups: dict[str, list[PoolConfig]] = {}
-        for pool in sorted(self.pools, key=lambda one: one.layout.tp_rank):
+        for pool in sorted(self.pools, key=lambda pool: pool.layout.tp_rank):
             groups.setdefault(pool.group, []).append(pool)
         return groups
 

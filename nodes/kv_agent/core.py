@@ -336,7 +336,7 @@ class AgentCore:
         for _, writing in self._mapping:
             writing.discard(grant_id)
         answered = [event for event, writing in self._mapping if not writing]
-        self._mapping = [one for one in self._mapping if one[1]]
+        self._mapping = [(event, writing) for event, writing in self._mapping if writing]
         return [self._map(event) for event in answered]
 
     def _map_source(
@@ -380,7 +380,7 @@ class AgentCore:
             self._writable.pop((grant.group, page), None)
         if len(self._sessions) - self.num_live > self._bounds.max_remembered:
             # Only a tombstone may be forgotten: a session that may still write holds its pages.
-            oldest = next(one for one in self._sessions.values() if one.is_quiesced)
+            oldest = next(session for session in self._sessions.values() if session.is_quiesced)
             self._forget(oldest.grant.grant_id)
 
     def _arm(self, session: TransferSession) -> None:

@@ -62,16 +62,16 @@ def _missing_tokens(tokenizer: Tokenizer, spec: ModelSpec) -> list[AddedToken]:
     return [token for token in wanted if repr(token) not in same]
 
 
-def _added(one: AddedText) -> AddedToken:
-    flags = {"lstrip": one.lstrip, "rstrip": one.rstrip, "single_word": one.single_word, "special": one.special}
+def _added(token: AddedText) -> AddedToken:
+    flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word, "special": token.special}
     # Given only if a file gives it: otherwise the library derives it from `special`, which may still change.
-    return AddedToken(one.content, **flags, **({} if one.normalized is None else {"normalized": one.normalized}))
+    return AddedToken(token.content, **flags, **({} if token.normalized is None else {"normalized": token.normalized}))
 
 
-def _check_id(one: AddedText, found: int | None, spec: ModelSpec) -> None:
-    if found is not None and found != one.id:
+def _check_id(token: AddedText, found: int | None, spec: ModelSpec) -> None:
+    if found is not None and found != token.id:
         file = ADDED if spec.own_ids_win else TOKENIZER_CONFIG
         raise ModelDamaged(
-            f"{spec.path}: {file} says that the token {one.content!r} has id {one.id}, {TOKENIZER_FILE} says {found}."
-            " Only one of them is what the model was trained with: download both again."
+            f"{spec.path}: {file} says that the token {token.content!r} has id {token.id}, "
+            f"{TOKENIZER_FILE} says {found}. Only one of them is what the model was trained with: download both again."
         )

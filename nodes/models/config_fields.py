@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from nodes.models.errors import ModelDamaged, ModelUnsupported
 
-_DTYPES: Final = {one: one for one in ("float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
+_DTYPES: Final = {name: name for name in ("float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
 """By what a file may call them: all names that torch has."""
 _STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 MAX_INTEGER: Final = 1 << 31
@@ -168,7 +168,7 @@ class ConfigFields:
     def require(self, key: str, *known: Any) -> None:
         """Raise ModelUnsupported unless a field has one of these values; None: it may be missing."""
         if self.value(key) not in known:
-            wanted = ", ".join(repr(one) for one in known if one is not None)
+            wanted = ", ".join(repr(value) for value in known if value is not None)
             raise self.unsupported(
                 key, f"is {self.value(key)!r}; supported {'is' if len(known) < 3 else 'are'} {wanted}"
             )

@@ -102,8 +102,8 @@ def linear(name: str, num_out: int, num_in: int, cut: Cut | None = None, *, bias
 
 def joined(*linears: Linear) -> Linear:
     """Several products of the same input, as one product."""
-    weights = tuple(weight for one in linears for weight in one.weights)
-    return Linear(weights, tuple(bias for one in linears for bias in one.biases))
+    weights = tuple(weight for product in linears for weight in product.weights)
+    return Linear(weights, tuple(bias for product in linears for bias in product.biases))
 
 
 def parts_of(kinds: tuple[type[Part], ...], part: object) -> Iterator[Part]:

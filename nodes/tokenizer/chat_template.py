@@ -67,7 +67,7 @@ class ChatTemplate:
     def render(self, request: ChatRequest) -> str:
         """Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
         messages = parse_messages(request.chat, self.dialect)
-        spoken = {one["role"] for one in messages if text_of(one.get("content")).strip()}
+        spoken = {message["role"] for message in messages if text_of(message.get("content")).strip()}
         for role in self.dialect.left_out:
             if role in spoken:
                 raise _unknown_role(role)

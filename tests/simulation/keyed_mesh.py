@@ -197,7 +197,7 @@ class KeyedMesh(HostedMesh):
         if host_of(peer.actor_id) == host:
             return
         is_late = now > max(held.changed_at, self.paused_until) + LATE_S
-        if is_late and held.allowed.of(host_of(peer.actor_id)) is None:
+        if is_late and held.allowed.host(host_of(peer.actor_id)) is None:
             self.found.append(f"host {host} takes what {peer} says, whose key is not on its list")
 
     @override

@@ -36,7 +36,7 @@ class Results:
         """Take in one step. True if more may be admitted now than before."""
         has_room = False
         step, token_ids, errors, extras = acknowledged
-        starts, counts, draws = (step.column(one) for one in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
+        starts, counts, draws = (step.column(column) for column in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
         drawn: list[Sequence] = []
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
         for index, (sequence, start, count, draw, token_id) in enumerate(rows):

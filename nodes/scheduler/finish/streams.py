@@ -202,7 +202,7 @@ class Streams:
             batch.counts.append(len(tokens))
             if sequence.extras:
                 at = len(batch.token_ids) - position
-                batch.extras |= {at + one: extra for one, extra in sequence.extras.items() if one >= position}
+                batch.extras |= {at + index: extra for index, extra in sequence.extras.items() if index >= position}
             batch.token_ids.extend(tokens)
         sequence.num_sent = position + len(tokens)
 

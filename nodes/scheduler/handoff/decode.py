@@ -95,14 +95,14 @@ class DecodeHandoffQueue:
             outbox,
             timeout_s,
             lambda grants: OpenGrants(grants=grants),
-            lambda one: _ITEM_BYTES + 10 * len(one.pages),
+            lambda grant: _ITEM_BYTES + 10 * len(grant.pages),
         )
         self._order_asks = BatchedAsks[PrefillOrder](
             ORDER,
             outbox,
             timeout_s,
             lambda orders: OrderPrefills(orders=orders),
-            lambda one: _ITEM_BYTES + 5 * len(one.token_ids),
+            lambda order: _ITEM_BYTES + 5 * len(order.token_ids),
         )
         self._opens = Retrier[str, OpenGrant](deadlines, OPEN, self._ask_to_open)
         # Orders of this turn, by prefill scheduler and grant.
@@ -159,7 +159,7 @@ class DecodeHandoffQueue:
 
     def on_opened(self, number: str, message: GrantsOpened, now: float) -> list[Outcome]:
         """The agent has answered ask `number`. It takes pages for the open grants, so their prefill can be ordered."""
-        refused = {one.grant_id: one.code for one in message.refused}
+        refused = {refusal.grant_id: refusal.code for refusal in message.refused}
         answers = self._open_asks.answered(number, message.opened, refused)
         return ended(self._on_open_answer(grant_id, code, now) for grant_id, code in answers)
 
@@ -185,7 +185,7 @@ class DecodeHandoffQueue:
 
     def on_ordered(self, number: str, message: PrefillsOrdered, now: float) -> list[Outcome]:
         """A prefill scheduler has answered ask `number`: it has the accepted orders, or still has them."""
-        refused = {one.grant_id: one.code for one in message.refused}
+        refused = {refusal.grant_id: refusal.code for refusal in message.refused}
         answers = self._order_asks.answered(number, message.accepted, refused)
         return ended(self._on_order_answer(grant_id, code, now) for grant_id, code in answers)
 
@@ -234,8 +234,8 @@ class DecodeHandoffQueue:
         return self._fail(handoff, message.code, now)
 
     def on_news(self, sender: Address, message: PrefillNews, now: float) -> list[Outcome]:
-        done = [self.on_done(sender, one, now) for one in message.done]
-        return ended([*done, *(self.on_failed(sender, one, now) for one in message.failed)])
+        done = [self.on_done(sender, result, now) for result in message.done]
+        return ended([*done, *(self.on_failed(sender, result, now) for result in message.failed)])
 
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Outcome | None:
         handoff = self._handoffs.get(message.grant_id)
@@ -292,12 +292,12 @@ class DecodeHandoffQueue:
 
     def on_peer_lost(self, actor_id: str, now: float) -> list[Outcome]:
         is_agent = actor_id == self._config.agent
-        hit = [one for one in self._handoffs.values() if is_agent or one.prefill == actor_id]
+        hit = [handoff for handoff in self._handoffs.values() if is_agent or handoff.prefill == actor_id]
         return [self._fail(handoff, "peer_lost", now) for handoff in hit]
 
     def revoke(self, sequence: Sequence, now: float) -> Outcome:
         """The request is cancelled, or its pages are needed."""
-        handoff = next(one for one in self._handoffs.values() if one.sequence is sequence)
+        handoff = next(handoff for handoff in self._handoffs.values() if handoff.sequence is sequence)
         return self._fail(handoff, "revoked", now)
 
     # inside
@@ -378,7 +378,7 @@ class DecodeHandoffQueue:
         self._cancels.add(grant_id, prefill, grant_id, retry_s=ASK_RETRY_S, give_up_at=give_up_at)
 
     def _ask_to_open(self, agent: str, grants: list[OpenGrant]) -> None:
-        self._open_asks.ask(agent, {one.grant_id: one for one in grants})
+        self._open_asks.ask(agent, {grant.grant_id: grant for grant in grants})
 
     def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
         # One ask for all of a turn: a scheduler that loses its gateway cancels everything at once.

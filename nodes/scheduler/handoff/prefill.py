@@ -231,16 +231,16 @@ class PrefillHandoffQueue:
     def flush(self) -> None:
         fresh_pages, self._fresh_pages = self._fresh_pages, {}
         for agent, spans in fresh_pages.items():
-            ready = [one for grant_id, span in spans.items() if (one := self._ready(grant_id, *span)) is not None]
-            for some in cut(ready, lambda one: _ITEM_BYTES + 10 * len(one.pages)):
+            ready = [pages for grant_id, span in spans.items() if (pages := self._ready(grant_id, *span)) is not None]
+            for some in cut(ready, lambda announced: _ITEM_BYTES + 10 * len(announced.pages)):
                 self._outbox.tell(agent, AnnouncePages(announced=some))
         fresh_results, self._fresh_results = self._fresh_results, {}
         for holder, results in fresh_results.items():
             # An order may have been cancelled since: nobody waits for its result.
             told = [result for grant_id, result in results.items() if grant_id in self._orders]
             for some in cut(told, lambda _: _ITEM_BYTES):
-                done = [one for one in some if isinstance(one, PrefillDone)]
-                failed = [one for one in some if isinstance(one, PrefillFailed)]
+                done = [result for result in some if isinstance(result, PrefillDone)]
+                failed = [result for result in some if isinstance(result, PrefillFailed)]
                 self._outbox.tell(holder, PrefillNews(done=done, failed=failed))
 
     # inside

@@ -159,8 +159,8 @@ class Pipeline:
         whole = self.ranks.whole()
         if whole is not None:
             # Only now, and not rank by rank: any of them may have to answer again for a later group.
-            for one in range(len(self.ranks.worker_ids)):
-                self._asks.answered(_adopt_tag(one))
+            for rank in range(len(self.ranks.worker_ids)):
+                self._asks.answered(_adopt_tag(rank))
         return whole
 
     def announcement(self, state: str | None, *, worker_ready: bool) -> Announce:
@@ -342,7 +342,7 @@ class Pipeline:
 
     def _emit(self, sent: _Sent) -> None:
         step = sent.step
-        buffers = [memoryview(one).cast("B") for one in (step.rows, step.token_ids, step.page_ids)]
+        buffers = [memoryview(column).cast("B") for column in (step.rows, step.token_ids, step.page_ids)]
         for actor_id in self.ranks.worker_ids:
             self._outbox.add(SendStep(actor_id, sent.plan, buffers))
 

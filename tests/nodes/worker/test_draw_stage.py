@@ -135,9 +135,9 @@ def test_edits_that_leave_nothing_fail_their_row_and_the_model_is_not_blamed() -
 
 def test_an_editor_is_asked_with_the_tokens_so_far_for_rows_that_draw_only() -> None:
     asked: list[tuple[list[int], int]] = []
-    one = sequence_of(GREEDY, 3, Says(lambda history, num_prompt, _: asked.append((history, num_prompt))))
+    one = sequence_of(GREEDY, 3, Says(lambda history, position, _: asked.append((history, position))))
     draws = Draws(rows_of(one, one, draws=[1, 0]))
-    assert asked == [([5, 6, 7, 8, 9], 3)]
+    assert asked == [([5, 6, 7, 8, 9], 2)]
     assert not draws.wants_logits, "nothing was edited"
     assert draws.on_host(None, array("i", [44])) == StepOutcome([44, -1], [], extras=[])
 
