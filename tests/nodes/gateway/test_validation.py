@@ -339,7 +339,6 @@ UNSERVED: dict[str, list[Any]] = {
     "logprobs": [0, True, 5],
     "echo": [True],
     "best_of": [2, True],
-    "presence_penalty": [0.5],
     "suffix": ["x"],
     "guided_decoding_backend": ["xgrammar"],
     "tools": [[{"type": "function"}]],
