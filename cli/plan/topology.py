@@ -323,6 +323,7 @@ class _Planner:
             tp_rank=rank,
             tp_size=group.tp_size,
             workers=group.worker_ids if group.tp_size > 1 else (),
+            end_token_ids=self._spec.eos_token_ids,
         )
 
     @property
