@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Lock
+from time import thread_time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodes.asks.ask import DrawnModel
@@ -25,6 +26,13 @@ _MAX_COMPILED: Final = 64
 """Grammars of a process: agents send the same few again and again, and one takes up to some MB."""
 _MAX_WAIT_S: Final = 5.0
 """A step waits with its row: tokenizers refuse what takes a core 0.25 s to compile, and the core may be a busy one."""
+_MAX_EDIT_S: Final = 0.05
+"""Of a core, while all rows of the step wait: ten times what the library's limits let a mask take. They do not bound
+what a token costs an ambiguous grammar (`start: start start | "a" | ""`), which grows with each."""
+_MAX_TOKEN_S: Final = 0.0002
+"""More for each token that is taken in, as all of an answer are after a death: fifty times what one takes."""
+_AT_ONCE: Final = 32
+"""Tokens between two looks at the time."""
 _SHOWN_CHARS: Final = 300
 """A sentence of the library; longer ones quote the grammar."""
 
@@ -167,21 +175,29 @@ class _Within:
         if not vocabulary.ends.isdisjoint(new):
             # The matcher sees no end: nothing but another one comes after it.
             return vocabulary.only_ends
-        if new and not matcher.consume_tokens(new.tolist()):
-            raise self._failed(matcher)
+        began = thread_time()
+        for begin in range(0, len(new), _AT_ONCE):
+            if not matcher.consume_tokens(new[begin : begin + _AT_ONCE].tolist()):
+                raise self._failed(matcher.get_error())
+            self._check_time(began, begin + _AT_ONCE)
         self._seen = output
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            raise self._failed(matcher)
+            raise self._failed(matcher.get_error())
+        self._check_time(began, len(new))
         num_bytes = len(vocabulary.only_ends)
         if len(mask) > num_bytes:
             mask = _cut(mask[:num_bytes], vocabulary.size)
         return mask
 
-    def _failed(self, matcher: "LLMatcher") -> GrammarFailed:
-        # It stays in error for ever, while the next call may be for an earlier position.
+    def _check_time(self, began: float, num_taken: int) -> None:
+        if (taken_s := thread_time() - began) > _MAX_EDIT_S + num_taken * _MAX_TOKEN_S:
+            raise self._failed(f"it is too complex: {taken_s:.2f} s for the next token")
+
+    def _failed(self, why: str) -> GrammarFailed:
+        # A matcher stays in error for ever, while the next call may be for an earlier position.
         self._matcher, self._seen = None, array("i")
-        return GrammarFailed(f"the grammar cannot be followed: {_shown(matcher.get_error())}")
+        return GrammarFailed(f"the grammar cannot be followed: {_shown(why)}")
 
 
 def _cut(mask: bytes, size: int) -> bytes:

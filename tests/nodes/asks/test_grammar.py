@@ -238,6 +238,13 @@ def test_a_grammar_that_takes_too_long_fails_its_row(monkeypatch: pytest.MonkeyP
         edits_of(open_asks(sent(regex="slow"), MODEL).editors, [])
 
 
+def test_a_grammar_whose_tokens_cost_ever_more_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "_MAX_EDIT_S", 0.02)
+    asks, a = sent(guided_grammar='start: start start | "a" | ""'), ids_of("a")
+    with pytest.raises(GrammarFailed, match="too complex"):
+        edits_of(open_asks(asks, MODEL).editors, a * 600)
+
+
 def test_grammars_are_compiled_once_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matching, "_MAX_COMPILED", 2)
     matching._compiled.clear()
