@@ -6,27 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cli.exit_codes import ExitCode
-from mesh.testing.ports import free_port
+from tests.process.topologies import SERVING, write_topology
 
 pytestmark = pytest.mark.process
 
-TOPOLOGY = """
-model = "tiny"
-port = {port}
-registry_port = {registry_port}
-[kv]
-pages = 200
-[hosts.head]
-address = "127.0.0.1"
-bind = "127.0.0.1"
-gateways = 1
-tokenizers = 1
-detokenizers = 1
-[hosts.d]
-address = "127.0.0.2"
-bind = "127.0.0.2"
-decode = 1
-"""
 NUM_STREAMS = 6
 
 
@@ -34,8 +17,7 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     head, d, e = host, another_host(), another_host()
     hosts = (("head", head), ("d", d))
     file = head.base / "mesh.toml"
-    registry_port = free_port()
-    file.write_text(TOPOLOGY.format(port=head.port, registry_port=registry_port))
+    registry_port = write_topology(file, head.port, {"head": SERVING, "d": {"decode": 1}}, model="tiny")
     keys = {name: one.meshctl("keys", "new", "-f", str(file), "--host", name).stdout.strip() for name, one in hosts}
     for one, arguments in ((head, ("d", keys["d"])), (d, ("head", keys["head"], "--roles", "registry"))):
         added = one.meshctl("keys", "add", "-f", str(file), *arguments)
