@@ -108,6 +108,12 @@ async def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot
     assert kept.watch.state == DRAINING, "there is room again"
 
 
+async def test_epochs_go_on_over_restarts_of_the_mesh(kept: Kept, directory: MeshDirectory) -> None:
+    again = Kept(directory, kept.zygote)
+    assert (kept.watch.epoch, again.watch.epoch) == (1, 2)
+    again.keeper.close()
+
+
 async def test_on_a_full_disk_who_died_comes_back_and_it_is_said(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_bytes", full)
     kept.ends(-signal.SIGKILL)

@@ -210,6 +210,9 @@ def test_a_wrong_command_line_is_told_like_every_other_error(monkeypatch, capsys
     [
         (("--kv-memory", "10XB"), ExitCode.BAD_CONFIG, "--kv-memory ([kv] memory) is '10XB'"),
         (("--kv-memory", "10MiB", "--kv-pages", "5"), ExitCode.BAD_CONFIG, "given twice"),
+        (("--kv-memory", "100TiB"), ExitCode.NO_MEMORY, "do not fit"),
+        (("--context-length", "999999999"), ExitCode.BAD_CONFIG, "a context of 999999999 tokens"),
+        (("--model", "random:none"), ExitCode.BAD_MODEL, "random:none"),
         (("--host", "999.1.1.1"), ExitCode.CANNOT_BIND, "--host 999.1.1.1 is not a valid address"),
         (("--host", "192.0.2.1"), ExitCode.CANNOT_BIND, "give an address of this machine with --host"),
         (("--model", "a/b@"), ExitCode.BAD_MODEL, "there is no revision after the @"),

@@ -21,11 +21,10 @@ def is_pending(number, pid):
     return int(shared.split()[1], 16) >> (number - 1) & 1
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"\xff garbage"), Path.unlink], ids=["bad", "gone"])
-def test_a_manifest_that_was_damaged_is_written_again(host, damage):
+def test_a_manifest_that_was_damaged_is_written_again(host):
     mesh = host.up(*ECHO)
     host.wait_until(lambda: "ready at" in mesh.log.read_text(), "no actor starts any more")
-    damage(host.run_directory / "manifest.json")
+    (host.run_directory / "manifest.json").write_bytes(b"\xff garbage")
     host.wait_until(lambda: host.meshctl("probe", "live").returncode == 0, "the mesh is found again")
     assert "the manifest was damaged or gone: it has been written again" in mesh.log.read_text()
     assert host.meshctl("down").returncode == 0
