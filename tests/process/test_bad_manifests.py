@@ -44,7 +44,7 @@ def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
     listed = host.meshctl("ps")
     assert listed.returncode == 1
     assert f"process {mesh.pid}" in listed.stderr
-    assert "manifest.json cannot be used" in listed.stderr
+    assert "manifest.json" in listed.stderr
     assert "Traceback" not in again.stderr + listed.stderr
     assert host.say("unharmed") == "unharmed"
     with ThreadPoolExecutor(1) as pool:
@@ -53,7 +53,7 @@ def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
         os.kill(mesh.pid, signal.SIGCONT)
         stopped = stopping.result()
     assert stopped.returncode == 0, stopped.stderr
-    assert f"sending a signal to process {mesh.pid} instead" in stopped.stderr
+    assert f"process {mesh.pid} instead" in stopped.stderr
     mesh.wait(10)
     host.assert_nothing_left()
 
