@@ -200,8 +200,7 @@ def test_what_comes_beside_tokens_is_kept_by_position_over_repeats_and_attempts(
     running.handle(batch(delta(3, [10], 3, "d")), 0.3)
     # Of the next attempt, which begins with what was delivered.
     log.accept(delta(2, [9, 10, 11], 2, "cde", extras=[b"!", b"!", b"4"], attempt=1), 0.5)
-    assert log.output_ids == [7, 8, 9, 10, 11]
-    assert log.extras == {0: b"0", 2: b"2", 4: b"4"}
+    assert (log.output_ids, log.extras) == ([7, 8, 9, 10, 11], {0: b"0", 2: b"2", 4: b"4"})
 
 
 def test_gaps_of_one_frame_share_a_message(running: GatewayCore) -> None:
@@ -334,8 +333,7 @@ def test_the_next_route_is_asked_for_with_the_numerics_of_the_first_output(runni
     # It drains, so it is not ready; what it announces still holds of what it has computed.
     running.handle(SchedulersChanged({"d0": 1}, numerics=NUMERICS), 0.4)
     asked = only(running.handle(AttemptFailed(request_id="r", attempt=1, code="draining"), 0.5), AskRoute)
-    assert asked.message.numerics == "y"
-    assert running.num_numerics_changes == 0
+    assert (asked.message.numerics, running.num_numerics_changes) == ("y", 0)
 
 
 def test_a_request_that_goes_on_under_other_numerics_is_counted_once(running: GatewayCore) -> None:
@@ -511,8 +509,7 @@ def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(wa
 
 def test_no_answer_to_submit_cancels_what_may_be_held(waiting: GatewayCore) -> None:
     ask, cancel = waiting.handle(SubmitFailed("r", 0, LOST), 5.0)
-    assert ask.attempt == 1
-    assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
+    assert (ask.attempt, cancel) == (1, SendCancel("d0", [AttemptRef("r", 0)]))
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,10 @@ def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]
 async def test_a_failed_attempt_is_not_seen(ring, client) -> None:
     ring.faults.failing_attempts, ring.faults.fail_after = 1, 4
     answer = (await complete(client)).json()
-    assert answer["choices"][0]["text"] == PROMPT
-    assert answer["usage"]["completion_tokens"] == len(PROMPT) + 1
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == (PROMPT, len(PROMPT) + 1)
     first, second = ring.seen.submits
     assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
-    assert second.prompt_ids == first.prompt_ids
-    assert second.sampling == first.sampling
+    assert (second.prompt_ids, second.sampling) == (first.prompt_ids, first.sampling)
 
 
 async def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it(ring, client) -> None:
@@ -134,8 +132,7 @@ async def test_a_missing_role_is_waited_for_and_then_503(ring, client, role: str
     assert response.status_code == 503
     assert "is ready" in response.json()["reasons"][0]
     response = await complete(client)
-    assert response.status_code == 503
-    assert response.headers["retry-after"] == "1"
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     again = asyncio.ensure_future(text_of(client))
     await asyncio.sleep(0.05)
     actor = FakeTokenizer if role == "tok0" else FakeScheduler

@@ -192,8 +192,7 @@ def test_whole_responses_are_in_order(name: str) -> None:
     answer: Any = whole_response(head, made)
     assert answer.object == name
     texts = [choice.message.content if name == "chat.completion" else choice.text for choice in answer.choices]
-    assert texts == ["a", "b"]
-    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert (texts, [choice.finish_reason for choice in answer.choices]) == (["a", "b"], ["length", "length"])
 
 
 def event(data: bytes) -> Any:
@@ -231,8 +230,7 @@ def test_text_chunks_with_usage() -> None:
     }
     assert event(writer.delta(0, "x", None, usage))["usage"]["completion_tokens"] == 5
     last = event(writer.usage(usage))
-    assert last["choices"] == []
-    assert last["usage"]["total_tokens"] == 15
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 15)
 
 
 def test_errors_are_events_too() -> None:

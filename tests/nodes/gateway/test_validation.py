@@ -70,9 +70,7 @@ def test_everything_set() -> None:
     assert (job.stop.max_tokens, job.stop.min_tokens, job.stop.stop, job.stop.stop_token_ids) == (9, 3, ["x"], [5])
     assert job.stop.include_stop
     assert job.stop.ignore_eos
-    assert job.sampling.logit_bias == {7: -100, 8: 2.5}
-    assert job.sampling.top_k == 0
-    assert job.seed == 2**63 - 1
+    assert (job.sampling.logit_bias, job.sampling.top_k, job.seed) == ({7: -100, 8: 2.5}, 0, 2**63 - 1)
     assert job.prepare.extra_key == "s"
     assert not job.prepare.add_special_tokens
     assert not job.skip_special_tokens
@@ -86,8 +84,7 @@ def test_null_is_as_if_it_were_not_there() -> None:
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
     job = chat(max_tokens=5, max_completion_tokens=6)
-    assert job.stop.max_tokens == 6
-    assert job.max_tokens_param == "max_completion_tokens"
+    assert (job.stop.max_tokens, job.max_tokens_param) == (6, "max_completion_tokens")
     assert chat(max_tokens=5).max_tokens_param == "max_tokens"
 
 
@@ -109,8 +106,7 @@ def test_messages_reach_the_tokenizer_as_they_are() -> None:
     messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tool","content":"é"}]'
     body = f'{{"messages": {messages}, "chat_template_kwargs": {{"think": [1]}}, "add_generation_prompt": false}}'
     prepare = VALIDATOR.chat(body.encode(), "chatcmpl-1").prepare
-    assert prepare.chat == messages.encode()
-    assert prepare.chat_template_kwargs == b'{"think": [1]}'
+    assert (prepare.chat, prepare.chat_template_kwargs) == (messages.encode(), b'{"think": [1]}')
     assert prepare.add_generation_prompt is False
     assert prepare.continue_final_message is False
 

@@ -104,8 +104,7 @@ def test_nonsense_costs_its_worker_the_place_and_nobody_a_token(liar: Liar, name
     assert liar.num_lies > 0
     assert all(request.finish for request in [*early, late])
     assert all(request.attempt == 0 for request in [*early, late]), "nobody had to go elsewhere"
-    assert world.workers["w-m"].epoch == 2
-    assert liar.figures["mesh_scheduler_workers_fenced_total"] == 1
+    assert (world.workers["w-m"].epoch, liar.figures["mesh_scheduler_workers_fenced_total"]) == (2, 1)
     assert liar.figures['mesh_scheduler_results_refused_total{reason="malformed"}'] == 1
     # Said once for the fencing, and again for the death.
     assert [ready for _, _, ready in world.announced] == [True, False, False, True]

@@ -105,5 +105,4 @@ def test_the_last_one_running_gets_the_pages_of_those_who_may_not_come() -> None
     other = heirs.world.submit(prompt(9, 7), "m", max_tokens=30, ignore_eos=True)
     while not other.finish:
         heirs.world.flush()
-    assert len(core.recovered) == 0
-    assert other.finish == "length"
+    assert (len(core.recovered), other.finish) == (0, "length")
