@@ -27,11 +27,9 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
-from nodes.kv_agent.events import OpenAsked, PeerGone
 from nodes.protocol import Load
 from nodes.registry.actor import RegistryActor
 from tests.mesh.mesh_under_test import until
-from tests.nodes.kv_agent.one_by_one import together
 from tests.nodes.kv_agent.two_schedulers import (
     LAYOUT,
     NUM_PAGES,
@@ -238,24 +236,6 @@ async def test_pages_that_moved_on_before_the_copy(world: World) -> None:
     await world.order(source, [1], [1])
     assert await world.d.fails() == "stale_pages"
     assert not any(to_pool.pages_view)
-
-
-async def test_answers_to_calls_that_are_gone_and_events_inside_events(world: World) -> None:
-    [agent] = await world.agents(config("d"))
-    stranger = Address("X", 1)
-    message = grant([1])
-    agent._handle(OpenAsked(77, stranger, together(message)))
-    agent._handle(OpenAsked(78, Address("D", 1), together(message)))
-    assert agent.stats()["mesh_kv_grants_open"] == 1
-    perform = agent._perform
-
-    def nested(command: object) -> None:
-        agent._handle(PeerGone(Address("D", 1), "lost while it is answered"))
-        perform(command)
-
-    agent._driver._perform = nested
-    agent._handle(OpenAsked(79, Address("D", 1), together(grant([2], "h"))))
-    assert agent.stats()["mesh_kv_grants_open"] == 0
 
 
 # taking possession

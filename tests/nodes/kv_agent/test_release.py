@@ -2,10 +2,10 @@
 
 import asyncio
 import errno
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvstore.errors import PoolDenied, PoolMismatch
@@ -24,7 +24,8 @@ from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, 
 from nodes.roles import NODE_CODEC
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.mesh.mesh_under_test import until
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder, World, config, grant, ready
+from tests.nodes.kv_agent import two_schedulers
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder, World, config, grant, ranks_of, ready
 
 
 class Worker(Actor):
@@ -52,15 +53,8 @@ class Worker(Actor):
         call.reply(answer(group=order.group, number=order.number))
 
 
-async def becomes(
-    world: World, question: ReleaseMemory | ResumeMemory, state: str, agent: str = "agent-0"
-) -> MemoryList:
-    for _ in range(200):
-        found = await world.ask(world.d, agent, question)
-        if all(one.state == state for one in found.groups):
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError(found)
+async def becomes(world: World, desired: Any, state: str, agent: str = "agent-0") -> MemoryList:
+    return await two_schedulers.becomes(partial(world.ask, world.d, agent), desired, state)
 
 
 async def started(world: World, *agents: KVAgent) -> Worker:
@@ -109,9 +103,7 @@ async def test_the_file_shrinks_and_the_pool_comes_back_as_another(world: World,
 
 
 async def test_keeping_weights_that_end_with_their_rank_is_refused(world: World) -> None:
-    layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=2) for rank in range(2)]
-    pools = [PoolConfig(group="d", num_pages=NUM_PAGES, layout=layout) for layout in layouts]
-    worker = await started(world, KVAgent(config(pools=pools), world.host))
+    worker = await started(world, KVAgent(config(pools=ranks_of("d", 2)), world.host))
     with pytest.raises(RemoteError, match="cannot be kept") as caught:
         await world.ask(world.d, "agent-0", ReleaseMemory(keep_weights=True))
     assert (caught.value.code, caught.value.retryable) == ("keep_weights", False)
@@ -161,11 +153,7 @@ async def test_a_foreign_agent_lets_go_of_what_it_reads(world: World) -> None:
 async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
     world: World, is_closed: bool, num_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pools(group: str) -> list[PoolConfig]:
-        layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
-        return [PoolConfig(group=group, num_pages=NUM_PAGES, layout=layout) for layout in layouts]
-
-    near, far = KVAgent(config(pools=pools("d")), world.host), KVAgent(config(pools=pools("p")), world.host)
+    near, far = (KVAgent(config(pools=ranks_of(group, num_ranks)), world.host) for group in "dp")
     await started(world, near, far)
     source, _, _ = await world.pools("agent-1")
     ask = near.ctx.ask
