@@ -215,14 +215,9 @@ class SimulatedMesh:
 
     def _worker_config(self, group: str, model: str, rank: int) -> WorkerConfig:
         return WorkerConfig(
-            group=group,
-            model=model,
-            agent=self.agent_of(group),
-            tp_rank=rank,
-            tp_size=self.tp_size(group),
-            workers=self.worker_ids(group),
-            adopt_grace_s=1.0,
-        )
+            group=group, model=model, agent=self.agent_of(group), tp_rank=rank, tp_size=self.tp_size(group),
+            workers=self.worker_ids(group), adopt_grace_s=1.0,
+        )  # fmt: skip
 
     def _worker(self, config: WorkerConfig) -> SlowWorker:
         actor_id = self.worker_ids(config.group)[config.tp_rank]

@@ -44,13 +44,9 @@ LOST = Failure("deadline_exceeded", "no answer")
 
 def opened(request_id: str = "r", *, max_tokens: int = 8, route: Route | None = None) -> Opened:
     return Opened(
-        request_id=request_id,
-        prompt_ids=[1, 2, 3],
-        sampling=Sampling(),
-        stop=StopRules(max_tokens),
-        route=route or Route(decode="d0", detokenizer="t0", prefill="p0"),
-        arrived_at=0.0,
-    )
+        request_id=request_id, prompt_ids=[1, 2, 3], sampling=Sampling(), stop=StopRules(max_tokens),
+        route=route or Route(decode="d0", detokenizer="t0", prefill="p0"), arrived_at=0.0,
+    )  # fmt: skip
 
 
 def delta(position: int, token_ids: list[int], offset: int, text: str, **fields: Any) -> TextDelta:

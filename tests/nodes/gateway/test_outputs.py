@@ -24,15 +24,11 @@ def end(reason: str | None = "stop", failure: Failure | None = None, cached: int
 def generation(num_prompts: int, n: int, *, whole: bool = False) -> Generation:
     requests = [
         Opened(
-            request_id=str(i),
-            prompt_ids=[1] * (10 + i // n),
-            sampling=Sampling(),
-            stop=StopRules(9),
-            route=Route(decode="d"),
-            arrived_at=0.0,
+            request_id=str(i), prompt_ids=[1] * (10 + i // n), sampling=Sampling(), stop=StopRules(9),
+            route=Route(decode="d"), arrived_at=0.0,
         )
         for i in range(num_prompts * n)
-    ]
+    ]  # fmt: skip
     return Generation(requests, CallOutput(len(requests), whole=whole), num_prompts)
 
 

@@ -44,28 +44,11 @@ def test_defaults() -> None:
 
 def test_everything_set() -> None:
     job = text(
-        model="m",
-        n=2,
-        stream=True,
-        stream_options={"include_usage": True, "continuous_usage_stats": True},
-        max_tokens=9,
-        min_tokens=3,
-        temperature=0,
-        top_p=0.5,
-        top_k=-1,
-        min_p=0.1,
-        seed=-1,
-        stop="x",
-        stop_token_ids=[5],
-        include_stop_str_in_output=True,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        add_special_tokens=False,
-        logit_bias={"7": -100, "8": 2.5},
-        priority=-3,
-        cache_salt="s",
-        user="u",
-    )
+        model="m", n=2, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True},
+        max_tokens=9, min_tokens=3, temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=-1, stop="x",
+        stop_token_ids=[5], include_stop_str_in_output=True, ignore_eos=True, skip_special_tokens=False,
+        add_special_tokens=False, logit_bias={"7": -100, "8": 2.5}, priority=-3, cache_salt="s", user="u",
+    )  # fmt: skip
     assert (job.n, job.stream, job.include_usage, job.continuous_usage) == (2, True, True, True)
     assert (job.stop.max_tokens, job.stop.min_tokens, job.stop.stop, job.stop.stop_token_ids) == (9, 3, ["x"], [5])
     assert job.stop.include_stop

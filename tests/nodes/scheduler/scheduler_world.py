@@ -468,18 +468,11 @@ class World:
 
     def send_submit(self, request: Request) -> None:
         message = Submit(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            gateway=EDGE,
-            detokenizer=EDGE,
-            prompt_ids=request.prompt,
-            sampling=Sampling(seed=7),
-            stop=request.stop,
+            request_id=request.request_id, attempt=request.attempt, gateway=EDGE, detokenizer=EDGE,
+            prompt_ids=request.prompt, sampling=Sampling(seed=7), stop=request.stop,
             output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
-            prefill=request.prefill,
-            extra_key=request.extra_key,
-            priority=request.priority,
-        )
+            prefill=request.prefill, extra_key=request.extra_key, priority=request.priority,
+        )  # fmt: skip
         self.ask_from_edge(request.scheduler, message)
 
     def ask_from_edge(self, scheduler: str, message: Any) -> None:
