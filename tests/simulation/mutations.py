@@ -87,7 +87,7 @@ def _unlocked(lock: Any, self: RadixTree, match: Any) -> Any:
 
 
 def _do_not_answer_zombies(on_delta: Any, self: GatewayCore, delta: Any, now: float) -> None:
-    log = self._requests.get(delta.request_id)
+    log = self.requests.get(delta.request_id)
     if log is not None and delta.attempt >= log.attempt and log.phase <= Phase.RUNNING:
         on_delta(self, delta, now)
 

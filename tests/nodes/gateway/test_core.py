@@ -198,7 +198,7 @@ def test_a_gap_in_text_alone_is_asked_for_from_the_start(running: GatewayCore) -
 
 
 def test_what_comes_beside_tokens_is_kept_by_position_over_repeats_and_attempts(running: GatewayCore) -> None:
-    log = running._requests["r"]
+    log = running.requests["r"]
     running.handle(batch(delta(0, [7, 8], 0, "ab", extras=[b"0", b""])), 0.1)
     running.handle(batch(delta(0, [7, 8, 9], 0, "abc", extras=[b"!", b"!", b"2"])), 0.2)
     running.handle(batch(delta(3, [10], 3, "d")), 0.3)

@@ -211,7 +211,7 @@ async def test_a_member_of_a_host_that_serves_something_else_ends_and_is_told_wh
     await stray.start()
     assert await stray.shutdown_asked() == "wrong_spec"
     assert isinstance(stray.over, WrongSpec)
-    assert "page size is 32 here and 16 in the mesh" in stray.over.message
+    assert "page size" in stray.over.message
     assert mesh.members() == ["ours#1", "registry#1"]
     listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
     assert (listed.spec, listed.settings) == (config.spec, config.settings)

@@ -142,7 +142,7 @@ def test_epochs_of_who_has_left_do_not_come_again(core):
     for number in range(5000):
         join(core, member(f"client-{number}"), LEASE)
     core.expire(3 * LEASE)
-    assert len(core._departed) == 4096
+    assert len(core.departed) == 4096
 
 
 def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():

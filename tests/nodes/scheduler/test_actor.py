@@ -149,7 +149,7 @@ async def test_what_goes_first_is_as_the_settings_say(
     monkeypatch.setattr(policy, "priority", lambda self, run: ordered.append(type(self)) or order(self, run))
     one, _, _ = actor(config=msgspec.structs.replace(CONFIG, eviction=eviction))
     await one.start()
-    blocks = one._core.cache.start([5, 6, 7, 8, 9])
+    blocks = one.core.cache.start([5, 6, 7, 8, 9])
     assert blocks.reserve(4)
     blocks.advance([5, 6, 7, 8])
     blocks.release()
@@ -173,7 +173,7 @@ async def test_a_pool_that_was_made_again_ends_the_scheduler(actor: Maker) -> No
 async def test_supervisors_say_who_stays_away_and_nobody_else(actor: Maker) -> None:
     one, ctx, _ = actor()
     await one.start()
-    core = one._core
+    core = one.core
     said = {"nonsense": {"drained": "w"}, "supervisor": {"drained": {"w": 3}}}
     for name, attributes in said.items():
         supervisor = Member(name, "supervisor", 1, Endpoint("", ""), attributes=attributes)
@@ -207,7 +207,7 @@ async def test_one_request(actor: Maker) -> None:
     cancel = RecordedCall(CancelAttempts(attempts=[AttemptRef("r", 0), AttemptRef("q", 0)]), G)
     one.on_ask(cancel)
     await asyncio.sleep(0.2)
-    one._core.assert_idle()
+    one.core.assert_idle()
     assert {topic for topic, _ in ctx.published} == {"kv_events", "load"}
 
 

@@ -132,7 +132,7 @@ async def test_what_cannot_be_served_is_refused_by_name(mesh):
     assert await failure(mesh, chat("x" * 64)) == ("context_length_exceeded", "messages", False)
     # The template stops rendering, in a process of its own that knows characters only.
     assert await failure(mesh, chat("x" * 10_000_000)) == ("context_length_exceeded", "messages", False)
-    with pytest.raises(RemoteError, match=r"maximum context length is 64 tokens\. However, there are more"):
+    with pytest.raises(RemoteError, match="64 tokens"):
         await ask(mesh, chat("x" * 10_000_000))
     assert await failure(mesh, chat([{"type": "image_url"}])) == ("unsupported_content", "messages", False)
     assert await failure(mesh, Prepare(request_id="r", chat=b"{")) == ("template_error", "messages", False)
