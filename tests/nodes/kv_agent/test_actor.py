@@ -195,6 +195,7 @@ async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
     await asyncio.gather(closing, return_exceptions=True)
     await until(lambda: not agent._calls)
     await until(lambda: not agent.stats()["mesh_kv_grants_open"], 30.0)
+    assert (await world.ask(world.d, "agent-0", MapPool(group="d"))).group == "d", "it goes on when the copy has ended"
 
 
 async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
