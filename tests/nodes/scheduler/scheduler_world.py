@@ -648,3 +648,10 @@ class World:
             core.assert_idle()
         for agent in self.agents.values():
             assert not agent.core.num_live
+
+
+def started(**more: Any) -> World:
+    """A world that has taken its workers; of one group, unless something else is said."""
+    world = World(**{"num_pages": {"m": 60}, **more})
+    world.flush()
+    return world

@@ -7,6 +7,7 @@ import pytest
 from kvstore.protocol import CacheCleared, CacheEvents, PageStored
 from mesh.address import Address
 from nodes.protocol import (
+    Adopt,
     Adopted,
     AttemptFailed,
     CancelPrefill,
@@ -24,6 +25,7 @@ from nodes.protocol import (
 from nodes.protocol.steps import RowColumn
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.scheduler.cache_news import RESTATE_PAUSE_S
+from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
     Announce,
     Answered,
@@ -42,14 +44,8 @@ from nodes.scheduler.events import (
 )
 from nodes.scheduler.sequence import Stage
 from nodes.worker.core import AdoptArrived
-from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token, prompt
+from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token, prompt, started
 from tests.nodes.step_plans import column
-
-
-def started(**more) -> World:
-    world = World(**{"num_pages": {"m": 60}, **more})
-    world.flush()
-    return world
 
 
 def stopping(number: int) -> list[int]:
@@ -292,9 +288,8 @@ def test_depth_one_where_nothing_can_overlap() -> None:
 
 def test_a_small_worker_gets_small_steps() -> None:
     world = World(num_pages={"m": 60})
-    core = world.cores["m"]
     world.links.clear()
-    world.workers["w-m"].handle(AdoptArrived(core.pipeline._asks.get(("adopt", "")).message, None))
+    world.workers["w-m"].handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), None))
     adopted = Adopted(worker_epoch=1, numerics="", vocab_size=997, max_batch_tokens=6)
     world.event("m", Answered(("adopt", ""), adopted))
     for base in range(4):
@@ -360,12 +355,18 @@ def test_preemption_at_depth_one_and_two_gives_the_same_tokens(seed) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_the_last_one_takes_back_what_is_lent() -> None:
-    world = started(num_pages={"d": 31, "p": 60})
-    lone = world.submit(prompt(40), "d", max_tokens=70, ignore_eos=True)
-    core = world.cores["d"]
+def running_alone(world: World, group: str) -> tuple[Request, SchedulerCore]:
+    """A request that needs more pages than are expected of it."""
+    lone = world.submit(prompt(40), group, max_tokens=70, ignore_eos=True)
+    core = world.cores[group]
     world.until(lambda: core.results.num_output_tokens >= 1)
     core.growth.new_token_ratio = 0.1
+    return lone, core
+
+
+def test_the_last_one_takes_back_what_is_lent() -> None:
+    world = started(num_pages={"d": 31, "p": 60})
+    lone, core = running_alone(world, "d")
     other = world.submit(prompt(60, 5), "d", prefill="p", max_tokens=3)
     world.flush("w-p")
     assert (lone.finish, core.grants.num_failed) == ("length", 1)
@@ -375,10 +376,7 @@ def test_the_last_one_takes_back_what_is_lent() -> None:
 
 def test_the_last_one_waits_for_what_orders_hold() -> None:
     world = started(num_pages={"d": 60, "m": 31})
-    lone = world.submit(prompt(40), "m", max_tokens=70, ignore_eos=True)
-    core = world.cores["m"]
-    world.until(lambda: core.results.num_output_tokens >= 1)
-    core.growth.new_token_ratio = 0.1
+    lone, core = running_alone(world, "m")
     world.submit(prompt(60, 5), "d", prefill="m", max_tokens=3)
     world.flush(("m", "a-d"))
     assert not lone.finish
@@ -853,6 +851,7 @@ def test_figures(world: World) -> None:
 def test_a_page_in_two_books_is_named(world: World) -> None:
     world.leave()
     core = world.cores["m"]
+    # There is no public way to what must never be.
     core.cache.blocks.allocator._states[5] = core.cache.blocks.allocator.state(0)
     with pytest.raises(AssertionError, match="page 5 is"):
         core.assert_idle()

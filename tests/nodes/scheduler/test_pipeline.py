@@ -262,6 +262,7 @@ def test_a_slow_worker_is_not_fenced_for_it(one: Bench) -> None:
     """It answers each time just before it is asked again; only answers count, not how many steps wait for them."""
     one.send(0)
     for step in range(1, 8):
+        # As after three repeats, each of which the worker would have to miss.
         one.pipeline._repeat_s = 16.0
         one.pipeline.on_repeat_due(step * 100.0)
         one.adopted(now=step * 100.0)

@@ -51,6 +51,13 @@ def running(heirs: Heirs, *lengths: int):
     return requests
 
 
+def followed(heirs: Heirs, length: int) -> SchedulerCore:
+    """The scheduler dies with one request, which does not come again."""
+    running(heirs, length)
+    heirs.world.requests.clear()
+    return heirs.die()
+
+
 def test_who_comes_again_computes_at_most_a_page_again() -> None:
     heirs = Heirs()
     requests = running(heirs, 21, 9)
@@ -85,9 +92,7 @@ def test_what_nobody_claims_is_free_after_the_lease() -> None:
 
 def test_who_is_here_does_not_wait_for_those_who_may_not_come() -> None:
     heirs = Heirs(num_pages=12)
-    running(heirs, 25)
-    heirs.world.requests.clear()
-    core = heirs.die()
+    core = followed(heirs, 25)
     assert len(core.recovered) == 1
     other = heirs.world.submit(prompt(30, 7), "m", max_tokens=8)
     began = heirs.world.now
@@ -99,9 +104,7 @@ def test_who_is_here_does_not_wait_for_those_who_may_not_come() -> None:
 
 def test_the_last_one_running_gets_the_pages_of_those_who_may_not_come() -> None:
     heirs = Heirs(num_pages=12)
-    running(heirs, 17)
-    heirs.world.requests.clear()
-    core = heirs.die()
+    core = followed(heirs, 17)
     other = heirs.world.submit(prompt(9, 7), "m", max_tokens=30, ignore_eos=True)
     while not other.finish:
         heirs.world.flush()
