@@ -137,10 +137,7 @@ class _Stream:
         )  # fmt: skip
 
     def take(self, token_ids: list[int], extras: Sequence[bytes] = (), hidden_at: int = -1) -> None:
-        """Take the next tokens, up to a stop string; the token at output position `hidden_at` has no text.
-
-        `extras` go beside them, if there are any.
-        """
+        """Take tokens and their `extras`, up to a stop string; the one at output position `hidden_at` has no text."""
         decoder, matcher = self._decoder, self._matcher
         for token_id, extra in zip(token_ids, extras or repeat(b""), strict=False):
             text = "" if self.position == hidden_at else decoder.push(token_id)

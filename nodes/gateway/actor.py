@@ -43,7 +43,6 @@ class Gateway(Actor):
 
     @property
     def service(self) -> GatewayService:
-        """Available once the actor has started."""
         assert self._service is not None, "the gateway was used before it started"
         return self._service
 
@@ -53,7 +52,7 @@ class Gateway(Actor):
         return 0 if self.server is None else self.server.port
 
     async def start(self) -> None:
-        """Listen. Raises `mesh.errors.BindError`."""
+        """Raises `mesh.errors.BindError`."""
         service = self._service = GatewayService(self.ctx, self._config, self._draw_seed)
         service.on_members(self.ctx.members.all())
         if self._serve_http:
@@ -67,19 +66,16 @@ class Gateway(Actor):
             self.ctx.announce(url=f"http://{host}:{self.server.port}")
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        """Output, or the news that an attempt is over."""
         if isinstance(message, TextBatch | AttemptFailed):
             self.service.handle(message)
         else:
             super().on_tell(sender, message, buffers)
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """Attempts of a lost scheduler go elsewhere, streams of a lost detokenizer to another one."""
         if self._service is not None:
             self._service.on_peer_lost(peer.actor_id, peer.epoch)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """A member joined, left or changed state."""
         if self._service is not None:
             self._service.on_members([*joined, *left, *changed])
 
@@ -94,14 +90,12 @@ class Gateway(Actor):
         await self.service.emptied()
 
     async def stop(self) -> None:
-        """Close the port and all connections."""
         if self._service is not None:
             self._service.stop()
         if self.server is not None:
             await self.server.stop()
 
     def stats(self) -> dict[str, float]:
-        """What is held for clients, and how often something had to be tried or sent again."""
         if self._service is None:
             return {}
         core = self._service.core

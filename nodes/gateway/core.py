@@ -89,30 +89,24 @@ class GatewayCore:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
         return len(self.requests)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no scheduler holds at the moment."""
         return sum(state.phase is not Phase.RUNNING for state in self.requests.values())
 
     @property
     def num_cancels(self) -> int:
-        """Attempts whose cancel has not been acknowledged."""
         return len(self._cancels)
 
     @property
     def is_idle(self) -> bool:
-        """No request is left, and no scheduler may still hold one for us."""
         return not self.requests and not len(self._cancels)
 
     def next_deadline(self) -> float | None:
-        """When a `Tick` is wanted at the latest; None: never."""
         return self._deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at time `now` (seconds, any origin) and say what is to be done, in order."""
         self._commands = []
         self._dispatch(event, now)
         self._commands.extend(self.resends.take())
@@ -316,7 +310,6 @@ class GatewayCore:
             self._ask_route(state)
 
     def _on_return(self, state: RequestState) -> None:
-        """Submit to the scheduler that had the request, if the request waits for it and it is back."""
         if state.awaited_epoch and returns.is_back(state, self._peers):
             self._go_back(state)
         elif state.awaited_epoch:

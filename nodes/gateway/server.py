@@ -31,7 +31,7 @@ CLOSE = (b"connection", b"close")
 
 
 def bind(config: GatewayConfig) -> socket.socket:
-    """A listening socket; port 0 lets the system choose. Raises `BindError` saying what to do about it."""
+    """Port 0 lets the system choose. Raises `BindError` saying what to do about it."""
     where = f"{config.host}:{config.port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -69,11 +69,9 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take none."""
         yield
 
     async def main_loop(self) -> None:
-        """Run until told to stop."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), CLOCK_S)
@@ -117,7 +115,6 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port of the listening socket."""
         port: int = self._listener.getsockname()[1]
         return port
 
@@ -127,7 +124,6 @@ class HttpServer:
         return len(self._server.server_state.connections)
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         # uvicorn gets no socket: its own server closes connections without a word when descriptors run out.

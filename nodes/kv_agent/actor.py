@@ -123,10 +123,7 @@ class KVAgent(Actor, HeldBy):
         self._told_refusals: set[str] = set()
 
     async def start(self) -> None:
-        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
-
-        Raises TransferError `tcp_unavailable` if it cannot listen at the configured address.
-        """
+        """Raises PoolError, or TransferError `tcp_unavailable`; nothing is left half made."""
         wake = self._waker()
         for transport in self.transports.transports:
             if where := transport.open(wake):
@@ -164,7 +161,6 @@ class KVAgent(Actor, HeldBy):
         self._handle(SourceReleased(source))
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
-        """Announcements from prefill schedulers, and pairs that were closed."""
         if isinstance(message, AnnouncePages):
             for ready in message.announced:
                 self._driver.feed(PagesAnnounced(sender, ready))
@@ -176,7 +172,6 @@ class KVAgent(Actor, HeldBy):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Asks about pools, grants, pairs and memory."""
         message = call.message
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
@@ -202,7 +197,6 @@ class KVAgent(Actor, HeldBy):
                 assert_never(message)
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """Grants of a lost holder are revoked, transfers from a lost source end."""
         self._foreign.agent_lost(peer.actor_id)
         self.transports.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
@@ -210,7 +204,6 @@ class KVAgent(Actor, HeldBy):
             self._held.on_peer_lost(peer)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Members that map a pool join, leave, or let go of it."""
         if self._held is not None:
             self._held.on_members(left)
 
@@ -242,7 +235,6 @@ class KVAgent(Actor, HeldBy):
         self._peers.clear()
 
     def stats(self) -> dict[str, float]:
-        """Grants, transfers by state, pages and bytes moved, failures by code."""
         figures = self._core.gauges()
         for group, pools in self.ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
@@ -262,7 +254,6 @@ class KVAgent(Actor, HeldBy):
             self._handled()
 
     def _handled(self) -> None:
-        """Follow up on what one event, or several, may have changed."""
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
         if self._held is not None:
@@ -299,12 +290,11 @@ class KVAgent(Actor, HeldBy):
                 assert_never(command)
 
     def _tell_news(self) -> None:
-        """Tell each scheduler its news from this turn."""
         news, self._news = self._news, {}
         for receiver, messages in news.items():
             for some in cut(messages, lambda _: _NEWS_BYTES):
-                pulled = [one for one in some if isinstance(one, PagesPulled)]
-                failed = [one for one in some if isinstance(one, TransferFailed)]
+                pulled = [news for news in some if isinstance(news, PagesPulled)]
+                failed = [news for news in some if isinstance(news, TransferFailed)]
                 self.ctx.tell(receiver, TransferNews(pulled=pulled, failed=failed))
 
     def _forget_call(self, number: int) -> None:

@@ -31,10 +31,7 @@ _MAX_DEPARTED = 4096
 
 
 class Stale(Exception):
-    """A join of an incarnation that a newer one has replaced, or that another process already is.
-
-    The next incarnation has to take an epoch above `known_epoch`.
-    """
+    """A newer incarnation, or another process, has joined; the next has to take an epoch above `known_epoch`."""
 
     def __init__(self, known_epoch: int, why: str) -> None:
         super().__init__(why)
@@ -67,10 +64,7 @@ def _everybody(_actor_id: str) -> bool:
 
 
 class RegistryCore:
-    """All leases of one registry incarnation. Times are seconds on one clock.
-
-    `check` and `may_vouch` are as those of `Credentials`.
-    """
+    """All leases of one registry incarnation, in seconds of one clock. `check`, `may_vouch`: as in `Credentials`."""
 
     def __init__(
         self,
@@ -101,11 +95,9 @@ class RegistryCore:
         return [member for member in self.members() if member.actor_id not in self._heard]
 
     def find(self, actor_id: str) -> Member | None:
-        """The member of this id, if there is one."""
         return self._members.get(actor_id)
 
     def knows(self, address: Address) -> bool:
-        """Whether this incarnation is a member."""
         member = self._members.get(address.actor_id)
         return member is not None and member.epoch == address.epoch
 
@@ -115,10 +107,8 @@ class RegistryCore:
         self._expiry[member.actor_id] = FOREVER
 
     def join(self, request: Join, now: float, told: int | None = None) -> JoinOutcome:
-        """Open or update a membership. A joiner at version `told` (default: the last) or later gets no snapshot.
-
-        Raises `Stale` for an incarnation that a newer one has replaced, and `FrameRefused` for a joiner that has not
-        proved who it is.
+        """A joiner at version `told` (default: the last) or later gets no snapshot. Raises `Stale` for an incarnation
+        that a newer one has replaced, and `FrameRefused` for a joiner that has not proved who it is.
         """
         member = request.member
         known = self._members.get(member.actor_id)

@@ -169,7 +169,6 @@ class SchedulerActor(Actor):
             raise
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        """Results, transfers, handoffs, streams; see `Actor.on_tell`."""
         if isinstance(message, StepResult):
             # The wake follows right here, so none needs to be scheduled for the end of the turn.
             self._is_waking = True
@@ -179,7 +178,6 @@ class SchedulerActor(Actor):
             self._handle(Told(sender, message))
 
     def on_ask(self, call: Call) -> None:
-        """Attempts and prefills, and memory to let go of; see `Actor.on_ask`."""
         if isinstance(call.message, LetGo):
             self._let_go(call, call.message)
         elif self.core is None:
@@ -222,14 +220,12 @@ class SchedulerActor(Actor):
             await self._drained.wait()
 
     async def stop(self) -> None:
-        """Unmap the pool, which belongs to the agent."""
         self._timer.cancel()
         self.core = None
         if self._pool is not None:
             self._pool.close()
 
     def totals(self) -> dict[str, float]:
-        """Tokens computed, of prompts and output, and tokens drawn."""
         if self.core is None:
             return {}
         results = self.core.results
@@ -240,7 +236,6 @@ class SchedulerActor(Actor):
 
     @override
     def stats(self) -> dict[str, float]:
-        """Gauges, by the names in `metrics.py`."""
         return {} if self.core is None else self.core.stats()
 
     # inside

@@ -118,7 +118,6 @@ class ChildRenderer(Renderer):
 
     @override
     async def stop(self) -> None:
-        """Kill and reap the child."""
         child, self.child = self.child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -105,7 +105,6 @@ class _Scheduler:
         self.num_recent_tokens = 0
 
     def remember(self, now: float, num_tokens: int) -> None:
-        """Count a choice against the scheduler."""
         self.recent.append((now, num_tokens))
         self.num_recent_tokens += num_tokens
 
@@ -129,11 +128,9 @@ class RoutingCore:
 
     @property
     def num_indexed_pages(self) -> int:
-        """Pages in all indices together."""
         return sum(len(scheduler.index) for scheduler in self.schedulers.values())
 
     def handle(self, event: Event) -> list[Command]:
-        """Take an event; returns which schedulers to follow or unfollow because of it."""
         if isinstance(event, MembersChanged):
             return self._take_members(event.members)
         if isinstance(event, LinkLost):

@@ -84,11 +84,11 @@ async def test_on_a_full_disk_who_died_comes_back_and_it_is_said(
     directory.issue("gateway-0", 1)
     monkeypatch.setattr(Path, "write_bytes", full)
     forked = Mock()
-    keeper._zygote = forked
+    keeper._starter = forked
     keeper._exited(Address("gateway-0", 1), -signal.SIGKILL)
-    while not forked.fork.called:
+    while not forked.start.called:
         await asyncio.sleep(0.01)
-    assert forked.fork.call_args.args[0].epoch == 2
+    assert forked.start.call_args.args[1] == 2
     assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
     told = [call.args[0] for call in keeper._record.trouble.call_args_list]
     assert any("no room in" in line and "make room" in line for line in told)
@@ -126,7 +126,7 @@ async def test_a_restart_that_replaces_a_damaged_record_of_epochs_says_so(
     record.write_text("{")
     keeper.restart(["gateway"], stay_away=False)
     record.write_text("{")
-    keeper._zygote = Mock()
+    keeper._starter = Mock()
     keeper._exited(Address("gateway-0", 1), 0)
     told = [call.args[0] for call in keeper._record.trouble.call_args_list]
     assert [line.startswith(f"{record} is damaged (") for line in told] == [True, True]
@@ -152,17 +152,17 @@ async def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_k
     keeper: ProcessKeeper, directory: MeshDirectory, known: int, next_epoch: int
 ) -> None:
     """One that no file could hold is somebody's nonsense, and not taken over."""
-    forked = keeper._zygote = Mock()
+    forked = keeper._starter = Mock()
     directory.write_error(Address("gateway-0", 1), StartError("replaced", known))
     keeper._exited(Address("gateway-0", 1), 1)
-    while not forked.fork.called:
+    while not forked.start.called:
         await asyncio.sleep(0.01)
-    assert forked.fork.call_args.args[0].epoch == next_epoch
+    assert forked.start.call_args.args[1] == next_epoch
     assert directory.epochs() == {"gateway-0": next_epoch}
 
 
 async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(keeper: ProcessKeeper) -> None:
-    keeper._zygote = Mock()
+    keeper._starter = Mock()
     order = Mock()
     order.attach_mock(keeper._listeners.drained, "drained")
     order.attach_mock(keeper._children.signal, "signal")

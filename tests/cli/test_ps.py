@@ -14,7 +14,7 @@ from cli.errors import NotRunning
 from cli.exit_codes import ExitCode
 from cli.protocol import ActorList, ActorStatus, ListActors
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.keeper import _notes
+from cli.supervisor.kept_actor import fallback_notes
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.actor_figures import ActorFigures
@@ -31,8 +31,8 @@ def member(**attributes: object) -> Member:
 
 
 def test_what_an_agent_fell_back_to_is_a_note() -> None:
-    assert _notes(member(fallbacks=FALLBACKS)) == [NOTE]
-    assert _notes(member(fallbacks={})) == _notes(member()) == []
+    assert fallback_notes(member(fallbacks=FALLBACKS)) == [NOTE]
+    assert fallback_notes(member(fallbacks={})) == fallback_notes(member()) == []
 
 
 class Meshes:

@@ -314,6 +314,7 @@ def test_what_another_actor_took_from_the_pipe_is_not_its_end(short_path):
     """All actors of a supervisor hold the same pipe: one reads what is written there, the others find nothing."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
+    # Not `run_actor`: that the pipe is found empty depends on which of two processes looks first.
     process = _Process(Recorder(), Address("x", 1), ZeroMQOptions(run_directory=RunDirectory(short_path)), 1.0)
     loop = asyncio.new_event_loop()
     try:

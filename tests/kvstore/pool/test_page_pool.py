@@ -95,13 +95,9 @@ def test_a_header_that_does_not_fit_is_refused(host: MemoryHost) -> None:
 def damage(host: MemoryHost, offset: int, data: bytes) -> str:
     """A pool whose header bytes are replaced from `offset` on."""
     pool = host.create("kv-a", INFO)
+    # The whole of it, that the views are parts of.
+    pool.pages_view.obj[offset : offset + len(data)] = data
     pool.close()
-    if isinstance(host, HeapHost):
-        host._pools[pool.path][offset : offset + len(data)] = data
-    else:
-        with open(pool.path, "r+b") as file:
-            file.seek(offset)
-            file.write(data)
     return pool.path
 
 

@@ -160,6 +160,7 @@ async def test_who_asks_a_peer_that_is_lost_on_the_way_is_told_once(met):
             met.system.links.lose(PEER, "two says so")
 
     met.actor.on_peer_lost = on_peer_lost
+    # Both in one step of the core: what the links carry out goes one after the other.
     for other in others:
         met.system.links._core.lose(other.peer, "gone")
     met.system.links.beat()
