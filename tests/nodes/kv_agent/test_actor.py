@@ -39,6 +39,7 @@ from tests.nodes.kv_agent.two_schedulers import (
     World,
     config,
     grant,
+    maps_others,
     ready,
 )
 
@@ -213,7 +214,7 @@ async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
     monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
     await world.order(source, [1], [1])
     assert await world.d.fails() == "source_lost"
-    assert not near._peers
+    assert not maps_others(near)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

@@ -25,7 +25,18 @@ from nodes.roles import NODE_CODEC
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent import two_schedulers
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder, World, config, grant, ranks_of, ready
+from tests.nodes.kv_agent.two_schedulers import (
+    LAYOUT,
+    NUM_PAGES,
+    SIZE,
+    Holder,
+    World,
+    config,
+    grant,
+    maps_others,
+    ranks_of,
+    ready,
+)
 
 
 class Worker(Actor):
@@ -162,7 +173,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
     async def let_go() -> None:
         order = LetGo(group="p", number=1, is_kv=True, weights="")
         assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
-        assert not near.transports.transports[0]._peers
+        assert not maps_others(near)
 
     async def ask_and_let_go(agent: str, question: Any, **options: Any) -> Any:
         answer = await ask(agent, question, **options)
@@ -186,7 +197,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
         assert await world.d.fails() == "memory_released"
         await let_go()
     await asyncio.sleep(0.5)
-    assert not near.transports.transports[0]._peers
+    assert not maps_others(near)
     assert near.stats()["mesh_kv_foreign_pools"] == 0
 
 
@@ -206,7 +217,7 @@ async def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(
     monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
     await world.order(source, [1, 2], [4, 5])
     assert await world.d.fails() == "memory_released"
-    assert not near.transports.transports[0]._peers
+    assert not maps_others(near)
 
 
 @pytest.mark.parametrize("is_freed", [True, False])

@@ -187,6 +187,11 @@ class World(Members):
         self.p.announce("agent-0", ready(source, source_pages))
 
 
+def maps_others(agent: KVAgent) -> bool:
+    """Whether another agent's pool is mapped. By a private name: figures count only what the agent knows of."""
+    return bool(agent.transports.transports[0]._peers)
+
+
 def run_all_pages(host: MemoryHost, handle: PoolHandle) -> PagePool:
     """The pool with a page table that says what `grant` and `ready` say: all pages are running ones of generation 7."""
     pool = host.open(handle.path, writable=True)

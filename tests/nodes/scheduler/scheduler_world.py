@@ -418,12 +418,14 @@ class World:
         if pending is not None and pending[0] in self.cores:
             self.event(pending[0], AskFailed(pending[1], code))
 
-    def members(self) -> None:
+    def ready(self) -> dict[str, ReadyPeer]:
         ready = {name: ReadyPeer(SCHEDULER, core.address.epoch) for name, core in self.cores.items()}
         ready |= {name: ReadyPeer(KV_AGENT, 1) for name in self.agents}
-        ready[EDGE] = ReadyPeer(DETOKENIZER, self.detokenizer_epoch)
+        return ready | {EDGE: ReadyPeer(DETOKENIZER, self.detokenizer_epoch)}
+
+    def members(self) -> None:
         for name in self.cores:
-            self.event(name, MembersChanged({key: peer for key, peer in ready.items() if key not in self.down}))
+            self.event(name, MembersChanged({key: peer for key, peer in self.ready().items() if key not in self.down}))
 
     def lose(self, actor_id: str, epoch: int | None = None) -> None:
         """Everyone hears that an incarnation is gone; what was on its links is lost."""

@@ -154,6 +154,7 @@ def test_a_request_that_makes_workers_answer_nonsense_fails_alone(liar: Liar) ->
     liar.until_epoch = 1000
 
     def lie(result: StepResult) -> list[StepResult]:
+        # By a private name: a result says nothing of whose rows they were.
         sent = next((sent for sent in core.pipeline._sent if sent.plan.step == result.step), None)
         hit = sent is not None and any(one.request_id == culprit.request_id for one in sent.step.sequences)
         return [altered(result, token_ids=[])] if hit else [result]

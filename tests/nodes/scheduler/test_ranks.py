@@ -15,7 +15,7 @@ from nodes.protocol import Adopt, Adopted, Fence, RowError, StepResult
 from nodes.roles import WORKER
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
-from nodes.scheduler.events import MembersChanged, ReadyPeer
+from nodes.scheduler.events import ReadyPeer
 from nodes.scheduler.worker_link.ranks import AdoptedRanks
 from tests.nodes.scheduler.scheduler_world import PAGE, Packet, Worker, World, prompt
 
@@ -158,11 +158,8 @@ class RankWorld(World):
         else:
             super().at_worker(name, packet)
 
-    def members(self) -> None:
-        super().members()
-        ready = {name: ReadyPeer(WORKER, self.workers[name].epoch) for name in self.group_of}
-        core: Any = self.cores["m"]
-        self.event("m", MembersChanged({**core._ready, **ready}))
+    def ready(self) -> dict[str, ReadyPeer]:
+        return super().ready() | {name: ReadyPeer(WORKER, self.workers[name].epoch) for name in self.group_of}
 
     def refuse(self, packet: Packet, code: str) -> None:
         self.calls[packet.ask_id] = packet
