@@ -36,7 +36,7 @@ def no_items(*arguments: Any, **options: Any) -> list[Any]:
 
 
 def returns(value: Any) -> Callable[..., Any]:
-    """To plant a function that returns this, whatever it is given. Of lists callers want one of their own: `no_items`."""
+    """To plant a function that returns this, whatever it is given. A list would be shared: see `no_items`."""
     return lambda *_, **__: value
 
 

@@ -85,7 +85,7 @@ class DecodeHandoffQueue:
         self.pool = pool
         self._layout_digest = pool.layout.digest
         self._holder = holder
-        self.nonce = nonce
+        self.grant_nonce = nonce
         self._outbox = outbox
         self._deadlines = deadlines
         self._asks = asks
@@ -133,7 +133,7 @@ class DecodeHandoffQueue:
         self._count += 1
         # Holder and count alone would repeat if an epoch does, or if this core is made anew after a release of memory.
         # A prefill scheduler remembers cancelled ids: after such a repetition one refused 112 of 112 handoffs.
-        grant_id = f"{self._holder}/{self.nonce}.{self._count}"
+        grant_id = f"{self._holder}/{self.grant_nonce}.{self._count}"
         deadline = now + self._config.handoff_timeout_s
         self._handoffs[grant_id] = Handoff(grant_id, sequence, lent, now, deadline)
         message = OpenGrant(
