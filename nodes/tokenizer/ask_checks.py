@@ -38,14 +38,14 @@ class AskChecks:
             parent_pid=os.getpid(),
             checks_asks=True,
         )
-        self._child = BoundedChild(setup, limits, InvalidValue, "checks schemas") if use_process else None
+        self.child = BoundedChild(setup, limits, InvalidValue, "checks schemas") if use_process else None
         self._tell = tell
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def num_killed(self) -> int:
         """Children that were killed, or died, in the middle of a check."""
-        return self._child.num_killed if self._child is not None else 0
+        return self.child.num_killed if self.child is not None else 0
 
     def have_passed(self, asks: Sequence[Asked]) -> bool:
         """Whether all of them have been checked before."""
@@ -66,11 +66,11 @@ class AskChecks:
 
     async def stop(self) -> None:
         """Leave nothing behind."""
-        if self._child is not None:
-            await self._child.stop()
+        if self.child is not None:
+            await self.child.stop()
 
     async def _notes_of(self, one: Asked) -> str:
-        if self._child is None:
+        if self.child is None:
             try:
                 return "\n".join(check_asks([one]))
             except InvalidAsk as error:
@@ -80,7 +80,7 @@ class AskChecks:
         def failed(how: str) -> InvalidValue:
             return InvalidValue(f"'{param}' is too complex: compiling it {how}. Make it simpler.", param)
 
-        return (await self._child.ask(frame(AsksToCheck(asks=[one])), _MAX_CHARS, failed)).text
+        return (await self.child.ask(frame(AsksToCheck(asks=[one])), _MAX_CHARS, failed)).text
 
 
 def _digest(one: Asked) -> bytes:

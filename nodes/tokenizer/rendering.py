@@ -64,30 +64,30 @@ class ChildRenderer(Renderer):
             parent_pid=os.getpid(),
         )
         self._max_chars = max_chars
-        self._child = BoundedChild(setup, limits, _failed, "renders chat templates")
+        self.child = BoundedChild(setup, limits, _failed, "renders chat templates")
 
     @property
     def num_killed(self) -> int:
         """Children that were killed, or died, in the middle of a rendering."""
-        return self._child.num_killed
+        return self.child.num_killed
 
     @override
     async def start(self) -> str:
         """Warm the child. A template that cannot be used is reported here, and is an error of each `render`."""
         try:
-            await self._child.warm()
+            await self.child.warm()
         except TemplateError as error:
             return error.message
-        return self._child.problem
+        return self.child.problem
 
     @override
     async def render(self, request: ChatRequest) -> str:
         """Raises Overloaded if too many wait or no process can be started."""
-        return (await self._child.ask(frame(request), max(self._max_chars, request.max_chars))).text
+        return (await self.child.ask(frame(request), max(self._max_chars, request.max_chars))).text
 
     @override
     async def stop(self) -> None:
-        await self._child.stop()
+        await self.child.stop()
 
 
 def _failed(how: str) -> TemplateError:

@@ -94,7 +94,7 @@ async def test_a_child_that_dies_is_the_error_of_whom_it_worked_for(checks):
     await checks.check(asked("regex", "a"))
     endless = asyncio.ensure_future(checks.check(asked("json", ENDLESS)))
     await asyncio.sleep(0.2)
-    os.kill(checks._child.pid, signal.SIGKILL)
+    os.kill(checks.child.pid, signal.SIGKILL)
     with pytest.raises(InvalidValue, match="crashed"):
         await endless
     await checks.check(asked("regex", "b"))
