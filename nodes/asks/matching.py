@@ -62,7 +62,7 @@ _compiled: Final[OrderedDict[tuple[_Key, Kind, str], "Future[LLMatcher]"]] = Ord
 
 
 def vocabulary_of(model: DrawnModel) -> Vocabulary:
-    """The vocabulary, loaded once in a process: 1.2 s for 152,000 tokens.
+    """The vocabulary, loaded once in a process: 1.2 s for 152,000 tokens, and 160 MB.
 
     Raises ModelError if the model has no tokenizer or no end, and what the libraries raise for what they cannot read.
     """
