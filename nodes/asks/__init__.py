@@ -11,8 +11,9 @@ import msgspec
 from nodes.asks.allowed_token_ids import AllowedTokenIds
 from nodes.asks.ask import Ask, AskLimits, DrawnModel, Fields, InvalidAsk
 from nodes.asks.bad_words import BadWords
-from nodes.asks.edits import Editor, RowEdits, RowReads
+from nodes.asks.edits import Editor, LogprobsOf, RowEdits, RowReads
 from nodes.asks.logit_bias import LogitBias
+from nodes.asks.logprobs import Logprobs
 from nodes.asks.min_tokens import MinTokens
 from nodes.asks.penalties import Penalties
 from nodes.asks.repetition_penalty import RepetitionPenalty
@@ -25,6 +26,7 @@ ASKS: Final[tuple[type[Ask], ...]] = (
     AllowedTokenIds,
     BadWords,
     Penalties,
+    Logprobs,
 )
 _BY_NAME: Final = {ask.name: ask for ask in ASKS}
 ASK_NAMES: Final = tuple(_BY_NAME)
@@ -101,6 +103,7 @@ __all__ = [
     "Editor",
     "Fields",
     "InvalidAsk",
+    "LogprobsOf",
     "Opened",
     "RowEdits",
     "RowReads",

@@ -11,6 +11,9 @@ MAX_TOP: Final = 20
 """Most likely tokens reported beside a drawn one: OpenAI's limit; 168 bytes for each token, on every hop."""
 
 
+LogprobsOf = Literal["raw", "processed"]
+
+
 class RowEdits:
     """Edits of one row's logits, applied in this order: `mask` and `floor`, `bias`, `scale`, `add`.
 
@@ -64,7 +67,7 @@ class RowReads(NamedTuple):
 
     top: int = 0
     ids: tuple[int, ...] = ()
-    of: Literal["raw", "processed"] = "raw"
+    of: LogprobsOf = "raw"
 
 
 class Editor(Protocol):
