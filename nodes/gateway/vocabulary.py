@@ -63,7 +63,7 @@ class VocabularySource:
 def _vocabulary_of(message: object, buffers: Sequence[Buffer]) -> Vocabulary:
     if isinstance(message, VocabularyIs) and len(buffers) == 2:
         offsets, data = bytes(buffers[0]), bytes(buffers[1])
-        is_whole = len(offsets) == 4 * (message.num_tokens + 1)
+        is_whole = len(offsets) == 4 * (message.num_tokens + 1) > 0
         if is_whole and struct.unpack_from("<I", offsets, len(offsets) - 4) == (len(data),):
             return Vocabulary(message.end_token_ids, offsets, data)
     raise Internal("A tokenizer gave an answer that does not match the request.")
