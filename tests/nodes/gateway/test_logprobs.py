@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,8 +12,12 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from nodes.asks.logprobs import UNLIKELIEST
-from nodes.gateway.token_details import TextOffsets
+from nodes.asks.logprobs import UNLIKELIEST, MalformedPayload
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.events import Tokens
+from nodes.gateway.outputs import CallOutput, Generation
+from nodes.gateway.token_details import TextOffsets, TokenDetails
+from nodes.gateway.validation import Validator
 from tests.nodes.gateway.fake_ring import END_OF_TEXT, END_TEXT, FakeTokenizer, logprob_of
 
 TEXT = "grüße 🦊!"
@@ -244,3 +249,13 @@ async def test_a_failed_attempt_changes_no_logprob(ring: Any, client: httpx.Asyn
 def test_offsets_are_those_of_the_text() -> None:
     offsets = TextOffsets()
     assert [offsets.next(data) for data in (b"a", b"\xf0\x9f", b"\xa6\x8a", b" b", b"", b"c")] == [0, 1, 1, 2, 4, 4]
+
+
+def test_a_worker_that_reads_nothing_is_found_out() -> None:
+    request: Any = SimpleNamespace(request_id="r", prompt_ids=[1])
+    generation = Generation([request], CallOutput(1, whole=True), 1)
+    job = Validator(GatewayConfig(model_name="m", context_length=100)).text(b'{"prompt": "x", "logprobs": 0}', "c")
+    details = TokenDetails(job, generation)
+    assert details.drawn(None) == []
+    with pytest.raises(MalformedPayload, match="with 1 of 2 tokens"):
+        details.drawn(Tokens([1, 2], [bytes(8)]))
