@@ -15,6 +15,7 @@ from nodes.asks.edits import Editor, RowEdits
 _MAX_WORDS: Final = 256
 """Each is encoded twice by a tokenizer and compared with the end of the output at every token."""
 _MAX_CHARS: Final = 128
+"""A word, not a text: with 256 of them 64 KiB of characters for a tokenizer to encode on its event loop, twice."""
 _PARAM: Final = "bad_words"
 _FIELDS = {_PARAM: Annotated[list[Annotated[str, Meta(max_length=_MAX_CHARS)]], Meta(max_length=_MAX_WORDS)]}
 

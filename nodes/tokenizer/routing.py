@@ -170,13 +170,7 @@ class RoutingCore:
         Raises NoCapacity, UnsupportedAsk.
         """
         detokenizer = self._choose_detokenizer(request_id, excluded)
-        ready = [scheduler for scheduler in self.schedulers.values() if scheduler.ready]
-        if not ready:
-            if any(scheduler.released for scheduler in self.schedulers.values()):
-                raise MemoryReleased("the memory of all worker groups is released; `meshctl resume` brings it back")
-            raise NoCapacity("no scheduler is ready; try again in a moment")
-        if asks:
-            ready = _able(ready, asks)
+        ready = self._able(asks)
         overlaps = _overlaps(ready, token_ids, extra_key)
 
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
@@ -212,6 +206,21 @@ class RoutingCore:
             prefill="" if prefill is None else prefill.actor_id,
             detokenizer=detokenizer,
         )
+
+    def _able(self, asks: Collection[str]) -> list[_Scheduler]:
+        """The ready schedulers whose workers can do all of `asks`. Raises NoCapacity, UnsupportedAsk."""
+        ready = [scheduler for scheduler in self.schedulers.values() if scheduler.ready]
+        if not ready:
+            if any(scheduler.released for scheduler in self.schedulers.values()):
+                raise MemoryReleased("the memory of all worker groups is released; `meshctl resume` brings it back")
+            raise NoCapacity("no scheduler is ready; try again in a moment")
+        able = [scheduler for scheduler in ready if set(asks).issubset(scheduler.attributes.asks)]
+        if not able:
+            missing = next((ask for ask in asks if not any(ask in one.attributes.asks for one in ready)), "")
+            name = missing.partition("/")[0]
+            what = f"'{name}'" if name else "all that it asks of its draws together"
+            raise UnsupportedAsk(f"no worker group of this mesh can do {what} for this request", name or None)
+        return able
 
     def _cost(self, scheduler: _Scheduler, num_tokens: int, overlap: int, now: float) -> float:
         """Prompt tokens to compute before the first token of a prompt of `num_tokens`, `overlap` of them cached."""
@@ -253,17 +262,6 @@ class RoutingCore:
                 commands.append(Follow(actor_id))
             _update(self.schedulers[actor_id], member)
         return commands
-
-
-def _able(ready: list[_Scheduler], asks: Collection[str]) -> list[_Scheduler]:
-    # Before its first worker has answered, a scheduler announces nothing, and is not ready.
-    able = [scheduler for scheduler in ready if set(asks).issubset(scheduler.attributes.asks)]
-    if not able:
-        missing = next((ask for ask in asks if not any(ask in one.attributes.asks for one in ready)), "")
-        name = missing.partition("/")[0]
-        what = f"'{name}'" if name else "all that it asks of its draws together"
-        raise UnsupportedAsk(f"no worker group of this mesh can do {what} for this request", name or None)
-    return able
 
 
 def _update(scheduler: _Scheduler, member: Member) -> None:

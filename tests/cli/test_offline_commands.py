@@ -164,23 +164,12 @@ def test_config_validate_goes_as_far_as_up(meshctl, tmp_path):
         meshctl("config", "validate", str(file))
 
 
-def test_errors_become_exit_codes(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["meshctl", "config", "show", "-f", str(tmp_path / "none.toml")])
-    with pytest.raises(SystemExit) as ended:
-        command_line.main()
-    assert ended.value.code == BadConfig.exit_code
-    assert "none.toml cannot be read" in capsys.readouterr().err
-
-
-def test_ctrl_c_is_an_exit_code_and_no_traceback(monkeypatch):
+def test_ctrl_c_is_an_exit_code_and_no_traceback(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "argv", ["meshctl", "models"])
     monkeypatch.setattr(models_command, "models", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        command_line.main()
-    assert ended.value.code == ExitCode.INTERRUPTED
+    assert ended(monkeypatch, capsys, "models")[0] == ExitCode.INTERRUPTED
 
 
 def ended(monkeypatch, capsys, *arguments):
@@ -222,6 +211,9 @@ def test_a_wrong_command_line_is_told_like_every_other_error(monkeypatch, capsys
     [
         (("--kv-memory", "10XB"), ExitCode.BAD_CONFIG, "--kv-memory ([kv] memory) is '10XB'"),
         (("--kv-memory", "10MiB", "--kv-pages", "5"), ExitCode.BAD_CONFIG, "given twice"),
+        (("--kv-memory", "100TiB"), ExitCode.NO_MEMORY, "do not fit"),
+        (("--context-length", "999999999"), ExitCode.BAD_CONFIG, "a context of 999999999 tokens"),
+        (("--model", "random:none"), ExitCode.BAD_MODEL, "random:none"),
         (("--host", "999.1.1.1"), ExitCode.CANNOT_BIND, "--host 999.1.1.1 is not a valid address"),
         (("--host", "192.0.2.1"), ExitCode.CANNOT_BIND, "give an address of this machine with --host"),
         (("--model", "a/b@"), ExitCode.BAD_MODEL, "there is no revision after the @"),

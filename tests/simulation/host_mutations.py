@@ -29,8 +29,8 @@ from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.worker_link.worker_drain import WorkerDrain
 from nodes.worker.actor import WorkerActor
 from tests.simulation.hosted_mesh import HEAD
-from tests.simulation.mutations import LEASES_FOR_EVER, OTHER, SOURCES_LIVE
-from tests.simulation.planting import bug, meanwhile, nothing, returns
+from tests.simulation.mutations import LEASES_FOR_EVER, SOURCES_LIVE, altered
+from tests.simulation.planting import bug, meanwhile, no_items, nothing, returns
 
 _ENDED = "_ended_early"
 
@@ -61,7 +61,7 @@ def _members_alone(_newest: Any, self: RegistryCore, actor_id: str) -> int:
 
 
 def _without_looking_at_versions(heartbeat: Any, self: Registration, peer: Any, beat: Any) -> None:
-    heartbeat(self, peer, OTHER(beat, registry_epoch=self.view.registry_epoch, version=self.view.version))
+    heartbeat(self, peer, altered(beat, registry_epoch=self.view.registry_epoch, version=self.view.version))
 
 
 EPOCHS_FORGOTTEN = (RegistryCore, "_newest", _members_alone)
@@ -98,7 +98,7 @@ KEYS = {
             answered(self, address, 1 << 40 if version is None else version))),
     "what a revoked key sends is taken": bug(7, (Guard, "vet", nothing)),
     "any supervisor says whose keys are taken": bug(1, (allow_list, "host_of", returns(HEAD))),
-    "a host of another spec is taken": bug(0, (registry, "spec_faults", returns([]))),
+    "a host of another spec is taken": bug(0, (registry, "spec_faults", no_items)),
     "any host says which incarnations others have": bug(0, (Credentials, "may_vouch", returns(True))),
 }  # fmt: skip
 

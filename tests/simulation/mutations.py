@@ -55,9 +55,9 @@ from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.steps.columns import Columns
 from nodes.worker.steps.sequence_table import OpenSequence, SequenceTable
 from nodes.worker.steps.step import StepOutcome
-from tests.simulation.planting import bug, meanwhile, nothing, returns
+from tests.simulation.planting import bug, meanwhile, no_items, nothing, returns
 
-OTHER = msgspec.structs.replace
+altered = msgspec.structs.replace
 
 # what several suites plant
 
@@ -68,14 +68,14 @@ def _ignore_lost_senders(handle: Any, self: TransferSession, event: Any, now: fl
 
 LEASES_FOR_EVER = (RegistryCore, "expire", nothing)
 # A source's death ends its transfers before its pages are used for anything else, if it is heard of in time.
-SOURCES_LIVE = (TransferSession, "handle", _ignore_lost_senders), (DecodeHandoffQueue, "on_peer_lost", returns([]))
+SOURCES_LIVE = (TransferSession, "handle", _ignore_lost_senders), (DecodeHandoffQueue, "on_peer_lost", no_items)
 
 # what requests go through
 
 
 def _take_any_result(on_result: Any, self: Pipeline, worker: Any, result: Any, now: float) -> Any:
     if self._sent:
-        result = OTHER(result, scheduler_epoch=self._epoch, step=self._sent[0].plan.step)
+        result = altered(result, scheduler_epoch=self._epoch, step=self._sent[0].plan.step)
     return on_result(self, worker, result, now)
 
 
@@ -89,7 +89,7 @@ def _unlocked(lock: Any, self: RadixTree, match: Any) -> Any:
 
 
 def _do_not_answer_zombies(on_delta: Any, self: GatewayCore, delta: Any, now: float) -> None:
-    log = self._requests.get(delta.request_id)
+    log = self.requests.get(delta.request_id)
     if log is not None and delta.attempt >= log.attempt and log.phase <= Phase.RUNNING:
         on_delta(self, delta, now)
 
@@ -99,7 +99,7 @@ def _keep_queue(on_adopt: Any, self: WorkerCore, event: Any) -> Any:
     commands = on_adopt(self, event)
     if queue and epoch != self._epoch and self._running is not None:
         oldest = queue[min(queue)]
-        self._queue[1] = oldest._replace(plan=OTHER(oldest.plan, step=1, scheduler_epoch=self._epoch))
+        self._queue[1] = oldest._replace(plan=altered(oldest.plan, step=1, scheduler_epoch=self._epoch))
     return commands
 
 
@@ -182,18 +182,20 @@ def _count_from_the_attempt(from_submit: Any, *arguments: Any) -> Sequence:
     sequence = from_submit(*arguments)
     sampling = sequence.spec.sampling
     asks = [
-        OTHER(ask, value=asked([MinTokens(least + sequence.num_prior_outputs, stops)])[0].value)
+        altered(ask, value=asked([MinTokens(least + sequence.num_prior_outputs, stops)])[0].value)
         for ask in sampling.asks
         if ask.name == MinTokens.name
         for least, stops in (msgspec.msgpack.decode(ask.value),)
     ]
     others = [ask for ask in sampling.asks if ask.name != MinTokens.name]
-    sequence.spec = OTHER(sequence.spec, sampling=OTHER(sampling, asks=others + asks))
+    sequence.spec = altered(sequence.spec, sampling=altered(sampling, asks=others + asks))
     return sequence
 
 
 def _fail_all(_: Any, runner: Any, step: Any, failure: str) -> StepOutcome:
-    return StepOutcome([-1] * len(step.rows), [RowError(row.row, "poisoned_request", failure) for row in step.rows])
+    return StepOutcome(
+        [-1] * len(step.rows), [RowError(row.row, "poisoned_request", failure, retryable=False) for row in step.rows]
+    )
 
 
 # messages that carry several items, each of which has to come to its own end
@@ -219,8 +221,8 @@ def _refuse_together(on_submits: Any, self: RpcHandlers, event: Any, message: An
     if refused and held:
         for sequence in filter(None, (self._attempts.find(ref.request_id, ref.attempt) for ref in held)):
             self._endings.cancel(sequence, now)
-        refused = refused + [OTHER(refused[0], request_id=ref.request_id, attempt=ref.attempt) for ref in held]
-        self._outbox.commands[-1] = reply._replace(message=OTHER(reply.message, held=[], refused=refused))
+        refused = refused + [altered(refused[0], request_id=ref.request_id, attempt=ref.attempt) for ref in held]
+        self._outbox.commands[-1] = reply._replace(message=altered(reply.message, held=[], refused=refused))
 
 
 def _gather_for_longer(flush: Any, self: GatewayService) -> None:
@@ -340,19 +342,20 @@ SCENARIO = {
     "recovered sequences are claimed for other tokens": bug(22, (RecoveredSequences, "claim", _claim_any)),
     "deltas are taken wherever they belong":
         bug(5, (RequestState, "accept", lambda accept, self, delta, now: accept(
-            self, OTHER(delta, position=len(self.output_ids), text_offset=self.num_chars), now))),
+            self, altered(delta, position=len(self.output_ids), text_offset=self.num_chars), now))),
     "what comes beside tokens moves to others when tokens are repeated":
         bug(13, (RequestState, "accept", lambda accept, self, delta, now: accept(
-            self, OTHER(delta, extras=[b""] * (len(self.output_ids) - delta.position) + delta.extras), now))),
+            self, altered(delta, extras=[b""] * (len(self.output_ids) - delta.position) + delta.extras), now))),
     "a detokenizer takes tokens behind a gap": bug(13, (Step, "_take_run", _take_gaps)),
     "a cancel is asked once":
         bug(24, (CancelLedger, "failed", lambda _, self, scheduler, now: self.lost(scheduler)), ZOMBIES_GO_ON),
-    "attempts of a lost gateway go on": bug(19, (Attempts, "of_gateway", returns([])), ZOMBIES_GO_ON),
+    "attempts of a lost gateway go on": bug(19, (Attempts, "of_gateway", no_items), ZOMBIES_GO_ON),
     # The lease is the last guard: before it the holder cancels, is seen to be gone, or does not know the order.
     "prefilled pages are kept for good":
-        bug(2, (PrefillHandoffQueue, "on_lease_over", nothing), (PrefillHandoffQueue, "on_holder_lost", returns([])),
-            (DecodeHandoffQueue, "_cancel_unknown", nothing), (PrefillHandoffQueue, "on_transfer_failed",
-             lambda failed, self, message, now: message.code == "unknown_grant" or failed(self, message, now))),
+        bug(2, (PrefillHandoffQueue, "on_lease_over", nothing), (PrefillHandoffQueue, "on_holder_lost", no_items),
+            (DecodeHandoffQueue, "_cancel_unknown", nothing),
+            (PrefillHandoffQueue, "on_transfer_failed", lambda failed, self, message, now:
+             None if message.code == "unknown_grant" else failed(self, message, now))),
     "a stream begins behind the position asked for":
         bug(33, (Streams, "reopen", lambda reopen, self, one, position, *more: reopen(self, one, position + 1, *more))),
     "requests that never fit are taken": bug(15, (RpcHandlers, "_problem", _let_anything_in)),
@@ -363,13 +366,13 @@ SCENARIO = {
         bug(9, (BlockTable, "abort", lambda abort, self, *, quiesced: abort(self, quiesced=True))),
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its request for the pool.
     "a dead scheduler's grants stay open":
-        bug(59, (AgentCore, "_revoke_older", returns([])), (AgentCore, "_peer_gone", _forget_holders), MAPPED_AT_ONCE),
+        bug(59, (AgentCore, "_revoke_older", no_items), (AgentCore, "_peer_gone", _forget_holders), MAPPED_AT_ONCE),
     "a pool is mapped while copies write": bug(153, MAPPED_AT_ONCE),
     # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not. The
     # last guard is the worker's table, which is empty then: such a step is not run.
     "a worker runs steps of every scheduler epoch":
         bug(23, (WorkerCore, "_on_step", lambda on_step, self, event: on_step(
-            self, event._replace(plan=OTHER(event.plan, scheduler_epoch=self._epoch)))),
+            self, event._replace(plan=altered(event.plan, scheduler_epoch=self._epoch)))),
             (WorkerCore, "_on_adopt", _keep_queue), TABLE_KEPT),
     # The next steps wait for the old one anyway, but a transfer into pages that it still writes does not.
     "a worker is adopted while a step runs": bug(283, (WorkerCore, "_settle", _adopted_at_once)),
@@ -379,7 +382,7 @@ SCENARIO = {
             (SchedulerCore, "start", _ready_at_once)),
     "generations are not compared": bug(77, (puller, "_compare", nothing), *SOURCES_LIVE),
     "pages are counted that are not the first ones":
-        bug(4, FIRST_LOST, (TransferSession, "_progress", lambda of, self: OTHER(of(self), num_pages=self.num_pages))),
+        bug(4, FIRST_LOST, (TransferSession, "_progress", lambda of, one: altered(of(one), num_pages=one.num_pages))),
     # Pages are given back, and cached, that another rank has yet to write in that step.
     "a step is over when its first rank is done":
         bug(22, (AdoptedRanks, "gather", lambda _, self, rank, result: result)),
@@ -389,7 +392,7 @@ SCENARIO = {
     "min_tokens are counted from the attempt": bug(54, (Sequence, "from_submit", _count_from_the_attempt)),
     "what a sampler looks back at is another's":
         bug(0, (Sequence, "opening", lambda opening, self:
-            OTHER(opened := opening(self), token_ids=[1] * len(opened.token_ids)))),
+            altered(opened := opening(self), token_ids=[1] * len(opened.token_ids)))),
     "the pool of one rank is made again alone":
         bug(145, (taking, "take_group", lambda _, host, prefix, wanted, incarnation:
             [take_pool(host, prefix + one.name, one, incarnation) for one in wanted])),

@@ -31,8 +31,12 @@ def nothing(*arguments: Any, **options: Any) -> None:
     return None
 
 
+def no_items(*arguments: Any, **options: Any) -> list[Any]:
+    return []
+
+
 def returns(value: Any) -> Callable[..., Any]:
-    """To plant a function that returns this, whatever it is given."""
+    """To plant a function that returns this, whatever it is given. A list would be shared: see `no_items`."""
     return lambda *_, **__: value
 
 
@@ -78,7 +82,11 @@ def around(owner: Any, name: str, planted: Any) -> Callable[[], "_patch[Any]"]:
 def first_caught(
     patches: Patches, run_seed: Callable[[int], Any], first: int = 0, most: int = MOST_SEEDS
 ) -> tuple[int, str] | None:
-    """The first seed that fails with these patches, and how; None if none does."""
+    """The first seed that fails with these patches, and how; None if none does.
+
+    Raises AssertionError if it fails because what is planted does not fit the code.
+    """
+    _broken.clear()
     for seed in range(first, first + most):
         with ExitStack() as planted:
             for plant in patches:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from nodes.gateway.requests import RequestState
 from tests.simulation.mutations import FIRST_LOST, GATHERED_LONGER, OPENED_LATE
 from tests.simulation.planting import MOST_SEEDS, Where, around, first_caught
 from tests.simulation.scenario import run_seed
@@ -51,6 +52,11 @@ def test_a_planted_bug_is_seen_from_the_first_seed_on(name: str, bug: str) -> No
     caught = first_caught(SUITES[name].planted[bug].patches, SUITES[name].run_seed)
     assert caught is not None, f"nobody noticed within {MOST_SEEDS} seeds that {bug}"
     print(f"{bug}: seed {caught[0]}, {caught[1]}")
+
+
+def test_what_does_not_fit_the_code_is_no_bug_that_was_seen() -> None:
+    with pytest.raises(AssertionError, match="does not fit"):
+        first_caught([around(RequestState, "accept", lambda accept, self: None)], run_seed, most=1)
 
 
 @pytest.mark.parametrize("harmless", HARMLESS.values(), ids=HARMLESS)

@@ -82,10 +82,10 @@ class DecodeHandoffQueue:
         asks: PersistentAsks,
     ) -> None:
         self._config = config
-        self._pool = pool
+        self.pool = pool
         self._layout_digest = pool.layout.digest
         self._holder = holder
-        self._nonce = nonce
+        self.grant_nonce = nonce
         self._outbox = outbox
         self._deadlines = deadlines
         self._asks = asks
@@ -133,12 +133,12 @@ class DecodeHandoffQueue:
         self._count += 1
         # Holder and count alone would repeat if an epoch does, or if this core is made anew after a release of memory.
         # A prefill scheduler remembers cancelled ids: after such a repetition one refused 112 of 112 handoffs.
-        grant_id = f"{self._holder}/{self._nonce}.{self._count}"
+        grant_id = f"{self._holder}/{self.grant_nonce}.{self._count}"
         deadline = now + self._config.handoff_timeout_s
         self._handoffs[grant_id] = Handoff(grant_id, sequence, lent, now, deadline)
         message = OpenGrant(
             grant_id=grant_id,
-            group=self._pool.group,
+            group=self.pool.group,
             pages=lent.pages,
             generations=lent.generations,
             layout_digest=self._layout_digest,

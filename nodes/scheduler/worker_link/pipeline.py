@@ -90,7 +90,7 @@ class Pipeline:
         self.ranks = AdoptedRanks(config.ranks)
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
-        self.numerics, self.asks = "", list[str]()
+        self.numerics, self.asks = "", tuple[str, ...]()
         self.table = 0
         """Number of the worker's table: every `Adopted` starts a new one, assumed to be empty."""
         self._fenced: dict[str, Fence] = {}
@@ -172,7 +172,7 @@ class Pipeline:
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
-        self.numerics, self.asks = adopted.numerics, adopted.asks
+        self.numerics, self.asks = adopted.numerics, tuple(adopted.asks)
         self._repeat_s = STEP_REPEAT_S
         self.table += 1
         if is_new:

@@ -129,6 +129,8 @@ def adjusted(logits: Tensor, edits: Sequence[RowEdits | None]) -> Tensor:
     rows = torch.full((num_rows, -(-size // PIECE) * PIECE), -math.inf, device=logits.device)
     rows[:, :size] = logits
     edited = [(row, one) for row, one in enumerate(edits) if one is not None]
+    if not edited:
+        return rows
     if masks := [(row, one.mask) for row, one in edited if one.mask is not None]:
         # Minus infinity is added, not set: a row that has a NaN is not drawn from, wherever the NaN is.
         which, allowed = place(np.array([row for row, _ in masks])), _allowed([mask for _, mask in masks], size, place)
@@ -163,6 +165,9 @@ def _entries(
     parts: Sequence[tuple[int, Mapping[int, float]]], size: int, place: _Place
 ) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
     """Where the entries of `parts`, by row and id, are in the logits, and their values; None if there are none."""
+    parts = [(row, part) for row, part in parts if part]
+    if not parts:
+        return None
     rows = np.repeat([row for row, _ in parts], [len(part) for _, part in parts])
     tokens = np.fromiter(chain.from_iterable(part for _, part in parts), np.int64)
     values = np.fromiter(chain.from_iterable(part.values() for _, part in parts), np.float32)

@@ -45,16 +45,17 @@ class Draws:
         found = rows.found
         # Usually most requests are plainly greedy, or none is: an object for each draw took 100 us at 256 rows.
         for at in [at for at, index in enumerate(self.places) if not found[index].is_plain]:
-            row = rows[self.places[at]]
-            edits = edits_of(row)
+            index = self.places[at]
+            one = found[index]
+            edits = edits_of(rows[index]) if one.is_edited else None
             if isinstance(edits, RowError):
                 self._failed[at] = edits
                 continue
-            draw = Draw(row.sequence.sampling, row.output_position, edits)
+            draw = Draw(one.sampling, rows.starts[index] + rows.counts[index] - one.num_prompt_tokens, edits)
             if not draw.is_plain:
                 self._altered[at] = draw
-            if row.sequence.reads is not None:
-                self._reads[at] = row.sequence.reads
+            if one.reads is not None:
+                self._reads[at] = one.reads
 
     @property
     def wants_logits(self) -> bool:

@@ -58,7 +58,16 @@ class Rows(Sequence[RunnableRow]):
     """
 
     __slots__ = (
-        "counts", "draws", "found", "histories", "numbers", "page_offsets", "sources", "starts", "token_offsets",
+        "counts",
+        "draws",
+        "found",
+        "histories",
+        "is_whole",
+        "numbers",
+        "page_offsets",
+        "sources",
+        "starts",
+        "token_offsets",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +83,8 @@ class Rows(Sequence[RunnableRow]):
     ) -> None:
         """By default all rows of a plan, in its order, which all draw and whose inputs are known."""
         num_rows = len(found)
+        # Known to be so, without a look at each row.
+        self.is_whole = draws is None
         self.found, self.starts, self.counts = found, starts, counts
         self.token_offsets, self.page_offsets = token_offsets, page_offsets
         self.draws = [1] * num_rows if draws is None else draws
@@ -84,7 +95,7 @@ class Rows(Sequence[RunnableRow]):
     @classmethod
     def of(cls, rows: Sequence[RunnableRow]) -> "Rows":
         """These rows, in this order."""
-        made = cls((), (), (), (), ())
+        made = cls((), (), (), (), (), ())
         for column, field in _COLUMNS.items():
             setattr(made, column, [getattr(row, field) for row in rows])
         return made
@@ -115,8 +126,7 @@ class Rows(Sequence[RunnableRow]):
 
     def drawing(self) -> Sequence[int]:
         """The indices of the rows that draw."""
-        draws = self.draws
-        return [index for index, one in enumerate(draws) if one] if 0 in draws else range(len(draws))
+        return range(len(self)) if self.is_whole else [index for index, one in enumerate(self.draws) if one]
 
     def _columns(self) -> list[Sequence[Any]]:
         return [getattr(self, column) for column in _COLUMNS]

@@ -197,6 +197,7 @@ async def test_who_asks_after_the_end_is_refused_and_leaves_no_timer(met):
     met.actor.ctx.ask_then("peer", HI, outcomes.append, timeout_s=0.05)
     assert met.wire.sent == []
     assert len(met.system.asking) == 0
+    # By a private name: a timer that rings for nothing does nothing.
     assert met.system.asking._timer.at == float("inf")
     await asyncio.sleep(0)
     assert outcomes == []

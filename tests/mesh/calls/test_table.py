@@ -92,6 +92,7 @@ def test_quick_calls_with_long_deadlines_leave_nothing():
     for key in range(10_000):
         table.add(key, PEERS[0], 1e9 + key, "x")
         assert table.settle(key) == "x"
+    # By a private name: what else shows it is memory.
     assert len(table._heap) < 100
     assert table.next_deadline() is None
     assert table.peer_of(3) is None

@@ -116,6 +116,7 @@ async def test_lent_memory_is_known_until_it_is_sent(start):
     assert a.send(link, Channel.DATA, (b"h", memoryview(large)))
     await until(lambda: ear.heard)
     assert bytes(ear.heard[0][2][1]) == large
+    # By a private name: lent memory that is not known as such any more looks the same until it is overwritten.
     await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
     for number in range(300):
         assert a.send(link, Channel.DATA, (b"h", bytes([number % 256]) * ZERO_COPY_BYTES))

@@ -271,8 +271,7 @@ def test_idle_streams_are_dropped_when_there_are_too_many():
         feed(detokenizer, batch("a", stream=i, opens=[opening(i)]), i)
     feed(detokenizer, batch("b", stream=0, position=1), 21)
     feed(detokenizer, batch("a", stream=20, opens=[opening(20)]), 22)
-    assert detokenizer.num_streams == 20
-    assert detokenizer.num_dropped == 1
+    assert (detokenizer.num_streams, detokenizer.num_dropped) == (20, 1)
     assert texts(feed(detokenizer, batch("c", stream=0, position=2), 23))
     assert asked(feed(detokenizer, batch("b", stream=1, position=1), 24))[0].streams_unknown == [1]
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from nodes.gateway.config import GatewayConfig
@@ -77,3 +78,14 @@ def test_no_room(kind: str, fields: dict[str, int], length: int, param: str, wor
     assert caught.value.code == ("context_length_exceeded" if length else "invalid_value")
     assert words in caught.value.message
     assert caught.value.message.startswith("This model's maximum context length is 100 tokens. ") == bool(length)
+
+
+def test_texts_of_asks_travel_as_the_ids_that_a_tokenizer_gave() -> None:
+    asked_for = job(bad_words=["no"], presence_penalty=1.0)
+    requests = fan_out(
+        asked_for, [[1, 2]], [Route(decode="d")], seed=1, arrived_at=0.0, config=CONFIG, words=[[7, 8], [9]]
+    )
+    words, penalties = requests[0].spec.sampling.asks
+    assert (words.name, penalties.name) == ("bad_words/1", "penalties/1")
+    assert msgspec.msgpack.decode(words.value) == [[], [[7, 8], [9]]]
+    assert requests[0].spec.sampling.looks_back

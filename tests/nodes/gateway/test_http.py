@@ -29,8 +29,9 @@ def client(served: Any) -> Iterator[httpx.Client]:
         time.sleep(0.01)
 
 
-def completion(client: httpx.Client, **fields: Any) -> httpx.Response:
-    return client.post("/v1/completions", json={"model": "bytes", "prompt": "hello", "max_tokens": 5} | fields)
+def completion(client: httpx.Client, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    body = {"model": "bytes", "prompt": "hello", "max_tokens": 5} | fields
+    return client.post("/v1/completions", json=body, headers=headers)
 
 
 def chat(client: httpx.Client, content: Any, **fields: Any) -> httpx.Response:
@@ -69,11 +70,9 @@ def test_a_streamed_chat(client: httpx.Client) -> None:
     chunks = events(chat(client, "grüße", stream=True, stream_options={"include_usage": True}))
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks[:-1])
-    assert text == "grüße"
-    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert (text, chunks[-2]["choices"][0]["finish_reason"]) == ("grüße", "stop")
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == 8
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 8)
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
@@ -82,8 +81,7 @@ def test_a_streamed_completion_with_usage_all_along(client: httpx.Client) -> Non
     chunks = events(completion(client, stream=True, stream_options=options))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "hello"
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[-1] == 5
+    assert (counts, counts[-1]) == (sorted(counts), 5)
     cached = {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks}
     assert cached == {2}, "known from the first token on"
 
@@ -104,19 +102,16 @@ def test_forms_of_prompts(client: httpx.Client, prompt: Any, texts: list[str]) -
 def test_samples(client: httpx.Client) -> None:
     answer = completion(client, prompt=["abc", "xyz"], n=2, max_tokens=3, ignore_eos=True).json()
     assert [choice["text"] for choice in answer["choices"]] == ["abc", "bca", "xyz", "yzx"]
-    assert answer["usage"]["prompt_tokens"] == 6
-    assert answer["usage"]["completion_tokens"] == 12
-    chunks = events(completion(client, prompt=["abc", "xyz"], n=2, max_tokens=3, ignore_eos=True, stream=True))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (6, 12)
     texts = [""] * 4
-    for chunk in chunks:
+    for chunk in events(completion(client, prompt=["abc", "xyz"], n=2, max_tokens=3, ignore_eos=True, stream=True)):
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert texts == ["abc", "bca", "xyz", "yzx"]
 
 
 def test_stop_strings(client: httpx.Client) -> None:
     answer = completion(client, prompt="one two three", stop=["three", "tw"], max_tokens=50).json()
-    assert answer["choices"][0]["text"] == "one "
-    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("one ", "stop")
 
 
 def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> None:
@@ -133,8 +128,7 @@ def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> No
 def test_models(client: httpx.Client) -> None:
     card, other = client.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"], card["object"]) == ("bytes", 200, "model")
-    assert card["quantization"] == "int8"
-    assert client.get("/v1/models/bytes").json() == card
+    assert (card["quantization"], client.get("/v1/models/bytes").json()) == ("int8", card)
     assert client.get("/v1/models/other-bytes").json() == other == card | {"id": "other-bytes"}
     assert completion(client, model="other-bytes").json()["model"] == "bytes"
     answer = client.get("/v1/models/gpt/99")
@@ -203,7 +197,7 @@ def test_an_id_in_the_body_is_the_client_s_name_of_the_request(client: httpx.Cli
     said = completion(client, **{field: "mine-7\n\u00e9"})
     assert said.headers["x-request-id"] == "mine-7__"
     assert said.json()["id"] == said.headers["x-kvmesh-request-id"] != "mine-7"
-    said = client.post("/v1/completions", json={"prompt": "x", field: "body"}, headers={"X-Request-Id": "header"})
+    said = completion(client, {"X-Request-Id": "header"}, **{field: "body"})
     assert said.headers["x-request-id"] == "header"
     assert completion(client, stream=True, **{field: "streamed"}).headers["x-request-id"] == "streamed"
     assert completion(client, **{field: 7}).json()["error"]["param"] == field
@@ -218,10 +212,9 @@ def test_a_client_s_ids_are_echoed_and_ours_is_the_key(served: Any, client: http
         said = client.get(path).headers
         assert said["x-request-id"] == said["x-kvmesh-request-id"]
         assert "traceparent" not in said
-    body = {"prompt": "x", "max_tokens": 1}
     ours: list[str] = []
     for changes in ({}, {"stream": True}, {}, {"prompt": 5}):
-        answer = client.post("/v1/completions", json=body | changes, headers=headers)
+        answer = completion(client, headers, **changes)
         assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("mine-2", TRACE)
         ours.append(answer.headers["x-kvmesh-request-id"])
         said = json.loads(answer.text.split("\n")[0].removeprefix("data: "))
@@ -252,11 +245,7 @@ def test_what_a_client_calls_its_request_can_forge_nothing(client: httpx.Client,
 
 def test_a_client_s_ids_are_in_the_log_beside_ours(client: httpx.Client) -> None:
     with structlog.testing.capture_logs() as lines:
-        answer = client.post(
-            "/v1/completions",
-            json={"prompt": "x", "max_tokens": 1},
-            headers={"X-Request-Id": "searched", "traceparent": TRACE},
-        )
+        answer = completion(client, {"X-Request-Id": "searched", "traceparent": TRACE})
     (line,) = [line for line in lines if line["event"] == "request"]
     assert (line["x_request_id"], line["traceparent"]) == ("searched", TRACE)
     assert line["request_id"] == answer.json()["id"]
@@ -264,8 +253,7 @@ def test_a_client_s_ids_are_in_the_log_beside_ours(client: httpx.Client) -> None
 
 def test_a_trace_that_is_none_is_said_to_whoever_looks(client: httpx.Client) -> None:
     with structlog.testing.capture_logs() as lines:
-        body, headers = {"prompt": "x", "max_tokens": 1}, {"traceparent": "00-12-34"}
-        answer = client.post("/v1/completions", json=body, headers=headers)
+        answer = completion(client, {"traceparent": "00-12-34"})
     assert "traceparent" not in answer.headers
     (line,) = [line for line in lines if line["event"] == "traceparent_unread"]
     assert (line["log_level"], line["traceparent"], line["request_id"]) == ("debug", "00-12-34", answer.json()["id"])
@@ -302,11 +290,10 @@ def test_what_a_client_does_wrong_is_in_the_log_if_it_may_ask_for_it_by_a_name(c
 
 
 def test_traces_go_on_into_the_mesh(served: Any, client: httpx.Client) -> None:
-    trace = "0af7651916cd43dd8448eb211c80319c"
-    body = {"prompt": "x", "max_tokens": 1}
-    client.post("/v1/completions", json=body, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    trace = TRACE.split("-")[1]
+    completion(client, {"traceparent": TRACE})
     assert trace in served.seen.traceparents[-1]
-    client.post("/v1/completions", json=body, headers={"traceparent": "nonsense"})
+    completion(client, {"traceparent": "nonsense"})
     assert trace not in served.seen.traceparents[-1]
     assert "nonsense" not in served.seen.traceparents[-1]
 
@@ -355,8 +342,7 @@ def test_prompts_that_do_not_fit(client: httpx.Client) -> None:
 
 
 def test_a_template_that_refuses(client: httpx.Client) -> None:
-    body = {"messages": [{"role": "bad", "content": "x"}]}
-    refused(client.post("/v1/chat/completions", json=body), 400, "messages", "template_error")
+    refused(chat(client, "x", messages=[{"role": "bad", "content": "x"}]), 400, "messages", "template_error")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])

@@ -47,28 +47,11 @@ def test_defaults() -> None:
 
 def test_everything_set() -> None:
     job = text(
-        model="m",
-        n=2,
-        stream=True,
-        stream_options={"include_usage": True, "continuous_usage_stats": True},
-        max_tokens=9,
-        min_tokens=3,
-        temperature=0,
-        top_p=0.5,
-        top_k=-1,
-        min_p=0.1,
-        seed=-1,
-        stop="x",
-        stop_token_ids=[5],
-        include_stop_str_in_output=True,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        add_special_tokens=False,
-        logit_bias={"7": -100, "8": 2.5},
-        priority=-3,
-        cache_salt="s",
-        user="u",
-    )
+        model="m", n=2, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True},
+        max_tokens=9, min_tokens=3, temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=-1, stop="x",
+        stop_token_ids=[5], include_stop_str_in_output=True, ignore_eos=True, skip_special_tokens=False,
+        add_special_tokens=False, logit_bias={"7": -100, "8": 2.5}, priority=-3, cache_salt="s", user="u",
+    )  # fmt: skip
     assert (job.n, job.stream, job.include_usage, job.continuous_usage) == (2, True, True, True)
     assert (job.stop.max_tokens, job.stop.min_tokens, job.stop.stop, job.stop.stop_token_ids) == (9, 3, ["x"], [5])
     assert job.stop.include_stop
@@ -89,8 +72,7 @@ def test_null_is_as_if_it_were_not_there() -> None:
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
     job = chat(max_tokens=5, max_completion_tokens=6)
-    assert job.stop.max_tokens == 6
-    assert job.max_tokens_param == "max_completion_tokens"
+    assert (job.stop.max_tokens, job.max_tokens_param) == (6, "max_completion_tokens")
     assert chat(max_tokens=5).max_tokens_param == "max_tokens"
 
 
@@ -112,8 +94,7 @@ def test_messages_reach_the_tokenizer_as_they_are() -> None:
     messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tool","content":"é"}]'
     body = f'{{"messages": {messages}, "chat_template_kwargs": {{"think": [1]}}, "add_generation_prompt": false}}'
     prepare = VALIDATOR.chat(body.encode(), "chatcmpl-1").prepare
-    assert prepare.chat == messages.encode()
-    assert prepare.chat_template_kwargs == b'{"think": [1]}'
+    assert (prepare.chat, prepare.chat_template_kwargs) == (messages.encode(), b'{"think": [1]}')
     assert prepare.add_generation_prompt is False
     assert prepare.continue_final_message is False
 
@@ -476,3 +457,13 @@ def test_any_object_is_a_job_or_an_error_of_the_client(body: dict[str, Any], fun
 def test_any_bytes_are_a_job_or_an_error_of_the_client(data: bytes) -> None:
     with pytest.raises(BadRequest):
         VALIDATOR.chat(data, "id")
+
+
+def test_asks_are_read_from_a_body_and_named_to_tokenizers() -> None:
+    job = chat(presence_penalty=0.5, bad_words=["no"], min_tokens=2)
+    assert job.prepare.asks == ["min_tokens/1", "bad_words/1", "penalties/1"]
+    assert job.prepare.words == ["no", " no"]
+    assert refused(chat, bad_words=["a", ""]).param == "bad_words"
+    assert refused(chat, allowed_token_ids=[1000]).param == "allowed_token_ids"
+    assert refused(chat, presence_penalty=2.5).param == "presence_penalty"
+    assert refused(chat, frequency_penalty=float("nan")).param is None, "JSON has no such number"

@@ -158,7 +158,7 @@ class Worker:
             pages = step.page_ids[row.page_offset :]
             drawn.append(-1)
             if self.poison & set(tokens):
-                errors.append(RowError(row.row, POISONED, "the row raised"))
+                errors.append(RowError(row.row, POISONED, "the row raised", retryable=False))
                 continue
             self.write(pages, row.start, tokens)
             if row.sampling is not None:
@@ -426,12 +426,14 @@ class World:
         if pending is not None and pending[0] in self.cores:
             self.event(pending[0], AskFailed(pending[1], code))
 
-    def members(self) -> None:
+    def ready(self) -> dict[str, ReadyPeer]:
         ready = {name: ReadyPeer(SCHEDULER, core.address.epoch) for name, core in self.cores.items()}
         ready |= {name: ReadyPeer(KV_AGENT, 1) for name in self.agents}
-        ready[EDGE] = ReadyPeer(DETOKENIZER, self.detokenizer_epoch)
+        return ready | {EDGE: ReadyPeer(DETOKENIZER, self.detokenizer_epoch)}
+
+    def members(self) -> None:
         for name in self.cores:
-            self.event(name, MembersChanged({key: peer for key, peer in ready.items() if key not in self.down}))
+            self.event(name, MembersChanged({key: peer for key, peer in self.ready().items() if key not in self.down}))
 
     def lose(self, actor_id: str, epoch: int | None = None) -> None:
         """Everyone hears that an incarnation is gone; what was on its links is lost."""
@@ -662,3 +664,10 @@ class World:
             core.assert_idle()
         for agent in self.agents.values():
             assert not agent.core.num_live
+
+
+def started(**more: Any) -> World:
+    """A world that has taken its workers; of one group, unless something else is said."""
+    world = World(**{"num_pages": {"m": 60}, **more})
+    world.flush()
+    return world

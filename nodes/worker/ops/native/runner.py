@@ -74,7 +74,7 @@ def columns_of(step: RunnableStep, places: Sequence[int]) -> Columns:
     """The step as the program takes it, with the logits, or most likely tokens, of the rows at the indices `places`."""
     rows, token_ids, firsts = step.rows, step.token_ids, step.rows.token_offsets
     starts, counts = rows.starts, rows.counts
-    if len(token_ids) != sum(counts):
+    if not rows.is_whole and len(token_ids) != sum(counts):
         # Rows that could not be computed were left out of the step, but their tokens were not.
         firsts, token_ids = list(accumulate(counts[:-1], initial=0)), array("i")
         for offset, count in zip(rows.token_offsets, counts, strict=True):

@@ -199,7 +199,8 @@ def pinned(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 def placed(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """A copy of `array` on `device`, which may still be under way there when this returns; on the CPU, `array`."""
-    return pinned(array, device).to(device, non_blocking=True)
+    tensor = pinned(array, device)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 def _indptr(counts: npt.NDArray[np.int64]) -> Ints:

@@ -276,6 +276,13 @@ def test_a_lost_agent_ends_its_transfers(world: PairWorld, sending: Transfer) ->
     assert world.far.transport.num_posted == 0
 
 
+def test_draining_aborts_what_runs(world: PairWorld, sending: Transfer) -> None:
+    waiting = world.send([2])
+    world.settle()
+    ended = world.near.transport.drain()
+    assert {one: one.error and one.error.code for one in ended} == {sending: "cancelled", waiting: "cancelled"}
+
+
 def test_a_pulled_copy_is_compared_at_both_ends(world: PairWorld) -> None:
     puller = PagePuller(world.near.transport)
     puller.add("d", [world.near.pool])
