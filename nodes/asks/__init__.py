@@ -11,9 +11,10 @@ import msgspec
 from nodes.asks.allowed_token_ids import AllowedTokenIds
 from nodes.asks.ask import Ask, AskLimits, DrawnModel, Fields, InvalidAsk
 from nodes.asks.bad_words import BadWords
-from nodes.asks.edits import EditFailed, Editor, RowEdits, RowReads
+from nodes.asks.edits import EditFailed, Editor, LogprobsOf, RowEdits, RowReads
 from nodes.asks.grammar import Grammar
 from nodes.asks.logit_bias import LogitBias
+from nodes.asks.logprobs import Logprobs
 from nodes.asks.min_tokens import MinTokens
 from nodes.asks.penalties import Penalties
 from nodes.asks.repetition_penalty import RepetitionPenalty
@@ -26,6 +27,7 @@ ASKS: Final[tuple[type[Ask], ...]] = (
     AllowedTokenIds,
     BadWords,
     Penalties,
+    Logprobs,
     # The last one: it sees what the others have left.
     Grammar,
 )
@@ -130,6 +132,7 @@ __all__ = [
     "Editor",
     "Fields",
     "InvalidAsk",
+    "LogprobsOf",
     "Opened",
     "RowEdits",
     "RowReads",

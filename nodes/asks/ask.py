@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from mesh.errors import TypedError
 from mesh.wire.message import HotPart
-from nodes.asks.edits import Editor, RowReads
+from nodes.asks.edits import Editor, LogprobsOf, RowReads
 from nodes.models.spec import ModelSpec
 from nodes.request import SamplingDefaults
 
@@ -27,11 +27,12 @@ class UnsupportedSchema(InvalidAsk, code="unsupported_schema"):
 class AskLimits(NamedTuple):
     """What a gateway knows of the model when it reads asks. `vocab_size` 0: not known, the ids are not checked.
 
-    `defaults` apply to fields that a request leaves out.
+    `defaults` apply to fields that a request leaves out. `logprobs_of`: see `RowReads`.
     """
 
     vocab_size: int = 0
     defaults: SamplingDefaults = SamplingDefaults()
+    logprobs_of: LogprobsOf = "raw"
 
     def check_ids(self, token_ids: list[int], param: str) -> None:
         """Raise InvalidAsk for an id outside of the vocabulary."""

@@ -13,6 +13,9 @@ MAX_TOP: Final = 20
 """Most likely tokens reported beside a drawn one: OpenAI's limit; 168 bytes for each token, on every hop."""
 
 
+LogprobsOf = Literal["raw", "processed"]
+
+
 class EditFailed(TypedError, code="editor_failed"):
     """An editor cannot say what may be drawn: its row fails with this code, and no other row."""
 
@@ -95,7 +98,7 @@ class RowReads(NamedTuple):
 
     top: int = 0
     ids: tuple[int, ...] = ()
-    of: Literal["raw", "processed"] = "raw"
+    of: LogprobsOf = "raw"
 
 
 class Editor(Protocol):

@@ -17,9 +17,6 @@ from nodes.gateway.validation import Job, asked_of
 from nodes.protocol import Route
 from nodes.request import RequestSpec
 
-DEFAULT_MAX_TOKENS = 16
-"""Of text completions, as in OpenAI's API; a chat completion may fill the context."""
-
 
 def _encoded(asks: Sequence[Ask], words: Sequence[list[int]]) -> list[Ask]:
     encoded: list[Ask] = []
@@ -44,8 +41,7 @@ def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> in
         raise _too_long(job, num_prompt_tokens, job.stop.min_tokens, config, "min_tokens")
     if wanted:
         return wanted
-    default = room if job.kind == "chat" else min(DEFAULT_MAX_TOKENS, room)
-    return max(default, job.stop.min_tokens)
+    return max(min(job.default_tokens or room, room), job.stop.min_tokens)
 
 
 def _too_long(job: Job, num_prompt: int, num_output: int, config: GatewayConfig, param: str) -> BadRequest:
@@ -87,6 +83,7 @@ def fan_out(
                 route=route,
                 arrived_at=arrived_at,
                 tokenize_s=tokenize_s,
+                shows_tokens=job.tokens.of_output,
             )
             opened.append(request)
     return opened

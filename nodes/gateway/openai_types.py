@@ -7,7 +7,7 @@ depend on the model are part of the types, so that a decoding error names the pa
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Raw, Struct, defstruct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
 from nodes.asks import fields_of
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
@@ -67,6 +67,9 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     user: Annotated[str, Meta(max_length=1024)] | None = None
     request_id: Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)] | None = None
     rid: Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)] | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
@@ -157,13 +160,50 @@ class AssistantMessage(Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class TokenLogprob(Struct, frozen=True, kw_only=True):
+    """A token that could have been drawn. `bytes` are exact where `token` has U+FFFD for part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class DrawnTokenLogprob(Struct, frozen=True, kw_only=True):
+    """The token that was drawn, and the most likely ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True, kw_only=True):
+    """Of each token of a message, without the one that ends it."""
+
+    content: list[DrawnTokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(Struct, frozen=True, kw_only=True):
+    """Of each token, also of the one that ends the text; in `top_logprobs` the drawn one is beside the most likely.
+
+    `text_offset`: the character of `text` that the token begins in.
+    """
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
 class ChatChoice(Struct, frozen=True, kw_only=True):
     """One sample of a chat completion."""
 
     index: int
     message: AssistantMessage
     finish_reason: str
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -176,6 +216,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
@@ -184,7 +225,9 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     index: int
     text: str
     finish_reason: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodes.gateway.events import Command, Deliver, End, Failure, Opened, SlowRequest
+from nodes.gateway.events import Command, Deliver, End, Failure, Opened, SlowRequest, Tokens
 from nodes.protocol import ChooseRoute, Submit, TextDelta
 from nodes.request import Stages
 
@@ -49,7 +49,6 @@ class RequestState:
         "detokenizer",
         "epoch",
         "excluded",
-        "extras",
         "failure",
         "first_token_s",
         "gap_until",
@@ -91,8 +90,6 @@ class RequestState:
         self.epoch = 0
         self.awaited_epoch = 0
         self.output_ids: list[int] = []
-        # Values beside the output ids, by output position: opaque here, meant for the caller that asked for them.
-        self.extras: dict[int, bytes] = {}
         # The fingerprint under which the first output ids were computed; whether later ones were under another.
         self.numerics = ""
         self.has_other_numerics = False
@@ -142,9 +139,6 @@ class RequestState:
             return Gap(0)
         token_ids = delta.token_ids[num_known:] if num_known else delta.token_ids
         text = delta.text[num_known_chars:] if num_known_chars else delta.text
-        if delta.extras:
-            beside = enumerate(delta.extras[num_known : len(delta.token_ids)], len(self.output_ids))
-            self.extras |= {position: extra for position, extra in beside if extra}
         self.output_ids.extend(token_ids)
         self.num_chars += len(text)
         if delta.stages is not None and delta.attempt > self.staged_attempt:
@@ -163,7 +157,8 @@ class RequestState:
                 self.stall_s = max(self.stall_s, since_s)
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
-        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens)
+        tokens = Tokens(token_ids, delta.extras[num_known:]) if self.opened.shows_tokens else None
+        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens, tokens)
 
     def _add_stages(self, attempt: int, more: Stages) -> None:
         """Add the stages of each attempt once, however often its stream is opened."""

@@ -34,6 +34,9 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
                 }
     for name in BODIES[:2]:
         _narrow_generation(components[name], token_id, config, takes_priority=takes_priority)
+    # Of completions, 0 asks for logprobs too.
+    for name, asked in (("ChatCompletionBody", {"const": True}), ("CompletionBody", {"type": "integer"})):
+        _narrow_logprobs(components[name], asked)
     for name in ("ChatCompletionBody", "TokenizeBody"):
         both = {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}}
         _all_of(components[name], {"not": {"properties": both, "required": list(both)}})
@@ -51,7 +54,7 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
         fields[field] = _or_null({"type": "integer", "minimum": 1, "maximum": most})
     fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
-    for field in ("stop_token_ids", "allowed_token_ids"):
+    for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         fields[field]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
     if not takes_priority:
@@ -62,6 +65,14 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     # Stream options without `stream` are refused, not ignored.
     no_options = {"properties": {"stream_options": _NULL}}
     _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
+
+
+def _narrow_logprobs(schema: Schema, asked: Schema) -> None:
+    none: dict[str, Schema] = {
+        "top_logprobs": {"enum": [None, 0]},
+        "logprob_token_ids": {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]},
+    }
+    _all_of(schema, {"anyOf": [{"properties": none}, _having({"logprobs": asked})]})
 
 
 def _narrow_messages(components: dict[str, Schema]) -> None:

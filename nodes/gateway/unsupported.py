@@ -7,14 +7,12 @@ which clients send by default, are accepted. Fields that none of the three knows
 from typing import Any
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),
     "return_logprob": (False,),
     "logprob_start_len": (),
     "top_logprobs_num": (0,),
     "token_ids_logprob": (),
-    "logprob_token_ids": (),
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
@@ -69,10 +67,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "truncation_side": (),
     "prompt_embeds": (),
     "return_hidden_states": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "return_token_strs": (False,),
-    "return_prompt_token_ids": (False,),
     "return_text_in_logprobs": (False,),
     "return_routed_experts": (False,),
     "return_cached_tokens_details": (False,),

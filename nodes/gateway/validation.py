@@ -5,12 +5,12 @@ Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the l
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
-from nodes.asks import Ask, AskLimits, InvalidAsk, asked, read_asks
+from nodes.asks import Ask, AskLimits, InvalidAsk, RowReads, asked, read_asks
 from nodes.gateway.body_reader import BodyReader, Decoded
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest, UnknownModel
@@ -31,18 +31,34 @@ from nodes.protocol import Prepare
 from nodes.request import Asked, Sampling, StopRules
 
 _MASK = 2**63 - 1
+DEFAULT_TEXT_TOKENS: Final = 16
+"""Of text completions, as in OpenAI's API; a chat completion may fill the context."""
+
+
+class TokenFields(NamedTuple):
+    """What an answer says of its tokens beside their text. `as_ids`: in logprobs, ids stand for the tokens' texts."""
+
+    reads: RowReads | None = None
+    ids: bool = False
+    prompt_ids: bool = False
+    as_ids: bool = False
+
+    @property
+    def of_output(self) -> bool:
+        """Whether any of it is about output tokens."""
+        return self.reads is not None or self.ids
 
 
 class Job(NamedTuple):
     """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name one of the two `_param`s.
 
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
-    `stop.max_tokens` is 0 if the client set none. `seed` is None if it is to be drawn. `asks` go into `sampling` once
-    a tokenizer has encoded their texts.
+    `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
+    that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
     """
 
-    kind: Literal["chat", "text"]
     prompt_param: str
+    default_tokens: int
     prepare: Prepare
     sampling: Sampling
     seed: int | None
@@ -57,6 +73,7 @@ class Job(NamedTuple):
     unknown_fields: list[str]
     client_id: str = ""
     asks: Sequence[Ask] = ()
+    tokens: TokenFields = TokenFields()
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
@@ -161,6 +178,17 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
     )
 
 
+def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
+    ids = bool(body.return_token_ids)
+    return TokenFields(
+        reads=next((reads for ask in asks if (reads := ask.reads()) is not None), None),
+        ids=ids,
+        # At vLLM `return_token_ids` asks for both, and the other name is SGLang's.
+        prompt_ids=ids or bool(body.return_prompt_token_ids),
+        as_ids=bool(body.return_tokens_as_token_ids),
+    )
+
+
 def _extra_key(body: GenerationBody) -> str:
     """The key that keeps a request's cached KV from others: under vLLM's name for it, SGLang's, or both."""
     return "\0".join(key for key in (body.cache_salt, body.extra_key) if key)
@@ -183,7 +211,7 @@ class Validator:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._limits = AskLimits(config.vocab_size, config.sampling_defaults)
+        self._limits = AskLimits(config.vocab_size, config.sampling_defaults, config.logprobs_of)
         self._chat = BodyReader(CHAT_BODY)
         self._text = BodyReader(COMPLETION_BODY)
         self._tokenize = BodyReader(TokenizeBody)
@@ -203,7 +231,7 @@ class Validator:
             continue_final_message=continues,
             extra_key=_extra_key(body),
         )
-        return self._job("chat", "messages", decoded, prepare)
+        return self._job("messages", 0, decoded, prepare)
 
     def text(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)
@@ -217,7 +245,7 @@ class Validator:
             add_special_tokens=body.add_special_tokens is not False,
             extra_key=_extra_key(body),
         )
-        return self._job("text", "prompt", decoded, prepare)
+        return self._job("prompt", DEFAULT_TEXT_TOKENS, decoded, prepare)
 
     def tokenize(self, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
         """What to ask a tokenizer, and the unknown fields. Raises `BadRequest`."""
@@ -247,7 +275,7 @@ class Validator:
         _check_token_ids(body.tokens, self._config, "tokens")
         return body, decoded.unknown_fields
 
-    def _job(self, kind: Literal["chat", "text"], prompt_param: str, decoded: Decoded, prepare: Prepare) -> Job:
+    def _job(self, prompt_param: str, default_tokens: int, decoded: Decoded, prepare: Prepare) -> Job:
         body: GenerationBody = decoded.body
         options = body.stream_options
         if options is not None and not body.stream:
@@ -274,8 +302,8 @@ class Validator:
         if any(ask.ends for ask in asks):
             stop = replace(stop, ignore_eos=False)
         return Job(
-            kind=kind,
             prompt_param=prompt_param,
+            default_tokens=default_tokens,
             prepare=prepare,
             sampling=_sampling(body, self._config),
             seed=None if body.seed is None else body.seed & _MASK,
@@ -290,6 +318,7 @@ class Validator:
             unknown_fields=decoded.unknown_fields,
             client_id=body.request_id or body.rid or "",
             asks=asks,
+            tokens=_token_fields(body, asks),
         )
 
     def _asks(self, body: GenerationBody) -> list[Ask]:

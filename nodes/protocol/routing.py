@@ -84,6 +84,21 @@ class Detokenized(Message, frozen=True):
     text: str
 
 
+class DescribeVocabulary(Message, frozen=True):
+    """Ask a tokenizer for the bytes of every token, which a gateway names tokens by."""
+
+
+class VocabularyIs(Message, frozen=True):
+    """Answer to `DescribeVocabulary`: which tokens end an answer, and two buffers.
+
+    The first holds little-endian uint32 offsets, one more than `num_tokens`; token `i` is in the second, from offset
+    `i` to offset `i + 1`. Special tokens are their text; ids that the tokenizer does not have are empty.
+    """
+
+    num_tokens: int
+    end_token_ids: list[int] = []
+
+
 class Load(Message, frozen=True):
     """What a scheduler publishes on topic `load` when it changes (by default at most ten times a second)."""
 

@@ -17,7 +17,16 @@ from mesh.wire.codec import Codec
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
-from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, Route
+from nodes.protocol import (
+    ChooseRoute,
+    DescribeVocabulary,
+    Detokenize,
+    Detokenized,
+    Load,
+    Prepare,
+    Prepared,
+    Route,
+)
 from nodes.redaction import PromptRedactor
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
 from nodes.tokenizer.ask_checks import AskChecks
@@ -44,7 +53,7 @@ _TEMPLATE_CHARS: Final = 1 << 16
 
 
 class TokenizerActor(Actor):
-    """Answers `Prepare`, `ChooseRoute` and `Detokenize`."""
+    """Answers `Prepare`, `ChooseRoute`, `Detokenize` and `DescribeVocabulary`."""
 
     role: ClassVar[str] = TOKENIZER
     codec: ClassVar[Codec] = NODE_CODEC
@@ -96,6 +105,8 @@ class TokenizerActor(Actor):
                 call.reply(self._route(message))
             elif isinstance(message, Detokenize):
                 self._on_detokenize(call, message)
+            elif isinstance(message, DescribeVocabulary):
+                self.ctx.spawn(self._describe_vocabulary(call), name="describe vocabulary")
             else:
                 super().on_ask(call)
         except PrepareError as error:
@@ -237,6 +248,11 @@ class TokenizerActor(Actor):
             ask.numerics,
             ask.asks,
         )
+
+    async def _describe_vocabulary(self, call: Call) -> None:
+        # In the thread of texts that are only counted: 152,000 tokens take a third of a second, once.
+        message, buffers = await self._counted.run(lambda: self._encoder.vocabulary)
+        call.reply(message, buffers)
 
     def _on_detokenize(self, call: Call, message: Detokenize) -> None:
         self._encoder.check_ids(message.token_ids, "tokens")

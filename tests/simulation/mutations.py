@@ -343,6 +343,9 @@ SCENARIO = {
     "deltas are taken wherever they belong":
         bug(5, (RequestState, "accept", lambda accept, self, delta, now: accept(
             self, altered(delta, position=len(self.output_ids), text_offset=self.num_chars), now))),
+    "what comes beside tokens moves to others when tokens are repeated":
+        bug(13, (RequestState, "accept", lambda accept, self, delta, now: accept(
+            self, altered(delta, extras=[b""] * (len(self.output_ids) - delta.position) + delta.extras), now))),
     "a detokenizer takes tokens behind a gap": bug(13, (Step, "_take_run", _take_gaps)),
     "a cancel is asked once":
         bug(24, (CancelLedger, "failed", lambda _, self, scheduler, now: self.lost(scheduler)), ZOMBIES_GO_ON),

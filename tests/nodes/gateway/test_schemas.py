@@ -112,6 +112,9 @@ LISTS = st.lists(SCALARS, max_size=4) | st.lists(st.lists(NUMBERS, max_size=2), 
 VALUES = SCALARS | LISTS | st.dictionaries(STRINGS, SCALARS, max_size=2)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "prompt": STRINGS | LISTS,
+    "logprobs": st.none() | st.booleans() | st.sampled_from([-1, 0, 20, 21]),
+    "top_logprobs": st.sampled_from([None, -1, 0, 1, 20, 21]),
+    "logprob_token_ids": st.lists(st.sampled_from([-1, 0, 299, 300]), max_size=2),
     "logit_bias": st.dictionaries(STRINGS, st.sampled_from([0, 1, 100, -100, 101]), max_size=3),
     "stream_options": st.dictionaries(
         st.sampled_from(["include_usage", "include_obfuscation", "x"]), st.booleans() | st.none()
@@ -224,7 +227,12 @@ def test_what_clients_are_told_of_each_limit() -> None:
     assert allowed("CompletionBody", prompt=[299])
     assert not allowed("ChatMessage", role="user", content=None)
     assert not allowed("DetokenizeBody", tokens=[300])
-    assert not allowed("CompletionBody", prompt="a", logprobs=3)
+    assert allowed("CompletionBody", prompt="a", logprobs=3, logprob_token_ids=[299])
+    assert not allowed("CompletionBody", prompt="a", logprobs=21)
+    assert not allowed("CompletionBody", prompt="a", logprob_token_ids=[299])
+    user = [{"role": "user", "content": "a"}]
+    assert allowed("ChatCompletionBody", messages=user, logprobs=True, top_logprobs=20)
+    assert not allowed("ChatCompletionBody", messages=user, top_logprobs=20)
     plain = json.loads(document("1", CONFIG, takes_priority=False))["components"]["schemas"]["CompletionBody"]
     assert not allows(plain, {"prompt": "a", "priority": 1})
     assert allows(plain, {"prompt": "a", "priority": 0})

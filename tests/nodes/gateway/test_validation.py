@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodes.asks import RowReads
 from nodes.asks.logit_bias import LogitBias
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
+from nodes.gateway.openai_types import CHAT_BODY, COMPLETION_BODY
 from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.validation import Job, TokenFields, Validator
 from nodes.request import SamplingDefaults
 
 CONFIG = GatewayConfig(
@@ -285,7 +287,7 @@ def test_an_unknown_model() -> None:
 def test_every_served_name_is_the_model_and_no_other() -> None:
     validator = Validator(msgspec.structs.replace(CONFIG, aliases=("gpt-4o", "org/m")))
     for name in ("m", "gpt-4o", "org/m"):
-        assert validator.text(json.dumps({"prompt": "hi", "model": name}).encode(), "cmpl-1").kind == "text"
+        assert validator.text(json.dumps({"prompt": "hi", "model": name}).encode(), "cmpl-1").prepare.texts
     with pytest.raises(UnknownModel, match=r"'gpt'.*'m', 'gpt-4o', 'org/m'"):
         validator.text(b'{"prompt": "hi", "model": "gpt"}', "cmpl-1")
 
@@ -317,7 +319,8 @@ def test_known_and_unsupported_fields(field: str) -> None:
 
 
 UNSERVED: dict[str, list[Any]] = {
-    "logprobs": [0, True, 5],
+    "top_logprobs": [5],
+    "prompt_logprobs": [0],
     "echo": [True],
     "best_of": [2, True],
     "suffix": ["x"],
@@ -353,6 +356,61 @@ def test_what_describes_the_output_is_checked_by_a_tokenizer_and_ends_it() -> No
     assert refused(chat, response_format={"type": "yaml"}).param == "response_format.type"
     assert refused(chat, response_format={"type": "json_schema"}).param == "response_format.json_schema"
     assert refused(chat, guided_choice=[]).param == "guided_choice"
+
+
+def test_no_field_is_both_served_and_refused() -> None:
+    served = set(CHAT_BODY.__struct_fields__) & set(COMPLETION_BODY.__struct_fields__)
+    assert not served & (NEUTRAL_VALUES.keys() | IGNORED)
+
+
+def test_logprobs_of_chats() -> None:
+    assert chat(logprobs=False, top_logprobs=0, logprob_token_ids=[]).tokens == TokenFields()
+    assert chat(logprobs=True).tokens == TokenFields(reads=RowReads(0))
+    job = chat(logprobs=True, top_logprobs=20, logprob_token_ids=[5, 999])
+    assert job.tokens.reads == RowReads(20, (5, 999), "raw")
+    assert job.prepare.asks == ["logprobs/1"]
+    processed = Validator(msgspec.structs.replace(CONFIG, logprobs_of="processed"))
+    body = json.dumps({"messages": USER, "logprobs": True}).encode()
+    assert processed.chat(body, "c").tokens.reads == RowReads(0, (), "processed")
+
+
+def test_logprobs_of_completions() -> None:
+    assert text().tokens == text(logprobs=None).tokens == TokenFields()
+    assert text(logprobs=0).tokens.reads == RowReads(0)
+    assert text(logprobs=20, logprob_token_ids=[7]).tokens.reads == RowReads(20, (7,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        (chat, {"top_logprobs": 1}, "top_logprobs"),
+        (chat, {"top_logprobs": 1, "logprobs": False}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        (chat, {"logprobs": 3}, "logprobs"),
+        (chat, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+        (chat, {"logprobs": True, "logprob_token_ids": [1000]}, "logprob_token_ids"),
+        (chat, {"logprobs": True, "logprob_token_ids": [-1]}, "logprob_token_ids.0"),
+        (chat, {"logprobs": True, "logprob_token_ids": [1] * 129}, "logprob_token_ids"),
+        (text, {"logprobs": 21}, "logprobs"),
+        (text, {"logprobs": -1}, "logprobs"),
+        (text, {"logprobs": True}, "logprobs"),
+        (text, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+        (text, {"logprobs": 1, "logprob_token_ids": [1000]}, "logprob_token_ids"),
+        (text, {"return_token_ids": 1}, "return_token_ids"),
+    ],
+)
+def test_logprobs_that_cannot_be(kind: Any, fields: dict[str, Any], param: str) -> None:
+    error = refused(kind, **fields)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_ids_beside_the_text() -> None:
+    assert chat(return_token_ids=True).tokens == TokenFields(ids=True, prompt_ids=True)
+    assert text(return_prompt_token_ids=True).tokens == TokenFields(prompt_ids=True)
+    assert not text(return_prompt_token_ids=True).tokens.of_output
+    assert text(logprobs=1, return_tokens_as_token_ids=True).tokens == TokenFields(RowReads(1), as_ids=True)
 
 
 def test_unknown_fields_are_reported_and_ignored_ones_are_not() -> None:
