@@ -10,12 +10,12 @@ import torch
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
-from nodes.worker.cuda.load import load_host_runner
 from nodes.worker.errors import CollectiveFailed
 from nodes.worker.ops.native import load
 from nodes.worker.ops.native.builds import Choice
 from nodes.worker.ops.native.runner import NativeRunner
-from nodes.worker.ops.torch.runner import DeviceRunner
+from nodes.worker.ops.torch.load import load_host_runner
+from nodes.worker.ops.torch.runner import TorchRunner
 from nodes.worker.parallel.collectives import Collectives
 from tests.nodes.worker.cuda.rank_running import in_ranks
 from tests.nodes.worker.native_builds import build_all
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 CASES = [(name, size) for name, (_, _, sizes) in KINDS.items() for size in sizes]
 
 
-def rank_of(model: Path | str, group: Collectives, dtype: str = "auto", **options: Any) -> NativeRunner | DeviceRunner:
+def rank_of(model: Path | str, group: Collectives, dtype: str = "auto", **options: Any) -> NativeRunner | TorchRunner:
     spec = resolve_model(str(model))
     layout = spec.kv_layout(dtype, 16, group.rank, group.size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=60, layout=layout, incarnation=1))
@@ -119,7 +119,7 @@ def test_what_one_rank_cannot_compute_natively_none_does(monkeypatch: pytest.Mon
 
     def of_rank(group: Collectives) -> tuple[str, torch.Tensor]:
         runner = rank_of("random:tiny-qwen3", group, kernels="torch" if group.rank else "auto")
-        assert isinstance(runner, DeviceRunner)
+        assert isinstance(runner, TorchRunner)
         return runner.numerics, runner.logits(step(Row(0, IDS, range(1, 11))))[0]
 
     monkeypatch.setattr(

@@ -16,7 +16,7 @@ from nodes.worker.draw.editor import Editor
 from nodes.worker.draw.edits import sampling_edits
 from nodes.worker.draw.reads import RowReads
 from nodes.worker.draw.sampler import Draw
-from nodes.worker.executor.runner import HostRunner, load_torch_runner
+from nodes.worker.ops.torch.load import HostRunner, load_host_runner
 from nodes.worker.steps.sequence_table import OpenSequence
 from nodes.worker.steps.step import Rows, RunnableRow, RunnableStep
 
@@ -45,7 +45,7 @@ def make_runner(
         num_threads=num_threads,
         kernels=kernels,
     )
-    return load_torch_runner(spec, config, pool)
+    return load_host_runner(spec, config, pool)
 
 
 class Row(NamedTuple):
