@@ -114,7 +114,6 @@ class Ask(Protocol):
 
 
 def refusal(error: RemoteError, mesh: str) -> CliError:
-    """What a command reports when a supervisor of the mesh answers with an error."""
     look = f"see meshctl ps --name {mesh}"
     if error.code in _UNKNOWN_NAME:
         do = f"see meshctl memory --name {mesh}" if error.code == "unknown_group" else look
@@ -174,7 +173,6 @@ def _lives(name: str) -> bool:
 
 
 def _with_holder(error: BadManifest, directory: MeshDirectory) -> BadManifest:
-    """The same error, naming the process that runs the mesh all the same, if there is one."""
     holder = directory.holder()
     if holder is None or not is_alive(*holder):
         return error

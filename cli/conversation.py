@@ -28,19 +28,15 @@ class Conversation:
         self._set_system(system or "")
 
     def say_typed(self, line: str) -> None:
-        """The user's next message, from a typed line that is not a command."""
         self.say(line[1:] if line.startswith("//") else line)
 
     def say(self, text: str) -> None:
-        """The user's next message."""
         self.messages.append({"role": "user", "content": text})
 
     def heard(self, text: str) -> None:
-        """The answer, as far as it came."""
         self.messages.append({"role": "assistant", "content": text})
 
     def unsay(self) -> None:
-        """Take the last message back."""
         self.messages.pop()
 
     def command(self, line: str) -> str | None:
@@ -97,6 +93,5 @@ def line_editing() -> Generator[None]:
 
 
 def history_file() -> Path:
-    """The file in which typed lines are kept."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kvmesh" / "chat_history"

@@ -164,7 +164,6 @@ def run_role(arguments: Annotated[list[str], typer.Argument(metavar="ROLE [OPTIO
 
 
 def main() -> None:
-    """Entry point of `meshctl`."""
     sys.excepthook = _unexpected
     try:
         if sys.argv[1:2] == ["run"]:
@@ -191,7 +190,6 @@ def main() -> None:
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an unforeseen error: its traceback, then a message in the form of all other errors."""
     sys.__excepthook__(kind, error, trace)
     told = CliError(
         "meshctl ended because of an unexpected error",
@@ -202,7 +200,6 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def _wrong_usage(error: TyperException) -> WrongUsage:
-    """The option parser's error, in the form of all other errors."""
     context: typer.Context | None = getattr(error, "ctx", None)
     # Errors found while the command line is split up have no context.
     command = context.command_path if context is not None else _command_typed(sys.argv[1:])
@@ -224,3 +221,7 @@ def _command_typed(words: list[str]) -> str:
             break
         names.append(word)
     return " ".join(names)
+
+
+if __name__ == "__main__":
+    main()

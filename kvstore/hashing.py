@@ -32,10 +32,7 @@ def root_hash(extra_key: str = "", *, lora: str = "", weight_version: str = "") 
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32, the form that is hashed, compared and written to page tables.
-
-    Raises ValueError for an id outside 0 .. 2**32 - 1.
-    """
+    """Token ids as little-endian u32, as hashed and stored. Raises ValueError for an id outside 0 .. 2**32 - 1."""
     try:
         return struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error as error:
@@ -43,7 +40,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """The token ids of `pack_tokens`."""
+    """The ids packed by `pack_tokens`. Raises struct.error unless `packed` is a multiple of 4 bytes."""
     return struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed)
 
 
@@ -61,7 +58,7 @@ def content_hash(content: bytes) -> bytes:
 
 
 def chain_hashes(root: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:
-    """Hashes of all full pages of `token_ids`; a partial last page has none."""
+    """Hashes, 16 bytes each, of all full pages of `token_ids`; a partial last page has none."""
     packed = pack_tokens(token_ids)
     stride = page_size * TOKEN_BYTES
     hashes: list[bytes] = []

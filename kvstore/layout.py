@@ -35,7 +35,6 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_kv_heads(self) -> int:
-        """KV heads of the whole model."""
         return self.total_kv_heads or self.num_kv_heads * self.tp_size
 
     @property
@@ -45,12 +44,10 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV that one token takes over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers."""
         return self.token_bytes * self.page_size
 
     @property
@@ -60,5 +57,4 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(msgspec.structs.astuple(whole)[:-1]), digest_size=16).digest()
 
     def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that `num_tokens` tokens take, the last one partly filled."""
         return -(-num_tokens // self.page_size)

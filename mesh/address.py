@@ -36,10 +36,7 @@ class Address(NamedTuple):
 
 
 def host_of(actor_id: str) -> str:
-    """The host named in an actor's id (`kv-agent-0.d`, or `worker-decode-0.d.1` for rank 1).
-
-    "" on a mesh of one host, and for the registry on any mesh.
-    """
+    """Host in an actor id (`kv-agent-0.d`, `worker-decode-0.d.1`); "" on a mesh of one host and for the registry."""
     found = _HOST_OF_ID.search(actor_id)
     return found[1] if found is not None else ""
 

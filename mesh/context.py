@@ -77,7 +77,6 @@ class Context:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where this incarnation listens."""
         return self.describe().endpoint
 
     @property

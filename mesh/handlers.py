@@ -17,11 +17,7 @@ from mesh.wire.frames import Heartbeat, PeerDown
 
 
 class Handlers:
-    """Everything about an actor that the mesh itself uses. Subclasses override what they need.
-
-    An exception in a handler is caught by its `TaskSupervisor`, counted
-    (`mesh_handler_errors_total`) and logged; in `on_ask` it becomes the error reply `internal`.
-    """
+    """What the mesh uses of an actor. A handler's error is counted and logged; to an ask it answers `internal`."""
 
     role: ClassVar[str] = ""
     codec: ClassVar[Codec]
@@ -70,10 +66,7 @@ class Handlers:
         """
 
     def is_outlived(self, by: Address, epoch: int) -> bool:
-        """Whether this incarnation is over because a peer dials a later `epoch` of it. Called for the registry only.
-
-        All other actors are told so by the registry.
-        """
+        """Whether this incarnation is over because a peer dials a later `epoch`. Called for the registry only."""
         return True
 
     def progress(self) -> str:

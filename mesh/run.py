@@ -83,10 +83,7 @@ def run_actor(
 
 
 def unsupervised(actor_id: str) -> Address:
-    """The next incarnation of an actor that nobody supervises.
-
-    Its epoch is the clock in milliseconds, so that each start has a higher one without a file to count starts in.
-    """
+    """The next incarnation of an unsupervised actor: its epoch is the clock in ms, so each start has a higher one."""
     return Address(actor_id, time.time_ns() // 1_000_000)
 
 
@@ -105,7 +102,6 @@ class _Process:
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
 
     async def run(self, run_directory: RunDirectory, options: SystemOptions, supervisor_fd: int | None) -> int:
-        """Start, wait, drain, stop."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -138,7 +134,6 @@ class _Process:
         return 1 if self._was_forced else 0
 
     async def _live(self, system: ActorSystem) -> None:
-        """From the start to the end of the drain, or until the end of this actor is requested."""
         # Watched from the first moment: an actor that is replaced before it has started or joined never will.
         if not await _ended_first(system.start(), system.shutdown_asked()):
             return
@@ -190,7 +185,6 @@ def _allow_many_files() -> None:
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait until one of them has ended, and cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

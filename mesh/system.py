@@ -63,7 +63,6 @@ class ActorSystem:
         self._add_parts(actor, options)
 
     def _add_parts(self, actor: Actor, options: SystemOptions) -> None:
-        """Create the parts that speak over the links; each registers handlers for its verbs."""
         me, links, tasks = self.incarnation, self.links, self.tasks
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
         # Without keys a role is merely what an actor calls itself.
@@ -116,7 +115,6 @@ class ActorSystem:
             self.announce(READY)
 
     async def drain(self) -> None:
-        """Take no new work and wait until the actor has none left."""
         self.announce(DRAINING)
         self._changes.say_draining()
         await self.actor.drain()
@@ -145,7 +143,6 @@ class ActorSystem:
         self.incarnation.end("stopped")
 
     def _peer_lost(self, peer: Peer, reason: str) -> None:
-        """An incarnation is gone or cut off: fail whatever waits for it, then tell the actor."""
         self.incarnation.log.debug("peer lost", peer=str(peer.address), reason=reason)
         # The actor last: whatever it does about the loss then finds all state up to date.
         self.asking.lose(peer, reason)
@@ -155,7 +152,6 @@ class ActorSystem:
         self.tasks.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
     def stats(self) -> StatsReply:
-        """All metrics of this actor, as reported to others."""
         now = self.tasks.now()
         gauges = {
             "mesh_calls_pending": float(len(self.asking)),

@@ -18,9 +18,9 @@ def scheduler_numerics(members: Iterable[Member]) -> dict[str, str]:
 def numerics_note(members: Iterable[Member]) -> str:
     """A line for people if groups announce unequal numerics; else empty."""
     groups: dict[str, set[str]] = {}
-    for one in members:
-        if one.role == SCHEDULER and (numerics := _text(one, "numerics")):
-            groups.setdefault(numerics, set()).add(_text(one, "group") or one.actor_id)
+    for member in members:
+        if member.role == SCHEDULER and (numerics := _text(member, "numerics")):
+            groups.setdefault(numerics, set()).add(_text(member, "group") or member.actor_id)
     if len(groups) < 2:
         return ""
     sets = sorted((sorted(names), numerics) for numerics, names in groups.items())
@@ -30,13 +30,13 @@ def numerics_note(members: Iterable[Member]) -> str:
 
 def kernels_note(members: Iterable[Member]) -> str:
     """Why workers use slower kernels than they could, each reason once; else empty."""
-    notes = {_text(one, "kernels") for one in members if one.role == WORKER}
+    notes = {_text(member, "kernels") for member in members if member.role == WORKER}
     return "; ".join(sorted(notes - {""}))
 
 
 def quantization_note(members: Iterable[Member]) -> str:
     """A line for people if workers compute with rounded weights, naming the format; else empty."""
-    found = {_text(one, "quantization") for one in members if one.role == WORKER} - {"", "none"}
+    found = {_text(member, "quantization") for member in members if member.role == WORKER} - {"", "none"}
     return f"weights are {' and '.join(sorted(found))}, rounded when they were loaded" if found else ""
 
 

@@ -21,7 +21,6 @@ class PromptRedactor:
         self._keys: dict[str, str] = {"": ""}
 
     def __call__(self, field: str, value: Any) -> Any:
-        """What is written in place of a field's value."""
         if field in _IDS:
             return self._renamed(value)
         if field in _TEXTS:
@@ -37,7 +36,7 @@ class PromptRedactor:
             # Negative numbers are not ids: nothing was drawn, or it is not known yet.
             return value if value < 0 else self._ids.setdefault(value, len(self._ids))
         if isinstance(value, list | tuple):
-            return [self._renamed(one) for one in cast("list[Any]", value)]
+            return [self._renamed(item) for item in cast("list[Any]", value)]
         return value
 
 
@@ -45,5 +44,5 @@ def _covered(value: Any) -> Any:
     if isinstance(value, str):
         return "x" * len(value)
     if isinstance(value, list):
-        return [_covered(one) for one in cast("list[Any]", value)]
+        return [_covered(item) for item in cast("list[Any]", value)]
     return value

@@ -30,7 +30,7 @@ def hosts_of(members: Sequence[Member]) -> dict[str, str]:
 
 def silent_hosts(answers: Sequence[ActorStats]) -> list[str]:
     """Hosts from which no member has answered."""
-    return sorted({one.host for one in answers} - {one.host for one in answers if one.stats is not None})
+    return sorted({answer.host for answer in answers} - {answer.host for answer in answers if answer.stats is not None})
 
 
 async def ask_stats(ctx: Context, members: Sequence[Member], timeout_s: float) -> list[ActorStats]:

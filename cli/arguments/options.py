@@ -30,7 +30,6 @@ GroupsArgument = Annotated[
 
 
 def commands() -> typer.Typer:
-    """A set of commands, to be added to `meshctl`."""
     return typer.Typer(add_completion=False, context_settings={"help_option_names": HELP_NAMES})
 
 

@@ -51,7 +51,7 @@ def _filled_in(settings: Settings) -> dict[str, Any]:
     with contextlib.suppress(CliError):
         topology = plan(settings, Progress(None), fetches=False)
         shown["context_length"], shown["threads"] = topology.context.length, topology.num_threads
-        sizes = {pool["num_pages"] for one in topology.actors for pool in one.config.get("pools", ())}
+        sizes = {pool["num_pages"] for launch in topology.actors for pool in launch.config.get("pools", ())}
         if settings.kv.memory is None and len(sizes) == 1:
             shown["kv"]["pages"] = sizes.pop()
         shown["dtype"] = topology.settings.dtype
@@ -84,7 +84,6 @@ def schema() -> ExitCode:
 
 
 def topology_schema() -> dict[str, Any]:
-    """JSON Schema of the topology file."""
     roles = list(CONFIG_TYPES.values())
     (reference, *role_references), definitions = msgspec.json.schema_components(
         [Settings, *roles], ref_template="#/$defs/{name}"

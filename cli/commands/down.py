@@ -62,8 +62,8 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
     finally:
         os.close(supervisor)
     what = f"host {host} of {name}" if host else name
-    for one in left:
-        sys.stderr.write(f"host {one} was not reached: if it is running, stop it there\n")
+    for other in left:
+        sys.stderr.write(f"host {other} was not reached: if it is running, stop it there\n")
     sys.stderr.write(f"{what} stopped in {time.monotonic() - began:.1f} s\n")
     return ExitCode.OK
 
@@ -77,7 +77,6 @@ def _silent(mesh: RunningMesh) -> list[str]:
 
 
 def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, bool]:
-    """The manifest, and whether there is one that cannot be used."""
     try:
         return directory.load_manifest(), False
     except BadManifest as error:
@@ -86,10 +85,9 @@ def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, bool]:
 
 
 def _down_other(name: str, question: StopMesh, timeout_s: float) -> ExitCode:
-    """Have another host stopped by its own supervisor, and wait until that has left the mesh."""
     mesh, began = find_mesh(name), time.monotonic()
     mesh.ask(question, Stopping)
-    while any(one.actor_id == supervisor_id(question.host) for one in mesh.actors()):
+    while any(actor.actor_id == supervisor_id(question.host) for actor in mesh.actors()):
         if time.monotonic() - began > timeout_s:
             raise _not_stopped(f"host {question.host} of the mesh {name!r}", timeout_s)
         time.sleep(_LOOK_S)

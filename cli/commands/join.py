@@ -27,13 +27,9 @@ from mesh.wire.frames import ListMembers, Members
 
 
 class Join:
-    """One `--join`: the token and this host, checked without the mesh. Raises BadConfig, BadKeys, WrongUsage.
+    """One `--join`: the token `text` and this host, checked without the mesh.
 
-    Args:
-        text: the token as it was given.
-        file: the topology file, if one was named; a host that joins must have none.
-        options: of the command line, by setting.
-        environment: `os.environ`.
+    `options` are the command line's, by setting. Raises BadConfig, BadKeys, WrongUsage.
     """
 
     def __init__(

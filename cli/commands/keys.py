@@ -101,7 +101,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
     # One that was on the list before has a list of the mesh, which begins at version 1.
     lists = {name: keys.read_allowed() or AllowList(0, ()) for name, keys in each.items()}
     had = [name for name in names if name not in made]
-    revoked = [name for name in had if before.of(name) is None and lists[name].version > 0]
+    revoked = [name for name in had if before.host(name) is None and lists[name].version > 0]
     listed = [name for name in names if name not in revoked]
     for name in listed:
         allowed = _with_pair(allowed, each[name], name)
@@ -111,7 +111,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
     told = f"made keys for {', '.join(made)}" if made else "all hosts have keys"
     sys.stderr.write(f"{told}: a folder for each in {place.path}\n")
     for name in had:
-        if name in listed and before.of(name) != allowed.of(name):
+        if name in listed and before.host(name) != allowed.host(name):
             sys.stderr.write(f"host {name} had keys already, and is on the list with them now\n")
     for name in revoked:
         add = words_to_add(there, name, each[name].pair().public_key, here=True)
@@ -121,7 +121,7 @@ def new_of_all(place: KeyPlace) -> ExitCode:
 
 def _with_pair(allowed: AllowList, keys: HostKeys, host: str) -> AllowList:
     """The list with the key that a host has now, and the roles that it was granted. Raises BadKeys."""
-    own, there = keys.pair(), allowed.of(host)
+    own, there = keys.pair(), allowed.host(host)
     if own.host != host:
         why, do = f"they belong to host {own.host}", "move them to a folder of that name, and run this again"
         raise BadKeys(f"host {host} cannot use the keys in {keys.path}", why=why, do=do)
@@ -148,7 +148,7 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
             sys.stderr.write(f"host {own.host} accepts {host} as the registry's host\n")
             return ExitCode.OK
         allowed = place.list_to_change()
-        there = allowed.of(host)
+        there = allowed.host(host)
         if granted is not None and REGISTRY in granted:
             why, do = f"it is on host {own.host}, and a mesh has only one", "leave that role out"
             raise BadKeys(f"host {host} cannot be given the registry", why=why, do=do)
@@ -189,8 +189,8 @@ def revoke(place: KeyPlace, host: str) -> ExitCode:
     if host == registry:
         do = f"`{place.words('new', '--host', host, '--force')}` gives it another key"
         raise BadKeys("the registry's host cannot be revoked", why="the list is kept there", do=do)
-    if allowed.of(host) is None:
-        do = unknown_name(host, [one.host for one in allowed.hosts if one.host != registry], "host").do
+    if allowed.host(host) is None:
+        do = unknown_name(host, [peer.host for peer in allowed.hosts if peer.host != registry], "host").do
         raise BadKeys(f"host {host} cannot be revoked", why="it is not on the list", do=do)
     place.write_allowed(allowed.without(host))
     sys.stderr.write(f"the key of host {host} is revoked; a running mesh cuts it off within seconds\n")
@@ -209,13 +209,13 @@ def ls(place: KeyPlace, output: str) -> ExitCode:
                 "host": own.host,
                 "registry_host": allowed.registry().host if allowed is not None else None,
                 "version": allowed.version if allowed is not None else None,
-                "hosts": [{"host": one.host, "public_key": one.public_key, "roles": one.roles} for one in hosts],
+                "hosts": [{"host": peer.host, "public_key": peer.public_key, "roles": peer.roles} for peer in hosts],
             }
         )
         return ExitCode.OK
     there = _where(own, allowed)
     sys.stdout.write(f"{place.mesh}: {there}, in {place.path}\n" if place.mesh else f"{place.path}: {there}\n")
-    rows = [[one.host, one.public_key, _roles(one.roles), "this" if one.host == own.host else ""] for one in hosts]
+    rows = [[peer.host, peer.public_key, _roles(peer.roles), "this" if peer.host == own.host else ""] for peer in hosts]
     print_table(("HOST", "PUBLIC KEY", "ROLES", ""), rows)
     return ExitCode.OK
 

@@ -88,7 +88,6 @@ async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
 
 
 async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -> None:
-    """Follow hosts that join later, too."""
     known = {host.name for host in hosts}
     followed: list[asyncio.Task[None]] = []
     while True:
@@ -103,7 +102,7 @@ async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -
                 if name not in known:
                     known.add(name)
                     # Kept here, since the loop does not keep tasks alive; they end with the loop.
-                    followed.append(asyncio.create_task(_go_on(hosts[0].of(_There(ask, name)), shown)))
+                    followed.append(asyncio.create_task(_go_on(hosts[0].joined(_There(ask, name)), shown)))
 
 
 class _Shown:
@@ -117,13 +116,11 @@ class _Shown:
         self._colours = as_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def begin(self, lines: list[LogLine]) -> None:
-        """Print the last of these, as many as are wanted."""
         chosen = choose(lines, self._since, self._wanted.level)
         num_lines = self._wanted.num_lines
         self._print(chosen if num_lines is None else chosen[len(chosen) - min(num_lines, len(chosen)) :])
 
     def add(self, lines: list[LogLine]) -> None:
-        """Print what has come since."""
         self._print(choose(lines, self._since, self._wanted.level))
 
     def _print(self, lines: list[LogLine]) -> None:
@@ -148,10 +145,9 @@ class _HostLogs:
 
     @property
     def name(self) -> str:
-        """The name of the host."""
         return self._source.host
 
-    def of(self, source: "_There") -> "_HostLogs":
+    def joined(self, source: "_There") -> "_HostLogs":
         """The same for a host that has just joined: its files may be of earlier meshes, so only their last lines."""
         return _HostLogs(source, self._names, self._enough or _DEFAULT_LINES)
 
@@ -231,7 +227,7 @@ class _There(NamedTuple):
 
 def _require(mesh: str, names: tuple[str, ...], roles: dict[str, str]) -> None:
     """Raises WrongUsage for a name that is no actor's and no role's."""
-    for one in names:
-        if one not in roles and one not in roles.values():
-            fault = unknown_name(one, [*roles.values(), *roles], "actor or role")
-            raise WrongUsage(f"there is no log of {one} in mesh {mesh!r}", why=fault.why, do=fault.do)
+    for name in names:
+        if name not in roles and name not in roles.values():
+            fault = unknown_name(name, [*roles.values(), *roles], "actor or role")
+            raise WrongUsage(f"there is no log of {name} in mesh {mesh!r}", why=fault.why, do=fault.do)

@@ -45,7 +45,7 @@ def release(name: str, request: ReleaseMemory, *, timeout_s: float, output: str)
 def resume(name: str, request: ResumeMemory, *, timeout_s: float, output: str) -> ExitCode:
     """Have groups take their memory again, and wait until they serve. Raises NotRunning, CliError, TimedOut, Undone."""
     groups = _until(name, request, "held", timeout_s)
-    _until_ready(name, [one.group for one in groups], timeout_s)
+    _until_ready(name, [group.group for group in groups], timeout_s)
     return _print(groups, output)
 
 
@@ -74,32 +74,30 @@ class Waiter:
 
     @property
     def groups(self) -> list[GroupMemory]:
-        """The groups concerned, as they were seen last, in order of name."""
         return [self._seen[name] for name in sorted(self._seen)]
 
     @property
     def left(self) -> list[str]:
-        """Names of the groups that are not in that state yet."""
         return sorted(name for name in self._meant if name not in self._seen or self._seen[name].state != self._state)
 
     @property
     def is_done(self) -> bool:
-        """Whether all groups are in that state."""
         return bool(self._meant) and not self.left
 
     def answered(self, groups: list[GroupMemory], is_restarted: Callable[[], bool]) -> None:
         """Take the answer to `question`. `is_restarted`: an agent ended since the request was made. Raises Undone."""
         if self.question is not self._request or self._request.groups:
-            groups = [one for one in groups if one.group in self._meant]
-        self._meant |= {one.group for one in groups}
-        self._seen |= {one.group: one for one in groups}
-        back = {one.group for one in groups if one.group in self._taken and one.state not in _TOWARDS[self._state]}
+            groups = [group for group in groups if group.group in self._meant]
+        self._meant |= {group.group for group in groups}
+        self._seen |= {group.group: group for group in groups}
+        towards = _TOWARDS[self._state]
+        back = {group.group for group in groups if group.group in self._taken and group.state not in towards}
         # A request that was tried and failed, or was lost with an agent that died, is made again.
-        undone = [one for one in groups if one.group in back and not (one.state == "released" and one.reason)]
+        undone = [group for group in groups if group.group in back and not (group.state == "released" and group.reason)]
         if undone and not is_restarted():
             raise _undone(undone, self._state)
         self._taken -= back
-        self._taken |= {one.group for one in groups if one.state in _TOWARDS[self._state]}
+        self._taken |= {group.group for group in groups if group.state in towards}
         late = sorted(self._meant - self._taken)
         self.question = msgspec.structs.replace(self._request, groups=late) if late else ListMemory()
 
@@ -124,7 +122,7 @@ def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> l
             waiter.answered(answer.groups, lambda before=agents: _agents(mesh) != before)
             if waiter.is_done:
                 return waiter.groups
-            told = "; ".join(_progress(one) for one in waiter.groups if one.group in waiter.left)
+            told = "; ".join(_progress(group) for group in waiter.groups if group.group in waiter.left)
         if told != shown:
             sys.stderr.write(f"{told}\n")
             shown = told
@@ -138,15 +136,14 @@ def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> l
 
 
 def _agents(mesh: RunningMesh) -> dict[str, int]:
-    """The incarnations of the kv_agents: ids to epochs."""
-    return {one.actor_id: one.epoch for one in mesh.actors() if one.role == KV_AGENT}
+    return {actor.actor_id: actor.epoch for actor in mesh.actors() if actor.role == KV_AGENT}
 
 
 def _undone(groups: list[GroupMemory], state: str) -> Undone:
     other = "resumed" if state == "released" else "released"
     return Undone(
-        f"{', '.join(one.group for one in groups)} not {state}: somebody else {other} it in the meantime",
-        why="; ".join(_progress(one) for one in groups),
+        f"{', '.join(group.group for group in groups)} not {state}: somebody else {other} it in the meantime",
+        why="; ".join(_progress(group) for group in groups),
         do="look at meshctl memory, and ask again once nobody else needs the opposite",
     )
 
@@ -155,12 +152,12 @@ def _until_ready(name: str, groups: list[str], timeout_s: float) -> None:
     mesh, deadline = find_mesh(name), time.monotonic() + timeout_s
     wanted = {f"{role}-{group}" for role in (SCHEDULER, WORKER) for group in groups}
     while True:
-        late = [one.actor_id for one in mesh.actors() if one.actor_id in wanted and one.state != READY]
+        late = [actor.actor_id for actor in mesh.actors() if actor.actor_id in wanted and actor.state != READY]
         if not late:
             return
         with contextlib.suppress(TryAgain):
             stand = mesh.ask(ListMemory(), MemoryList).groups
-            back = [one for one in stand if one.group in groups and one.state not in _TOWARDS["held"]]
+            back = [group for group in stand if group.group in groups and group.state not in _TOWARDS["held"]]
             if back:
                 raise _undone(back, "held")
         if time.monotonic() > deadline:
@@ -172,15 +169,15 @@ def _until_ready(name: str, groups: list[str], timeout_s: float) -> None:
         time.sleep(_LOOK_INTERVAL_S)
 
 
-def _progress(one: GroupMemory) -> str:
-    waits = f", waiting for {', '.join(one.waiting_for)}" if one.waiting_for else ""
-    return f"{one.group} {one.state}{waits}" + (f" ({one.reason})" if one.reason else "")
+def _progress(group: GroupMemory) -> str:
+    waits = f", waiting for {', '.join(group.waiting_for)}" if group.waiting_for else ""
+    return f"{group.group} {group.state}{waits}" + (f" ({group.reason})" if group.reason else "")
 
 
 def _print(groups: list[GroupMemory], output: str) -> ExitCode:
     if output == "json":
-        print_json([msgspec.structs.asdict(one) for one in groups])
+        print_json([msgspec.structs.asdict(group) for group in groups])
         return ExitCode.OK
-    rows = [[one.group, one.state, amount(one.pool_bytes), _WEIGHTS.get(one.weights, one.weights)] for one in groups]
+    rows = [[row.group, row.state, amount(row.pool_bytes), _WEIGHTS.get(row.weights, row.weights)] for row in groups]
     print_table(["GROUP", "STATE", "POOL", "WEIGHTS"], rows)
     return ExitCode.OK

@@ -48,7 +48,7 @@ def show(model: str, template: str, output: str) -> ExitCode:
             chain([name.replace("_", " ")], repeat("")), map(_line, lines or ["none"]), strict=False
         ):
             # Texts of files that came from elsewhere must not steer the terminal.
-            shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
+            shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
             sys.stdout.write(f"{label:<16}{shown}".rstrip() + "\n")
     return ExitCode.OK
 
@@ -78,7 +78,6 @@ def _shown(plan: ModelPlan, template: str) -> dict[str, Any]:
 
 
 def _line(value: Any) -> str:
-    """One value for people: an object's fields one after the other, with who says it in brackets."""
     if not isinstance(value, dict):
         return f"{value:,}" if isinstance(value, int) else str(value)
     fields = dict(cast("dict[str, Any]", value))
@@ -86,7 +85,7 @@ def _line(value: Any) -> str:
     # What is the thing itself needs no word before it.
     parts = [str(fields.pop(name)) for name in ("id", "name", "text") if name in fields]
     parts += [_line(fields.pop("content"))] if "content" in fields else []
-    parts += [f"{name} {_line(one)}" for name, one in fields.items()]
+    parts += [f"{name} {_line(field)}" for name, field in fields.items()]
     return (", ".join(parts) or "none") + (f" ({source})" if source else "")
 
 

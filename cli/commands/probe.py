@@ -38,13 +38,13 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
         actors = find_mesh(name).ask(ListActors(), ActorList, timeout_s)
     except CliError as error:
         return _say(f"not live: {error.what}: {error.why}", error.exit_code)
-    own = [one for one in actors.actors if one.supervised]
-    has_gateway = any(one.role == GATEWAY for one in own)
+    own = [actor for actor in actors.actors if actor.supervised]
+    has_gateway = any(actor.role == GATEWAY for actor in own)
     if question != "live":
         # A drained actor is away at an operator's request, and restarting the container for it would undo that.
-        missing = [one for one in own if one.state not in (READY, DRAINED, RELEASED)]
+        missing = [actor for actor in own if actor.state not in (READY, DRAINED, RELEASED)]
         if missing:
-            some = _some([f"{one.actor_id} is {one.state}" for one in missing], "; ")
+            some = _some([f"{actor.actor_id} is {actor.state}" for actor in missing], "; ")
             return _say(f"not ready: {some}", ExitCode.NOT_READY)
     if question == "generate" and has_gateway:
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
@@ -65,9 +65,8 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
 
 
 def _counted(own: list[ActorStatus]) -> str:
-    """How many actors are ready, and which are away or idle at an operator's request."""
-    actors = [one for one in own if one.role != SUPERVISOR]
-    away = {state: [one.actor_id for one in actors if one.state == state] for state in (DRAINED, RELEASED)}
+    actors = [actor for actor in own if actor.role != SUPERVISOR]
+    away = {state: [actor.actor_id for actor in actors if actor.state == state] for state in (DRAINED, RELEASED)}
     parts = [f"{len(actors) - sum(map(len, away.values()))} actors"]
     parts += [f"{len(ids)} {state} ({_some(ids, ', ')})" for state, ids in away.items() if ids]
     return ", ".join(parts)

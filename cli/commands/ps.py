@@ -94,7 +94,6 @@ def _print(mesh: ActorList) -> None:
 
 
 def _elsewhere(mesh: ActorList) -> str:
-    """The hosts of the gateways, if this host, whose actors come first, has none."""
     hosts = {actor.host for actor in mesh.actors if actor.role == roles.GATEWAY}
     return f" on host {' and '.join(sorted(hosts))}" if hosts and mesh.actors[0].host not in hosts else ""
 
@@ -103,9 +102,9 @@ def _verdict(mesh: ActorList) -> str:
     """Whether requests are served. Drained and released actors are so by request, and may be all that there were."""
     ready = {actor.role for actor in mesh.actors if actor.state == READY}
     # On several hosts, one that is away may take whole roles with it.
-    there = set(_SERVING_ROLES) if any(one.host for one in mesh.actors) else {one.role for one in mesh.actors}
+    there = set(_SERVING_ROLES) if any(actor.host for actor in mesh.actors) else {actor.role for actor in mesh.actors}
     missing = [role for role in _SERVING_ROLES if role in there - ready]
-    if any(one.state == UNKNOWN and one.role in missing for one in mesh.actors):
+    if any(actor.state == UNKNOWN and actor.role in missing for actor in mesh.actors):
         return f"whether it serves is not known here: no {' and no '.join(missing)} is heard from"
     if len(missing) > 1:
         return f"not serving: none is ready of {', '.join(missing)}"
@@ -123,7 +122,6 @@ def _row(actor: ActorStatus) -> list[str]:
 
 
 def _story(actor: ActorStatus) -> list[str]:
-    """What happened to the actor last, and when it starts again."""
     if not actor.last_reason:
         return []
     when = "" if actor.next_start_in_s is None else f"; next start in {duration(actor.next_start_in_s)}"
@@ -133,7 +131,6 @@ def _story(actor: ActorStatus) -> list[str]:
 
 
 def _pulled(actor: ActorStatus) -> list[str]:
-    """By which transports pages came."""
     moved = [f"{amount(num_bytes)} by {name}" for name, num_bytes in sorted(actor.figures.pulled_bytes.items())]
     note = " (not encrypted)" if "tcp" in actor.figures.pulled_bytes else ""
     return [f"pulled {', '.join(moved)}{note}"] if moved else []

@@ -83,7 +83,6 @@ def settings_in_force(file: Path | None, options: dict[str, Any]) -> Settings:
 
 
 def tell_notes(topology: Topology) -> None:
-    """Print what people should know about a topology on stderr."""
     for note in topology.notes:
         sys.stderr.write(f"note: {note}\n")
 

@@ -42,7 +42,6 @@ class DownloadBar:
         self._show(now)
 
     def close(self) -> None:
-        """The download is over."""
         self._show(self._now(), end="\n")
 
     def _show(self, now: float, end: str = "") -> None:

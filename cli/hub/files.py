@@ -105,7 +105,7 @@ def cached_models() -> list[tuple[str, Path]]:
     for repository in repositories:
         if repository.repo_type != "model":
             continue
-        newest = max(repository.revisions, key=lambda one: one.last_modified, default=None)
+        newest = max(repository.revisions, key=lambda revision: revision.last_modified, default=None)
         if newest is not None and any(file.file_name.endswith(".safetensors") for file in newest.files):
             found.append((repository.repo_id, Path(newest.snapshot_path)))
     return sorted(found)
@@ -152,7 +152,6 @@ def _unknown(wanted: HubName, commit: str) -> list[str]:
 
 
 def _download(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> dict[str, Path]:
-    """Fetch those files that are missing. Returns the paths of all of them, by name."""
     known = {name: try_to_load_from_cache(wanted.repository, name, revision=commit) for name in sizes}
     missing = [name for name, path in known.items() if not isinstance(path, str)]
     paths = {name: Path(path) for name, path in known.items() if isinstance(path, str)}
@@ -271,8 +270,7 @@ def _status(error: BaseException) -> int:
 
 
 def _shown(error: BaseException) -> str:
-    """What an error and its root cause say, without repetition."""
-    texts = dict.fromkeys(" ".join(str(one).split()) or type(one).__name__ for one in _chain(error))
+    texts = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in _chain(error))
     return "; ".join(texts)[:_SHOWN_ERROR_CHARS]
 
 

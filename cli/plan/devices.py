@@ -35,7 +35,7 @@ class DeviceMemory(NamedTuple):
 class DeviceLoad(NamedTuple):
     """What `num_groups` workers of one model need on a device, besides their pools, and how much they may use.
 
-    With `tp_size` > 1 each of them is one rank of a tensor-parallel group, and the other ranks are on other devices.
+    All bytes are those of one worker. With `tp_size` > 1 it is one rank of a group whose others are on other devices.
     """
 
     spec: ModelSpec
@@ -47,22 +47,18 @@ class DeviceLoad(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Weights of one worker."""
         return weight_bytes(self.spec, self.dtype, self.tp_size)
 
     @property
     def activation_bytes(self) -> int:
-        """Activations of one worker's largest step."""
         return activation_bytes(self.spec, self.dtype, self.max_batch_tokens, MAX_BUCKET, self.tp_size)
 
     @property
     def overhead_bytes(self) -> int:
-        """What else one worker's process takes of the device."""
         return WORKER_OVERHEAD_BYTES + (GROUP_OVERHEAD_BYTES if self.tp_size > 1 else 0)
 
     @property
     def group_bytes(self) -> int:
-        """Weights, activations and overhead of one worker."""
         return self.weight_bytes + self.activation_bytes + self.overhead_bytes
 
 

@@ -81,7 +81,7 @@ def _type_words(info: inspect.Type) -> str:
         case inspect.LiteralType():
             return f"one of {', '.join(map(str, info.values))}"
         case inspect.UnionType():
-            words = [_type_words(one) for one in info.types if not isinstance(one, inspect.NoneType)]
+            words = [_type_words(kind) for kind in info.types if not isinstance(kind, inspect.NoneType)]
             return " or ".join(words) if all(words) else ""
         case inspect.StructType() | inspect.DictType():
             return "a table"

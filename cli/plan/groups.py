@@ -26,12 +26,10 @@ class WorkerGroup(NamedTuple):
 
     @property
     def tp_size(self) -> int:
-        """Ranks of the group."""
         return len(self.devices)
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """Actor ids of its workers, by rank."""
         return tuple(f"worker-{self.name}.{rank}" if rank else f"worker-{self.name}" for rank in range(self.tp_size))
 
 

@@ -66,12 +66,10 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether only this machine can reach where it listens."""
         return is_loopback(self.bind)
 
     @property
     def port_range(self) -> tuple[int, int] | None:
-        """The first and the last of `ports`."""
         first, _, last = self.ports.partition("-")
         return (int(first), int(last)) if self.ports else None
 
@@ -82,7 +80,6 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def hosts_fault(table: Any) -> Fault | None:
-    """What is wrong with `[hosts]` as it was read: the first host whose own table is faulty."""
     if not isinstance(table, Mapping):
         return find_fault(table, dict[str, Any], "hosts", strict=True)
     for name, fields in cast("Mapping[str, Any]", table).items():
@@ -109,7 +106,6 @@ def registry_host(hosts: Mapping[str, HostSettings]) -> str:
 
 
 def mesh_groups(hosts: Mapping[str, HostSettings]) -> tuple[int, int, int]:
-    """How many prefill, decode and mixed groups all hosts have together."""
     prefill, decode, mixed = zip(*(host.groups for host in hosts.values()), strict=True)
     return sum(prefill), sum(decode), sum(mixed)
 

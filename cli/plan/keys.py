@@ -47,7 +47,6 @@ class HostKeys(KeyDirectory):
         self.settings = settings
 
     def pair(self) -> HostKey:
-        """This host's pair, for a command that needs it."""
         own = self.read_key()
         if own is None:
             do = f"make them with `{self.words('new', '--host', 'NAME')}`, or say where they are: --keys DIR"
@@ -55,7 +54,6 @@ class HostKeys(KeyDirectory):
         return own
 
     def known(self) -> AllowList:
-        """The list beside the pair, where one is needed."""
         allowed, registry = self.read_allowed(), self.settings.registry_host
         if allowed is None:
             own = self.pair().host
@@ -89,13 +87,12 @@ class HostKeys(KeyDirectory):
         return shlex.join(["meshctl", "keys", *arguments, *_same_mesh(self.settings, here=True)])
 
     def words_new(self, host: str, *arguments: str) -> str:
-        """The same for `new`."""
         # The printed command names no topology file, from which this one knows where the registry is.
         registry = ("--registry",) if host == self.settings.registry_host else ()
         return self.words("new", "--host", host, *registry, *arguments)
 
     def words_to_trust(self) -> str:
-        """The same to say which key the registry's host has."""
+        """The command that says which key the registry's host has."""
         registry = self.settings.registry_host or "HEAD"
         return words_to_add(self.settings, registry, "ITS_PUBLIC_KEY", "--roles", REGISTRY, here=True)
 
@@ -132,7 +129,7 @@ def settle_keys(settings: Settings, environment: Mapping[str, str]) -> Settings:
         return plain
     keys = HostKeys(settings, key_directory(settings, environment))
     pair, what = keys.read_key(), f"host {host} cannot use the keys in {keys.path}"
-    if pair is None and not settings.keys and all(one.is_on_loopback for one in settings.hosts.values()):
+    if pair is None and not settings.keys and all(host.is_on_loopback for host in settings.hosts.values()):
         return plain
     if pair is None:
         what = f"host {host} has no keys, and may not listen on {own.bind} without them"

@@ -110,7 +110,6 @@ class PoolPlan:
         return "--mem-fraction or fewer groups" if kv.memory is None else "--kv-memory"
 
     def _too_small(self, num_pages: int) -> NoMemory:
-        """The error for pools that do not hold the least context."""
         kv, layout = self._settings.kv, self._layout
         num_tokens = max(0, num_pages - 1) * layout.page_size
         needed = _file_bytes("", self._least_pages, layout)
@@ -127,11 +126,11 @@ class PoolPlan:
                 why=f"{given} hold {holds}, but {least}",
                 do=f"give them {more}{less}",
             )
-        whose = "a pool" if self._num_workers == 1 else f"each of {self._num_workers} pools"
+        pools = "a pool" if self._num_workers == 1 else f"each of {self._num_workers} pools"
         total = _whole_mib(int(needed * self._num_workers / _USABLE_SHARE))
         return NoMemory(
             f"{kv.directory} is too small for KV pools",
-            why=f"{amount(self._free_bytes)} are free there, and the {amount(self._share_bytes)} that {whose} may take "
+            why=f"{amount(self._free_bytes)} are free there, and the {amount(self._share_bytes)} that {pools} may take "
             f"hold {holds}; {least}, and takes {amount(needed)}",
             do=f"make it larger (docker: --shm-size={total}m at least), {_OTHER_MEMORY}{less}",
         )

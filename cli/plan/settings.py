@@ -163,14 +163,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def mesh_groups(self) -> tuple[int, int, int]:
-        """How many prefill, decode and mixed groups all hosts have together."""
         return mesh_groups(self.hosts) if self.hosts else self.groups
 
     @property
     def served_names(self) -> tuple[str, ...]:
         """What clients call the model; empty: its own name. Raises BadConfig."""
         given = self.served_name if isinstance(self.served_name, list) else [self.served_name]
-        names = [name.strip() for one in given for name in one.split(",")] if self.served_name else []
+        names = [name.strip() for text in given for name in text.split(",")] if self.served_name else []
         if any(not name or not name.isprintable() or len(name) > MAX_NAME_CHARS for name in names):
             raise BadConfig(
                 f"{self.served_name!r} cannot be used as names of a model",
@@ -181,7 +180,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of one prefill chunk, default filled in."""
         return self.chunk or (_CPU_CHUNK if self.device == "cpu" else _DEVICE_CHUNK)
 
     @property
@@ -195,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def allowed_origins(self) -> tuple[str, ...]:
         """`cors_origins` as a list, each checked. Raises BadConfig."""
         given = self.cors_origins.split(",") if isinstance(self.cors_origins, str) else self.cors_origins
-        origins = tuple(filter(None, (one.strip() for one in given)))
+        origins = tuple(filter(None, (origin.strip() for origin in given)))
         for origin in origins:
             scheme, separator, host = origin.partition("://")
             if origin != "*" and not (scheme and separator and host and "/" not in host):
@@ -219,7 +217,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return prefill, decode, self.mixed or 0
 
     def tp_size(self, phase: str) -> int:
-        """Tensor-parallel ranks of groups of a phase, defaults filled in."""
         own = {"prefill": self.prefill_tp, "decode": self.decode_tp}.get(phase)
         return self.tp if own is None else own
 
@@ -339,7 +336,6 @@ def _is_setting(path: list[str]) -> bool:
 
 
 def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
-    """The path of every setting that is not a table."""
     paths: list[list[str]] = []
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
@@ -385,7 +381,6 @@ def _convert(document: dict[str, Any], source: str, *, strict: bool) -> Settings
 
 
 def role_fault(role: str, fields: Mapping[str, Any]) -> Fault | None:
-    """What is wrong with `[roles.ROLE]`, which names some fields of a role's configuration."""
     if role not in CONFIG_TYPES:
         return unknown_name(role, CONFIG_TYPES, "role")
     # The environment has strings only.

@@ -18,7 +18,9 @@ from cli.plan.settings import Name, PortOfTwo
 
 _PREFIX: Final = "kvmesh1."
 _CHECK_BYTES: Final = 4
+"""One mistyped token in four billion passes, and it is still short. They need not resist forgery."""
 _MAX_CHARS: Final = 1024
+"""About 140 with an IP address, 466 with the longest names: what is longer is something else that was pasted."""
 
 
 class JoinToken(msgspec.Struct, frozen=True, array_like=True):
@@ -33,7 +35,6 @@ class JoinToken(msgspec.Struct, frozen=True, array_like=True):
     public_key: str = ""
 
     def text(self) -> str:
-        """The token, as it is copied."""
         content = msgspec.msgpack.encode(self)
         return _PREFIX + base64.urlsafe_b64encode(content + _check(content)).decode().rstrip("=")
 

@@ -58,7 +58,6 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def supervised_config(self) -> dict[str, Any]:
-        """Its configuration under a supervisor."""
         return self.config | self.supervised
 
 
@@ -98,12 +97,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> str:
-        """For people: how long requests may be, and the tokens that end them."""
         return f"{self.context}\nends with {self.ends or 'no token'}"
 
     @property
     def has_gateway(self) -> bool:
-        """Whether clients connect to this host."""
         return any(launch.role == roles.GATEWAY for launch in self.actors)
 
     @property
@@ -123,7 +120,6 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def forks(self) -> bool:
-        """Whether any actor needs the zygote."""
         return any(launch.start == "fork" for launch in self.actors)
 
 

@@ -5,7 +5,7 @@ processes.
 """
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from cli.protocol import (
 )
 from cli.supervisor.allow_list import AllowListPush
 from cli.supervisor.deaths import Deaths
+from cli.supervisor.keeper import ProcessKeeper
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
 from cli.supervisor.readiness import absent_hosts
@@ -50,9 +51,6 @@ from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import SupervisorAttributes
 from nodes.stats import ask_stats
 
-if TYPE_CHECKING:
-    from cli.supervisor.keeper import ProcessKeeper
-
 _STATS_TIMEOUT_S = 1.0
 """An actor that is stopped or hangs is shown without figures."""
 
@@ -69,7 +67,7 @@ class SupervisorActor(Actor):
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
 
     def __init__(
-        self, keeper: "ProcessKeeper", pid: int, keys: KeyRing | None = None, watch: RegistryWatch | None = None
+        self, keeper: ProcessKeeper, pid: int, keys: KeyRing | None = None, watch: RegistryWatch | None = None
     ) -> None:
         self._keeper = keeper
         self._pid = pid
@@ -80,7 +78,6 @@ class SupervisorActor(Actor):
         self._lost: set[Address] = set()
 
     async def start(self) -> None:
-        """Note the time, and make what needs the actor's context."""
         self._started_at = self.ctx.now()
         self._deaths = Deaths(self.ctx)
         self._rolling = WholeRestart(self.ctx, self._look, self._absent)
@@ -90,11 +87,9 @@ class SupervisorActor(Actor):
             self._watch.begin(self.ctx)
 
     def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
-        """An actor is alive."""
         self._keeper.beat(peer, state, progress)
 
     def on_ask(self, call: Call) -> None:
-        """Answer `meshctl`."""
         try:
             answer = self._answer(call, call.message)
         except MeshError as error:
@@ -144,13 +139,12 @@ class SupervisorActor(Actor):
             _fail(call, error)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Tell supervisors that have come the allow list."""
         if self._push is not None:
             self._push.look()
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Note a lost supervisor: without a registry nobody says that it has left."""
-        if peer.actor_id in [one.actor_id for one in other_supervisors(self.ctx)]:
+        if peer.actor_id in [supervisor.actor_id for supervisor in other_supervisors(self.ctx)]:
             self._lost.add(peer)
 
     @property
@@ -159,8 +153,7 @@ class SupervisorActor(Actor):
 
     @property
     def _other_hosts(self) -> set[str]:
-        """The other hosts that are in the mesh now."""
-        return {host_of(one.actor_id) for one in other_supervisors(self.ctx)}
+        return {host_of(supervisor.actor_id) for supervisor in other_supervisors(self.ctx)}
 
     def _absent(self) -> str:
         return absent_hosts(self._keeper.settings, self.ctx.members)
@@ -169,7 +162,6 @@ class SupervisorActor(Actor):
         return (await self._list(ListActors(whole_mesh=True))).actors
 
     async def _pass_on(self, request: _Passed, host: str) -> Message:
-        """What the supervisor of another host answers."""
         other = supervisor_id(host)
         if self.ctx.members.get(other) is None:
             if host in self._keeper.settings.hosts:
@@ -182,11 +174,12 @@ class SupervisorActor(Actor):
             raise RemoteError(error.code, f"the supervisor of {host}: {error.message}", error.retryable) from error
 
     async def _stop(self, request: StopMesh) -> None:
+        settings = self._keeper.settings
         try:
             if request.whole_mesh and self._host:
                 # A supervisor that was lost earlier and found again is here.
                 self._lost.clear()
-                registry_host, drain_s = self._keeper.settings.registry_host, self._keeper.drain_timeout_s
+                registry_host, drain_s = settings.registry_host, settings.supervision.drain_timeout_s
                 await stop_whole_mesh(self.ctx, request, registry_host, drain_s, self._is_there)
         finally:
             self._keeper.stop(request.reason, force=request.force)
@@ -200,17 +193,17 @@ class SupervisorActor(Actor):
         figures: dict[str, ActorFigures] = {}
         if question.figures:
             # The supervisor of another host asks its own actors.
-            here = [one for one in (me, *self.ctx.members.all()) if not me.host or one.host == me.host]
+            here = [member for member in (me, *self.ctx.members.all()) if not me.host or member.host == me.host]
             figures = actor_figures(here, await ask_stats(self.ctx, here, _STATS_TIMEOUT_S))
         answer, members = self._keeper.list_actors(), self.ctx.members.all()
         uptime_s = self.ctx.now() - self._started_at
         itself = msgspec.structs.replace(_foreign(me, host), pid=self._pid, uptime_s=uptime_s, supervised=True)
-        actors = {one.actor_id: msgspec.structs.replace(one, host=host) for one in (itself, *answer.actors)}
-        actors |= {one.actor_id: _foreign(one, host) for one in members if one.actor_id not in actors}
+        actors = {actor.actor_id: msgspec.structs.replace(actor, host=host) for actor in (itself, *answer.actors)}
+        actors |= {member.actor_id: _foreign(member, host) for member in members if member.actor_id not in actors}
         notes = (told([me, *members]) for told in (quantization_note, numerics_note, kernels_note))
         own = msgspec.structs.replace(
             answer,
-            actors=[msgspec.structs.replace(one, figures=figures.get(id_, one.figures)) for id_, one in actors.items()],
+            actors=[msgspec.structs.replace(row, figures=figures.get(id_, row.figures)) for id_, row in actors.items()],
             notes=[*self._troubles(), *answer.notes, *filter(None, notes)],
         )
         if question.whole_mesh:
@@ -218,18 +211,15 @@ class SupervisorActor(Actor):
         return own
 
     def _troubles(self) -> list[str]:
-        """What keeps this host apart from the others."""
         found = [self._watch.trouble] if self._watch is not None and self._watch.trouble else []
         if self._keys is not None and self._keys.trouble:
             found.append(f"host {self._host} cannot read its keys: {self._keys.trouble}")
         return found
 
     def tell_dead(self, dead: Address, reason: str) -> None:
-        """Tell everybody that an incarnation was reaped."""
         self._deaths.tell(dead, reason)
 
     def on_peer_down(self, sender: Address, down: PeerDown) -> None:
-        """Tell this host's actors who is dead on another host."""
         self._deaths.pass_on(sender, down)
 
     def tell_drained(self, drained: dict[str, int]) -> None:
@@ -241,8 +231,8 @@ def _fail(call: Call, error: MeshError) -> None:
     call.fail(error.code, error.message, retryable=error.retryable)
 
 
-def _foreign(one: Member, here: str) -> ActorStatus:
+def _foreign(member: Member, here: str) -> ActorStatus:
     """A member that somebody else has started, as host `here` lists it, which is "" on a mesh of one host."""
-    host = (host_of(one.actor_id) or one.host) if here else ""
-    of_member = (one.actor_id, one.role, one.pid, one.epoch, one.endpoint, one.state)
+    host = (host_of(member.actor_id) or member.host) if here else ""
+    of_member = (member.actor_id, member.role, member.pid, member.epoch, member.endpoint, member.state)
     return ActorStatus(*of_member, supervised=False, host=host)

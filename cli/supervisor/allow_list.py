@@ -34,7 +34,7 @@ class Telling:
         """Those to ask now; they count as asked until `answered`. Any not among `supervisors` are forgotten."""
         known = set(supervisors)
         self._taken = {address: taken for address, taken in self._taken.items() if address in known}
-        found = sorted(one for one in known - self._asked if self._taken.get(one, -1) < version)
+        found = sorted(address for address in known - self._asked if self._taken.get(address, -1) < version)
         self._asked.update(found)
         return found
 
@@ -48,8 +48,7 @@ class Telling:
 class AllowListPush:
     """Tells other supervisors the list if this host is the registry's, and takes what the registry's host tells.
 
-    Args:
-        keys: this host's. The owner of the transport has them check whether their file has changed.
+    The owner of the transport has `keys` check whether their file has changed.
     """
 
     def __init__(self, ctx: Context, keys: KeyRing) -> None:
@@ -60,11 +59,10 @@ class AllowListPush:
         self._tick()
 
     def look(self) -> None:
-        """Tell the supervisors that need it: one has come, or the list has changed."""
         allowed = self._keys.allowed
         if allowed.registry().host != self._keys.own.host:
             return
-        for address in self._telling.due((one.address for one in other_supervisors(self._ctx)), allowed.version):
+        for address in self._telling.due((peer.address for peer in other_supervisors(self._ctx)), allowed.version):
             self._ctx.spawn(self._tell(address, allowed), name=f"keys-{address}")
 
     def take(self, sender: Address, message: TakeAllowList) -> AllowListTaken:

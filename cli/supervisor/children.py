@@ -63,7 +63,6 @@ class Children:
         self._loop.call_soon(self._reap)
 
     def unwatch(self, pid: int) -> None:
-        """Do not report this child's end."""
         self._watched.pop(pid, None)
 
     def signal(self, pid: int, number: signal.Signals) -> None:
@@ -76,7 +75,6 @@ class Children:
                 return
 
     def unwatched(self) -> list[int]:
-        """Children that nobody watches, whichever thread has them: orphans of descendants."""
         found: list[int] = []
         # Each thread has its own list of children in /proc.
         for task in Path("/proc/self/task").iterdir():
@@ -97,7 +95,6 @@ class Children:
             await self.next_death(0.1)
 
     async def next_death(self, timeout_s: float) -> None:
-        """Wait until some child has been reaped, or the time is over."""
         self._died.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -106,7 +103,6 @@ class Children:
             self._reap()
 
     def close(self) -> None:
-        """Reap no more."""
         self._loop.remove_signal_handler(signal.SIGCHLD)
 
     def _reap(self) -> None:
@@ -173,7 +169,6 @@ def actor_environment(num_threads: int) -> dict[str, str]:
 
 
 def become_subreaper() -> None:
-    """Have orphaned descendants of this process become its children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -31,14 +31,13 @@ class Deaths:
         self._ctx = ctx
 
     def tell(self, dead: Address, reason: str) -> None:
-        """An actor of this host was reaped: everybody is told, so that nobody waits for it."""
         down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
         # In its own view as well, which would otherwise bring the dead actor back to life at the next registry.
         self._ctx.bury(dead, reason)
         self._tell_own(down)
         # On a mesh of one host all actors are its own, whatever they call the machine.
         if own := self._host:
-            heard = {host_of(one.actor_id) for one in other_supervisors(self._ctx) if self._tell(one.actor_id, down)}
+            heard = {host_of(peer.actor_id) for peer in other_supervisors(self._ctx) if self._tell(peer.actor_id, down)}
             for member in self._ctx.members.all():
                 if (host := _host_of(member)) != own and host not in heard:
                     self._tell(member.actor_id, down)

@@ -7,32 +7,31 @@ import asyncio
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import Final, assert_never
+from typing import assert_never
 
 import msgspec
 
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.plan.keys import links_note
 from cli.plan.settings import Settings
-from cli.plan.topology import ActorLaunch, Topology
-from cli.protocol import ActorList, ActorStatus
-from cli.supervisor.children import Children, actor_environment, spawn_process
+from cli.plan.topology import Topology
+from cli.protocol import ActorList
+from cli.supervisor.children import Children
 from cli.supervisor.exits import Exits
+from cli.supervisor.kept_actor import KeptActor
 from cli.supervisor.log_files import LastLines
 from cli.supervisor.manifest_file import ManifestFile
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import Process
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
 from cli.supervisor.refusals import NotGiven, NotRecordable, meant
-from cli.supervisor.role import RoleRun
-from cli.supervisor.secret import secret_pipe
-from cli.supervisor.zygote_client import SUPERVISOR_FD, ZygoteClient
-from mesh.address import MAX_EPOCH, Address, Endpoint
+from cli.supervisor.starter import ActorStarter
+from mesh.address import MAX_EPOCH, Address
 from mesh.membership.proof import NEVER_GIVEN, HostSecret
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
-from mesh.supervision.core import Supervisor, Watch
+from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (
     DRAINED,
     Beat,
@@ -56,10 +55,6 @@ from mesh.supervision.events import (
     Tick,
 )
 
-_NOWHERE = Endpoint("", "")
-_SECRET_FD: Final = 4
-"""Where an actor that is not forked reads the host's secret; a zygote has its channel there."""
-
 
 class Listeners(msgspec.Struct, kw_only=True):
     """The keeper's callbacks: `dead` and `drained` tell the mesh, `ready` and `stopped` the command.
@@ -72,40 +67,6 @@ class Listeners(msgspec.Struct, kw_only=True):
     ready: Callable[[], None]
     stopped: Callable[[ExitCode, str], None]
     member: Callable[[str], Member | None]
-
-
-class _Kept(msgspec.Struct):
-    """What is known of one actor. `process` is the present one, `is_released` what that says of itself."""
-
-    launch: ActorLaunch
-    watch: Watch
-    process: ProcessRecord | None = None
-    last_lines: LastLines | None = None
-    is_released: bool = False
-
-    def status(self, member: Member | None, now: float) -> ActorStatus:
-        """A line of `meshctl ps`; `member` is the actor as the mesh has it."""
-        watch, process = self.watch, self.process
-        there = member if process is not None and member is not None and member.epoch == watch.epoch else None
-        pid, uptime_s = (process.pid, now - watch.born_at) if process is not None else (0, 0.0)
-        endpoint, notes = (there.endpoint, _notes(there)) if there is not None else (_NOWHERE, [])
-        return ActorStatus(
-            actor_id=self.launch.actor_id,
-            role=self.launch.role,
-            pid=pid,
-            epoch=watch.epoch,
-            endpoint=endpoint,
-            # It is there and healthy, but takes no work.
-            state=RELEASED if watch.state == READY and self.is_released else watch.state,
-            num_restarts=watch.num_restarts,
-            uptime_s=uptime_s,
-            reason=watch.reason,
-            notes=[*filter(None, [watch.progress]), *notes],
-            num_starts=watch.num_starts,
-            last_reason=watch.reason,
-            last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
-            next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),
-        )
 
 
 class ProcessKeeper:
@@ -131,24 +92,12 @@ class ProcessKeeper:
         self._record = record
         self._exits = Exits()
         self._listeners = listeners
-        self._supervisor_fd = supervisor_fd
         self._secret = secret
         self._drained: dict[str, int] = {}
         self.manifest = ManifestFile(directory, record)
         self._failure_code = ExitCode.NOT_READY
-        self._environment = actor_environment(topology.num_threads)
+        self._starter = ActorStarter(topology, directory, children, self._exits, record, supervisor_fd, secret)
         supervision = topology.settings.supervision
-        self._zygote = ZygoteClient(
-            children,
-            self._exits,
-            topology.preloads,
-            on_death=record.zygote_death,
-            log=directory.log(ZYGOTE),
-            supervisor_fd=supervisor_fd,
-            environment=self._environment,
-            timeout_s=supervision.start_timeout_s,
-        )
-        self.drain_timeout_s = supervision.drain_timeout_s
         policy = Policy(
             budget=supervision.restart_budget,
             budget_window_s=supervision.restart_window_s,
@@ -158,7 +107,7 @@ class ProcessKeeper:
         epochs = {launch.actor_id: directory.last_epoch(launch.actor_id) for launch in topology.actors}
         actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
         self.core = Supervisor(actors, policy, epochs)
-        self._actors = {one.actor_id: _Kept(one, self.core.watches[one.actor_id]) for one in topology.actors}
+        self._actors = {a.actor_id: KeptActor(a, self.core.watches[a.actor_id]) for a in topology.actors}
         # Every actor ends with this process, so ending it over one event would take the whole mesh down. A lost event
         # leaves one actor's state wrong, and that actor's next heartbeat, exit or deadline sets it right.
         self._driver = CoreDriver[Event, Command](record, "supervision", self._handle, self._perform, ends_owner=False)
@@ -172,16 +121,13 @@ class ProcessKeeper:
             self.directory.write_actors({SUPERVISOR: SUPERVISOR, ZYGOTE: ZYGOTE, **roles})
             for launch in self._topology.actors:
                 self.directory.write_config(launch.actor_id, launch.supervised_config)
-        if self._topology.forks:
-            # It takes longest, so it goes first.
-            self._zygote.start()
+        self._starter.warm()
         self._feed(Begin())
         if self._driver.has_failed:
             # Nothing serves yet that could be saved by going on, and a half-started mesh would wait for ever.
             raise RuntimeError(f"supervision failed at its first event: see {self.directory.log(SUPERVISOR)}")
 
     def beat(self, address: Address, state: str, progress: str) -> None:
-        """An actor is alive, says that it is in `state`, and how far it is with slow work."""
         if (kept := self._actors.get(address.actor_id)) is None:
             return
         self._record.hello(address.actor_id)
@@ -191,7 +137,6 @@ class ProcessKeeper:
         self._feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
 
     def stop(self, reason: str, *, force: bool) -> None:
-        """Begin to end the mesh."""
         self._record.stops(reason, force=force)
         self._feed(Stop(reason, force))
 
@@ -200,7 +145,7 @@ class ProcessKeeper:
 
         Raises UnknownActor, NotRestartable, or NotRecordable if they are to be started again: nothing happened then.
         """
-        found = meant(names, ((one.actor_id, one.role) for one in self._topology.actors))
+        found = meant(names, ((launch.actor_id, launch.role) for launch in self._topology.actors))
         # Actors go before those that serve them.
         actor_ids = sorted(found, key=lambda actor_id: self._actors[actor_id].launch.drain_tier)
         epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
@@ -222,11 +167,9 @@ class ProcessKeeper:
 
     @property
     def settings(self) -> Settings:
-        """The mesh's settings, as this host has them."""
         return self._topology.settings
 
     def list_actors(self) -> ActorList:
-        """Everything `meshctl ps` shows."""
         topology, now = self._topology, self._loop.time()
         ready = all(watch.state in (READY, DRAINED) for watch in self.core.watches.values())
         actors = [kept.status(self._listeners.member(actor_id), now) for actor_id, kept in self._actors.items()]
@@ -236,7 +179,7 @@ class ProcessKeeper:
     def close(self) -> None:
         """Let the zygote end; all actors have ended."""
         self._timer.cancel()
-        self._zygote.close()
+        self._starter.close()
 
     def _feed(self, event: Event) -> None:
         self._driver.feed(event)
@@ -271,42 +214,16 @@ class ProcessKeeper:
             case _:
                 assert_never(command)
 
-    def _spawn(self, kept: _Kept, address: Address) -> None:
-        launch, log = kept.launch, self.directory.log(address.actor_id)
+    def _spawn(self, kept: KeptActor, address: Address) -> None:
         try:
             # Before anything is started, so that no epoch is issued twice.
             self.directory.issue(*address, self._record.trouble)
         except OSError as error:
-            self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
+            self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}", False)
             return
-        kept.last_lines = LastLines(log)
-        if launch.start == "fork":
-            run = RoleRun(
-                mesh=self.directory.mesh,
-                role=launch.role,
-                actor_id=address.actor_id,
-                epoch=address.epoch,
-                config=launch.supervised_config,
-                supervisor_fd=SUPERVISOR_FD,
-                drain_timeout_s=self.drain_timeout_s,
-                secret=self._secret,
-            )
-            self._zygote.fork(run, log, partial(self._spawned, address), partial(self._spawn_failed, address))
-            return
-        arguments = ["-m", "cli", "run", launch.role, "--name", self.directory.mesh]
-        arguments += ["--actor-id", address.actor_id, "--epoch", str(address.epoch)]
-        arguments += ["--config", str(self.directory.path / "configs" / f"{launch.actor_id}.json")]
-        arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self.drain_timeout_s:g}"]
-        arguments += ["--secret-fd", str(_SECRET_FD)]
-        try:
-            with secret_pipe(self._secret) as secret:
-                fds = {SUPERVISOR_FD: self._supervisor_fd, _SECRET_FD: secret}
-                process = spawn_process(arguments, log, fds, self._environment)
-        except OSError as error:
-            # Not at once: the commands that the core's last event led to are still being performed.
-            self._loop.call_soon(self._spawn_failed, address, str(error))
-        else:
-            self._loop.call_soon(self._spawned, address, process)
+        kept.last_lines = LastLines(self.directory.log(address.actor_id))
+        spawned, failed = partial(self._spawned, address), partial(self._spawn_failed, address)
+        self._starter.start(kept.launch, address.epoch, spawned, failed)
 
     def _spawned(self, address: Address, process: Process) -> None:
         self._now_runs(address, process)
@@ -319,9 +236,9 @@ class ProcessKeeper:
         if process is not None:
             (pid, start_time), role = process, kept.launch.role
             kept.process = ProcessRecord(actor_id=address.actor_id, role=role, pid=pid, start_time=start_time)
-        self.manifest.write([one.process for one in self._actors.values() if one.process is not None])
+        self.manifest.write([kept.process for kept in self._actors.values() if kept.process is not None])
 
-    def _spawn_failed(self, address: Address, reason: str, foreign: bool = False) -> None:
+    def _spawn_failed(self, address: Address, reason: str, foreign: bool) -> None:
         self._feed(SpawnFailed(*address, reason, foreign))
 
     def _exited(self, address: Address, status: int) -> None:
@@ -343,8 +260,3 @@ class ProcessKeeper:
             self._failure_code = ExitCode(status)
         known_epoch = error.known_epoch if error is not None and error.known_epoch < MAX_EPOCH else 0
         self._feed(Exited(*address, reason, fatal, end.cause, end.foreign, known_epoch))
-
-
-def _notes(member: Member) -> list[str]:
-    fallbacks: dict[str, str] = member.attributes.get("fallbacks", {})
-    return [f"pages of {agent} come by {text}" for agent, text in fallbacks.items()]

@@ -58,7 +58,6 @@ class LastLines:
         self._place = _size(path)
 
     def added_to(self, text: str) -> str:
-        """`text`, with those lines if there are any."""
         size = _size(self._path)
         # A file that was cut since begins anew.
         start = max(self._place if self._place <= size else 0, size - _BLOCK_BYTES)
@@ -111,7 +110,7 @@ class LogFolder:
 def read_part(path: Path, place: int | None, num_lines: int | None, max_bytes: int) -> LogPart:
     """What was written to a log from `place` on, see `ReadLogs`; `max_bytes` at most."""
     older = _predecessor(path)
-    num_older, size = (_size(one) for one in (older, path))
+    num_older, size = (_size(file) for file in (older, path))
     if place is None:
         place = -num_older if num_lines is None else _last_lines(path, older, num_lines)
     elif place > size:

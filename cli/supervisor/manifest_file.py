@@ -27,18 +27,15 @@ class ManifestFile:
         self._trouble = ""
 
     def begin(self, manifest: Manifest) -> None:
-        """The mesh starts; `manifest` has no processes yet."""
         self._manifest = manifest
         self._write()
 
     def write(self, processes: Iterable[ProcessRecord]) -> None:
-        """These processes run now."""
         if self._manifest is not None:
             self._manifest = msgspec.structs.replace(self._manifest, processes=list(processes))
             self._write()
 
     def look(self) -> None:
-        """Write the file again if it does not say what it has to."""
         if self._manifest is None or self._directory.read_manifest() == self._manifest:
             return
         # After a write that failed the file is known to be old, and that has been told.
@@ -48,7 +45,6 @@ class ManifestFile:
             self._record.trouble("the manifest was damaged or gone: it has been written again")
 
     async def keep(self) -> None:
-        """Look at the file for as long as this task runs."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.look()

@@ -31,8 +31,8 @@ async def relay(ctx: Context, request: MemoryRequest, absent: str) -> MemoryList
         raise UnknownGroup("; ".join(filter(None, (fault.why, absent, fault.do))))
     parts = {owner: [group for group in wanted if owners[group] == owner] for owner in owners.values()}
     asks = [ask(ctx, owner, _part(request, groups), MemoryList) for owner, groups in parts.items() if groups]
-    groups = [one for answer in await asyncio.gather(*asks) for one in answer.groups if one.group in wanted]
-    return MemoryList(groups=sorted(groups, key=lambda one: one.group), note=absent)
+    groups = [group for answer in await asyncio.gather(*asks) for group in answer.groups if group.group in wanted]
+    return MemoryList(groups=sorted(groups, key=lambda group: group.group), note=absent)
 
 
 def _groups_of(attributes: dict[str, Any]) -> list[str]:

@@ -71,7 +71,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def supervisor(self) -> tuple[Address, Endpoint]:
-        """Where the supervisor listens."""
         return Address(self.supervisor_id, self.epoch), Endpoint(self.control, self.data)
 
 
@@ -107,7 +106,6 @@ class MeshDirectory:
 
     @classmethod
     def all_names(cls) -> list[str]:
-        """Meshes that have a run directory, running or not."""
         base = RunDirectory.of_mesh("x").path.parent
         try:
             return sorted(path.name for path in base.iterdir())
@@ -201,11 +199,9 @@ class MeshDirectory:
             return None
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Replace the manifest."""
         _write(self._manifest, manifest)
 
     def remove_manifest(self) -> None:
-        """The mesh is down and nothing is left of it."""
         self._manifest.unlink(missing_ok=True)
 
     def epochs(self) -> dict[str, int]:
@@ -248,7 +244,6 @@ class MeshDirectory:
             tell(f"no room in {self.path}: the epoch of {address} is written over the last record; make room")
 
     def write_config(self, actor_id: str, config: dict[str, Any]) -> Path:
-        """The configuration of one actor as a file for `meshctl run`."""
         path = self.path / "configs" / f"{actor_id}.json"
         _write(path, config)
         return path
@@ -273,7 +268,6 @@ class MeshDirectory:
         return ""
 
     def write_actors(self, roles: dict[str, str]) -> None:
-        """Record the actors of the mesh that begins now: roles by id."""
         _write(self._actors, roles)
 
     def actors(self) -> dict[str, str]:
@@ -281,7 +275,6 @@ class MeshDirectory:
         return _read(self._actors, dict[str, str]) or {}
 
     def log(self, actor_id: str) -> Path:
-        """The log file of one actor."""
         return self.logs / f"{actor_id}.log"
 
     def write_error(self, address: Address, error: StartError) -> None:
@@ -301,7 +294,6 @@ class MeshDirectory:
         return self.path / "errors" / f"{address.actor_id}.{address.epoch}.json"
 
     def already_running(self) -> AlreadyRunning:
-        """The error for a process that wants to be this mesh's supervisor while there is one."""
         manifest, holder = self.read_manifest(), self.holder()
         if manifest is not None:
             who = f"its supervisor is process {manifest.pid}"
@@ -346,7 +338,6 @@ class MeshDirectory:
 
 
 def _read(path: Path, kind: type[Content]) -> Content | None:
-    """The content of a JSON file of this user; None if there is none, or it cannot be read."""
     try:
         return msgspec.json.decode(read_file(path), type=kind)
     except (OSError, *NOT_JSON):

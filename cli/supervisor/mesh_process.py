@@ -199,7 +199,6 @@ class _MeshProcess:
         self._actor.ctx.spawn(self._wait_until_served(), name="probe")
 
     async def _wait_until_served(self) -> None:
-        """Every actor is ready; the mesh is ready once its gateway says that requests can be served."""
         settings = self._topology.settings
         if not self._topology.has_gateway:
             # The gateway's host says what is served. Hosts may start in any order, so this one does not wait for it.

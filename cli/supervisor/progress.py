@@ -33,15 +33,12 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the command began."""
         return time.monotonic() - self._began
 
     def line(self, text: str) -> None:
-        """One line, as it is."""
         self.write(f"{text}\n")
 
     def note(self, text: str) -> None:
-        """One line with the time since the beginning."""
         self.line(f"{self.elapsed_s:7.2f} s  {text}")
 
     def stage(self, actor_id: str, stage: str) -> None:
@@ -75,7 +72,6 @@ class Progress:
             self._close()
 
     def write(self, text: str) -> None:
-        """Raw text."""
         if self._descriptor is None:
             return
         data = text.encode()

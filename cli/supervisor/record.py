@@ -72,7 +72,6 @@ class SupervisionRecord:
         return self._context()
 
     def state(self, report: Report) -> None:
-        """An actor's state has changed."""
         self._tell(report)
         is_first = report.state == SPAWNING and report.actor_id not in self._started
         self._count_state(report)
@@ -106,7 +105,6 @@ class SupervisionRecord:
         self._progress.stage(actor_id, "hello")
 
     def death(self, died: Died) -> None:
-        """An actor's process was reaped."""
         in_order = died.cause == IN_ORDER
         if died.cause == NOT_WANTED or (in_order and died.actor_id in self._draining):
             # An end by request is no death, and the next start no restart. The actor's states say that it has ended.
@@ -117,13 +115,11 @@ class SupervisionRecord:
         tell("actor_died", peer=died.actor_id, peer_epoch=died.epoch, cause=died.cause, reason=died.reason)
 
     def zygote_death(self, end: Exit) -> None:
-        """The zygote is dead."""
         self._count("mesh_supervisor_deaths_total", ZYGOTE, end.cause)
         self._log.warning("zygote_died", cause=end.cause, reason=end.text)
         self._progress.note(f"{ZYGOTE:<22} ended: {end.text}; starting it again")
 
     def stops(self, reason: str, *, force: bool) -> None:
-        """The mesh begins to end."""
         self._progress.note(f"stopping: {reason}" + (", by force" if force else ""))
         self._log.info("mesh_stops", reason=reason, force=force)
 

@@ -15,13 +15,7 @@ _LOOK_S: Final = 1.0
 
 
 class RegistryWatch:
-    """Looks once a second, from `begin` on.
-
-    Args:
-        host: the name of this one.
-        where: the address of the registry, on another host.
-        record: where changes are reported.
-    """
+    """Looks once a second, from `begin` on, and tells `record` of changes. `where` is the address of the registry."""
 
     def __init__(self, host: str, where: str, record: SupervisionRecord) -> None:
         self._what = f"host {host} is waiting for the registry at {where}"
@@ -31,7 +25,6 @@ class RegistryWatch:
         """What people should know; empty if the host is a member, or no join has failed yet."""
 
     def begin(self, ctx: Context) -> None:
-        """`ctx` is the supervisor's own."""
         self._ctx = ctx
         self._look()
 

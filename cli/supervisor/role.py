@@ -112,14 +112,12 @@ def run_role(run: RoleRun) -> int:
 
 
 def _failed(directory: MeshDirectory, address: Address, told: CliError, error: StartError) -> ExitCode:
-    """Leave the reason to the supervisor, and a message on stderr."""
     directory.write_error(address, error)
     sys.stderr.write(f"{told}\n")
     return told.exit_code
 
 
 def exit_code_of(error: StartFailure) -> ExitCode:
-    """The code that tells the supervisor whether another try can help."""
     match error:
         case CliError():
             return error.exit_code
@@ -159,6 +157,5 @@ def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
 
 
 def main_of_fork(run: RoleRun, log: str) -> int:
-    """What a forked child does: a session, a log and an empty stdin of its own, then the actor."""
     leave_terminal(Path(log))
     return run_role(run)

@@ -59,7 +59,6 @@ def _entries(path: Path) -> list[Path]:
 
 
 def _remove_all(paths: Iterable[Path], kind: str) -> list[str]:
-    """Remove files that may be gone already. Returns what was there, in words."""
     found: list[str] = []
     for path in paths:
         try:
@@ -74,7 +73,6 @@ def _remove_all(paths: Iterable[Path], kind: str) -> list[str]:
 
 
 def kill_all(records: list[ProcessRecord]) -> list[ProcessRecord]:
-    """Kill those that still live and wait until they are dead. Returns those."""
     opened: dict[int, ProcessRecord] = {}
     try:
         for record in records:

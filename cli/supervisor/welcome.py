@@ -26,6 +26,8 @@ from mesh.wire.frames import ListMembers, Members, Ping, Pong
 from mesh.wire.message import Message
 
 _ASK_S: Final = 2.0
+"""A registry answers a stranger within 20 ms on a busy machine, and a refused connection is known at once. Only a host
+that drops packets or hangs is waited for, and a start is held up no longer than by a lost packet or two sent again."""
 
 Ask = Callable[[Address, Endpoint, Message], Awaitable[object]]
 """Asks one actor, wherever it is; None if it does not answer in time."""
@@ -38,10 +40,7 @@ class Asker(NamedTuple):
     host: str
 
     async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
-        """The answer; None if there is none within 2 s, or somebody else listens there.
-
-        Raises MeshFull, CannotBind.
-        """
+        """The answer; None if there is none within 2 s, or somebody else listens there. Raises MeshFull, CannotBind."""
         # It dials as this host, with its keys, and listens nowhere.
         options = replace(ZeroMQOptions.of_host(self.run), bind="")
         name = on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host)

@@ -28,8 +28,7 @@ Said = TypeVar("Said", bound=Message)
 
 
 def other_supervisors(ctx: Context) -> list[Member]:
-    """Supervisors of other hosts that are members now, sorted by their ids."""
-    return [one for one in ctx.members.by_role(SUPERVISOR, ready=False) if one.actor_id != ctx.address.actor_id]
+    return [peer for peer in ctx.members.by_role(SUPERVISOR, ready=False) if peer.actor_id != ctx.address.actor_id]
 
 
 async def ask(ctx: Context, actor_id: str, question: Message, kind: type[Said]) -> Said:
@@ -46,34 +45,34 @@ async def ask_each(
     """What those actors answer, all asked at once. Those that do not are only logged."""
     said: dict[str, Said] = {}
 
-    async def one(actor_id: str, question: Message) -> None:
+    async def add_answer(actor_id: str, question: Message) -> None:
         try:
             said[actor_id] = await ask(ctx, actor_id, question, kind)
         except CallError as error:
             log("supervisor_unasked", peer=actor_id, question=type(question).__name__, why=error.message)
 
-    await asyncio.gather(*(one(*each) for each in questions.items()))
+    await asyncio.gather(*(add_answer(*each) for each in questions.items()))
     return said
 
 
 async def list_whole_mesh(ctx: Context, own: ActorList, hosts: Collection[str], *, figures: bool) -> ActorList:
     """`own` with what the supervisors of other hosts say; `hosts` are those that the topology names."""
-    others = [one.actor_id for one in other_supervisors(ctx)]
+    others = [peer.actor_id for peer in other_supervisors(ctx)]
     said = await ask_each(ctx, dict.fromkeys(others, ListActors(figures=figures)), ActorList, ctx.log.debug)
-    silent = dict.fromkeys({*hosts} - {host_of(one) for one in (ctx.address.actor_id, *others)}, "is not in the mesh")
-    silent |= {host_of(one): f"does not answer within {ASK_TIMEOUT_S:g} s" for one in others if one not in said}
-    return joined([own, *(said[one] for one in others if one in said)], silent)
+    silent = dict.fromkeys({*hosts} - {host_of(peer) for peer in (ctx.address.actor_id, *others)}, "is not in the mesh")
+    silent |= {host_of(peer): f"does not answer within {ASK_TIMEOUT_S:g} s" for peer in others if peer not in said}
+    return joined([own, *(said[peer] for peer in others if peer in said)], silent)
 
 
 def joined(answers: list[ActorList], silent: Mapping[str, str]) -> ActorList:
     """One list of all hosts' lists, the asked host's own first; `silent` says of the other hosts what is the matter."""
     own = answers[0]
-    actors = [one for answer in answers for one in answer.actors if one.supervised]
-    known = {one.actor_id for one in actors}
+    actors = [actor for answer in answers for actor in answer.actors if actor.supervised]
+    known = {actor.actor_id for actor in actors}
     strangers = [
-        msgspec.structs.replace(one, state=UNKNOWN) if one.host in silent else one
-        for one in own.actors
-        if one.actor_id not in known
+        msgspec.structs.replace(actor, state=UNKNOWN) if actor.host in silent else actor
+        for actor in own.actors
+        if actor.actor_id not in known
     ]
     told = dict.fromkeys(note for answer in answers for note in answer.notes)
     return msgspec.structs.replace(

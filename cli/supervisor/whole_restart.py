@@ -20,6 +20,7 @@ from mesh.errors import CallError
 from mesh.supervision.events import GIVEN_UP
 
 _LOOK_S: Final = 0.2
+"""An actor takes half a second or more to end and to start again; a look takes a millisecond a host."""
 _PATIENCE_S: Final = 600.0
 """For one host: a drain has its own timeout, and loading a large model from a slow disk takes minutes."""
 
@@ -44,9 +45,9 @@ class WholeRestart:
             raise RestartRunning("another drain or restart is under way in this mesh")
         self.is_running = True
         try:
-            actors = {one.actor_id: one for one in await self._look() if one.supervised}
+            actors = {actor.actor_id: actor for actor in await self._look() if actor.supervised}
             by_host: dict[str, dict[str, int]] = {}
-            for name in meant(request.names, ((one.actor_id, one.role) for one in actors.values()), self._absent()):
+            for name in meant(request.names, ((id_, actor.role) for id_, actor in actors.items()), self._absent()):
                 by_host.setdefault(actors[name].host, {})[name] = actors[name].epoch
             epochs = {name: epoch for some in by_host.values() for name, epoch in some.items()}
             call.reply(Restarting(epochs=epochs, note=self._absent()))
@@ -68,10 +69,12 @@ class WholeRestart:
         deadline, waiting = ctx.now() + _PATIENCE_S, dict(epochs)
         while waiting and ctx.now() < deadline:
             await asyncio.sleep(_LOOK_S)
-            for one in await self._look():
-                if one.actor_id in waiting and one.state == GIVEN_UP:
-                    ctx.log.warning("restart_ended", peer=one.actor_id, why="it could not be started again")
+            for actor in await self._look():
+                if (epoch := waiting.get(actor.actor_id)) is None:
+                    continue
+                if actor.state == GIVEN_UP:
+                    ctx.log.warning("restart_ended", peer=actor.actor_id, why="it could not be started again")
                     return False
-                if one.actor_id in waiting and one.is_restarted(waiting[one.actor_id], stay_away=request.stay_away):
-                    del waiting[one.actor_id]
+                if actor.is_restarted(epoch, stay_away=request.stay_away):
+                    del waiting[actor.actor_id]
         return not waiting

@@ -20,6 +20,7 @@ from nodes import roles
 _TIERS: Final = ((roles.GATEWAY,), (roles.TOKENIZER, roles.SCHEDULER, roles.DETOKENIZER))
 """Workers and agents end with their own host's schedulers."""
 _LOOK_S: Final = 0.1
+"""A stop takes about a second and looks between its tiers and hosts, at four points; a look is a millisecond a host."""
 
 
 async def stop_whole_mesh(
@@ -29,24 +30,23 @@ async def stop_whole_mesh(
 
     `is_there` says whether a supervisor is still a member, as far as is known.
     """
-    others = [one.actor_id for one in other_supervisors(ctx)]
+    others = [peer.actor_id for peer in other_supervisors(ctx)]
     for tier in () if request.force else _TIERS:
         await _drain(ctx, [ctx.address.actor_id, *others], tier, timeout_s)
     last = {supervisor_id(registry_host)} & {*others}
-    for some in ([one for one in others if one not in last], last):
+    for some in ([peer for peer in others if peer not in last], last):
         stop = StopMesh(reason=request.reason, force=request.force)
         # A host that does not answer is cut off or gone: nothing here can end it, and it must not hold up the others.
         left: Iterable[str] = await ask_each(ctx, dict.fromkeys(some, stop), Stopping, ctx.log.warning)
         deadline = ctx.now() + timeout_s
         while left and ctx.now() < deadline:
             await asyncio.sleep(_LOOK_S)
-            left = [one for one in left if is_there(one)]
+            left = [peer for peer in left if is_there(peer)]
 
 
 async def _drain(ctx: Context, supervisors: Iterable[str], tier: tuple[str, ...], timeout_s: float) -> None:
-    """Have all actors of some roles drain and stay away, on all hosts, and wait for it."""
     waiting = await _undrained(ctx, supervisors, tier)
-    drains = {one: RestartActors(names=names, stay_away=True, here=True) for one, names in waiting.items()}
+    drains = {peer: RestartActors(names=names, stay_away=True, here=True) for peer, names in waiting.items()}
     asked: Iterable[str] = await ask_each(ctx, drains, Restarting, ctx.log.warning)
     deadline = ctx.now() + timeout_s
     while asked and ctx.now() < deadline:
@@ -59,7 +59,7 @@ async def _undrained(ctx: Context, supervisors: Iterable[str], tier: tuple[str, 
     lists = await ask_each(ctx, dict.fromkeys(supervisors, ListActors()), ActorList, ctx.log.warning)
     found: dict[str, list[str]] = {}
     for supervisor, there in lists.items():
-        for one in there.actors:
-            if one.supervised and one.role in tier and one.state != DRAINED:
-                found.setdefault(supervisor, []).append(one.actor_id)
+        for actor in there.actors:
+            if actor.supervised and actor.role in tier and actor.state != DRAINED:
+                found.setdefault(supervisor, []).append(actor.actor_id)
     return found

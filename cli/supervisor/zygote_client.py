@@ -93,8 +93,8 @@ class ZygoteClient:
 
     @property
     def pids(self) -> list[int]:
-        """Those of the zygote that serves and of its spare, as far as they live."""
-        return [one.process.pid for one in (self._serving, self._spare) if one is not None and one.process is not None]
+        processes = (zygote.process for zygote in (self._serving, self._spare) if zygote is not None)
+        return [process.pid for process in processes if process is not None]
 
     def start(self) -> None:
         """Start a zygote if none runs, so that it is warm when needed. If that fails, so do the waiting requests."""
@@ -117,7 +117,6 @@ class ZygoteClient:
         self._watch(self._serving, process)
 
     def fork(self, run: RoleRun, log: Path, on_forked: OnForked, on_failed: OnFailed) -> None:
-        """Ask for an actor; `on_forked(process)` once it lives."""
         self._numbers += 1
         request = ForkRequest(number=self._numbers, run=run, log=str(log))
         self._waiting[request.number] = (request, on_forked, on_failed)
@@ -157,7 +156,6 @@ class ZygoteClient:
             socket.send_fds(zygote.channel, [frame], descriptors)
 
     def _ask_spare(self) -> None:
-        """Have a spare forked, unless there is one, or no zygote that can do it."""
         serving = self._serving
         if self._spare is not None or serving is None or not serving.ready:
             return
@@ -269,7 +267,6 @@ class ZygoteClient:
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:
-    """Our end, which does not block, and the zygote's."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.setblocking(False)
     return here, there

@@ -74,15 +74,12 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can give right now."""
         return len(self._free)
 
     def state(self, page: int) -> PageState:
-        """State of `page`."""
         return self._states[page]
 
     def count(self, state: PageState) -> int:
-        """Number of pages in `state`."""
         return self._counts[state]
 
     def allocate(self, num_pages: int) -> list[int] | None:
@@ -98,43 +95,33 @@ class PageAllocator:
         return pages
 
     def release(self, pages: Sequence[int]) -> None:
-        """RUNNING to FREE."""
         self._move(pages, _RUNNING, PageState.FREE)
 
     def cache(self, pages: Sequence[int]) -> None:
-        """RUNNING to CACHED: the prefix tree owns them now."""
         self._move(pages, _RUNNING, PageState.CACHED)
 
     def evict(self, pages: Sequence[int]) -> None:
-        """CACHED to FREE."""
         self._move(pages, _CACHED, PageState.FREE)
 
     def grant(self, pages: Sequence[int]) -> None:
-        """RUNNING to GRANTED: lent to a transfer."""
         self._move(pages, _RUNNING, PageState.GRANTED)
 
     def start_transfer(self, pages: Sequence[int]) -> None:
-        """GRANTED to IN_FLIGHT: from now on a transfer may write them."""
         self._move(pages, _GRANTED, PageState.IN_FLIGHT)
 
     def accept(self, pages: Sequence[int]) -> None:
-        """GRANTED or IN_FLIGHT to RUNNING: the transfer is complete."""
         self._move(pages, _LENT, PageState.RUNNING)
 
     def revoke(self, pages: Sequence[int]) -> None:
-        """GRANTED or IN_FLIGHT to FREE: the transfer is over and nothing can still write them."""
         self._move(pages, _LENT, PageState.FREE)
 
     def quarantine(self, pages: Sequence[int]) -> None:
-        """Any state to QUARANTINED: out of circulation until `clear`."""
         self._move(pages, _MOVABLE, PageState.QUARANTINED)
 
     def clear(self, pages: Sequence[int]) -> None:
-        """QUARANTINED to FREE: nothing can write them any more."""
         self._move(pages, _QUARANTINED, PageState.FREE)
 
     def adopt(self, pages: Sequence[int], state: PageState) -> None:
-        """FREE to `state`, in which an earlier scheduler left them according to its page table."""
         self._move(pages, _FREE, state)
 
     def check(self, claims: Mapping[int, PageState] | None = None) -> list[Violation]:
@@ -176,7 +163,7 @@ class PageAllocator:
         for page in pages:
             if not 0 <= page < self.num_pages or states[page] not in needed:
                 found = states[page].name if 0 <= page < self.num_pages else "not in the pool"
-                raise OwnershipError(page, found, " or ".join(sorted(one.name for one in needed)))
+                raise OwnershipError(page, found, " or ".join(sorted(state.name for state in needed)))
         # A page named twice would be in the free list twice, and go to two sequences.
         if len(set(pages)) != len(pages):
             twice = next(page for index, page in enumerate(pages) if page in pages[:index])

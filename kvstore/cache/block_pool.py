@@ -23,10 +23,7 @@ _MAX_VIOLATIONS: Final = 256
 
 
 class BlockPool:
-    """Allocator, tree, table and event log of one pool, changed together.
-
-    Generations continue from those in the table, whoever wrote it. `found` is its scan, made here if it is not given.
-    """
+    """Changed together. Generations go on from the table, whoever wrote it; `found` is its scan, made here if None."""
 
     def __init__(
         self,
@@ -57,11 +54,9 @@ class BlockPool:
         self._last_generation = max(self._generations) + num_pages
 
     def generation(self, page: int) -> int:
-        """Generation of the allocation that `page` belongs to."""
         return self._generations[page]
 
     def num_available(self) -> int:
-        """Pages that `take` could allocate: free ones, and cached ones that nobody holds."""
         return self.allocator.num_free + self.tree.num_evictable
 
     def take(
@@ -92,11 +87,9 @@ class BlockPool:
         return pages
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Free a sequence's own pages."""
         self.write_states(self.move(self.allocator.release, pages), PageState.FREE)
 
     def drop(self, removed: Sequence[Removed]) -> None:
-        """Free pages that left the tree."""
         self.write_states(self._forget(removed), PageState.FREE)
 
     def publish(
@@ -128,7 +121,6 @@ class BlockPool:
         return end, inserted.added
 
     def clear_tree(self) -> None:
-        """Forget every cached prefix; pages that sequences hold become free when they are released."""
         self.drop(self.tree.clear())
         self.log.cleared()
 
@@ -143,7 +135,6 @@ class BlockPool:
         is_first: bool = False,
         is_private: bool = False,
     ) -> None:
-        """Write the table's entry of `page`, if there is a table."""
         if self.table is not None:
             entry = PageEntry(
                 state, self._generations[page], self.epoch, page_hash, parent or NO_HASH, tokens, is_first, is_private
@@ -151,7 +142,6 @@ class BlockPool:
             self.table.write(page, entry)
 
     def write_states(self, pages: Iterable[int], state: PageState) -> None:
-        """Write entries without content."""
         for page in pages:
             self.write(page, state)
 
@@ -183,8 +173,8 @@ class BlockPool:
 
     def _forget(self, removed: Sequence[Removed]) -> list[int]:
         self.num_evicted_pages += len(removed)
-        self.log.removed([one.page_hash for one in removed])
-        return self.move(self.allocator.evict, [one.page for one in removed])
+        self.log.removed([entry.page_hash for entry in removed])
+        return self.move(self.allocator.evict, [entry.page for entry in removed])
 
     def _stored_pages(self) -> Iterable[PageStored]:
         """The cache as events, parents first. The extra key is not kept per page; hashes alone identify pages."""

@@ -60,16 +60,13 @@ class BlockTable:
 
     @property
     def parent_hash(self) -> bytes:
-        """Parent's hash of the first page that is not full."""
         return self.page_hashes[-1] if self.page_hashes else self._node.root
 
     def generations(self, first: int = 0, count: int | None = None) -> list[int]:
-        """Generations of `count` pages from index `first` on, as `PagesReady` and `OpenGrant` carry them."""
         end = len(self.pages) if count is None else first + count
         return [self._blocks.generation(page) for page in self.pages[first:end]]
 
     def num_missing(self, num_tokens: int) -> int:
-        """Pages that `reserve(num_tokens)` would have to allocate."""
         return max(0, -(-num_tokens // self._blocks.page_size) - len(self.pages))
 
     def reserve(self, num_tokens: int) -> bool:
@@ -143,10 +140,7 @@ class BlockTable:
             self._exported_state = PageState.IN_FLIGHT
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """The transfer is complete: the exported pages hold the KV of these tokens and are the sequence's own again.
-
-        Raises SequenceError for more tokens than fit the exported pages.
-        """
+        """The exported pages hold the KV of these tokens and are its own again. Raises SequenceError if too many."""
         self._require_held()
         exported = self._exported_pages()
         if len(token_ids) > len(exported) * self._blocks.page_size:
@@ -157,10 +151,7 @@ class BlockTable:
         self._blocks.write_states(self.pages[len(self.page_hashes) + 1 :], PageState.RUNNING)
 
     def commit_first(self, token_ids: Sequence[int]) -> None:
-        """The first exported pages hold the KV of these tokens and are the sequence's own; the others stay exported.
-
-        Raises SequenceError unless the tokens fill whole pages.
-        """
+        """As `commit`, for the first of them; others stay exported. Raises SequenceError unless tokens fill pages."""
         self._require_held()
         if len(token_ids) % self._blocks.page_size:
             raise SequenceError(f"{len(token_ids)} tokens do not fill whole pages")
@@ -188,10 +179,7 @@ class BlockTable:
         return kept
 
     def release(self) -> list[int]:
-        """End the handle: locks are released, own pages freed, cached ones stay in the cache. Idempotent.
-
-        Pages still exported are quarantined and returned, as by `abort(quiesced=False)`.
-        """
+        """Pages still exported are quarantined and returned, as by `abort(quiesced=False)`. Idempotent."""
         if self.is_released:
             return []
         quarantined = self.abort(quiesced=False) if self.num_exported_pages else []
@@ -213,7 +201,6 @@ class BlockTable:
         yield from ((page, self._exported_state) for page in self._exported_pages())
 
     def adopt_tail(self, page: int, tokens: bytes) -> None:
-        """Continue an earlier scheduler's sequence: take over its partly filled page, found in the page table."""
         self.pages.append(page)
         self._own.add(page)
         self.tail_tokens = tokens

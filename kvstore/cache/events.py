@@ -31,7 +31,6 @@ class EventLog:
         return len(self._pending)
 
     def stored(self, page_hash: bytes, parent_hash: bytes, token_ids: Iterable[int], extra_key: str) -> None:
-        """A full page entered the cache."""
         self._append(
             PageStored(
                 group=self._group,
@@ -43,7 +42,6 @@ class EventLog:
         )
 
     def removed(self, page_hashes: list[bytes]) -> None:
-        """Pages left the cache."""
         if page_hashes:
             self._append(PageRemoved(group=self._group, page_hashes=page_hashes))
 
@@ -54,14 +52,12 @@ class EventLog:
         self._append(CacheCleared(group=self._group))
 
     def drain(self, max_events: int | None = None) -> list[CacheEvent]:
-        """Take the oldest events, all of them if no number is given."""
         if self._overflowed:
             self.restate()
         number = len(self._pending) if max_events is None else min(max_events, len(self._pending))
         return [self._pending.popleft() for _ in range(number)]
 
     def drain_message(self, max_events: int = 1024) -> CacheEvents | None:
-        """The next publication on topic `kv_events`, None if there is nothing to publish."""
         events = self.drain(max_events)
         return CacheEvents(events=events) if events else None
 

@@ -94,7 +94,6 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fill(self) -> int:
-        """Tokens whose KV is written."""
         return len(self.tokens) // TOKEN_BYTES
 
 
@@ -105,8 +104,7 @@ class Torn(msgspec.Struct, frozen=True, gc=False):
 class TableScan:
     """A table's entries for all pages; iterating gives (page, what `PageTable.read` returns for it).
 
-    `slots` has each page's newest slot as fields (`slot_dtype`), shape (pages,), zeros where `is_torn` (bool, same
-    shape).
+    `slots` has each page's newest slot as fields (`slot_dtype`), zeros where `is_torn` (bool); both of shape (pages,).
     """
 
     def __init__(self, slots: "Slots", is_torn: "npt.NDArray[np.bool_]") -> None:
@@ -114,7 +112,6 @@ class TableScan:
         self.is_torn = is_torn
 
     def entry(self, page: int) -> "PageEntry | Torn":
-        """The table's entry for one page."""
         return Torn() if self.is_torn[page] else _entry(self.slots[page].tobytes())
 
     def generations(self) -> list[int]:
@@ -167,7 +164,6 @@ class PageTable:
 
     @staticmethod
     def num_bytes(num_pages: int, page_size: int) -> int:
-        """Bytes of a whole table."""
         return num_pages * 2 * (HEADER_BYTES + TOKEN_BYTES * page_size)
 
     def read(self, page: int) -> PageEntry | Torn:
@@ -207,10 +203,7 @@ class PageTable:
         return found
 
     def write(self, page: int, entry: PageEntry) -> None:
-        """Replace the entry of `page`. Only the pool's scheduler may call this.
-
-        Raises ValueError if the entry does not fit the page size, or its generation does not fit the table.
-        """
+        """For the pool's scheduler only. Raises ValueError if the entry, or its generation, does not fit the table."""
         tokens = entry.tokens
         end = HEADER_BYTES + len(tokens)
         if end > self._slot_bytes:
@@ -290,10 +283,7 @@ class PageTable:
         return 0
 
     def _newest(self, page: int) -> bytes | None:
-        """A copy of the newest slot that counts; None if there is none, or if it may not be the newest.
-
-        A concurrent writer may spoil both copies; hence the few attempts.
-        """
+        """None if no slot counts, or if it may not be the newest. Tried again, as a writer may spoil both copies."""
         size = self._slot_bytes
         start = 2 * page * size
         for _ in range(_READ_ATTEMPTS):
@@ -332,7 +322,6 @@ class PageTable:
 
 
 def _entry(slot: bytes) -> PageEntry:
-    """The entry in a slot that counts."""
     _, _, state, flags, fill, generation, epoch, page_hash, parent_hash = _HEADER.unpack_from(slot)
     tokens = slot[HEADER_BYTES : HEADER_BYTES + TOKEN_BYTES * fill]
     is_first, is_private = bool(flags & FLAG_FIRST), bool(flags & FLAG_PRIVATE)

@@ -60,7 +60,6 @@ class PrefixCache:
 
     @property
     def num_sequences(self) -> int:
-        """Handles not released yet."""
         return len(self._live)
 
     @property
@@ -73,7 +72,6 @@ class PrefixCache:
         return self.blocks.num_available()
 
     def num_pages_in(self, state: PageState) -> int:
-        """Pages in one state."""
         return self.blocks.allocator.count(state)
 
     def match(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> PrefixMatch:
@@ -82,7 +80,6 @@ class PrefixCache:
         return PrefixMatch(found.pages, len(found.pages) * self.page_size)
 
     def start(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable:
-        """Begin a sequence with its cached prefix."""
         found = self._find(token_ids, extra_key, lora)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size

@@ -101,7 +101,6 @@ class RadixTree:
         self.num_evictable = 0
 
     def match_prefix(self, root: bytes, key: bytes) -> TreeMatch:
-        """The longest prefix of `key`, in whole pages, that is cached under `root`. Changes nothing."""
         start = self._roots.get(root)
         if start is None:
             return TreeMatch(root, [], None, None, 0)
@@ -166,7 +165,6 @@ class RadixTree:
         return Inserted(TreeMatch(root, match.pages + added, end, None, 0), added)
 
     def evict(self, num_pages: int) -> list[Removed]:
-        """Take up to `num_pages` unlocked pages, each after all its descendants."""
         removed: list[Removed] = []
         while len(removed) < num_pages and self._heap:
             _, ticket, node = heapq.heappop(self._heap)
@@ -187,7 +185,6 @@ class RadixTree:
         return removed
 
     def clear(self) -> list[Removed]:
-        """Forget every prefix. Returns the unlocked pages; locked ones are returned by their last `unlock`."""
         removed: list[Removed] = []
         for node in self._nodes_children_first():
             if node.lock_count == 0:

@@ -57,11 +57,9 @@ class _Full(NamedTuple):
     known: dict[bytes, int]
 
     def key(self, numbers: Sequence[int]) -> bytes:
-        """Packed tokens of these pages, one after another."""
         return self.slots["tokens"][numbers].tobytes()
 
     def is_first(self, number: int) -> bool:
-        """Whether a page is the first of its chain."""
         return bool(self.slots["flags"][number] & FLAG_FIRST)
 
 
@@ -78,10 +76,7 @@ class RecoveredSequences:
         return sum(len(handles) for handles in self._by_parent.values())
 
     def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable | None:
-        """The sequence with the most of these tokens but not all, as the last must be computed. None if there is none.
-
-        The caller has to release a claimed handle; `num_cached_tokens` says how much of it is reused.
-        """
+        """The one with the most of these tokens but not all, as the last must be computed. The caller releases it."""
         root = root_hash(extra_key, lora=lora, weight_version=self._cache.weight_version)
         parents = [root, *chain_hashes(root, token_ids, self._cache.page_size)]
         packed = pack_tokens(token_ids)
@@ -101,7 +96,6 @@ class RecoveredSequences:
         return None
 
     def release(self) -> None:
-        """The lease has ended: unclaimed sequences may be evicted."""
         for handles in self._by_parent.values():
             for handle in handles:
                 handle.release()
@@ -188,8 +182,8 @@ def _resume_all(
     for page, entry in entries.items():
         if not _can_be_true(entry, cached, cache.page_size):
             dropped.add(page)
-        elif (one := _resume(cache, page, entry, full, cached)) is not None:
-            recovered.append(one)
+        elif (sequence := _resume(cache, page, entry, full, cached)) is not None:
+            recovered.append(sequence)
             resumed.append(page)
         else:
             cache.blocks.write_states([page], PageState.FREE)
@@ -238,9 +232,9 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
         run = [number]
         while (number := next_of[number]) >= 0:
             run.append(number)
-        hashes = [names[one] for one in run]
+        hashes = [names[number] for number in run]
         # A whole run in one insertion: page by page, each would be attached to the tree and merged again.
-        end = blocks.tree.insert(root, full.key(run), [pages[one] for one in run], hashes, above).end.node
+        end = blocks.tree.insert(root, full.key(run), [pages[number] for number in run], hashes, above).end.node
         starts.extend((end, root, child) for child in several.get(run[-1], ()))
         cached += run
     is_running: list[bool] = (full.slots["state"] == PageState.RUNNING).tolist()

@@ -68,23 +68,19 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_released(self) -> bool:
-        """Whether nobody may map it."""
         return bool(self.weights)
 
     @property
     def table_offset(self) -> int:
-        """Byte offset of the page table."""
         return HEADER_BYTES
 
     @property
     def pages_offset(self) -> int:
-        """Byte offset of page 0."""
         table_bytes = PageTable.num_bytes(self.num_pages, self.layout.page_size)
         return HEADER_BYTES + -(-table_bytes // ALIGNMENT) * ALIGNMENT
 
     @property
     def pages_bytes(self) -> int:
-        """Bytes of all pages, wherever they are."""
         return self.num_pages * self.layout.page_bytes
 
     @property
@@ -95,7 +91,7 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.pages_offset + (self.pages_bytes if self.device == CPU else 0)
 
 
-TOLD: Final = ("group", "num_pages", "layout", "incarnation", "device")
+HANDLE_FIELDS: Final = ("group", "num_pages", "layout", "incarnation", "device")
 """Fields of a header that its agent tells others (`PoolHandle`), and that must be the same when they map the pool."""
 
 

@@ -5,7 +5,7 @@ another model, would be found by the same hashes.
 """
 
 from kvstore.errors import PoolMismatch, PoolReleased
-from kvstore.pool.header import TOLD
+from kvstore.pool.header import HANDLE_FIELDS
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 
@@ -16,7 +16,7 @@ def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
     if pool.info.is_released:
         pool.close()
         raise PoolReleased(f"{handle.path} was released after {handle.agent} named it; ask that agent again")
-    for name in TOLD:
+    for name in HANDLE_FIELDS:
         found, told = getattr(pool.info, name), getattr(handle, name)
         if found != told:
             pool.close()
@@ -29,4 +29,4 @@ def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
 
 def handle_of(pool: PagePool, agent: str = "") -> PoolHandle:
     """The handle by which a pool's agent describes it to others."""
-    return PoolHandle(agent=agent, path=pool.path, **{name: getattr(pool.info, name) for name in TOLD})
+    return PoolHandle(agent=agent, path=pool.path, **{name: getattr(pool.info, name) for name in HANDLE_FIELDS})

@@ -43,10 +43,7 @@ _DENIED: Final = "a KV pool must be a plain file of this user: have it removed, 
 
 
 class PagePool:
-    """One pool's memory, mapped. Views handed out must be dropped before the memory can go away.
-
-    `num_pages` counts the padding page too; `layout` is the shape of a page.
-    """
+    """One pool's memory, mapped; it can go away once no view is held. `num_pages` counts the padding page too."""
 
     def __init__(self, path: str, info: PoolInfo, memory: memoryview, on_close: Callable[[], None]) -> None:
         self.path = path
@@ -83,10 +80,7 @@ class PagePool:
 
     @property
     def device_pages(self) -> DevicePages:
-        """All pages, opened in this process on their device.
-
-        Raises PagesElsewhere if they are in the file or if this process maps page tables only; DeviceError.
-        """
+        """Opened in this process. Raises PagesElsewhere if in the file or if only tables are mapped; DeviceError."""
         self._require_open()
         if self._open_device is None:
             where = "are in its file" if self.info.device == CPU else f"on {self.info.device} are not mapped here"
@@ -97,7 +91,6 @@ class PagePool:
 
     @property
     def table_view(self) -> memoryview:
-        """The page table as bytes."""
         self._require_open()
         return self._table_view
 
@@ -132,17 +125,11 @@ class MemoryHost(Protocol):
     """Where pools live. Paths are plain strings that mean something to this host only."""
 
     def create(self, name: str, info: PoolInfo) -> PagePool:
-        """Make a pool, zeroed, and own it. A leftover of this name that nobody owns is replaced.
-
-        Raises PoolExhaustedMemory, PoolBusy, PoolDenied, PoolMismatch (header too long).
-        """
+        """Zeroed and owned; replaces an unowned one. Raises PoolExhaustedMemory, PoolBusy, PoolDenied, PoolMismatch."""
         ...
 
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
-        """Map an existing pool; `own` takes its lock too.
-
-        Raises PoolMissing, PoolDenied, PoolForeign, PoolTorn, PoolBusy (only with `own`).
-        """
+        """Map a pool; `own` locks it. Raises PoolMissing, PoolDenied, PoolForeign, PoolTorn, PoolBusy (if `own`)."""
         ...
 
     def path(self, name: str) -> str:
@@ -159,10 +146,7 @@ class MemoryHost(Protocol):
 
 
 class HeapHost(MemoryHost):
-    """Pools as bytearrays of one process; the actors of one simulated machine share one `HeapHost`.
-
-    Nothing is locked: inside one process a crashed owner cannot be told from a living one.
-    """
+    """Pools as bytearrays of one process. No locks: inside it a crashed owner cannot be told from a living one."""
 
     def __init__(self) -> None:
         self._pools: dict[str, bytearray] = {}
@@ -182,7 +166,6 @@ class HeapHost(MemoryHost):
 
     @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
-        """`own` changes nothing here."""
         memory = self._pools.get(path)
         if memory is None:
             raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it, or has removed it")
@@ -278,10 +261,7 @@ class ShmHost(MemoryHost):
             os.close(descriptor)
 
     def sweep(self, prefix: str) -> list[str]:
-        """Remove segments with this name prefix that nobody owns, as a killed agent leaves them. Returns their paths.
-
-        Other users' files, and anything that is no plain file, are left alone.
-        """
+        """Remove this user's plain files of this prefix that nobody owns, left by killed agents. Returns the paths."""
         removed: list[str] = []
         for path in sorted(self.directory.glob(f"{glob.escape(prefix)}*")):
             try:

@@ -72,7 +72,6 @@ class Transfer:
         self.error: TransferError | None = None
 
     def fail(self, code: str, message: str) -> None:
-        """Set `error`, unless it is set: the first reason stays."""
         if self.error is None:
             self.error = TransferError(code, message)
 
@@ -121,10 +120,7 @@ class Transport(ABC):
 
     @abstractmethod
     def post(self, transfer: Transfer) -> None:
-        """Begin a transfer, which `poll` or `drain` returns exactly once.
-
-        If this raises TransferError, nothing is moved, and neither returns it.
-        """
+        """Begin a transfer, which `poll` or `drain` returns exactly once, unless this raises TransferError."""
 
     @abstractmethod
     def poll(self, now: float) -> list[Transfer]:
@@ -165,11 +161,11 @@ class Transport(ABC):
     def close(self) -> None:
         """Drain, disconnect all peers, forget all pools."""
 
-    def require_kind(self, device: str, whose: str) -> None:
-        """Raises PagesElsewhere, which names the pool as `whose`, unless this transport moves memory of `device`."""
+    def require_kind(self, device: str, pool_name: str) -> None:
+        """Raises PagesElsewhere, which names the pool, unless this transport moves memory of `device`."""
         if memory_kind(device) not in self.kinds:
             moved = " and ".join(sorted(self.kinds))
-            raise PagesElsewhere(f"the pages of {whose} are on {device}, but {self.name} moves only {moved} pages")
+            raise PagesElsewhere(f"the pages of {pool_name} are on {device}, but {self.name} moves only {moved} pages")
 
     # For transports that send pages of local pools, where other agents do not read them:
 

@@ -67,7 +67,6 @@ def coalesce(source_pages: Sequence[int], destination_pages: Sequence[int]) -> l
 
 
 def page_descriptors(runs: Sequence[PageRun], page_bytes: int) -> list[Descriptor]:
-    """Runs as bytes of the two pools, for pages of `page_bytes` at both ends."""
     return [
         Descriptor(run.destination * page_bytes, run.source * page_bytes, run.num_pages * page_bytes) for run in runs
     ]
@@ -110,10 +109,7 @@ def map_heads(source_tp_size: int, destination: KVLayout, total_kv_heads: int) -
 
 
 def head_copies(source: KVLayout, destination: KVLayout, piece: HeadSlice) -> StridedCopy:
-    """One head slice of one page in bytes: one piece for each token of K and of V in each layer.
-
-    Raises TransferError `layout_mismatch` if anything but the heads differs.
-    """
+    """One piece for each token of K and of V in each layer. Raises TransferError `layout_mismatch`."""
     alike = ("num_layers", "head_dim", "dtype", "page_size", "fingerprint", "format_version")
     different = [name for name in alike if getattr(source, name) != getattr(destination, name)]
     if different:

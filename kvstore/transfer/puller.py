@@ -86,14 +86,10 @@ class PagePuller:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `pump` has more to do; call it again soon."""
         return self.transport.num_posted > 0
 
     def add(self, group: str, pools: Sequence[PagePool]) -> None:
-        """Register the pools of one of the agent's own groups, by rank.
-
-        Raises PagesElsewhere if no transport moves their memory; DeviceUnavailable.
-        """
+        """Register pools of one of the agent's own groups, by rank. Raises PagesElsewhere, DeviceUnavailable."""
         for pool in pools:
             self.transport.register(pool)
         self._pools[group] = pools
@@ -103,16 +99,12 @@ class PagePuller:
         return group in self._pools
 
     def remove(self, group: str) -> None:
-        """Give up the pools of a group; no further copy into them or send from them begins."""
         self._pools.pop(group, None)
         self._tables.pop(group, None)
         self.transport.withdraw(group)
 
     def start(self, grant_id: str, order: StartCopy, group: str, source: Sequence[Peer]) -> Ended | None:
-        """Begin a copy from a source's pools, by rank, into those of `group`. Raises KeyError if that was not added.
-
-        `pump` returns its end, or this does if it cannot begin; errors of transfers are not raised.
-        """
+        """Pools by rank. `pump` returns its end, or this if it cannot begin. KeyError: `group` was not added."""
         pools = self._pools[group]
         copy = _Copy(grant_id, order, self._tables[group], source[0])
         self._copies[grant_id, order.copy_id] = copy
@@ -125,7 +117,6 @@ class PagePuller:
         return self._ended(copy)
 
     def cancel(self, grant_id: str, copy_id: int) -> None:
-        """End a copy early, at all ranks; its end still comes from `pump`."""
         copy = self._copies.get((grant_id, copy_id))
         if copy is not None:
             self._fail(copy, TransferError("cancelled", "the transfer was cancelled"))
@@ -179,7 +170,6 @@ class PagePuller:
 
 
 def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError | None:
-    """Why `source` cannot be copied to `pools`; None if it can."""
     here, there = pools[0].info, source[0].info
     if memory_kind(here.device) != memory_kind(there.device):
         between = f"pages on {there.device} cannot be copied to {here.device}"
@@ -194,7 +184,6 @@ def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError
 
 
 def _whole_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -> Iterator[_Part]:
-    """One part for each rank."""
     runs = coalesce(copy.order.source_pages, copy.order.pages)
     for pool, peer in zip(pools, source, strict=True):
         yield _Part(copy, copy.order, pool, peer, page_descriptors(runs, pool.layout.page_bytes))
@@ -221,7 +210,6 @@ def _cut_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -
 
 
 def _compare(part: _Part, when: str) -> TransferError | None:
-    """Why the pages are not the announced and granted ones; None if they are."""
     pages = part.pages
     sides = (
         ("source", pages.source_pages, pages.source_generations, part.copy.book.generations),
@@ -234,7 +222,7 @@ def _compare(part: _Part, when: str) -> TransferError | None:
             return TransferError("source_lost", f"the {side}'s page table could not be read {when} the copy: {error}")
         # None: the page table is in another host's memory, and the transport had that host compare.
         if found is not None and found != expected:
-            page, wanted, there = next(one for one in zip(numbers, expected, found, strict=True) if one[1] != one[2])
+            page, wanted, there = next(row for row in zip(numbers, expected, found, strict=True) if row[1] != row[2])
             text = f"{side} page {page} has generation {there} {when} the copy, but {wanted} was announced"
             return TransferError("stale_pages", text)
     return None

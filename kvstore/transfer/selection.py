@@ -59,7 +59,6 @@ class Selection(Transport):
 
     @property
     def names(self) -> list[str]:
-        """Names of the transports, as announced."""
         return sorted(transport.name for transport in self.transports)
 
     @property
@@ -69,31 +68,25 @@ class Selection(Transport):
 
     @property
     def device_failure(self) -> str:
-        """The failure of any transport that has one."""
-        return next((one.device_failure for one in self.transports if one.device_failure), "")
+        return next((transport.device_failure for transport in self.transports if transport.device_failure), "")
 
     @property
     def refused(self) -> Counter[str]:
-        """The sum over all transports, by reason."""
-        return sum((Counter(one.refused) for one in self.transports), Counter[str]())
+        return sum((Counter(transport.refused) for transport in self.transports), Counter[str]())
 
     @property
     def num_posted(self) -> int:
-        """Transfers of all transports."""
         return sum(transport.num_posted for transport in self.transports)
 
     @property
     def pause_s(self) -> float:
-        """The shortest pause of the transports that have something to do."""
         return min((transport.pause_s for transport in self.transports if transport.num_posted), default=0.0)
 
     def register(self, pool: PagePool) -> None:
-        """Register it with all transports that move its kind of memory. Raises PagesElsewhere if none does."""
         for transport in (self._near_to(pool.info.device), *self._far_from(pool.info.device)):
             transport.register(pool)
 
     def connect(self, handle: PoolHandle) -> Peer:
-        """Reach another agent's pool. Raises PoolError: PagesElsewhere if no transport moves its kind of memory."""
         # The first choice makes the peer for all of them: peers of paired transports have the same content.
         for transport in self._far_from(handle.device):
             return transport.connect(handle)
@@ -104,7 +97,6 @@ class Selection(Transport):
         return self._near_to(pool.info.device).connect(handle_of(pool))
 
     def disconnect(self, peer: Peer) -> None:
-        """Its transfers fail, whichever transport they were posted to."""
         for transport in self.transports:
             transport.disconnect(peer)
 
@@ -118,31 +110,26 @@ class Selection(Transport):
         ended: list[Transfer] = []
         for transport in self.transports:
             if transport.num_posted:
-                polled = [one for one in transport.poll(now) if not self._goes_on(one, now)]
-                self.pulled_bytes[transport.name] += sum(one.num_bytes for one in polled)
+                polled = [transfer for transfer in transport.poll(now) if not self._goes_on(transfer, now)]
+                self.pulled_bytes[transport.name] += sum(transfer.num_bytes for transfer in polled)
                 ended += polled
         return ended
 
     def cancel(self, transfer: Transfer) -> None:
-        """Cancel it at the transport that it was posted to."""
         transfer.transport.cancel(transfer)
 
     def drain(self) -> list[Transfer]:
-        """Drain all transports."""
         return [transfer for transport in self.transports for transfer in transport.drain()]
 
     def close(self) -> None:
-        """Close all transports."""
         for transport in self.transports:
             transport.close()
 
     def withdraw(self, group: str) -> None:
-        """Withdraw the group from all transports."""
         for transport in self.transports:
             transport.withdraw(group)
 
     def is_sending(self, group: str) -> bool:
-        """Whether any transport is sending from it."""
         return any(transport.is_sending(group) for transport in self.transports)
 
     def agent_lost(self, agent: str) -> None:
@@ -172,14 +159,14 @@ class Selection(Transport):
         try:
             transfer.transport.post(transfer)
         except PairUnmade as error:
-            if not self._falls(transfer, error):
+            if not self._fall_back(transfer, error):
                 raise
             self._post(transfer)
 
     def _goes_on(self, transfer: Transfer, now: float) -> bool:
         """Whether a transfer that has ended was begun again, over the next choice."""
         error = transfer.error
-        if error is None or now >= transfer.deadline or not self._falls(transfer, error):
+        if error is None or now >= transfer.deadline or not self._fall_back(transfer, error):
             return False
         # A clean record for the next choice: the caller of `poll` sees no end in between.
         transfer.error = None
@@ -189,7 +176,7 @@ class Selection(Transport):
             transfer.error = problem
         return transfer.error is None
 
-    def _falls(self, transfer: Transfer, error: TransferError) -> bool:
+    def _fall_back(self, transfer: Transfer, error: TransferError) -> bool:
         """Move a transfer to the next choice, if that may help after this error. Returns whether it was moved."""
         # Only if nothing was moved: a pair that broke during its work says nothing against the choice.
         if not isinstance(error, PairUnmade) or error.code in _NOT_OF_THE_TRANSPORT:
@@ -213,6 +200,6 @@ def _route_of(transfer: Transfer) -> _Route:
     return _Route(agent, transfer.peer.info.device, transfer.pool.info.device)
 
 
-def _after(choices: Iterable[Transport], one: Transport) -> Transport | None:
+def _after(choices: Iterable[Transport], last: Transport) -> Transport | None:
     following = iter(choices)
-    return next(following, None) if any(choice is one for choice in following) else None
+    return next(following, None) if any(choice is last for choice in following) else None

@@ -177,7 +177,6 @@ class TransferSession:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the outcome is known."""
         return self.phase in _ENDED
 
     @property
@@ -186,18 +185,15 @@ class TransferSession:
         return self.has_ended and not self._copying
 
     def is_over(self, now: float) -> bool:
-        """Whether the session can be forgotten: ended, quiet, and remembered long enough for late announcements."""
         return self.is_quiesced and now >= self._expires
 
     def renew(self, timeout_s: float, now: float) -> None:
-        """The holder opened the same grant again: its lease of `timeout_s` seconds starts anew."""
         # A session that has ended is kept for the time set by `_settle`, and a grant's pages are not used twice.
         if not self.has_ended:
             self._expires = now + timeout_s
             self.deadline = max(self.deadline, min(self._expires, self._state_deadline(now)))
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event; returns what to do, in order."""
         match event:
             case Announced():
                 return self._on_announced(event, now)
@@ -309,7 +305,6 @@ class TransferSession:
     # inside
 
     def _problem(self, ready: PagesReady) -> tuple[str, str] | None:
-        """Why an announcement cannot belong to this grant."""
         source = MapSource(ready.source_agent, ready.source_group, ready.source_incarnation)
         if ready.layout_digest != self.grant.layout_digest:
             return "layout_mismatch", f"pages of {ready.source_group} do not have the grant's layout"
@@ -362,7 +357,6 @@ class TransferSession:
         return cancel + self._tell(self._outcome(), holder=not self.is_closed)
 
     def _settle(self, now: float) -> None:
-        """The outcome is known: from now on the session is kept to repeat it."""
         self._expires = now + self.limits.linger_s
         self.deadline = self._expires if self.is_closed else now + self.limits.resend_s
 

@@ -45,10 +45,7 @@ Then = Callable[[Answer | MeshError], None]
 
 
 class Asking:
-    """All calls this actor has made. Peers that do not answer in time are suspected.
-
-    Callbacks passed to `ask_then` run under `tasks`.
-    """
+    """All calls this actor has made. Peers that do not answer in time are suspected; `ask_then` calls under `tasks`."""
 
     def __init__(self, links: Links, bodies: BodyCodec, capacity: int, tasks: TaskSupervisor) -> None:
         self._guard = tasks.call
@@ -73,10 +70,7 @@ class Asking:
         buffers: Sequence[Buffer] = (),
         channel: Channel = Channel.CONTROL,
     ) -> Answer:
-        """Send, and wait for the reply; raises a `CallError`, at the deadline at the latest.
-
-        Cancelling the task sends `cancel` to the peer.
-        """
+        """Send, and wait for the reply; raises a `CallError` by the deadline. Cancelling the task sends `cancel`."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         message_id = self.open(partial(_end_wait, future), actor_id, message, timeout_s, buffers, channel)
         try:
@@ -131,14 +125,12 @@ class Asking:
         return message_id
 
     def abandon(self, message_id: int, reason: str) -> None:
-        """The answer is no longer wanted; tell the peer, unless it has already answered."""
         address = self._pending.peer_of(message_id)
         if address is not None:
             self._pending.settle(message_id)
             self._cancel(message_id, address, reason)
 
     def lose(self, peer: Peer, reason: str) -> None:
-        """A peer is gone: calls to it fail at once."""
         for settled in self._pending.lose(peer.address):
             lost = PeerLost(f"{peer.address} is lost: {reason}")
             lost.reason, lost.refusal = reason, peer.refusal
@@ -147,7 +139,6 @@ class Asking:
             settled(lost)
 
     def close(self) -> None:
-        """The actor stops: all calls in flight fail."""
         self._is_closed = True
         self._timer.cancel()
         for settled in self._pending.close():
@@ -194,7 +185,6 @@ class Asking:
             self._deliver(then, outcome)
 
     def _deliver(self, then: Then, outcome: Answer | MeshError) -> None:
-        """Call back, unless the actor has stopped in the meantime."""
         if not self._is_closed:
             self._guard("then", then, outcome)
 
@@ -209,7 +199,6 @@ class Asking:
 
 
 def _end_wait(future: asyncio.Future[Answer], outcome: Answer | MeshError) -> None:
-    """The task that waits for a call gets the answer, or raises the error."""
     if future.done():
         return
     if isinstance(outcome, MeshError):

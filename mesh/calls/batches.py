@@ -16,10 +16,7 @@ MAX_BYTES: Final = 1 << 20
 
 
 def cut(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """`items` in order, in lists of at most `MAX_ITEMS` items and, according to `size`, `MAX_BYTES` bytes.
-
-    An item larger than that goes alone, so that the limit on bodies can refuse it and nothing else.
-    """
+    """`items` in lists of at most `MAX_ITEMS` and, by `size`, `MAX_BYTES`; a larger one alone, to be refused alone."""
     batch: list[Item] = []
     # Far below a body's 16 MiB: sizes are estimates, and a receiver does nothing else while it handles a batch.
     num_bytes = 0

@@ -11,17 +11,14 @@ from mesh.wire.codec import AnyMessage
 
 _PATIENCE_S: Final = 2.0
 """An echo mesh is ready after 1.5 s (docs/benchmarks.md): with less, each ordinary start would log waiting actors."""
-_MAX_TOLD: Final = 16
+_MAX_LOGGED: Final = 16
 """Reasons may hold counts or addresses and differ each time: an ask that goes on for days adds 16 lines to the log."""
 ROLE_RETRY_S: Final = 0.2
 """Less than a heartbeat of 0.5 s, so that it adds little to a recovery; even 1,000 waiting asks are 5,000 a second."""
 
 
 class PersistentAsk:
-    """Repeats an ask after each retryable failure, as soon as the members change or `retry_s` seconds have passed.
-
-    Owned by an actor, which calls `members_changed` from its `on_members`.
-    """
+    """Repeats an ask after a retryable failure, once `members_changed` was called or `retry_s` seconds have passed."""
 
     def __init__(self, retry_s: float = ROLE_RETRY_S) -> None:
         self._retry_s = retry_s
@@ -29,7 +26,6 @@ class PersistentAsk:
         self._turn = 0
 
     def members_changed(self) -> None:
-        """A member joined, left or changed state."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -48,13 +44,13 @@ class PersistentAsk:
         `refused` is called with every retryable failure. Raises the CallErrors that are not retryable.
         """
         began = ctx.now()
-        told: set[str] = set()
+        logged: set[str] = set()
 
         def note(error: CallError) -> None:
             why = str(error)
             # While a mesh starts, every actor waits a moment for another: not worth a line, nor is a repeated reason.
-            if ctx.now() - began >= _PATIENCE_S and why not in told and len(told) < _MAX_TOLD:
-                told.add(why)
+            if ctx.now() - began >= _PATIENCE_S and why not in logged and len(logged) < _MAX_LOGGED:
+                logged.add(why)
                 ctx.log.info("waiting", what=what, peer=actor_id, why=why)
             if refused is not None:
                 refused(error)
@@ -73,21 +69,13 @@ class PersistentAsk:
     async def ask_any(
         self, ctx: Context, role: str, message: AnyMessage, *, timeout_s: float, patience_s: float
     ) -> Any:
-        """The message of the first of a role's ready actors that answers; they are asked in turn.
+        """The message of the first of a role's ready actors that answers; they are asked in turn, `timeout_s` each.
 
         One that knows the ask but does not serve it (`not_served`, such as somebody's own actor of that role) is
         skipped, like one that fails: it is an error only if all of them say so. One that does not know the message, as
-        an older release may not, refuses it with `bad_body`, which is final.
-
-        Args:
-            ctx: what to ask through.
-            role: the role whose actors answer this.
-            message: the ask.
-            timeout_s: how long each of them may take.
-            patience_s: how long to keep trying while none is ready or all fail; 0: one round.
-
-        Raises:
-            CallError: a final refusal, or no actor answered; `no_ROLE` if none was ready.
+        an older release may not, refuses it with `bad_body`, which is final. `patience_s` is how long to keep trying
+        while none is ready or all fail; 0: one round. Raises CallError: a final refusal, or no answer; `no_ROLE` if
+        none was ready.
         """
         give_up_at = ctx.now() + patience_s
         while True:

@@ -32,12 +32,9 @@ class _Pending(NamedTuple, Generic[Item]):
 class Retrier(Generic[Key, Item]):
     """Pending items by key; keys are unique across all peers.
 
-    Args:
-        deadlines: holds the pauses, as `(kind, peer)`; when one is due, the owner must call `retry(peer)`.
-        kind: the kind of these deadlines.
-        send: asks a peer for items: fresh ones, or those whose pause is over. Called by `flush`, `retry` and
-            `retry_now` only.
-        max_pending: beyond this, items are not accepted; the peer's own leases have to end what was to be ended.
+    `deadlines` holds the pauses as `(kind, peer)`; when one is due, the owner must call `retry(peer)`. `send` asks a
+    peer for fresh items, or those whose pause is over, only within `flush`, `retry` and `retry_now`. Beyond
+    `max_pending`, items are not accepted; the peer's own leases have to end what was to be ended.
     """
 
     def __init__(
@@ -63,15 +60,11 @@ class Retrier(Generic[Key, Item]):
         return key in self._pending
 
     def get(self, key: Key) -> Item | None:
-        """The item that is pending under this key."""
         pending = self._pending.get(key)
         return None if pending is None else pending.item
 
     def add(self, key: Key, peer: str, item: Item, *, retry_s: float, give_up_at: float = float("inf")) -> bool:
-        """Ask for an item with the next `flush`, replacing any item with this key. False: there are too many.
-
-        It is asked for again `retry_s` after each failure, as long as that is before `give_up_at`.
-        """
+        """Replaces the key's item; asked again `retry_s` after a failure until `give_up_at`. False: too many."""
         if len(self._pending) >= self._max_pending and key not in self._pending:
             return False
         self.stop(key)
@@ -80,18 +73,15 @@ class Retrier(Generic[Key, Item]):
         return True
 
     def flush(self) -> None:
-        """Ask for all fresh items, each peer once."""
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
             for peer, keys in fresh.items():
                 self._ask(peer, keys)
 
     def answered(self, key: Key) -> bool:
-        """An answer came; False if it is no longer waited for."""
         return self.stop(key) is not None
 
     def stop(self, key: Key) -> Item | None:
-        """The answer is no longer wanted. Returns the item that was pending."""
         pending = self._pending.pop(key, None)
         if pending is None:
             return None
@@ -119,21 +109,17 @@ class Retrier(Generic[Key, Item]):
         return late
 
     def keys_of(self, peer: str) -> list[Key]:
-        """The keys that are pending at a peer and have been asked for."""
         fresh: Collection[Key] = self._fresh.get(peer, ())
         return [key for key, pending in self._pending.items() if pending.peer == peer and key not in fresh]
 
     def retry(self, peer: str) -> None:
-        """The pause after a failure is over: ask again."""
         self._ask(peer, self._waiting.pop(peer, {}))
 
     def retry_now(self, peer: str) -> None:
-        """The peer is back: do not wait for the pause to end."""
         if self._deadlines.clear((self._kind, peer)):
             self.retry(peer)
 
     def lost(self, peer: str) -> None:
-        """The peer is gone: drop all items that are pending there."""
         for key in [key for key, pending in self._pending.items() if pending.peer == peer]:
             self.stop(key)
 

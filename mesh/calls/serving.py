@@ -52,7 +52,6 @@ class Call:
 
     @property
     def sender(self) -> Address:
-        """The actor that asks."""
         return self.peer.address
 
     @property
@@ -61,7 +60,6 @@ class Call:
         return not self._serving.is_open(self)
 
     def remaining_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
         return max(0.0, self.deadline - self._serving.now())
 
     def reply(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
@@ -110,10 +108,7 @@ class Answerer(Protocol):
 
 
 class Serving:
-    """All calls that this actor has accepted. `of_system` has the handlers for the mesh's own asks, by class.
-
-    The actor itself answers those listed in its `system_asks`.
-    """
+    """All calls accepted here. `of_system`: handlers of the mesh's own asks but those in its `system_asks`."""
 
     def __init__(
         self,
@@ -141,11 +136,9 @@ class Serving:
         return len(self._mailbox)
 
     def is_open(self, call: Call) -> bool:
-        """Whether a call still waits for its answer."""
         return self._mailbox.get(call.key) is call
 
     def settle(self, call: Call) -> bool:
-        """Mark the call as answered; False, and counted, if it is done already."""
         if self.is_open(call):
             self._mailbox.settle(call.key)
             return True
@@ -163,12 +156,10 @@ class Serving:
         self._links.send(call.peer, call.channel, verb, body, buffers, Meta(0, call.key[1], 0, flags))
 
     def lose(self, peer: Peer, reason: str) -> None:
-        """An asker is gone."""
         for call in self._mailbox.lose(peer.address):
             call.dropped(PeerLost(f"{peer.address} is lost: {reason}"))
 
     def close(self) -> None:
-        """The actor stops: all remaining askers are told."""
         self._timer.cancel()
         for call in self._mailbox.close():
             call.dropped(Cancelled("the answering actor is stopping"), tell=True)

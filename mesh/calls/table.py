@@ -41,7 +41,6 @@ class CallTable(Generic[Key, Value]):
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for another call."""
         return len(self._entries) >= self.capacity
 
     def add(self, key: Key, peer: Address, deadline: float, value: Value) -> None:
@@ -56,22 +55,18 @@ class CallTable(Generic[Key, Value]):
             self._compact()
 
     def peer_of(self, key: Key) -> Address | None:
-        """The peer of a call; None if it is settled or was never there."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
     def get(self, key: Key) -> Value | None:
-        """The value of an unsettled call, or None."""
         entry = self._entries.get(key)
         return None if entry is None else entry[2]
 
     def settle(self, key: Key) -> Value | None:
-        """Remove a call; None if it is not there any more."""
         entry = self._entries.pop(key, None)
         return None if entry is None else entry[2]
 
     def lose(self, peer: Address) -> list[Value]:
-        """Remove all calls with a peer that is gone, oldest first."""
         keys = [key for key, entry in self._entries.items() if entry[0] == peer]
         return [self._entries.pop(key)[2] for key in keys]
 
@@ -89,7 +84,6 @@ class CallTable(Generic[Key, Value]):
         return expired
 
     def close(self) -> list[Value]:
-        """Remove everything, oldest first."""
         values = [value for _, _, value in self._entries.values()]
         self._entries.clear()
         self._heap.clear()
@@ -114,7 +108,6 @@ class PendingCalls(CallTable[int, Value]):
     """The asker's side: calls by message id."""
 
     def open(self, message_id: int, peer: Address, deadline: float, value: Value) -> None:
-        """Add a call; raises `MailboxFull`."""
         if len(self._entries) >= self.capacity:
             raise MailboxFull(f"{self.capacity} calls are already in flight; wait for some of them to end")
         self.add(message_id, peer, deadline, value)
@@ -152,7 +145,6 @@ class Mailbox(CallTable[MailKey, Value]):
         self._cancelled: OrderedDict[MailKey, None] = OrderedDict()
 
     def admit(self, sender: Address, message_id: int, deadline: float, value: Value) -> Admission:
-        """Add a call if there is room and it is new."""
         key = (sender, message_id)
         if key in self._entries:
             return Admission.REPEATED
@@ -168,10 +160,7 @@ class Mailbox(CallTable[MailKey, Value]):
         return Admission.TAKEN
 
     def cancel(self, key: MailKey) -> Value | None:
-        """Remove a call that is no longer wanted. The key of one that is not there is remembered for a while.
-
-        `cancel` travels on the control channel and may overtake its call, if that is on the data channel behind bulk.
-        """
+        """Remove a call, or remember its key for a while: `cancel` may overtake a call that is behind bulk."""
         value = self.settle(key)
         if value is None:
             self._cancelled[key] = None
@@ -180,26 +169,22 @@ class Mailbox(CallTable[MailKey, Value]):
         return value
 
     def settle(self, key: MailKey) -> Value | None:
-        """Remove a call; None if it is not there any more."""
         value = super().settle(key)
         if value is not None:
             self._release(key[0])
         return value
 
     def lose(self, peer: Address) -> list[Value]:
-        """Remove all calls of a sender that is gone."""
         self._counts.pop(peer, None)
         return super().lose(peer)
 
     def expire(self, now: float) -> list[tuple[MailKey, Address, Value]]:
-        """Remove all calls whose deadline has come: their askers no longer wait."""
         expired = super().expire(now)
         for _, sender, _ in expired:
             self._release(sender)
         return expired
 
     def close(self) -> list[Value]:
-        """Remove everything."""
         self._counts.clear()
         return super().close()
 

@@ -21,7 +21,6 @@ class ReconnectBackoff:
         self._failures: OrderedDict[Address, tuple[float, float]] = OrderedDict()
 
     def remaining_s(self, address: Address, now: float) -> float:
-        """Seconds until it may be dialed again; 0 if it may now."""
         until, _ = self._failures.get(address, (now, 0.0))
         return max(0.0, until - now)
 
@@ -35,5 +34,4 @@ class ReconnectBackoff:
             self._failures.popitem(last=False)
 
     def succeeded(self, address: Address) -> None:
-        """The incarnation was reached: its failures are forgotten."""
         self._failures.pop(address, None)

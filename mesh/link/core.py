@@ -48,7 +48,7 @@ from mesh.link.handshake import WELCOME, Handshake
 from mesh.link.liveness import Liveness
 from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
 from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
-from mesh.link.refusals import TOLD, LogOnce, error_body, is_answered, later_incarnation
+from mesh.link.refusals import REPORTED_CODES, LogOnce, error_body, is_answered, later_incarnation
 from mesh.membership.view import Directory
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
@@ -139,7 +139,6 @@ class LinkCore:
             self._forget(peer)
 
     def next_id(self) -> int:
-        """A message id that this incarnation has not used yet."""
         self._message_ids += 1
         return self._message_ids
 
@@ -242,7 +241,6 @@ class LinkCore:
             self.liveness.end_ping(connection.peer, output.channel)
 
     def down(self, link: Link, reason: str, now: float) -> None:
-        """A connection is gone, and with it the incarnation as far as this actor can tell."""
         connection = self._connections.get(link)
         self._now = now
         if connection is not None:
@@ -251,7 +249,6 @@ class LinkCore:
     # By the clock
 
     def beat(self, now: float) -> None:
-        """Called every heartbeat."""
         # Events that carry no time (a refusal, say) then start their pause before the next dial from about now, not
         # from when the peer was dialed.
         self._now = now
@@ -259,7 +256,6 @@ class LinkCore:
             self.lose(peer.address, "its heartbeats stopped")
 
     def due(self, now: float) -> None:
-        """Act on every deadline that has passed."""
         self._now = now
         while (key := self._deadlines.pop_due(now)) is not None:
             kind, actor_id = key
@@ -350,7 +346,7 @@ class LinkCore:
             if error.code == SUPERSEDED:
                 self.outputs.append(Superseded(connection.link.peer, error.message, error.known_epoch))
             told = FrameRefused(error.code, f"the peer answered: {error.message}")
-            if error.code in TOLD and self._log_once.is_new(connection.link.peer, told, self._now):
+            if error.code in REPORTED_CODES and self._log_once.is_new(connection.link.peer, told, self._now):
                 self.outputs.append(Refused(connection.link.peer, told))
             connection.peer.refusal = error.code
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
@@ -388,12 +384,10 @@ class LinkCore:
         self.lose(connection.link.peer, reason)
 
     def say(self, connection: Connection, channel: Channel, *message: *Message) -> None:
-        """Queue a message of the link itself behind the outputs that are already pending."""
         parts = self.write(connection, channel, *message)
         if parts:
             self.outputs.append(Send(connection.link, channel, parts))
 
     def _unnumbered_error(self, receiver: Address, trace: str) -> bytes:
-        """The header of an error that belongs to no connection: its sequence number is 0."""
         ids, epochs = (self.next_id(), UNNUMBERED, 0), (self._actor_id, self._epoch, receiver.epoch)
         return encode_header(Header(PROTOCOL_VERSION, _NUMBERS[Verb.ERROR], *ids, *epochs, 0, SYSTEM_FLAG, 0, trace))

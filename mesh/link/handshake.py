@@ -37,13 +37,11 @@ class Handshake:
         self._backoff = ReconnectBackoff(options.retry_min_s, options.retry_max_s)
 
     def check_pause(self, address: Address, now: float) -> None:
-        """Raise `Unreachable` during the pause that follows a failed dial of this incarnation."""
         pause_s = self._backoff.remaining_s(address, now)
         if pause_s:
             raise Unreachable(f"{address} could not be reached; the next attempt is in {pause_s:.2f} s")
 
     def begin(self, connection: Connection, now: float, trace: str) -> None:
-        """Say hello on both channels of a dialed connection."""
         peer = connection.link.peer
         self._deadlines.set((WELCOME, peer.actor_id), now + self._options.hello_timeout_s)
         # The listener has proved nothing yet.
@@ -56,10 +54,7 @@ class Handshake:
             self._outgoing.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
 
     def vet_hello(self, peer: Address, parts: Frames) -> bool:
-        """Whether the sender of a hello has proved its identity; changes no state.
-
-        Raises `FrameRefused` unless this is a hello from `peer` that may be accepted.
-        """
+        """Whether the sender has proved its identity; raises `FrameRefused`. Changes no state."""
         return self._vet(check_greeting(parts, Hello, peer).member)
 
     def greeted(self, connection: Connection, channel: Channel, header: Header, parts: Frames) -> None:
@@ -84,12 +79,10 @@ class Handshake:
         self.end_if_up(connection)
 
     def end_if_up(self, connection: Connection) -> None:
-        """A channel has changed its phase: once both are greeted, the dial is complete."""
         link = connection.link
         if link.dialed and connection.is_up and self._deadlines.clear((WELCOME, link.peer.actor_id)):
             self._backoff.succeeded(link.peer)
 
     def failed(self, connection: Connection, now: float) -> None:
-        """A connection has ended: if it was dialed and never came up, a pause begins."""
         if connection.link.dialed and not connection.is_up:
             self._backoff.failed(connection.link.peer, now)

@@ -32,8 +32,7 @@ Handler = Callable[[Peer, Channel, Header, Frames], None]
 class Links:
     """All links of one actor. Implements `mesh.transport.base.Listener`; `handlers` maps verbs to their handlers.
 
-    Each `when_…` is called with the fields of the output of its name (`mesh/link/outputs.py`), and set before the
-    transport starts.
+    Each `when_…` gets the fields of the output of its name (`mesh/link/outputs.py`), and is set before the start.
     """
 
     when_linked: Callable[[Address], object]
@@ -63,7 +62,6 @@ class Links:
         self._timer = DeadlineTimer(lambda: tasks, core.next_deadline, self._due, rest_s=0.0)
 
     def get(self, actor_id: str) -> Peer | None:
-        """The peer with this actor id, if there is a link with it."""
         return self._peers.get(actor_id)
 
     def peers(self) -> list[Peer]:
@@ -100,22 +98,18 @@ class Links:
         return False
 
     def lose(self, address: Address, reason: str) -> None:
-        """Forget an incarnation and fail everything that waits for it; a no-op if it is not linked."""
         self._core.lose(address, reason)
         self._carry_out()
 
     def suspect(self, actor_id: str) -> None:
-        """An expected message from a peer is overdue: ping it. It is lost unless it answers or sends anything else."""
         self._core.liveness.suspect(actor_id, self._time())
         self._carry_out()
 
     def beat(self) -> None:
-        """Called every heartbeat: watched peers that have fallen silent are lost."""
         self._core.beat(self._time())
         self._carry_out()
 
     def close(self) -> None:
-        """Say bye to every peer and forget it, without calling `when_lost`."""
         self._core.close()
         self._carry_out()
         self._timer.cancel()
@@ -123,7 +117,6 @@ class Links:
     # Listener
 
     def on_frames(self, link: Link, channel: Channel, parts: Frames) -> None:
-        """A message arrived: if it is to be delivered, pass it to the handler of its verb."""
         delivered = self._receive(link, channel, parts)
         if delivered is None:
             self._carry_out()
@@ -142,17 +135,14 @@ class Links:
             self._carry_out()
 
     def on_refused(self, link: Link, refusal: FrameRefused) -> None:
-        """The transport has refused a connection or a message: count it, and log it once."""
         self._core.refuse(link, Channel.CONTROL, None, refusal)
         self._carry_out()
 
     def on_link_down(self, link: Link, reason: str) -> None:
-        """A connection is gone, and with it, as far as this actor can tell, the incarnation."""
         self._core.down(link, reason, self._time())
         self._carry_out()
 
     def on_some_link_down(self) -> None:
-        """A connection from another host is gone, but not known whose: ping the peers that have dialed from one."""
         self._core.liveness.suspect_far(self._time())
         self._carry_out()
 

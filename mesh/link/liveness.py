@@ -57,10 +57,7 @@ class Liveness:
             self._outgoing.say(peer.route, channel, Verb.ASK, body, (), meta, "")
 
     def suspect_far(self, now: float) -> None:
-        """Suspect all peers on other hosts whose route is a connection that they have dialed.
-
-        Otherwise an ask on such a connection would fail only at its deadline.
-        """
+        """Suspect peers on other hosts that dialed their route: an ask there would fail only at its deadline."""
         for peer in list(self._peers.values()):
             is_far = peer.member is not None and peer.member.host != self._options.host
             if is_far and peer.route is not None and not peer.route.link.dialed:
@@ -89,6 +86,5 @@ class Liveness:
         return True
 
     def end_ping(self, peer: Peer, channel: Channel) -> None:
-        """A ping was answered, or the transport never took it."""
         peer.pings.pop(channel, None)
         self._deadlines.clear((channel.name, peer.address.actor_id))

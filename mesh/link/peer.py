@@ -37,7 +37,6 @@ SYSTEM: Final = Meta(flags=SYSTEM_FLAG)
 
 
 def answer_to(header: Header) -> Meta:
-    """Header fields of the answer to a message about the link itself."""
     return Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
 
 
@@ -67,7 +66,6 @@ class ChannelState:
 
 
 def connection_of(sequence: int) -> int:
-    """The number, in its sender's count, of the connection that a message was sent on."""
     return sequence >> _SHIFT
 
 
@@ -86,7 +84,6 @@ class Connection:
 
     @property
     def is_up(self) -> bool:
-        """Whether both channels have been greeted."""
         return all(channel.phase in (Phase.OPEN, Phase.CLOSED) for channel in self.channels)
 
 
@@ -119,7 +116,6 @@ class Peer:
 
     @property
     def was_heard(self) -> bool:
-        """Whether anything was ever received from it."""
         return any(map(self.heard, Channel))
 
     def heard(self, channel: Channel) -> int:

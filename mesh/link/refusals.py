@@ -18,7 +18,7 @@ from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello, Welcome
 from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
 
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.CANCEL, Verb.BYE))
-TOLD: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
+REPORTED_CODES: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
 """Reasons for refusing a hello that its sender must be told and should log, as it could not find out otherwise."""
 _MAX_REMEMBERED: Final = 1024
 """Late frames come within seconds of a link's end, so the newest are enough: 1,024 are about 100 KB."""
@@ -32,10 +32,7 @@ Remembered = TypeVar("Remembered", Address, str)
 
 
 def check_greeting(parts: Frames, kind: type[Greeting], peer: Address) -> Greeting:
-    """The peer's hello or welcome in a message.
-
-    Raises `FrameRefused` if there is none, it names another actor, or the two sides have no version in common.
-    """
+    """The peer's hello or welcome; raises `FrameRefused`: none, of another actor, or no version in common."""
     body = SYSTEM_CODEC.decode(parts[1])
     if not isinstance(body, kind):
         raise FrameRefused("bad_body", f"a {kind.__name__.lower()} body was expected")
@@ -57,18 +54,16 @@ def later_incarnation(dialed: Address, header: Header, parts: Frames) -> Address
 
 
 def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_member: bool) -> bool:
-    """Whether to tell the sender of a frame that it was refused."""
     # The answer would go to the actor whose name was claimed, which has sent nothing.
     if header.verb in _UNANSWERED or refusal.code == "wrong_sender":
         return False
     # The sender of a refused hello is told why: its epoch is over, it meant another epoch of this actor, it has not
     # proved its identity, or there is no room. It would otherwise wait 2 s for a welcome and take this for silence.
-    is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in TOLD)
+    is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in REPORTED_CODES)
     return is_linked or is_member or is_told or header.verb == Verb.HEARTBEAT
 
 
 def error_body(refusal: FrameRefused) -> bytes:
-    """The body of the error sent to the sender of the frame."""
     error = ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
     return SYSTEM_CODEC.encode(error)
 

@@ -58,7 +58,6 @@ class Changes:
         self.members_changed(self._me.view.forget(dead))
 
     def peer_down(self, sender: Address, down: PeerDown) -> bool:
-        """A sender that may say so reports a death; False if it is not believed."""
         peer = self._links.get(sender.actor_id)
         if peer is None or not self._me.credentials.believe(sender, is_proved=peer.is_proved):
             return False

@@ -49,7 +49,6 @@ class Heartbeats:
         links.handlers[Verb.HEARTBEAT] = self._on_heartbeat
 
     def start(self) -> None:
-        """Send the first heartbeat, and go on until `close`."""
         self._tick()
 
     def send_now(self) -> None:
@@ -65,7 +64,6 @@ class Heartbeats:
                 peer.is_watched = True
 
     def close(self) -> None:
-        """Stop sending heartbeats."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

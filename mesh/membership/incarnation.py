@@ -49,7 +49,6 @@ class Incarnation:
         )
 
     def describe(self) -> Member:
-        """This actor as a member."""
         return self._member
 
     def introduce(self, to: Address, *, is_proved: bool) -> Member:
@@ -57,14 +56,10 @@ class Incarnation:
         return self._member if is_proved or self.credentials.are_shown_to(to) else without_proof(self._member)
 
     def listens(self, endpoint: Endpoint) -> None:
-        """The transport listens there."""
         self._member = msgspec.structs.replace(self._member, endpoint=endpoint)
 
     def announce(self, state: str | None = None, **attributes: Any) -> None:
-        """Tell registry and supervisor about a new state or new attributes (merged into the existing ones).
-
-        A draining actor never becomes ready again.
-        """
+        """A new state (a draining actor never becomes ready again), or attributes to merge into the existing ones."""
         member = self._member
         if state is None or member.state == DRAINING:
             state = member.state
@@ -74,10 +69,7 @@ class Incarnation:
             self.when_state_changed()
 
     def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
-        """Where an actor is: the registry from the bootstrap, the supervisor from the options, others from the view.
-
-        Actors on the same host are dialed by their local endpoints, not over the network.
-        """
+        """From bootstrap, options or view. Actors on the same host are dialed by local endpoints, not the network."""
         # The options and files that name these two hold local endpoints only on the host these belong to.
         for known in (self._supervisor, self.bootstrap.lookup()):
             if known is not None and known[0].actor_id == actor_id:
@@ -96,7 +88,6 @@ class Incarnation:
         return True
 
     async def end_asked(self) -> str:
-        """Wait until the end of this actor is requested (or it has stopped); returns the reason."""
         return await asyncio.shield(self._end)
 
     def superseded(self, by: Address, reason: str, known_epoch: int, is_proved: bool) -> None:

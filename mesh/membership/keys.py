@@ -78,7 +78,6 @@ class AllowedHost(msgspec.Struct, frozen=True):
     roles: tuple[str, ...] | None = None
 
     def may_have(self, role: str) -> bool:
-        """Whether actors of this host may have a role."""
         if role == CLIENT:
             return True
         if self.roles is None or (ALL_ROLES in self.roles and role != REGISTRY):
@@ -93,18 +92,16 @@ class AllowList(msgspec.Struct, frozen=True):
     hosts: tuple[AllowedHost, ...]
 
     def find(self, public_key: str) -> AllowedHost | None:
-        """The host with this key."""
-        return next((one for one in self.hosts if one.public_key == public_key), None)
+        return next((host for host in self.hosts if host.public_key == public_key), None)
 
-    def of(self, host: str) -> AllowedHost | None:
-        """The host with this name."""
-        return next((one for one in self.hosts if one.host == host), None)
+    def host(self, name: str) -> AllowedHost | None:
+        return next((host for host in self.hosts if host.host == name), None)
 
     def registry(self) -> AllowedHost:
         """The host granted `registry`; a checked list has exactly one. Raises BadKey."""
-        for one in self.hosts:
-            if one.may_have(REGISTRY):
-                return one
+        for host in self.hosts:
+            if host.may_have(REGISTRY):
+                return host
         raise BadKey("no host is granted the registry")
 
     def vet(self, member: Member) -> None:
@@ -112,7 +109,7 @@ class AllowList(msgspec.Struct, frozen=True):
         named = host_of(member.actor_id)
         if not named and member.actor_id != REGISTRY:
             return  # Over tcp no actor gets this far with such an id, and on its own host an actor needs no grant.
-        host = self.of(named) if named else self.registry()
+        host = self.host(named) if named else self.registry()
         if host is None or member.host not in ("", host.host):
             raise FrameRefused(
                 WRONG_KEY, f"{member.actor_id} claims to be on host {member.host!r}, but its key is not that host's"
@@ -127,16 +124,16 @@ class AllowList(msgspec.Struct, frozen=True):
     def with_host(self, host: str, public_key: str, roles: tuple[str, ...] | None = None) -> "AllowList":
         """The next list, with a host added, or with a new key or new roles for one. Raises BadKey."""
         added = AllowedHost(host, public_key, roles)
-        others = [one for one in self.hosts if one.host != host]
-        if (holder := next((one for one in others if one.public_key == public_key), None)) is not None:
+        others = [other for other in self.hosts if other.host != host]
+        if (holder := next((other for other in others if other.public_key == public_key), None)) is not None:
             raise BadKey(f"host {holder.host} already has that public key: each host needs its own pair")
-        changed = AllowList(self.version + 1, tuple(sorted((*others, added), key=lambda one: one.host)))
+        changed = AllowList(self.version + 1, tuple(sorted((*others, added), key=lambda allowed: allowed.host)))
         changed.check()
         return changed
 
     def without(self, host: str) -> "AllowList":
         """The next list, without a host; the same list if it has no host with that name."""
-        left = tuple(one for one in self.hosts if one.host != host)
+        left = tuple(other for other in self.hosts if other.host != host)
         return AllowList(self.version + 1, left) if len(left) < len(self.hosts) else self
 
     def check(self) -> None:
@@ -146,24 +143,23 @@ class AllowList(msgspec.Struct, frozen=True):
                 f"the list has version {self.version} and {len(self.hosts)} hosts: the version must not be negative, "
                 f"and at most {MAX_HOSTS} hosts are allowed"
             )
-        for one in self.hosts:
-            _check_host(one.host)
-            check_public_key(one.public_key)
-            for role in one.roles or ():
+        for host in self.hosts:
+            _check_host(host.host)
+            check_public_key(host.public_key)
+            for role in host.roles or ():
                 if not _ROLE.fullmatch(role):
                     raise BadKey(
                         f"{role!r} is not a valid role: use lower-case letters, digits, `_`, `-` and `.`, or `*`"
                     )
         for field in ("host", "public_key"):
-            values = [getattr(one, field) for one in self.hosts]
+            values = [getattr(host, field) for host in self.hosts]
             if len(set(values)) < len(values):
                 raise BadKey(f"two hosts have the same {field.replace('_', ' ')}")
-        if len([one for one in self.hosts if one.may_have(REGISTRY)]) != 1:
+        if len([host for host in self.hosts if host.may_have(REGISTRY)]) != 1:
             raise BadKey("exactly one host must be granted the registry")
 
 
 def check_public_key(key: str) -> None:
-    """Raise BadKey unless `key` can be a CURVE key in Z85."""
     if not _Z85.fullmatch(key):
         raise BadKey(
             f"{key!r} is not a public key, which has {_KEY_CHARS} characters of Z85: copy it from `meshctl keys ls` on "

@@ -65,11 +65,9 @@ class HostSecret(msgspec.Struct, frozen=True, kw_only=True):
         return not self.host or host_of(actor_id) == self.host or actor_id in self.supervised
 
     def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
-        """The proof of one incarnation."""
         return prove(self.key, self.mesh, actor_id, epoch, role)
 
     def is_proved(self, member: Member) -> bool:
-        """Whether a member shows the proof of its id, epoch and role."""
         return hmac.compare_digest(self.prove(member.actor_id, member.epoch, member.role), member.proof)
 
     def check(self, member: Member, known: Member | None) -> bool:
@@ -133,7 +131,6 @@ class Credentials:
         self._hubs = hubs
 
     def own(self, actor_id: str, epoch: int, role: str) -> bytes:
-        """The proof of this incarnation."""
         return self._proof if self.secret is None else self.secret.prove(actor_id, epoch, role)
 
     def check(self, member: Member, known: Member | None) -> bool:
@@ -148,7 +145,6 @@ class Credentials:
         return bool(member.proof) and known is not None and known.proof == member.proof
 
     def vet(self, member: Member) -> bool:
-        """`check` for a member that introduces itself."""
         return self.check(member, self._find(member.actor_id))
 
     def may_vouch(self, actor_id: str) -> bool:
@@ -166,7 +162,6 @@ class Credentials:
         return True
 
     def are_shown_to(self, peer: Address) -> bool:
-        """Whether to show the proof to a peer that is being dialed."""
         known = self._find(peer.actor_id)
         return peer.actor_id in self._hubs() or (known is not None and known.address == peer and bool(known.proof))
 

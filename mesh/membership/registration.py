@@ -41,13 +41,8 @@ _MAX_EARLY: Final = 64
 class Registration:
     """The membership of one actor.
 
-    Args:
-        asking: for asks to the registry.
-        me: describes the member to join as, finds the registry, and is told if that will never admit it. Its view is
-            kept up to date.
-        changed: called with each non-empty change of the view, and the members that left in an orderly way.
-        options: pauses and timeouts, and the supervisor.
-        tasks: runs the task that keeps this actor joined.
+    `me` describes the member to join as, finds the registry, and is told if that will never admit it; its view is kept
+    up to date. `changed` is called with each non-empty change of the view, and the members that left in an orderly way.
     """
 
     def __init__(
@@ -77,7 +72,6 @@ class Registration:
         self._has_lapsed = False
 
     def start(self) -> None:
-        """Join, as soon as there is a registry."""
         self._wanted.set()
         self._task = self._tasks.spawn(self._keep_joined(), "registration")
 
@@ -91,12 +85,10 @@ class Registration:
             self._is_hurried = True
 
     def hubs(self) -> list[str]:
-        """Whom to send heartbeats: the supervisor, if there is one, and the registry that has admitted this actor."""
         supervisor = self._options.supervisor
         return [hub.actor_id for hub in (supervisor and supervisor[0], self.registry) if hub is not None]
 
     async def joined(self) -> None:
-        """Wait until the registry has admitted this actor for the first time."""
         # Several callers may wait, and one that gives up must not cancel it for the others.
         await asyncio.shield(self._first)
 
@@ -113,7 +105,6 @@ class Registration:
             await self._asking.ask(self.registry.actor_id, leave, timeout_s=timeout_s)
 
     def peer_lost(self, address: Address) -> None:
-        """A peer is lost; if it was the registry, look for it."""
         if address == self._joining:
             self._joining = None
         if address == self.registry:
@@ -122,7 +113,6 @@ class Registration:
             self._wanted.set()
 
     def heartbeat(self, peer: Address, beat: Heartbeat) -> None:
-        """The registry answered a heartbeat: join again if it does not know this actor or has another version."""
         if peer == self.registry and (
             not beat.known or (beat.registry_epoch, beat.version) != (self.view.registry_epoch, self.view.version)
         ):
@@ -240,7 +230,6 @@ class Registration:
         return True
 
     def _known_members(self, registry: Address, host: str) -> list[Member]:
-        """The members to name to the registry, since it may not know them."""
         if self.view.registry_epoch != registry.epoch:
             # It has just started: from the members' views it recovers the whole mesh before all have joined.
             return self.view.all()
@@ -252,7 +241,6 @@ class Registration:
 
 
 def _end_of(error: CallError) -> MeshError | None:
-    """Why a failed join will never be granted; None if it may be."""
     if not isinstance(error, RemoteError):
         return None
     if error.code == STALE_EPOCH:

@@ -43,7 +43,6 @@ class Member(Part, frozen=True):
 
     @property
     def address(self) -> Address:
-        """The address of this incarnation."""
         return Address(self.actor_id, self.epoch)
 
 
@@ -87,7 +86,6 @@ class StaticBootstrap(NamedTuple):
     endpoint: Endpoint
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
-        """Always the same."""
         return self.address, self.endpoint
 
 
@@ -103,7 +101,6 @@ class LearningBootstrap:
         self._learned: tuple[Address, Endpoint] | None = None
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
-        """What the other bootstrap says, or what was learned about the same endpoint if that is later."""
         told, learned = self._told.lookup(), self._learned
         if told is None or learned is None or learned[1] != told[1] or learned[0] < told[0]:
             return told
@@ -138,19 +135,15 @@ class Membership:
         self.version = 0
 
     def get(self, actor_id: str) -> Member | None:
-        """The member with this actor id, in whatever state."""
         return self._members.get(actor_id)
 
     def by_role(self, role: str, *, ready: bool = True) -> list[Member]:
-        """Members with a role, sorted by actor id; with `ready` only those that take work."""
         return [m for m in self.all() if m.role == role and (not ready or m.state == READY)]
 
     def all(self) -> list[Member]:
-        """Every member, sorted by actor id."""
         return [self._members[actor_id] for actor_id in sorted(self._members)]
 
     def reset(self, registry_epoch: int, version: int, members: Iterable[Member]) -> MemberChange:
-        """Adopt the registry's snapshot: members that are not in it have left."""
         new = {member.actor_id: member for member in members}
         gone = [member.address for member in self.all() if member.actor_id not in new]
         change = self._update([new[actor_id] for actor_id in sorted(new)], gone)
@@ -173,11 +166,9 @@ class Membership:
         return self._update(upserted, left)
 
     def forget(self, address: Address) -> MemberChange:
-        """Remove an incarnation that its supervisor reports dead, before the registry says so."""
         return self._update((), (address,))
 
     def mark_draining(self, address: Address) -> MemberChange:
-        """Mark a member that says it takes no new work, before the registry says so."""
         member = self._members.get(address.actor_id)
         if member is None or member.epoch != address.epoch or member.state == DRAINING:
             return MemberChange([], [], [])

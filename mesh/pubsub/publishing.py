@@ -57,10 +57,7 @@ class Publishing:
     # Publisher
 
     def publish(self, topic: str, message: AnyMessage) -> int:
-        """Send to all subscribers and keep for replay; returns the sequence number, from 1.
-
-        Raises ValueError for a new topic beyond `MAX_TOPICS`.
-        """
+        """Send, and keep for replay; returns the number, from 1. Raises ValueError for a topic beyond `MAX_TOPICS`."""
         log = self._logs.get(topic)
         if log is None:
             if len(self._logs) >= MAX_TOPICS:
@@ -81,7 +78,6 @@ class Publishing:
         return True
 
     def lose(self, peer: Peer) -> None:
-        """A peer is gone: send it nothing more; subscriptions to its topics wait for its return."""
         for topic in list(self._subscribers):
             self._drop(topic, peer.address)
         for (actor_id, _), followed in self._followed.items():
@@ -136,12 +132,10 @@ class Publishing:
                 self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
 
     def unsubscribe(self, actor_id: str, topic: str) -> None:
-        """Stop following a topic."""
         if self._followed.pop((actor_id, topic), None) is not None:
             self._tells.tell(actor_id, Unsubscribe(topic=topic))
 
     def appeared(self, actor_id: str) -> None:
-        """An actor is a member (again): subscribe to its topics that are followed."""
         for followed_id, topic in list(self._followed):
             if followed_id == actor_id:
                 self._request(actor_id, topic)
@@ -154,7 +148,6 @@ class Publishing:
                 self._request(followed_id, topic)
 
     def close(self) -> None:
-        """Stop following all topics."""
         self._followed.clear()
         if self._timer is not None:
             self._timer.cancel()

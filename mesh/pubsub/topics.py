@@ -92,7 +92,6 @@ class Subscription:
         return starts_anew
 
     def arrived(self, epoch: int, sequence: int) -> Arrival:
-        """A publication arrived; only `NEXT` is to be delivered."""
         if self.waiting or epoch != self.epoch or sequence < self.next_sequence:
             return Arrival.REPEAT
         if sequence > self.next_sequence:

@@ -20,7 +20,6 @@ class Deadlines:
         return len(self._at)
 
     def set(self, key: Key, at: float) -> None:
-        """Make `key` due at `at`, replacing any earlier setting."""
         self._at[key] = at
         self._count += 1
         heapq.heappush(self._heap, (at, self._count, key))
@@ -29,20 +28,16 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def set_default(self, key: Key, at: float) -> None:
-        """Make `key` due at `at`, unless it is already set."""
         if key not in self._at:
             self.set(key, at)
 
     def clear(self, key: Key) -> bool:
-        """Forget `key`; False if it was not set."""
         return self._at.pop(key, None) is not None
 
     def at(self, key: Key) -> float | None:
-        """When `key` is due; None if it is not set."""
         return self._at.get(key)
 
     def next(self) -> float | None:
-        """When the next key is due."""
         while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -30,9 +30,7 @@ class Driven(Protocol):
     """The owner of a core: an actor, or a part of one."""
 
     @property
-    def ctx(self) -> Context:
-        """The actor's context."""
-        ...
+    def ctx(self) -> Context: ...
 
 
 class CoreDriver(Generic[Event, Command]):
@@ -42,12 +40,10 @@ class CoreDriver(Generic[Event, Command]):
         owner: ends when the core raises.
         ends_owner: if False, the owner does not end: the failure is logged and counted, and the next event is handled;
             `feed` raises nothing but refusals.
-        name: of the core, for the log.
         handle: takes an event and the time (`Context.now()`), returns commands in order.
         perform: performs one command. If it raises, that is a failure too: the core assumes that all were performed.
         refusals: exceptions by which `handle` rejects an event without any effect. They are raised to the feeder, and
             the core goes on; for an event that was queued they are logged, as its `feed` has already returned False.
-        setup: what the core was made of, for a replay.
         redact: makes the function that redacts fields of events; called once for each failure.
     """
 

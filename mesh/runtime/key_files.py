@@ -35,7 +35,7 @@ class DamagedKeyFile(KeyFileError):
 
 
 class KeyDirectory:
-    """The key files of one host for one mesh. Nothing is touched before the first write."""
+    """The key files of one host for one mesh, made by the first write. Methods raise KeyFileError; None: no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,19 +43,16 @@ class KeyDirectory:
         self.allowed_file = path / "allowed.json"
 
     def read_key(self) -> HostKey | None:
-        """This host's key pair; None if there is no file. Raises KeyFileError."""
         return self._read(self.key_file, HostKey)
 
     def write_key(self, key: HostKey) -> None:
-        """Replace the key pair. Raises KeyFileError."""
         self._write(self.key_file, key)
 
     def read_allowed(self) -> AllowList | None:
-        """The list of hosts; None if there is no file. Raises KeyFileError."""
         return self._read(self.allowed_file, AllowList)
 
     def write_allowed(self, allowed: AllowList) -> None:
-        """Replace the list; readers see the old one or the new one. Raises KeyFileError."""
+        """Readers see the old list or the new one."""
         self._write(self.allowed_file, allowed)
 
     def _read(self, file: Path, kind: type[_Content]) -> _Content | None:
@@ -104,11 +101,7 @@ class KeyDirectory:
 
 
 class KeyRing:
-    """The keys in force: this host's pair, and the list, which is read again when its file has changed.
-
-    Args:
-        directory: has both files. Raises KeyFileError if one is missing or cannot be read.
-    """
+    """The keys in force: this host's pair, and the list, read again when its file has changed. Raises KeyFileError."""
 
     def __init__(self, directory: KeyDirectory) -> None:
         self._directory = directory
@@ -125,11 +118,9 @@ class KeyRing:
         self._fault = ""
 
     def vet(self, member: Member) -> None:
-        """Raise `FrameRefused` for a member that the list in force does not allow, as `AllowList.vet` does."""
         self.allowed.vet(member)
 
     def write(self, allowed: AllowList) -> None:
-        """Replace the list that all actors on this host read. Raises KeyFileError."""
         self._directory.write_allowed(allowed)
 
     def poll(self) -> bool:

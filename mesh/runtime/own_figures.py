@@ -26,11 +26,9 @@ class OwnFigures:
         self._rates = Rates()
 
     def sample(self, now: float) -> None:
-        """Record the current totals; called with every heartbeat."""
         self._rates.sample(now, self._totals(self._usage() if self._usage is not None else None))
 
     def reply(self, now: float, gauges: Mapping[str, float]) -> StatsReply:
-        """All statistics, including `gauges` of the actor's system."""
         usage = self._usage() if self._usage is not None else None
         figures = dict(gauges)
         rates = self._rates.per_second(now, self._totals(usage))

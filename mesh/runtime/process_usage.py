@@ -10,10 +10,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessUsage(NamedTuple):
-    """`cpu_s`: CPU seconds used by all threads together; `memory_bytes`: resident memory, shared pages included.
-
-    `memory_bytes` is None if it cannot be read, for example because no file descriptor is left.
-    """
+    """CPU seconds of all threads; resident bytes, shared pages included, None if unreadable (no descriptor left)."""
 
     cpu_s: float
     memory_bytes: int | None

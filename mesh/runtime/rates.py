@@ -19,7 +19,6 @@ class Rates:
         self._samples: deque[tuple[float, dict[str, float]]] = deque()
 
     def sample(self, now: float, totals: Mapping[str, float]) -> None:
-        """Record the totals at `now`, in seconds."""
         self._samples.append((now, dict(totals)))
         # The last sample before the window marks its beginning.
         while len(self._samples) > 1 and self._samples[1][0] <= now - self._window_s:

@@ -56,7 +56,6 @@ class Recorded(NamedTuple, Generic[Event]):
 
 
 def keep_all(_: str, value: Any) -> Any:
-    """Redacts nothing."""
     return value
 
 
@@ -92,7 +91,6 @@ class EventRecorder(Generic[Event]):
             self._num_bytes -= events.popleft()[0]
 
     def events(self) -> list[Recorded[Event]]:
-        """The recorded events, oldest first."""
         return [Recorded(at, event) for _, at, event in self._events]
 
 
@@ -117,7 +115,7 @@ def _estimate(value: Any, depth: int) -> int:
         return _ITEM_BYTES
     if depth <= 0:
         return _STRUCT_BYTES
-    return _ITEM_BYTES + sum(_estimate(one, depth - 1) for one in values)
+    return _ITEM_BYTES + sum(_estimate(item, depth - 1) for item in values)
 
 
 class Writer:
@@ -129,7 +127,6 @@ class Writer:
         self._kept: list[Any] = []
 
     def write(self, value: Any) -> Any:
-        """The data of one value."""
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, enum.Enum):
@@ -151,13 +148,13 @@ class Writer:
             data.update({name: self.write(self._redact(name, getattr(value, name))) for name in fields})
             return data
         if isinstance(value, list):
-            return [self.write(one) for one in cast("list[Any]", value)]
+            return [self.write(item) for item in cast("list[Any]", value)]
         if isinstance(value, tuple | set | frozenset):
             name = "tuple" if isinstance(value, tuple) else "set" if isinstance(value, set) else "frozenset"
-            return {TAG: name, "of": [self.write(one) for one in cast("Iterable[Any]", value)]}
+            return {TAG: name, "of": [self.write(item) for item in cast("Iterable[Any]", value)]}
         if isinstance(value, Mapping):
             pairs = cast("Mapping[Any, Any]", value).items()
-            return {TAG: "dict", "of": [[self.write(key), self.write(one)] for key, one in pairs]}
+            return {TAG: "dict", "of": [[self.write(key), self.write(item)] for key, item in pairs]}
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
         # While it is kept, no other object can have its id.
         self._kept.append(value)
@@ -166,8 +163,8 @@ class Writer:
     def write_newest(self, events: list[Recorded[Any]], max_bytes: int = MAX_WRITTEN_BYTES) -> list[dict[str, Any]]:
         """As many of the newest events as fit in `max_bytes` of JSON, oldest first."""
         written: list[dict[str, Any]] = []
-        for one in reversed(events):
-            data = {"at": one.at, "data": self.write(one.event)}
+        for recorded in reversed(events):
+            data = {"at": recorded.at, "data": self.write(recorded.event)}
             max_bytes -= len(msgspec.json.encode(data))
             if max_bytes < 0:
                 break
@@ -205,7 +202,7 @@ class Reader:
     def read(self, data: Any) -> Any:
         """The value of `data`; raises ValueError for a class from none of the modules. Bytes are all zeros."""
         if isinstance(data, list):
-            return [self.read(one) for one in cast("list[Any]", data)]
+            return [self.read(item) for item in cast("list[Any]", data)]
         if not isinstance(data, dict):
             return data
         fields = dict(cast("dict[str, Any]", data))
@@ -230,7 +227,7 @@ class Reader:
                 return array("i", fields["of"])
             case "tuple" | "set" | "frozenset":
                 make: Any = {"tuple": tuple, "set": set, "frozenset": frozenset}[name]
-                return make(self.read(one) for one in fields["of"])
+                return make(self.read(item) for item in fields["of"])
             case "dict":
                 return {self.read(key): self.read(value) for key, value in fields["of"]}
             case "object":

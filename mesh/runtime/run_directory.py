@@ -74,13 +74,11 @@ class RunDirectory:
 
     @classmethod
     def of_mesh(cls, name: str) -> "RunDirectory":
-        """The run directory of a mesh by its name, for the current user."""
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
         return cls(base / f"kvmesh-{os.getuid()}" / name)
 
     @property
     def mesh(self) -> str:
-        """The name of its mesh."""
         return self.path.name
 
     def create(self) -> None:
@@ -134,7 +132,6 @@ class RunDirectory:
         return record.name if record is not None else socket.gethostname()
 
     def write_registry(self, address: Address, endpoint: Endpoint, proof: bytes = b"") -> None:
-        """Record which registry is live, using `replace_file`. Raises OSError."""
         content = _RegistryFile(*address, *msgspec.structs.astuple(endpoint), proof=proof.hex())
         replace_file(self.registry_file, msgspec.json.encode(content) + b"\n")
 
@@ -204,7 +201,6 @@ class FileBootstrap:
         self._target: tuple[Address, Endpoint] | None = None
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
-        """The registry's incarnation and endpoint; None while there is no readable file."""
         try:
             status = self._path.stat()
             if self._seen != (status.st_ino, status.st_mtime_ns):

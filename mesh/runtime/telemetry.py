@@ -59,13 +59,11 @@ class Metrics:
         self._histograms: dict[str, _Observations] = {}
 
     def count(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """Add to a counter."""
         key = series(name, labels) if labels else name
         if key in self._counters or self._has_room():
             self._counters[key] = self._counters.get(key, 0.0) + value
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
         key = series(name, labels)
         if key in self._gauges or self._has_room():
             self._gauges[key] = value
@@ -81,12 +79,10 @@ class Metrics:
         histogram.add(value)
 
     def value(self, name: str, **labels: str) -> float:
-        """The value of a counter or gauge, 0 if there is none."""
         key = series(name, labels)
         return self._counters.get(key, self._gauges.get(key, 0.0))
 
     def snapshot(self, gauges: dict[str, float] | None = None) -> StatsReply:
-        """All series as of now, plus `gauges`, which were polled from the actor."""
         return StatsReply(
             counters=dict(self._counters),
             gauges={**self._gauges, **(gauges or {})},
@@ -154,10 +150,7 @@ def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...])
 
 
 def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:
-    """Configure structlog for this process: one JSON object a line, or coloured lines for a console.
-
-    Called once by `mesh/run.py` and `cli`; `logging` records of libraries, level warning and up, go to the same stream.
-    """
+    """Set up structlog, and `logging` from warnings on: one JSON object a line, or coloured lines. Called once."""
     out = _LogStream(stream if stream is not None else sys.stderr)
     renderer: structlog.typing.Processor
     if json:

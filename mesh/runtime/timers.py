@@ -14,22 +14,19 @@ class Clock(Protocol):
     """The source of time and timers: an actor's `Context` or its `TaskSupervisor`."""
 
     def now(self) -> float:
-        """The time, seconds."""
+        """Seconds on the event loop's clock."""
         ...
 
     def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
-        """Start a timer."""
+        """Call back once after `delay_s` seconds, unless the handle is cancelled before."""
         ...
 
 
 class DeadlineTimer:
     """Calls `due(now)` at the earliest deadline, provided that `arm` is called whenever that may have become earlier.
 
-    Args:
-        clock: called only when needed, since an actor has no context yet when it makes its timer.
-        next_deadline: the earliest deadline, None while there is none.
-        due: does what is due by now, and arms again for the rest.
-        rest_s: the timer does not fire again within this time, so that hundreds of deadlines a second are batched.
+    `clock` is called only when needed, since an actor has no context yet when it makes its timer. Nothing fires again
+    within `rest_s`, so that hundreds of deadlines a second are batched.
     """
 
     __slots__ = ("_clock", "_due", "_handle", "_next_deadline", "_not_before", "_rest_s", "at")
@@ -66,7 +63,6 @@ class DeadlineTimer:
         self._handle = clock.later(max(0.0, at - clock.now()), self._fire)
 
     def cancel(self) -> None:
-        """Cancel the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle, self.at = None, _NEVER

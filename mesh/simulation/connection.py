@@ -26,7 +26,6 @@ class End:
         self.newest = 0
 
     def close(self, state: str) -> None:
-        """Neither receive nor send any more."""
         self.state = state
         self.listener = None
         self.withheld.clear()
@@ -34,10 +33,7 @@ class End:
 
 
 class Pipe:
-    """One direction of one channel of one connection. `num_queued` messages are in flight or waiting.
-
-    `link` is the connection's name at the receiver.
-    """
+    """One direction of a channel; `link` is its name at the receiver, `num_queued` those in flight or waiting."""
 
     def __init__(
         self,
@@ -75,7 +71,6 @@ class Connection:
             self.pipes[False, channel] = Pipe(self, peer, dialer, dialer.address, channel, here)
 
     def sides(self) -> list[tuple[End, Link]]:
-        """Each existing end, with the link by which it knows the connection."""
         ends = [(self.dialer, self.pipes[False, Channel.CONTROL].link)]
         if self.acceptor is not None:
             ends.append((self.acceptor, self.pipes[True, Channel.CONTROL].link))

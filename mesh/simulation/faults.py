@@ -52,7 +52,6 @@ class Dice:
         return rate > 0.0 and self._draw() < rate
 
     def between(self, low: float, high: float) -> float:
-        """Uniform in [low, high]."""
         return low + (high - low) * self._draw()
 
     def _draw(self) -> float:
@@ -71,7 +70,6 @@ class Cut(NamedTuple):
     one_way: bool = False
 
     def parts(self, sender: str, receiver: str) -> bool:
-        """Whether the cut stops a message from `sender` to `receiver`."""
         if sender in self.left and receiver in self.right:
             return True
         return not self.one_way and sender in self.right and receiver in self.left
@@ -85,7 +83,6 @@ class RandomCuts:
         self._drawn: dict[tuple[str, str], tuple[int, float, Cut | None]] = {}
 
     def find(self, faults: Faults, sender: str, receiver: str, now: float) -> Cut | None:
-        """The cut that stops a message sent now, if any."""
         window = int(now / faults.window_s)
         pair = (sender, receiver) if sender < receiver else (receiver, sender)
         known = self._drawn.get(pair)

@@ -63,10 +63,7 @@ class SimulatedNetwork:
         self._context = contextvars.copy_context()
 
     def transport(self, address: Address, place: str = "") -> "SimulatedTransport":
-        """A transport for one incarnation of an actor. Raises ValueError for an address that already has one.
-
-        It listens at an endpoint of its own, or at `place`, which, like fixed ports, a later incarnation can reuse.
-        """
+        """At an endpoint of its own, or at `place`, which can be reused. Raises ValueError if `address` has one."""
         if address in self._ends:
             raise ValueError(f"{address} already has a transport; a restarted actor needs a new epoch")
         self._ends[address] = End(address)
@@ -99,23 +96,17 @@ class SimulatedNetwork:
                     self._push(self.now(), self._down, (end, link, connection, "no heartbeat"))
 
     def heal(self) -> None:
-        """End all cuts made by `cut`."""
         self._cuts.clear()
 
     def is_cut(self, sender: str, receiver: str) -> bool:
-        """Whether a cut would stop a message sent now from one actor id to another."""
         return self._find_cut(sender, receiver, self.now()) is not None
 
     def calm(self) -> None:
-        """No faults and no cuts from now on; latencies stay."""
         self.faults = Faults(latency_s=self.faults.latency_s, detection_s=self.faults.detection_s)
         self.heal()
 
     def crash(self, address: Address) -> None:
-        """The endpoint vanishes: it sends and receives nothing more; peers learn of it after `detection_s`.
-
-        The caller still has to stop the actor's system, which can no longer affect any other actor.
-        """
+        """It sends and receives nothing more; peers learn of it after `detection_s`. The caller stops its system."""
         end = self._ends[address]
         if end.state == "crashed":
             return
@@ -126,18 +117,15 @@ class SimulatedNetwork:
         end.links.clear()
 
     def bury(self, address: Address) -> None:
-        """Forget an endpoint that has crashed: its address may be used again."""
         del self._ends[address]
 
     def hang(self, address: Address) -> None:
-        """Stop an actor as SIGSTOP would: messages to and from it wait."""
         end = self._ends[address]
         if not end.hung:
             end.hung = True
             self._note("hang", str(address), "", "")
 
     def resume(self, address: Address) -> None:
-        """Resume a hung actor; what waited is delivered in order."""
         end = self._ends[address]
         if not end.hung:
             return
@@ -152,7 +140,6 @@ class SimulatedNetwork:
             self.transmit(pipe, frames)
 
     def report(self, last: int = 100) -> str:
-        """The last messages and the counters, to print beside the seed of a failing run."""
         return f"seed {self.seed}, the last {last} messages:\n{self.trace.report(last)}"
 
     def now(self) -> float:
@@ -162,14 +149,12 @@ class SimulatedNetwork:
     # The methods below are for SimulatedTransport.
 
     def listen(self, end: End, endpoint: Endpoint) -> None:
-        """Register a bound endpoint. Raises BindError if it is bound already."""
         if endpoint.control in self._listening:
             raise BindError(f"{endpoint.control} is already bound: stop the actor that holds it first")
         self._loop = asyncio.get_running_loop()
         self._listening[endpoint.control] = end
 
     def close_end(self, end: End, state: str) -> None:
-        """Make an end unreachable; the caller must end its links."""
         end.close(state)
         for name in [name for name, other in self._listening.items() if other is end]:
             del self._listening[name]
@@ -188,7 +173,6 @@ class SimulatedNetwork:
         return connection
 
     def transmit(self, pipe: Pipe, frames: Frames) -> None:
-        """Decide one message's fate and send it off."""
         faults, dice, now = self.faults, pipe.dice, self.now()
         number = next(self._numbers)
         self.counts["sent"] += 1
@@ -351,14 +335,12 @@ class SimulatedTransport:
         return endpoint
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
-        """Connect; if the link exists already, return it."""
         link = Link(peer, dialed=True)
         if link not in self._end.links and self._end.state == "listening":
             self._end.links[link] = self._network.connect(self._end, link, endpoint)
         return link
 
     def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        """Copy and queue one message."""
         connection = self._end.links.get(link)
         if connection is None:
             return False
@@ -375,7 +357,6 @@ class SimulatedTransport:
         return True
 
     def close_link(self, link: Link) -> None:
-        """Forget a connection; the peer hears of it."""
         connection = self._end.links.pop(link, None)
         if connection is not None:
             self._network.close(link, connection, flush=False)

@@ -35,7 +35,6 @@ class Trace:
         self._describe = describe or _hex
 
     def add(self, entry: TraceEntry) -> None:
-        """Record one message or event."""
         what = f"{entry.at_s!r} {entry.fate} {entry.sender} {entry.receiver} {entry.detail} {entry.due_s!r}"
         # A plain checksum: every message goes through it, and nobody forges a run.
         digest = zlib.crc32(what.encode(), self.fingerprint)
@@ -45,7 +44,6 @@ class Trace:
         self.entries.append(entry._replace(frames=entry.frames[:2]))
 
     def report(self, last: int) -> str:
-        """The last entries, one per line, and all counters that are not 0."""
         entries = list(self.entries)[-last:]
         lines = [
             f"{entry.at_s:12.6f} {entry.fate:<9} {entry.sender} > {entry.receiver} {entry.detail} "

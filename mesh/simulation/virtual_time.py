@@ -102,7 +102,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(_collect)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was created."""
         return self._now
 
     def next_task_number(self) -> int:
@@ -111,10 +110,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return self._num_tasks
 
     def jump(self, timeout: float | None) -> None:
-        """Called when the loop would wait `timeout` seconds, or forever if None.
-
-        Raises Deadlock, Livelock or TimeLimit, which name the waiting tasks.
-        """
+        """Called when the loop would wait (None: forever). Raises Deadlock, Livelock or TimeLimit, naming the tasks."""
         if timeout is None:
             raise Deadlock(f"nothing more can happen at t={self._now:.6f} s; waiting: {self._waiting()}")
         if timeout <= 0:
@@ -132,7 +128,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def _waiting(self) -> str:
         waiting = [(task.get_name(), task) for task in asyncio.all_tasks(self) if not task.done()]
-        tasks = sorted(waiting, key=lambda one: (one[0], hash(one[1])))
+        tasks = sorted(waiting, key=lambda entry: (entry[0], hash(entry[1])))
         parts: list[str] = []
         for name, task in tasks:
             frames = task.get_stack(limit=1)
@@ -143,7 +139,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> "asyncio.Future[T]":
-        """Run `func` now, or raise `RealWorld`, depending on `inline_executor`."""
         if not self._inline_executor:
             raise RealWorld("run_in_executor needs a thread; pass inline_executor=True to run the call on the loop")
         future: asyncio.Future[T] = self.create_future()
@@ -165,7 +160,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call at `when`, as the simulated process that requests it, if there is one."""
         process = _process_of(context)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
@@ -174,7 +168,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call soon; raises RealWorld if called from another thread than the loop's."""
         if threading.get_ident() != self._thread:
             raise RealWorld("another thread called into a loop on virtual time")
         return self.call_soon(callback, *args, context=context)

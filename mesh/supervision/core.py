@@ -102,7 +102,6 @@ class Watch:
 
     @property
     def next_start_at(self) -> float | None:
-        """When it will be started again, if it is waiting to be."""
         return self.deadline if self.state in (BACKOFF, GIVEN_UP) else None
 
 
@@ -129,7 +128,6 @@ class Supervisor:
         self._commands: list[Command] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Process one event; the caller performs the returned commands in order."""
         self._commands = []
         self._now = now
         match event:
@@ -235,7 +233,6 @@ class Supervisor:
             self._commands.append(MeshReady())
 
     def _ended(self, watch: Watch, reason: str, now: float, *, fatal: bool, foreign: bool) -> None:
-        """This incarnation has no process any more: stop, wait, or give up."""
         watch.deadline = None
         watch.reason, watch.reason_at, watch.ended_at = reason, now, now
         if self.stopping:
@@ -287,7 +284,6 @@ class Supervisor:
                 self._rolling[actor_id] = wish.stay_away
 
     def _drained(self, watch: Watch, *, comes_back: bool) -> None:
-        """There is no process any more, as requested; that is not a failure."""
         watch.restarts.forgive()
         watch.comes_back = watch.stays_away = False
         if not comes_back:
@@ -370,7 +366,6 @@ class Supervisor:
         self._next_tier(now)
 
     def _next_tier(self, now: float) -> None:
-        """Drain the lowest tier that is still alive; the others wait for it."""
         alive = [watch for watch in self.watches.values() if watch.state != STOPPED]
         if not alive:
             if not self.stopped:

@@ -26,10 +26,7 @@ IN_ORDER = "exit_0"
 
 @dataclass(frozen=True)
 class Policy:
-    """Times in seconds. `restarts.py` says how `budget` and the backoffs are used.
-
-    `kill_after_s` is added to the `missed` heartbeats that make an actor suspect.
-    """
+    """In seconds; see `restarts.py`. `kill_after_s` comes after the `missed` heartbeats that make an actor suspect."""
 
     heartbeat_s: float = 0.5
     missed: int = 3

@@ -43,10 +43,7 @@ class Actors:
     async def start(
         self, actor_id: str, actor: Actor, *, epoch: int = 0, waits: bool = True, **attributes: Any
     ) -> ActorSystem:
-        """Start an actor, as its next incarnation if no epoch is given, and announce attributes.
-
-        `waits`: return only when it has joined.
-        """
+        """Start an actor, as its next incarnation if no epoch is given; `waits`: return only when it has joined."""
         self._epochs[actor_id] = epoch or self._epochs[actor_id] + 1
         address = Address(actor_id, self._epochs[actor_id])
         options = replace(self._options, random=Random(f"{self.network.seed}/{address}"))
@@ -61,12 +58,10 @@ class Actors:
         return system
 
     async def kill(self, actor_id: str) -> None:
-        """Make an actor vanish, as `kill -9` would."""
         system = self.systems.pop(actor_id)
         self.network.crash(system.address)
         await system.stop()
 
     async def stop(self) -> None:
-        """Stop all actors, the last started first."""
         for system in reversed(list(self.systems.values())):
             await system.stop()

@@ -37,7 +37,6 @@ class Snapshot:
         return cls(shm_prefix, _tasks(), _fds(), _segments(shm_prefix), _children())
 
     def leaks(self) -> list[str]:
-        """What exists now but did not when this snapshot was taken."""
         gc.collect()
         now = Snapshot.take(self.shm_prefix)
         tasks = [f"task {task.get_name()}: {task.get_coro()}" for task in now.tasks - self.tasks]
@@ -49,10 +48,7 @@ class Snapshot:
 
 @contextmanager
 def assert_no_leaks(*, shm_prefix: str = "kvmesh", within_s: float = 0.0) -> Generator[Snapshot]:
-    """Raise `LeakError` if the body left something behind that still exists `within_s` seconds after it.
-
-    `within_s` allows for what other processes have yet to release; the check is repeated in real time until then.
-    """
+    """Raise `LeakError` if the body left something that still exists `within_s` seconds of real time after it."""
     before = Snapshot.take(shm_prefix)
     yield before
     deadline = time.monotonic() + within_s

@@ -59,15 +59,12 @@ class SimulatedProcess:
         self._context.run(RUNNING_PROCESS.set, self)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Run a coroutine as this process."""
         return asyncio.get_running_loop().create_task(coroutine, context=self._context.copy())
 
     def enter(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
-        """Call something as this process, from outside."""
         self._context.copy().run(self.step, callback, *args)
 
     def step(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
-        """One callback of this process, run in its context."""
         if self.state in (ProcessState.DEAD, ProcessState.STOPPED):
             if self.state is ProcessState.STOPPED or _is_of_task(callback):
                 self._late.append((copy_context(), callback, args))
@@ -82,7 +79,6 @@ class SimulatedProcess:
         self._points_left = points
 
     def disarm(self) -> None:
-        """Cancel `arm`: the process lives on."""
         self._points_left = None
 
     def is_last_point(self) -> bool:
@@ -102,19 +98,17 @@ class SimulatedProcess:
         if self.state in (ProcessState.RUNNING, ProcessState.STOPPED):
             self.state = ProcessState.DEAD
             self._points_left = None
-            self._late = [one for one in self._late if _is_of_task(one[1])]
+            self._late = [entry for entry in self._late if _is_of_task(entry[1])]
             self._network.crash(self.address)
             self._on_death(self)
 
     def stop(self) -> None:
-        """Stop the process, as SIGSTOP does."""
         if self.state is ProcessState.RUNNING:
             self._network.hang(self.address)
             self.state = ProcessState.STOPPED
             self.num_stops += 1
 
     def go_on(self) -> None:
-        """Resume the process, as SIGCONT does: whatever has become due meanwhile happens now."""
         if self.state is ProcessState.STOPPED:
             self._network.resume(self.address)
             self.state = ProcessState.RUNNING

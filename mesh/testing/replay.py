@@ -29,10 +29,7 @@ class Failure(NamedTuple):
 
 
 def read_failure(lines: Iterable[str], core: str = "") -> Failure:
-    """The last failure in the JSON lines of a log (of the core with this name, if given).
-
-    Raises ValueError if there is none.
-    """
+    """The last failure in the JSON lines of a log, of the core with this name if given. Raises ValueError."""
     found: Failure | None = None
     for line in lines:
         if CORE_FAILED not in line and CORE_EVENT not in line:
@@ -51,7 +48,6 @@ def read_failure(lines: Iterable[str], core: str = "") -> Failure:
 
 
 def replay(handle: Callable[[Any, float], Any], failure: Failure, reader: Reader) -> None:
-    """Feed a core the events with their original times; its commands are dropped."""
     for at, data in failure.events:
         for _ in handle(reader.read(data), at):
             pass

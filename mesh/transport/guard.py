@@ -42,7 +42,7 @@ class Guard:
         return True
 
     def _read_list(self) -> None:
-        self._hosts = {_user_id(one): one for one in self._keys.allowed.hosts}
+        self._hosts = {_user_id(host): host for host in self._keys.allowed.hosts}
         self._vetted.clear()
 
     def user_of(self, public_key: str) -> bytes | None:
@@ -65,7 +65,6 @@ class Guard:
         self._vetted.add((user, actor_id))
 
     def host_of_user(self, user: bytes) -> str | None:
-        """The host that a User-Id belongs to; None if its key is not, or no longer, allowed."""
         if user == LOCAL:
             return self._keys.own.host
         found = self._hosts.get(user)
@@ -74,20 +73,15 @@ class Guard:
     def server_key(self, actor_id: str) -> bytes:
         """The public key (Z85) that a dialed actor must have. Raises `FrameRefused` if its host has none."""
         host = self._home(actor_id, is_local=False)
-        found = self._keys.allowed.of(host)
+        found = self._keys.allowed.host(host)
         if found is None:
             raise FrameRefused(UNKNOWN_KEY, f"no key of host {host or actor_id!r} is allowed: run `meshctl keys add`")
         return found.public_key.encode()
 
     def is_current(self, server_key: bytes) -> bool:
-        """Whether the key of a dialed host is still on the list."""
         return self._keys.allowed.find(server_key.decode()) is not None
 
     def _home(self, actor_id: str, *, is_local: bool) -> str:
-        """The host that an actor id belongs to; if the id names none, this host for a local connection, else "".
-
-        `registry` belongs to the host that is granted that role.
-        """
         if (named := host_of(actor_id)) or actor_id != REGISTRY:
             return named or (self._keys.own.host if is_local else "")
         return self._keys.allowed.registry().host

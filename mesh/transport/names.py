@@ -41,7 +41,6 @@ def name_in(where: str) -> str:
 
 
 def with_address(where: str, address: str) -> str:
-    """`where` with its host name replaced by an IP address."""
     return f"{_TCP}{f'[{address}]' if ':' in address else address}:{where.rpartition(':')[2]}"
 
 

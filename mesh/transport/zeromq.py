@@ -100,7 +100,6 @@ class ZeroMQTransport:
     # Transport
 
     async def start(self, address: Address, listener: Listener) -> Endpoint:
-        """Bind both channels; raises `BindError`."""
         if len(str(address).encode()) > MAX_ADDRESS_BYTES:
             raise BindError(f"{address} is too long for a routing id (at most {MAX_ADDRESS_BYTES} bytes)")
         self._address, self._listener = address, listener
@@ -124,7 +123,6 @@ class ZeroMQTransport:
         return link
 
     def _looked_up(self, dialed: Dialed, endpoint: Endpoint, found: asyncio.Future[str]) -> None:
-        """A name look-up has ended, with an address or an error."""
         if self._dialed.get(dialed.link) is not dialed:
             return
         if (error := found.exception()) is not None:
@@ -175,8 +173,12 @@ class ZeroMQTransport:
         channel_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
         socket.connect(where)
 
+    @property
+    def accepted(self) -> list[Link]:
+        """Connections of those that have dialed this actor, as far as they are not known to be gone."""
+        return list(self._accepted)
+
     def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        """Pass a message to ZeroMQ, or keep it in the outbox."""
         if link.dialed:
             dialed = self._dialed.get(link)
             if dialed is None:
@@ -248,7 +250,6 @@ class ZeroMQTransport:
             self._listener.on_frames(link, channel, parts)
 
     def _on_router_event(self, channel: Channel, event: list[Buffer]) -> None:
-        """An accepted connection is gone, or its handshake failed."""
         what = parse_monitor_message([bytes(part) for part in event])
         if self._listener is None:
             return
@@ -292,7 +293,6 @@ class ZeroMQTransport:
             self._listener.on_refused(link, refusal)
 
     def _keys_changed(self) -> None:
-        """End connections, accepted and dialed, whose keys are no longer allowed."""
         assert self._door is not None, "keys changed, but there are none"
         guard = self._door.guard
         for accepted in list(self._accepted.values()):
@@ -307,7 +307,6 @@ class ZeroMQTransport:
     # Outgoing
 
     def _flush_accepted(self, channel: Channel) -> None:
-        """A ROUTER may accept more: try all links that have messages waiting."""
         for link in list(self._backlog[channel]):
             accepted = self._accepted[link]
             outbox = accepted.outboxes[channel]

@@ -125,7 +125,6 @@ def how_to_be_allowed(options: ZeroMQOptions) -> str:
 
 
 def endpoint_of(control: Bound, data: Bound) -> Endpoint:
-    """The endpoint to publish: tcp if there is one, and with it the ipc endpoint for actors on the same host."""
     if control.tcp:
         return Endpoint(control.tcp, data.tcp, control.ipc, data.ipc)
     return Endpoint(control.ipc, data.ipc)
@@ -144,7 +143,6 @@ def prepare_dial(dealer: "zmq.Socket[bytes]", where: str, keys: HostKey | None, 
 
 
 def is_far(where: str) -> bool:
-    """Whether an endpoint may be on another host."""
     return where.startswith(_TCP)
 
 

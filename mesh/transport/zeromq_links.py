@@ -37,7 +37,6 @@ class Dialed:
         self.sockets: list[LoopSocket] = []
 
     def close(self, linger_ms: int) -> None:
-        """Close both channels."""
         for socket in self.sockets:
             socket.close(linger_ms)
 
@@ -56,7 +55,6 @@ class Accepted:
 
 
 def new_identity(address: Address) -> bytes:
-    """A routing id for a connection that `address` is about to dial."""
     return f"{address}#{os.urandom(_NONCE_BYTES).hex()}".encode()
 
 

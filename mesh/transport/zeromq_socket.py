@@ -43,7 +43,6 @@ class Outbox:
         return bool(self._messages)
 
     def add(self, parts: Sequence[Buffer]) -> bool:
-        """Keep a message; False if there is no room."""
         size = _size(parts)
         if len(self._messages) >= self._max_messages or self._num_bytes + size > self._max_bytes:
             return False
@@ -130,7 +129,6 @@ class LoopSocket:
         self._monitor = LoopSocket(self._loop, pair, on_event, _nothing)
 
     def look_again(self) -> None:
-        """Check the socket's state in the next turn of the loop."""
         if not self._is_scheduled and self._is_open:
             self._is_scheduled = True
             self._loop.call_soon(self._turn)

@@ -31,12 +31,7 @@ POLL_S: Final = 0.5
 
 
 class Door:
-    """Answers ZAP requests for the sockets of one context.
-
-    Args:
-        refused: called with each refused connection, as `Listener.on_refused` is.
-        changed: called when the list of keys has changed.
-    """
+    """Answers ZAP requests for one context; calls `refused` as `Listener.on_refused`, `changed` when the keys have."""
 
     def __init__(
         self,
@@ -59,7 +54,6 @@ class Door:
         self._timer = loop.call_later(POLL_S, self._poll)
 
     def close(self) -> None:
-        """Stop answering."""
         self._timer.cancel()
         self._socket.close()
 

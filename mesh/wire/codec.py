@@ -25,12 +25,9 @@ _SHOWN_BYTES: Final = 200
 
 
 class Codec:
-    """Encodes any message; decodes those of its two unions.
+    """Encodes any message; decodes those of its unions (`hot` None: it has no hot ones).
 
-    Args:
-        control: a `Message` class or union of them.
-        hot: a `HotMessage` class or union of them; None if the protocol has none.
-        senders: which roles may send a message from other hosts; any may send one not named here, such as an answer.
+    `senders`: which roles may send a message from other hosts; any may send one not named, such as an answer.
     """
 
     def __init__(self, control: Any, hot: Any = None, senders: Mapping[type, Collection[str]] | None = None) -> None:

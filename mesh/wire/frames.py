@@ -132,7 +132,6 @@ class Departed(Part, frozen=True):
 
     @property
     def address(self) -> Address:
-        """The incarnation."""
         return Address(self.actor_id, self.epoch)
 
 

@@ -49,7 +49,7 @@ class DetokenizerActor(Actor):
         self._is_ticking = False
 
     async def start(self) -> None:
-        """Load the tokenizer. Raises `nodes.model_spec.ModelError`."""
+        """Raises `nodes.model_spec.ModelError`."""
         # A large vocabulary takes a second, during which heartbeats must go on; the simulation has no threads.
         tokenizer = await asyncio.to_thread(self._load) if self._config.use_threads else self._load()
         self._core = DetokenizerCore(DecoderFactory(tokenizer), self._config.limits)
@@ -64,7 +64,6 @@ class DetokenizerActor(Actor):
         )
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        """A scheduler's step."""
         if not isinstance(message, TokenBatch):
             super().on_tell(sender, message, buffers)
             return
@@ -79,7 +78,6 @@ class DetokenizerActor(Actor):
             self.ctx.metrics.count("mesh_detokenized_tokens_total", len(message.token_ids))
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """Forget its streams, if it is a scheduler."""
         self._handle(SchedulerLost(peer))
 
     async def drain(self) -> None:
@@ -89,7 +87,6 @@ class DetokenizerActor(Actor):
         await self._quiet.wait()
 
     def stats(self) -> dict[str, float]:
-        """Streams held, and how often something was missing or there were too many streams."""
         if self._core is None:
             return {}
         return {

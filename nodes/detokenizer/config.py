@@ -18,10 +18,7 @@ class DetokenizerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`model` as for `--model`. Draining ends when no tokens have come for `drain_quiet_s`.
-
-    `use_threads` false: everything runs on the event loop, for the simulation.
-    """
+    """Draining ends after `drain_quiet_s` without tokens. `use_threads` false: on the event loop, for simulation."""
 
     model: str
     limits: DetokenizerLimits = DetokenizerLimits()

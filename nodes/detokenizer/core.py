@@ -137,10 +137,7 @@ class _Stream:
         )  # fmt: skip
 
     def take(self, token_ids: list[int], extras: Sequence[bytes] = (), hidden_at: int = -1) -> None:
-        """Take the next tokens, up to a stop string; the token at output position `hidden_at` has no text.
-
-        `extras` go beside them, if there are any.
-        """
+        """Take tokens and their `extras`, up to a stop string; the one at output position `hidden_at` has no text."""
         decoder, matcher = self._decoder, self._matcher
         for token_id, extra in zip(token_ids, extras or repeat(b""), strict=False):
             text = "" if self.position == hidden_at else decoder.push(token_id)
@@ -325,7 +322,7 @@ class DetokenizerCore:
     def __init__(self, decoders: DecoderFactory, limits: DetokenizerLimits) -> None:
         self._decoders = decoders
         self._limits = limits
-        self._senders: dict[Address, _Sender] = {}
+        self.senders: dict[Address, _Sender] = {}
         self._ended: deque[tuple[_Sender, int, _Stream]] = deque()
         self.num_resends = 0
         """Gaps and unknown streams that were reported to schedulers."""
@@ -335,7 +332,7 @@ class DetokenizerCore:
     @property
     def num_streams(self) -> int:
         """Streams that are open or ended recently."""
-        return sum(len(sender.streams) for sender in self._senders.values())
+        return sum(len(sender.streams) for sender in self.senders.values())
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event; returns what to send. Raises MalformedBatch. `now` is any monotonic clock, seconds."""
@@ -343,7 +340,7 @@ class DetokenizerCore:
             case TokensArrived():
                 return self._take_batch(event.scheduler, event.batch, now)
             case SchedulerLost():
-                self._senders.pop(event.scheduler, None)
+                self.senders.pop(event.scheduler, None)
             case LeaseTick():
                 self._end_leases(now)
             case _:
@@ -351,7 +348,7 @@ class DetokenizerCore:
         return []
 
     def _end_leases(self, now: float) -> None:
-        for sender in self._senders.values():
+        for sender in self.senders.values():
             over = [n for n, stream in sender.streams.items() if stream.touched_at + self._limits.lease_s <= now]
             for number in over:
                 del sender.streams[number]
@@ -361,7 +358,7 @@ class DetokenizerCore:
     def _take_batch(self, scheduler: Address, batch: TokenBatch, now: float) -> list[Command]:
         # Before anything is taken: half a batch could be neither kept nor asked for again.
         _check_columns(batch)
-        sender = self._senders.get(scheduler) or self._add_sender(scheduler)
+        sender = self.senders.get(scheduler) or self._add_sender(scheduler)
         if sender is None:
             return []
         # First, since this same batch may have their first tokens.
@@ -389,13 +386,13 @@ class DetokenizerCore:
 
     def _add_sender(self, scheduler: Address) -> _Sender | None:
         """None for an incarnation older than one that has been heard already."""
-        known = [address for address in self._senders if address.actor_id == scheduler.actor_id]
+        known = [address for address in self.senders if address.actor_id == scheduler.actor_id]
         if any(address.epoch > scheduler.epoch for address in known):
             return None
         # Stream numbers belong to one incarnation: those of an earlier one would be taken for new streams.
         for address in known:
-            del self._senders[address]
-        sender = self._senders[scheduler] = _Sender()
+            del self.senders[address]
+        sender = self.senders[scheduler] = _Sender()
         return sender
 
     def _open(self, sender: _Sender, opening: StreamOpen, now: float) -> None:
@@ -406,7 +403,7 @@ class DetokenizerCore:
             self._drop_idle()
 
     def _drop_idle(self) -> None:
-        streams = [(s.touched_at, n, sender) for sender in self._senders.values() for n, s in sender.streams.items()]
+        streams = [(s.touched_at, n, sender) for sender in self.senders.values() for n, s in sender.streams.items()]
         streams.sort(key=lambda entry: entry[:2])
         # A sixteenth at once, so that not every open has to search again.
         for _, number, sender in islice(streams, max(1, self._limits.max_streams // 16)):

@@ -29,7 +29,6 @@ class StopPattern:
         self._link()
 
     def next_state(self, state: int, character: str) -> int:
-        """The state after one more character."""
         while state and character not in self.children[state]:
             state = self.fallback[state]
         return self.children[state].get(character, 0)
@@ -80,10 +79,7 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str, armed: bool = True) -> tuple[str, bool]:
-        """Text that can be shown now, and whether a stop string was completed (then nothing more is to be fed).
-
-        While not `armed`, stop strings that are completed are let through (tokens within `min_tokens`).
-        """
+        """What can be shown now, and whether a stop string is complete (feed no more); not `armed`: let it through."""
         pattern = self._pattern
         if not self._held and pattern.firsts.isdisjoint(text):
             self._state = 0
@@ -100,6 +96,5 @@ class StopMatcher:
         return text[:num_shown], False
 
     def flush(self) -> str:
-        """The held text, at the end of a stream."""
         text, self._held, self._state = self._held, "", 0
         return text

@@ -57,7 +57,6 @@ class Acceptor:
         self._is_open = False
 
     def open(self) -> None:
-        """Take connections from now on."""
         self._is_open = True
         self._loop.add_reader(self._listener, self._accept)
 

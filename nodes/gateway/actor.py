@@ -38,22 +38,21 @@ class Gateway(Actor):
         self._draw_seed = draw_seed
         self._serve_http = serve_http
         self._service: GatewayService | None = None
-        self._server: HttpServer | None = None
+        self.server: HttpServer | None = None
         self._bodies = BodyBudget(config)
 
     @property
     def service(self) -> GatewayService:
-        """Available once the actor has started."""
         assert self._service is not None, "the gateway was used before it started"
         return self._service
 
     @property
     def port(self) -> int:
         """Where HTTP is served; 0 before the start and without HTTP."""
-        return 0 if self._server is None else self._server.port
+        return 0 if self.server is None else self.server.port
 
     async def start(self) -> None:
-        """Listen. Raises `mesh.errors.BindError`."""
+        """Raises `mesh.errors.BindError`."""
         service = self._service = GatewayService(self.ctx, self._config, self._draw_seed)
         service.on_members(self.ctx.members.all())
         if self._serve_http:
@@ -61,47 +60,42 @@ class Gateway(Actor):
             scraper = Scraper(self.ctx, self._config)
             observer = HttpObserver(self.ctx)
             app = GatewayApp(service, scraper, observer, self._bodies)
-            self._server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
-            await self._server.start()
+            self.server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
+            await self.server.start()
             host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-            self.ctx.announce(url=f"http://{host}:{self._server.port}")
+            self.ctx.announce(url=f"http://{host}:{self.server.port}")
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        """Output, or the news that an attempt is over."""
         if isinstance(message, TextBatch | AttemptFailed):
             self.service.handle(message)
         else:
             super().on_tell(sender, message, buffers)
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """Attempts of a lost scheduler go elsewhere, streams of a lost detokenizer to another one."""
         if self._service is not None:
             self._service.on_peer_lost(peer.actor_id, peer.epoch)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """A member joined, left or changed state."""
         if self._service is not None:
             self._service.on_members([*joined, *left, *changed])
 
     async def drain(self) -> None:
         """Finish what is here. With `reuse_port`, other gateways get new connections; else new calls get a 503."""
-        if self._server is not None and self._config.reuse_port:
-            self._server.leave_port()
+        if self.server is not None and self._config.reuse_port:
+            self.server.leave_port()
             self.service.begin_drain(turn_away=False)
-            await self._server.quiet()
+            await self.server.quiet()
         else:
             self.service.begin_drain(turn_away=True)
         await self.service.emptied()
 
     async def stop(self) -> None:
-        """Close the port and all connections."""
         if self._service is not None:
             self._service.stop()
-        if self._server is not None:
-            await self._server.stop()
+        if self.server is not None:
+            await self.server.stop()
 
     def stats(self) -> dict[str, float]:
-        """What is held for clients, and how often something had to be tried or sent again."""
         if self._service is None:
             return {}
         core = self._service.core

@@ -65,7 +65,6 @@ class BodyBudget:
         return True
 
     def close(self, client: str, num_bytes: int, num_large_bytes: int) -> None:
-        """Release what `open` and `take` reserved for one body."""
         self.num_bodies -= 1
         self.num_bytes -= num_bytes
         self._num_large_bytes -= num_large_bytes

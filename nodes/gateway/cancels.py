@@ -46,7 +46,6 @@ class CancelLedger:
             self._pending.add(key, scheduler, ref, retry_s=RETRY_S, give_up_at=now + self._give_up_s)
 
     def acknowledged(self, scheduler: str, attempts: list[AttemptRef]) -> None:
-        """The scheduler answered for these."""
         for ref in attempts:
             key = (scheduler, ref.request_id)
             known = self._pending.get(key)

@@ -1,7 +1,4 @@
-"""Settings of one gateway: where it listens, which model it serves, and every limit it keeps.
-
-Made by `cli` from the topology.
-"""
+"""Settings of one gateway, made by `cli` from the topology: where it listens, what it serves, every limit it keeps."""
 
 import msgspec
 

@@ -74,7 +74,7 @@ class GatewayCore:
     def __init__(self, gateway: str, config: GatewayConfig) -> None:
         self._gateway = gateway
         self._config = config
-        self._requests: dict[str, RequestState] = {}
+        self.requests: dict[str, RequestState] = {}
         self._commands: list[Command] = []
         # For each request the earliest time that it waits for. Output only postpones that, so it moves nothing here.
         self._deadlines = Deadlines()
@@ -89,30 +89,24 @@ class GatewayCore:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self._requests)
+        return len(self.requests)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no scheduler holds at the moment."""
-        return sum(state.phase is not Phase.RUNNING for state in self._requests.values())
+        return sum(state.phase is not Phase.RUNNING for state in self.requests.values())
 
     @property
     def num_cancels(self) -> int:
-        """Attempts whose cancel has not been acknowledged."""
         return len(self._cancels)
 
     @property
     def is_idle(self) -> bool:
-        """No request is left, and no scheduler may still hold one for us."""
-        return not self._requests and not len(self._cancels)
+        return not self.requests and not len(self._cancels)
 
     def next_deadline(self) -> float | None:
-        """When a `Tick` is wanted at the latest; None: never."""
         return self._deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at time `now` (seconds, any origin) and say what is to be done, in order."""
         self._commands = []
         self._dispatch(event, now)
         self._commands.extend(self.resends.take())
@@ -144,21 +138,21 @@ class GatewayCore:
             case PeerLost():
                 self._on_peer_lost(event, now)
             case SchedulerAnswered():
-                for state in self._requests.values():
+                for state in self.requests.values():
                     if returns.is_there(state, event):
                         self._go_back(state)
             case DetokenizersChanged():
                 self._peers.take(event)
             case SchedulersChanged():
                 self._peers.take(event)
-                for state in self._requests.values():
+                for state in self.requests.values():
                     self._on_return(state)
             case ClientGone():
-                if (state := self._requests.get(event.request_id)) is not None:
+                if (state := self.requests.get(event.request_id)) is not None:
                     self._end(state, None, None, now)
             case Stopping():
                 failure = Failure("shutting_down", "this gateway is shutting down")
-                for state in list(self._requests.values()):
+                for state in list(self.requests.values()):
                     self._end(state, None, failure, now)
             case Tick():
                 while (key := self._deadlines.pop_due(now)) is not None:
@@ -167,7 +161,7 @@ class GatewayCore:
                 assert_never(event)
 
     def _on_delta(self, delta: TextDelta, now: float) -> None:
-        state = self._requests.get(delta.request_id)
+        state = self.requests.get(delta.request_id)
         if state is None or delta.attempt < state.attempt or state.phase > Phase.RUNNING:
             self.num_refused += 1
             if delta.scheduler:
@@ -198,8 +192,8 @@ class GatewayCore:
             self._end(state, delta.finish_reason, None, now)
 
     def _on_opened(self, event: Opened, now: float) -> None:
-        assert event.request_id not in self._requests, "request ids must be unique"
-        state = self._requests[event.request_id] = RequestState(event)
+        assert event.request_id not in self.requests, "request ids must be unique"
+        state = self.requests[event.request_id] = RequestState(event)
         state.recover_by = now + self._config.recovery_timeout_s
         self._submit(state)
         self._arm(state)
@@ -218,7 +212,7 @@ class GatewayCore:
         self._commands.append(Accepted(state.opened.request_id))
 
     def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
-        state = self._requests.get(event.request_id)
+        state = self.requests.get(event.request_id)
         if state is None or state.attempt != event.attempt:
             # Ended or given up meanwhile; the cancel may have reached the scheduler before the attempt did.
             self._cancels.add(event.scheduler, event.request_id, event.attempt, now)
@@ -228,7 +222,7 @@ class GatewayCore:
         state.epoch = event.epoch
 
     def _on_submit_failed(self, event: SubmitFailed, now: float) -> None:
-        state = self._requests.get(event.request_id)
+        state = self.requests.get(event.request_id)
         if state is None or state.attempt != event.attempt or state.phase is not Phase.SUBMITTING:
             return
         code = event.failure.code
@@ -253,7 +247,7 @@ class GatewayCore:
         self._next_attempt(state, event.failure, [state.scheduler], now, has_run=has_run)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
-        state = self._requests.get(event.request_id)
+        state = self.requests.get(event.request_id)
         if state is None or state.attempt != event.attempt or state.phase > Phase.RUNNING:
             return
         failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
@@ -267,7 +261,7 @@ class GatewayCore:
 
     def _on_peer_lost(self, event: PeerLost, now: float) -> None:
         self._cancels.lost(event.actor_id)
-        for state in list(self._requests.values()):
+        for state in list(self.requests.values()):
             if state.phase is not Phase.RUNNING:
                 continue
             if state.scheduler == event.actor_id and state.epoch <= event.epoch:
@@ -316,7 +310,6 @@ class GatewayCore:
             self._ask_route(state)
 
     def _on_return(self, state: RequestState) -> None:
-        """Submit to the scheduler that had the request, if the request waits for it and it is back."""
         if state.awaited_epoch and returns.is_back(state, self._peers):
             self._go_back(state)
         elif state.awaited_epoch:
@@ -336,7 +329,7 @@ class GatewayCore:
         self._commands.append(AskRoute(state.attempt, state.choose_route()))
 
     def _on_route(self, event: RouteChosen | RouteFailed, now: float) -> None:
-        state = self._requests.get(event.request_id)
+        state = self.requests.get(event.request_id)
         if state is None or state.attempt != event.attempt or state.phase is not Phase.ROUTING:
             return
         if isinstance(event, RouteFailed):
@@ -373,7 +366,7 @@ class GatewayCore:
             self._cancels.retry(subject)
             return
         assert kind == REQUEST, f"unknown kind of deadline: {kind}"
-        state = self._requests[subject]
+        state = self.requests[subject]
         if now >= state.arrived_at + self._config.request_timeout_s:
             message = f"the request was not finished within {self._config.request_timeout_s:g} s"
             self._end(state, None, Failure("request_timeout", message, retryable=False), now)
@@ -393,7 +386,7 @@ class GatewayCore:
 
     def _end(self, state: RequestState, finish_reason: str | None, failure: Failure | None, now: float) -> None:
         """The only way a request ends. A scheduler that may still hold its attempt is asked to free it."""
-        del self._requests[state.opened.request_id]
+        del self.requests[state.opened.request_id]
         self._deadlines.clear((REQUEST, state.opened.request_id))
         if state.phase <= Phase.RUNNING:
             self._cancel(state, now)

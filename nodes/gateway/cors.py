@@ -14,10 +14,9 @@ _EXPOSED = ("X-Request-Id", "X-Kvmesh-Request-Id", "Retry-After")
 
 
 class CrossOrigin(CORSMiddleware):
-    """Answers preflights and lets pages of `origins` (`*`: all) read answers.
-
-    It costs a call for each piece of a stream, so it is installed only if origins are configured. Credentials are not
-    allowed: keys of this server's clients travel in headers, not cookies.
+    """Answers preflights and lets pages of `origins` (`*`: all) read answers. Installed only if origins are configured,
+    because it costs a call for each piece of a stream. Credentials are not allowed: keys of this server's clients
+    travel in headers, not cookies.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:

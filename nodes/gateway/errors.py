@@ -149,10 +149,7 @@ _CLIENTS_WORD = {"never_fits": "context_length_exceeded"}
 
 
 def error_from(failure: Failure, *, retry_after_s: int, default_param: str | None = None) -> ApiError:
-    """The answer for a failure that a role reported. A `param` means that the client can fix it.
-
-    Behind the gateway every prompt is called `prompt`; `default_param` is the client's name for it.
-    """
+    """`param`: the client can fix it; `default_param` is the client's name for what roles call `prompt`."""
     code, message, param = _CLIENTS_WORD.get(failure.code, failure.code), failure.message, failure.param
     if param == "prompt":
         param = default_param

@@ -79,7 +79,6 @@ class EventStream:
 
 
 def failed(service: GatewayService, failure: Failure, job: Job) -> ApiError:
-    """The error that a call's client gets for one of its requests."""
     error = service.error_of(failure, job.prompt_param)
     # The service logged each request as it ended.
     error.is_logged = True

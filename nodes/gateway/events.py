@@ -22,10 +22,7 @@ class Failure(NamedTuple):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A client wants one sample of one prompt. `arrived_at` is when its HTTP request was read.
-
-    `tokenize_s` is how long the call's prompts took the tokenizer, by its own word.
-    """
+    """A client wants one sample of one prompt, read at `arrived_at`; a tokenizer took `tokenize_s` for its call."""
 
     request_id: str
     prompt_ids: list[int]
@@ -203,10 +200,7 @@ class Accepted(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """New output. `since_s`: since the request's last output or, if `first`, since it arrived.
-
-    `num_cached_tokens` of its prompt were not computed, as far as is known.
-    """
+    """New output, `since_s` after the last or, if `first`, after arrival; `num_cached_tokens` as far as is known."""
 
     request_id: str
     text: str
@@ -217,10 +211,7 @@ class Deliver(NamedTuple):
 
 
 class End(NamedTuple):
-    """The one end of a request: `finish_reason` is set, or `failure` is, or (client gone) neither.
-
-    `stall_s` is the longest pause between two of its outputs.
-    """
+    """The one end of a request: finished, failed or (neither) client gone. `stall_s`: longest pause in its output."""
 
     request_id: str
     finish_reason: str | None
@@ -233,10 +224,8 @@ class End(NamedTuple):
 
 
 class SlowRequest(NamedTuple):
-    """A request that ends now took long: where its time went, over all its attempts. Followed by its `End`.
-
-    `stages` is the sum of what schedulers reported, `first_token_s` counts from its arrival (-1: there was no token),
-    `stall_s` is the longest pause in its output after that.
+    """A request that ends now took long; its `End` follows. `stages`: as schedulers reported, over all attempts;
+    `first_token_s` since its arrival (-1: there was none); `stall_s`: the longest pause in its output after that.
     """
 
     request_id: str

@@ -27,15 +27,12 @@ class HealthPages:
         self._validator = validator
 
     async def live(self, call: HttpCall) -> None:
-        """The event loop runs."""
         await call.respond(200, msgspec.json.encode(Readiness()))
 
     async def ready(self, call: HttpCall) -> None:
-        """A request sent now would be served."""
         await self._answer(call, self._service.missing_roles())
 
     async def generate(self, call: HttpCall) -> None:
-        """A request was served: a token came through tokenizer, scheduler, worker and detokenizer, in time."""
         await self._answer(call, self._service.missing_roles() or await self._what_hinders())
 
     async def _what_hinders(self) -> list[str]:

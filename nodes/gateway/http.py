@@ -40,7 +40,6 @@ HTML = b"text/html; charset=utf-8"
 
 
 def server_version() -> str:
-    """The installed distribution's version."""
     try:
         return installed_version("kvmesh")
     except PackageNotFoundError:
@@ -72,20 +71,17 @@ class Pages:
         self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
-        """GET /v1/models."""
         await call.respond(
             200, msgspec.json.encode(ModelList(data=[self._card(name) for name in self._config.served_names]))
         )
 
     async def model(self, call: HttpCall) -> None:
-        """GET /v1/models/{model_id}. Raises UnknownModel, which is a 404."""
         name = call.path_params["model_id"]
         if name not in self._config.served_names:
             raise UnknownModel(f"The model '{name[:200]}' does not exist.", param="model")
         await call.respond(200, msgspec.json.encode(self._card(name)))
 
     async def tokenize(self, call: HttpCall) -> None:
-        """POST /tokenize."""
         body = await self._read(call)
         question, unknown_fields = self._validator.tokenize(body, call.request_id)
         self._observer.unknown_fields(unknown_fields, call.names.path)
@@ -96,7 +92,6 @@ class Pages:
         await call.respond(200, msgspec.json.encode(answer))
 
     async def detokenize(self, call: HttpCall) -> None:
-        """POST /detokenize."""
         body, unknown_fields = self._validator.detokenize(await self._read(call))
         self._observer.unknown_fields(unknown_fields, call.names.path)
         skip = bool(body.skip_special_tokens)
@@ -104,23 +99,18 @@ class Pages:
         await call.respond(200, msgspec.json.encode(DetokenizedText(prompt=text)))
 
     async def metrics(self, call: HttpCall) -> None:
-        """GET /metrics: the whole mesh."""
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
 
     async def version(self, call: HttpCall) -> None:
-        """GET /version."""
         await call.respond(200, msgspec.json.encode(Version(version=self._version)))
 
     async def openapi(self, call: HttpCall) -> None:
-        """GET /openapi.json."""
         await call.respond(200, self._openapi[not self._service.schedulers.policies_without_priority()])
 
     async def docs(self, call: HttpCall) -> None:
-        """GET /docs."""
         await call.respond(200, DOCS_PAGE, content_type=HTML)
 
     async def status(self, call: HttpCall) -> None:
-        """GET /."""
         # The address by which this client reached us; one that we listen on may mean nothing to it.
         base_url = "http://" + call.headers.get(b"host", b"127.0.0.1").decode("latin-1")
         members = self._service.members()
@@ -203,7 +193,6 @@ class GatewayApp:
         self._entry = CrossOrigin(self._route, config.cors_origins) if config.cors_origins else self._route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry."""
         await self._entry(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:

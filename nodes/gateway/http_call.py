@@ -29,10 +29,7 @@ DRAIN_TIMEOUT_S = 5.0
 
 
 class PieceWriter(Protocol):
-    """Writes synchronously to the connection of one exchange whose stream has begun.
-
-    `gone` is done when the client has left before the answer's end.
-    """
+    """Writes to a connection whose stream has begun; `gone` is done once the client has left before its end."""
 
     gone: asyncio.Future[None]
 
@@ -106,7 +103,6 @@ class HttpCall:
         return bytes(pieces) + body if pieces else body
 
     def forget_body(self) -> None:
-        """The body is decoded, or will never be."""
         if self._arriving is not None:
             self._arriving.close()
 
@@ -160,7 +156,6 @@ class HttpCall:
         await self.respond(error.status, body, retry_after_s=error.retry_after_s, closes=closes)
 
     async def start_stream(self) -> None:
-        """The head of an event stream."""
         self.status = 200
         headers = [*_STREAM_HEADERS, *self.names.headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -171,11 +166,9 @@ class HttpCall:
 
     @property
     def can_write_now(self) -> bool:
-        """Whether a piece of a stream that has begun can be written without waiting: the client keeps up."""
         return self._pieces is not None and self._pieces.can_write
 
     def write_now(self, data: bytes) -> None:
-        """The same as `write`, if `can_write_now`."""
         assert self._pieces is not None, "write_now needs can_write_now"
         self._pieces.write(data)
 

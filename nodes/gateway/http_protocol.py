@@ -55,7 +55,6 @@ class Newcomers:
         self._gone = asyncio.Event()
 
     def enter(self, connection: asyncio.Protocol) -> None:
-        """The connection was made."""
         self._connections.add(connection)
         self._gone.clear()
 
@@ -93,13 +92,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn declares it
-        """A client may not stay silent for ever."""
         super().connection_made(transport)
         self._newcomers.enter(self)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
         self._newcomers.leave(self)
         self._forget_timer()
         self._forget_reader_timer()
@@ -109,7 +106,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, then check whether the head has come, and how many bytes were neither head nor body."""
         # Data may still come while the answers that are owed are written.
         if self._is_deaf:
             return
@@ -138,13 +134,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_else_bytes = 0 if self._has_ended else max(0, self._num_else_bytes)
 
     def on_message_begin(self) -> None:
-        """A head begins."""
         self._num_head_bytes = 0
         self._has_begun = True
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Part of the target."""
         self._count_head(len(url))
         super().on_url(url)
 
@@ -156,7 +150,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The body follows."""
         if self.parser.should_upgrade():
             # The head is parsed once more, see `_parse`.
             return
@@ -172,11 +165,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:
-        """A piece of a chunked body follows; the line with its size, and any extensions, has been read."""
         self._num_else_bytes -= CHUNK_LINES_BYTES
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         self._num_else_bytes -= len(body)
         if self.cycle is not self._answering:
             # Counted here until its request's turn comes: then the request reads and counts it.
@@ -184,7 +175,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The next head follows."""
         if self.parser.should_upgrade():
             return
         self._reads_head = self._has_ended = True
@@ -205,21 +195,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._linger_timer = self.loop.call_later(LINGER_S, self._close)
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write; that is allowed for a while."""
         super().pause_writing()
         self._reader_timer = self.loop.call_later(READER_TIMEOUT_S, self._reader_is_late)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
         self._forget_reader_timer()
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The client has sent nothing for a long time."""
         self._close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be read."""
         self._refuse(BadRequest(msg, code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
@@ -264,7 +250,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise _NotTaken("A request must have exactly one Host header; with HTTP/1.0 it may have none.")
         if not all(map(_HOST.fullmatch, hosts)):
             raise _NotTaken("The Host header must be a host name or an address, optionally with a port.")
-        if encodings and (version == "1.0" or [one.lower() for one in encodings] != [b"chunked"]):
+        if encodings and (version == "1.0" or [encoding.lower() for encoding in encodings] != [b"chunked"]):
             raise _NotTaken(
                 "Unsupported Transfer-Encoding: send 'chunked' alone, in HTTP/1.1 only, or a Content-Length."
             )

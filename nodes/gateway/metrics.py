@@ -173,7 +173,6 @@ class MeshCollector(Collector):
             yield family
 
     def _sums(self) -> dict[str, float]:
-        """Every counter and gauge summed over actors and labels."""
         sums: dict[str, float] = {}
         for actor in self._actors:
             if actor.stats is not None:
@@ -227,7 +226,6 @@ def _add_histogram(family: Metric, name: str, labels: dict[str, str], histogram:
 
 
 def render(actors: Sequence[ActorStats], model_name: str) -> bytes:
-    """The page."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MeshCollector(actors, model_name))
     return generate_latest(registry)

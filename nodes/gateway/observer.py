@@ -24,7 +24,6 @@ class HttpObserver:
         self._ctx.metrics.count("mesh_http_requests_total", route=route, status=str(status))
 
     def unknown_fields(self, names: list[str], path: str) -> None:
-        """A body for `path` had unknown fields; they were ignored."""
         if names:
             self._ctx.metrics.count("mesh_http_unknown_fields_total", len(names))
         for name in names:
@@ -34,7 +33,6 @@ class HttpObserver:
                 self._ctx.log.info("unknown_field", field=name[:100], path=path)
 
     def came(self, names: RequestNames) -> None:
-        """Log the name that a client gave its request, if any, next to ours."""
         if names.unread:
             # As W3C's Trace Context demands, the request then begins a trace of its own.
             self._ctx.log.debug("traceparent_unread", request_id=names.ours, traceparent=names.unread)
@@ -52,10 +50,7 @@ class HttpObserver:
             self._told_at, self._num_refused = now, 0
 
     def failed(self, names: RequestNames, error: ApiError) -> None:
-        """A request is answered with an error: log one line, unless one was written where it failed.
-
-        A client's own mistakes are not logged, unless it named its request: it may ask about it by that name.
-        """
+        """Log one line, unless it was logged where it failed; of a client's mistakes only those of named requests."""
         if error.is_logged:
             return
         fields = {"request_id": names.ours, "status": error.status, "code": error.code, **names.fields()}
@@ -66,7 +61,6 @@ class HttpObserver:
             self._ctx.log.info("request_failed", **fields)
 
     def broke(self, names: RequestNames, error: Exception, answer: ApiError) -> None:
-        """A bug: an exception that no handler expected; `answer` is what the client gets."""
         self._ctx.metrics.count("mesh_handler_errors_total", handler="http")
         fields = {"request_id": names.ours, "status": answer.status, "code": answer.code, **names.fields()}
         self._ctx.log.error("http_handler_failed", exc_info=error, **fields)

@@ -85,10 +85,7 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
-    """One message. Other fields (`name`, `tool_call_id`, …) reach the chat template as they are.
-
-    `content` may be missing or null if there is a refusal or a call.
-    """
+    """One message. Other fields reach the chat template as they are. `content` may be null with a refusal or a call."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None

@@ -99,7 +99,6 @@ OPERATIONS = (
 
 
 def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> bytes:
-    """The whole document as JSON; `takes_priority`: schedulers heed a request's priority."""
     types: list[Any] = [ErrorBody]
     for operation in OPERATIONS:
         types += [kind for kind in (operation.answer, operation.body) if kind is not None and not isinstance(kind, str)]

@@ -62,7 +62,6 @@ class CallOutput:
 
     @property
     def has_news(self) -> bool:
-        """`take` would return something."""
         return bool(self._news)
 
     @property
@@ -97,7 +96,6 @@ class CallOutput:
         return False
 
     def end(self, index: int, end: End) -> None:
-        """The one end of a sample."""
         sample = self.samples[index]
         sample.end = end
         self._num_open -= 1
@@ -118,7 +116,6 @@ class CallOutput:
         self._write = write
 
     def flush(self) -> None:
-        """Write out, in one piece, what has come since the last flush."""
         waiter = self._waiter
         # A writer that is busy, or about to run, takes this news too.
         if self._write is None or not self._news or waiter is None or waiter.done():
@@ -130,7 +127,6 @@ class CallOutput:
             waiter.set_exception(error)
 
     def gone(self) -> None:
-        """The client left."""
         self.is_gone = True
         self._wake()
 
@@ -145,7 +141,6 @@ class CallOutput:
             self._waiter = None
 
     def take(self) -> list[Piece]:
-        """All news, in the order in which samples had some."""
         pieces: list[Piece] = []
         for index in self._news:
             sample = self.samples[index]

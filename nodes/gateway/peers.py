@@ -13,26 +13,21 @@ class Peers:
         self._schedulers = SchedulersChanged({})
 
     def take(self, event: DetokenizersChanged | SchedulersChanged) -> None:
-        """Replace what was known by what `event` says."""
         if isinstance(event, DetokenizersChanged):
             self._detokenizers = event.ready
         else:
             self._schedulers = event
 
     def epoch_of(self, scheduler: str) -> int:
-        """Which incarnation is ready now."""
         return self._schedulers.ready.get(scheduler, 0)
 
     def is_stand_in(self, scheduler: str) -> bool:
-        """Whether it decodes only while no other scheduler is there."""
         return scheduler in self._schedulers.stand_ins
 
     def numerics_of(self, scheduler: str) -> str:
-        """The fingerprint under which it computes."""
         return self._schedulers.numerics.get(scheduler, "")
 
     def has_detokenizer(self, actor_id: str) -> bool:
-        """Whether it is ready."""
         return actor_id in self._detokenizers
 
     def other_detokenizer(self, request_id: str, than: str) -> str:

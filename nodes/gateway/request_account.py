@@ -30,7 +30,6 @@ class RequestAccount:
             observe("mesh_inter_token_latency_seconds", each_s)
 
     def flush(self) -> None:
-        """Count the tokens of a whole batch at once."""
         if self.num_tokens:
             self._ctx.metrics.count("mesh_generation_tokens_total", self.num_tokens)
             self.num_tokens = 0
@@ -56,7 +55,6 @@ class RequestAccount:
             )
 
     def slow(self, slow: SlowRequest, names: RequestNames) -> None:
-        """Log a request that took long; see `SlowRequest`."""
         # A request that failed early may have had none.
         first_token = {"first_token_s": round(slow.first_token_s, 3)} if slow.first_token_s >= 0 else {}
         stages = {name: round(value, 4) for name, value in msgspec.structs.asdict(slow.stages).items()}

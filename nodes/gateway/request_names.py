@@ -35,7 +35,6 @@ class RequestNames(NamedTuple):
         return self if self.client else self._replace(client=_FOREIGN.sub("_", client[:MAX_CHARS]))
 
     def headers(self) -> Headers:
-        """The headers that every answer carries."""
         ours = self.ours.encode()
         headers = [(b"x-request-id", self.client.encode() or ours), (b"x-kvmesh-request-id", ours)]
         if self.traceparent:
@@ -43,7 +42,6 @@ class RequestNames(NamedTuple):
         return headers
 
     def fields(self) -> dict[str, str]:
-        """What a log line says beside our id."""
         fields = {"x_request_id": self.client, "traceparent": self.traceparent, "path": self.path}
         return {name: value for name, value in fields.items() if value}
 

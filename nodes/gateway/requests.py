@@ -121,7 +121,6 @@ class RequestState:
 
     @property
     def scheduler(self) -> str:
-        """The decode scheduler of the present attempt."""
         return self.route.decode
 
     def due_at(self, timeout_s: float) -> float:
@@ -170,7 +169,7 @@ class RequestState:
         """Add the stages of each attempt once, however often its stream is opened."""
         self.staged_attempt = attempt
         mine = msgspec.structs.astuple(self.stages)
-        self.stages = Stages(*(one + other for one, other in zip(mine, msgspec.structs.astuple(more), strict=True)))
+        self.stages = Stages(*(old + new for old, new in zip(mine, msgspec.structs.astuple(more), strict=True)))
 
     def take_numerics(self, numerics: str) -> bool:
         """Note under which fingerprint output was computed. True if it is the first under another one."""
@@ -202,9 +201,7 @@ class RequestState:
             self.lost_by.add(lost)
 
     def submit(self, gateway: str) -> Submit:
-        """The present attempt as a message.
-
-        If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
+        """If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
         again and ends the request by its own rule, and the log drops the repeated token.
         """
         opened, num_ids = self.opened, self.opened.stop.max_tokens - 1
@@ -224,7 +221,6 @@ class RequestState:
         )
 
     def choose_route(self) -> ChooseRoute:
-        """The question for the next try's route."""
         return ChooseRoute(
             request_id=self.opened.request_id,
             # Output included: the next scheduler should be one that has pages of all that was computed so far.

@@ -49,7 +49,6 @@ class Resends:
         state.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(state.num_resends, 8))
 
     def take(self) -> list[Command]:
-        """Return what was gathered, and forget it."""
         if not self._streams:
             return []
         commands = self._suspects

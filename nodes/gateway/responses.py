@@ -25,7 +25,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
-    """Usage as OpenAI counts it."""
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_output_tokens,
@@ -46,7 +45,6 @@ def total_usage(generation: Generation) -> Usage:
 
 
 def usage_so_far(generation: Generation, number: int) -> Usage:
-    """What one sample has used by now."""
     sample = generation.output.samples[number]
     return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, sample.num_cached_tokens)
 

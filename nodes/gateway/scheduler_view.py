@@ -20,7 +20,6 @@ class SchedulerView:
         self._asked: set[str] = set()
 
     def changed(self) -> SchedulersChanged:
-        """The schedulers as they are now."""
         members = self._ctx.members
         note = numerics_note(members.all())
         # Every change of the mesh comes through here, and the note would be the same each time.
@@ -29,14 +28,13 @@ class SchedulerView:
             self._ctx.log.warning("unequal_numerics", note=note, do=do)
         self._has_told = bool(note)
         ready = members.by_role(SCHEDULER)
-        stand_ins = frozenset(one.actor_id for one in ready if one.attributes.get("phase") == "prefill")
+        stand_ins = frozenset(member.actor_id for member in ready if member.attributes.get("phase") == "prefill")
         return SchedulersChanged(
-            {one.actor_id: one.epoch for one in ready}, stand_ins, scheduler_numerics(members.all())
+            {member.actor_id: member.epoch for member in ready}, stand_ins, scheduler_numerics(members.all())
         )
 
     def policies_without_priority(self) -> list[str]:
-        """Policies of ready schedulers that ignore a request's priority."""
-        policies = {str(one.attributes.get("policy", "")) for one in self._ctx.members.by_role(SCHEDULER)}
+        policies = {str(member.attributes.get("policy", "")) for member in self._ctx.members.by_role(SCHEDULER)}
         return sorted(policies - {"priority"})
 
     def ask_alive(self, scheduler: str, handle: Callable[[SchedulerAnswered], None]) -> None:

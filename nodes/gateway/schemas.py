@@ -81,7 +81,7 @@ def _narrow_messages(components: dict[str, Schema]) -> None:
 def _prompt(token_id: Schema, most: int) -> Schema:
     text: Schema = {"type": "string", "minLength": 1}
     token_ids: Schema = {"type": "array", "items": token_id, "minItems": 1}
-    several = [{"type": "array", "items": one, "minItems": 1, "maxItems": most} for one in (text, token_ids)]
+    several = [{"type": "array", "items": item, "minItems": 1, "maxItems": most} for item in (text, token_ids)]
     return {"anyOf": [text, token_ids, *several]}
 
 
@@ -99,7 +99,6 @@ def _all_of(schema: Schema, rule: Schema) -> None:
 
 
 def _numbers_up_to(highest: int) -> str:
-    """A regular expression for the decimal numbers from 0 to `highest`, as JSON writes them."""
     digits = str(highest)
     choices = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", "0"] if len(digits) > 1 else []
     for place, digit in enumerate(digits):

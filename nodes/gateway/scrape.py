@@ -17,11 +17,10 @@ class Scraper:
         self._running: asyncio.Task[list[ActorStats]] | None = None
 
     async def page(self) -> bytes:
-        """The page of `/metrics`. An actor that does not answer in time appears with `mesh_actor_up` 0."""
+        """An actor that does not answer in time appears with `mesh_actor_up` 0."""
         return render(await self.answers(), self._config.model_name)
 
     async def answers(self) -> list[ActorStats]:
-        """The answers of all members, in the order of their ids."""
         # Shared: otherwise several scrapers and the page at `/` would each ask every actor of the mesh.
         if self._running is None or self._running.done():
             asks = ask_stats(self._ctx, self._ctx.members.all(), self._config.scrape_timeout_s)

@@ -31,7 +31,7 @@ CLOSE = (b"connection", b"close")
 
 
 def bind(config: GatewayConfig) -> socket.socket:
-    """A listening socket; port 0 lets the system choose. Raises `BindError` saying what to do about it."""
+    """Port 0 lets the system choose. Raises `BindError` saying what to do about it."""
     where = f"{config.host}:{config.port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -69,11 +69,9 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take none."""
         yield
 
     async def main_loop(self) -> None:
-        """Run until told to stop."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), CLOCK_S)
@@ -93,7 +91,7 @@ class HttpServer:
         self._listener = listener
         self._max_connections = config.max_connections
         self._refused = refused
-        self._acceptor: Acceptor | None = None
+        self.acceptor: Acceptor | None = None
         self._newcomers = Newcomers()
         protocol = partial(BoundedHttpProtocol, newcomers=self._newcomers, budget=budget)
         settings = uvicorn.Config(
@@ -117,21 +115,23 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port of the listening socket."""
         port: int = self._listener.getsockname()[1]
         return port
 
+    @property
+    def num_connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
     async def start(self) -> None:
-        """Return when connections are accepted."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         # uvicorn gets no socket: its own server closes connections without a word when descriptors run out.
         await self._server.startup(sockets=[])
-        state = self._server.server_state
-        self._acceptor = Acceptor(
-            self._listener, self._make_protocol, lambda: len(state.connections), self._max_connections, self._refused
+        self.acceptor = Acceptor(
+            self._listener, self._make_protocol, lambda: self.num_connections, self._max_connections, self._refused
         )
-        self._acceptor.open()
+        self.acceptor.open()
         self._task = asyncio.create_task(self._server.main_loop())
 
     def leave_port(self) -> None:
@@ -142,24 +142,24 @@ class HttpServer:
         self._server.config.encoded_headers.append(CLOSE)
         # uvicorn makes the default headers from the encoded ones only once a second.
         state.default_headers = [*state.default_headers, CLOSE]
-        if self._acceptor is not None:
-            self._acceptor.close()
+        if self.acceptor is not None:
+            self.acceptor.close()
 
     async def quiet(self) -> None:
         """Return when no request is being answered, and all new connections have sent one or had the time to."""
-        if self._acceptor is not None:
-            await self._acceptor.opened()
+        if self.acceptor is not None:
+            await self.acceptor.opened()
         await self._newcomers.gone(NEWCOMER_S)
         while tasks := set(self._server.server_state.tasks):
             await asyncio.wait(tasks)
 
     async def stop(self) -> None:
         """Take no more connections, and return when those that are left have been answered, or `STOP_S` have passed."""
-        if self._task is None or self._acceptor is None:
+        if self._task is None or self.acceptor is None:
             self._listener.close()
             return
-        self._acceptor.close()
-        await self._acceptor.opened()
+        self.acceptor.close()
+        await self.acceptor.opened()
         self._server.should_exit = True
         self._server.stopping.set()
         await self._task

@@ -129,19 +129,16 @@ class GatewayService:
 
     @property
     def core(self) -> GatewayCore:
-        """For gauges."""
         return self._core
 
     def now(self) -> float:
-        """The mesh's clock."""
         return self.ctx.now()
 
     def continue_trace(self, traceparent: str) -> None:
-        """Continue the client's trace in every message that its call causes."""
         self.ctx.continue_trace(traceparent)
 
     def enter_call(self) -> None:
-        """Count a call in, before its body is read; raises `ApiError` if it cannot be taken."""
+        """Called before the body is read; raises `ApiError` if the call cannot be taken."""
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
         if self.num_calls >= self.config.max_inflight:
@@ -150,7 +147,6 @@ class GatewayService:
         self.num_calls += 1
 
     def leave_call(self) -> None:
-        """Count a call out."""
         self.num_calls -= 1
         if self.num_calls == 0:
             self._emptied.set()
@@ -214,7 +210,6 @@ class GatewayService:
         return Generation(requests, output, len(prepared.token_ids))
 
     def abandon(self, generation: Generation) -> None:
-        """Nobody waits for the call's output any more: end its requests that have not ended yet."""
         for request_id in generation.request_ids:
             self.handle(ClientGone(request_id))
 
@@ -240,18 +235,15 @@ class GatewayService:
         self._turns_away = turn_away
 
     async def emptied(self) -> None:
-        """Return when no call is left."""
         while self.num_calls:
             # In a loop: a new call may have come between the end of the last one and this task's turn.
             self._emptied.clear()
             await self._emptied.wait()
 
     def members(self) -> list[Member]:
-        """Everybody in the mesh."""
         return self.ctx.members.all()
 
     def missing_roles(self) -> list[str]:
-        """Why no request can be served now; empty if one can."""
         missing = ["this gateway is draining"] if self.is_draining else []
         members = self.ctx.members
         roles = (TOKENIZER, DETOKENIZER, SCHEDULER, WORKER)
@@ -267,7 +259,6 @@ class GatewayService:
         return missing
 
     def on_members(self, changes: Iterable[Member]) -> None:
-        """The view of the mesh changed."""
         roles = {member.role for member in changes}
         if roles & {TOKENIZER, SCHEDULER, DETOKENIZER}:
             self._tokenizers.members_changed()
@@ -277,11 +268,9 @@ class GatewayService:
             self.handle(self.schedulers.changed())
 
     def on_peer_lost(self, actor_id: str, epoch: int) -> None:
-        """An incarnation is gone or cut off."""
         self.handle(PeerLost(actor_id, epoch))
 
     def handle(self, event: Event) -> None:
-        """Let the core decide, and do what it says."""
         self._driver.feed(event)
         if (self._fresh or self._submits or self._account.num_tokens) and not self._is_flushing:
             # Runs after the frames that have arrived already: a gateway that lags writes what they bring in one piece.
@@ -334,7 +323,6 @@ class GatewayService:
         self._account.ended(end, names, status)
 
     def _flush(self) -> None:
-        """Write out what this turn of the loop brought, once for each call."""
         self._is_flushing = False
         # One ask for all of a turn: otherwise 256 clients at once mean 256 asks, and as many events of the scheduler's
         # core. The frame carries the first attempt's trace; the others stay with their calls, whose lines we log here.
@@ -349,7 +337,6 @@ class GatewayService:
         self._account.flush()
 
     def _on_submitted(self, scheduler: str, attempts: list[Submit], outcome: Answer | MeshError) -> None:
-        """An ask for several attempts is over: report the outcome of each."""
         failure, was_heard = _unfitting(scheduler), True
         held: set[tuple[str, int]] = set()
         refused: dict[tuple[str, int], Failure] = {}
@@ -357,7 +344,7 @@ class GatewayService:
             failure = _failure_of(outcome)
             was_heard = not isinstance(outcome, errors.PeerLost) or outcome.was_heard
         elif isinstance(outcome.message, AttemptsSubmitted):
-            held = {(one.request_id, one.attempt) for one in outcome.message.held}
+            held = {(attempt.request_id, attempt.attempt) for attempt in outcome.message.held}
             for one in outcome.message.refused:
                 refused[one.request_id, one.attempt] = Failure(one.code, one.message, one.retryable, one.param)
         for submit in attempts:

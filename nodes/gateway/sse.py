@@ -47,7 +47,6 @@ class ChunkWriter:
         return b"".join((self._before[index], _ENCODE(text), self._after, _ENCODE(finish_reason), b"}]", end))
 
     def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices that carries the whole call's usage."""
         return self._opening + b'],"usage":' + _ENCODE(usage) + b"}\n\n"
 
 

@@ -27,10 +27,7 @@ def status_page(
     base_url: str,
     silent: Sequence[str] = (),
 ) -> bytes:
-    """HTML; `figures` by actor id, `silent` are hosts with no actor that answers.
-
-    Everything that comes from elsewhere is escaped.
-    """
+    """HTML; texts from elsewhere are escaped. `figures`: by actor id; `silent`: hosts from which no actor answers."""
     state = "ready" if not missing else "not ready: " + "; ".join(missing)
     hosts = hosts_of(members)
     rows = "".join(

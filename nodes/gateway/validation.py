@@ -190,7 +190,6 @@ class Validator:
         self._detokenize = BodyReader(DetokenizeBody)
 
     def chat(self, data: bytes, request_id: str) -> Job:
-        """POST /v1/chat/completions."""
         decoded = self._chat.decode(data)
         body: ChatCompletionBody = decoded.body
         _check_model(body.model, self._config)
@@ -207,7 +206,6 @@ class Validator:
         return self._job("chat", "messages", decoded, prepare)
 
     def text(self, data: bytes, request_id: str) -> Job:
-        """POST /v1/completions."""
         decoded = self._text.decode(data)
         body: CompletionBody = decoded.body
         _check_model(body.model, self._config)
@@ -222,7 +220,7 @@ class Validator:
         return self._job("text", "prompt", decoded, prepare)
 
     def tokenize(self, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
-        """POST /tokenize: what to ask a tokenizer, and the unknown fields. Raises BadRequest."""
+        """What to ask a tokenizer, and the unknown fields. Raises `BadRequest`."""
         decoded = self._tokenize.decode(data)
         body: TokenizeBody = decoded.body
         _check_model(body.model, self._config)
@@ -243,7 +241,6 @@ class Validator:
         return prepare, decoded.unknown_fields
 
     def detokenize(self, data: bytes) -> tuple[DetokenizeBody, list[str]]:
-        """POST /detokenize."""
         decoded = self._detokenize.decode(data)
         body: DetokenizeBody = decoded.body
         _check_model(body.model, self._config)

@@ -98,12 +98,12 @@ class KVAgent(Actor, HeldBy):
         self._config = config
         self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
         self._channel = MeshChannel(self, self._keep_pumping)
-        self._transports = make_transports(config, self._host, self._channel, self._announce_fallbacks, links)
-        self._pulls = PagePuller(self._transports)
+        self.transports = make_transports(config, self._host, self._channel, self._announce_fallbacks, links)
+        self.pulls = PagePuller(self.transports)
         # For each group the pools of all its ranks; the page table in use is that of rank 0.
-        self._ranks: dict[str, list[PagePool]] = {}
+        self.ranks: dict[str, list[PagePool]] = {}
         self._peers: dict[SourceId, list[Peer]] = {}
-        self._foreign = ForeignPools(self._transports, config.limits.map_s)
+        self._foreign = ForeignPools(self.transports, config.limits.map_s)
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._driver = CoreDriver[Event, Command](
@@ -123,25 +123,22 @@ class KVAgent(Actor, HeldBy):
         self._told_refusals: set[str] = set()
 
     async def start(self) -> None:
-        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
-
-        Raises TransferError `tcp_unavailable` if it cannot listen at the configured address.
-        """
+        """Raises PoolError, or TransferError `tcp_unavailable`; nothing is left half made."""
         wake = self._waker()
-        for transport in self._transports.transports:
+        for transport in self.transports.transports:
             if where := transport.open(wake):
                 self.ctx.log.info(transport.name, address=where)
         facts: list[Pool] = []
         config = self._config
         for group, wanted in config.groups.items():
             taken = await take_when_free(self.ctx, self._host, config.prefix, wanted, config.device_wait_s)
-            self._ranks[group] = [pool for pool, _ in taken]
+            self.ranks[group] = [pool for pool, _ in taken]
             for pool, found in taken:
                 facts.append(Pool.from_info(pool.path, pool.info))
                 self.ctx.log.info("pool", group=group, found=found, bytes=held_bytes(pool), path=pool.path)
         bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
-        self._held = HeldPools(self, self._ranks, self._pulls, self._transports, self._host, config)
+        self._held = HeldPools(self, self.ranks, self.pulls, self.transports, self._host, config)
 
     # what `HeldPools` needs
 
@@ -164,7 +161,6 @@ class KVAgent(Actor, HeldBy):
         self._handle(SourceReleased(source))
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
-        """Announcements from prefill schedulers, and pairs that were closed."""
         if isinstance(message, AnnouncePages):
             for ready in message.announced:
                 self._driver.feed(PagesAnnounced(sender, ready))
@@ -176,7 +172,6 @@ class KVAgent(Actor, HeldBy):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Asks about pools, grants, pairs and memory."""
         message = call.message
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
@@ -202,15 +197,13 @@ class KVAgent(Actor, HeldBy):
                 assert_never(message)
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """Grants of a lost holder are revoked, transfers from a lost source end."""
         self._foreign.agent_lost(peer.actor_id)
-        self._transports.agent_lost(peer.actor_id)
+        self.transports.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
         if self._held is not None:
             self._held.on_peer_lost(peer)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Members that map a pool join, leave, or let go of it."""
         if self._held is not None:
             self._held.on_members(left)
 
@@ -228,9 +221,9 @@ class KVAgent(Actor, HeldBy):
             self._pumping.cancel()
         if self._held is not None:
             self._held.stop()
-        self._transports.close()
+        self.transports.close()
         # After the transports are closed: a copy still running would write into what is freed here.
-        for pool in (pool for pools in self._ranks.values() for pool in pools):
+        for pool in (pool for pools in self.ranks.values() for pool in pools):
             try:
                 pool.close()
             except DeviceError as error:
@@ -238,22 +231,21 @@ class KVAgent(Actor, HeldBy):
                 self.ctx.log.warning("pool not freed", group=pool.info.group, why=error.message)
             if self._config.unlink_on_stop:
                 self._host.unlink(pool.path)
-        self._ranks.clear()
+        self.ranks.clear()
         self._peers.clear()
 
     def stats(self) -> dict[str, float]:
-        """Grants, transfers by state, pages and bytes moved, failures by code."""
         figures = self._core.gauges()
-        for group, pools in self._ranks.items():
+        for group, pools in self.ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
-        return figures | transport_gauges(self._transports)
+        return figures | transport_gauges(self.transports)
 
     # inside
 
     def _announce_fallbacks(self) -> None:
         """Pages of an agent now come over a fallback, or over the first choice again."""
-        fallbacks = self._transports.fallbacks
+        fallbacks = self.transports.fallbacks
         self.ctx.log.warning("fallbacks", now=fallbacks)
         self.ctx.announce(fallbacks=fallbacks)
 
@@ -262,7 +254,6 @@ class KVAgent(Actor, HeldBy):
             self._handled()
 
     def _handled(self) -> None:
-        """Follow up on what one event, or several, may have changed."""
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
         if self._held is not None:
@@ -294,17 +285,16 @@ class KVAgent(Actor, HeldBy):
             case StartPull():
                 self._start_pull(command)
             case CancelPull(grant_id, copy_id):
-                self._pulls.cancel(grant_id, copy_id)
+                self.pulls.cancel(grant_id, copy_id)
             case _:
                 assert_never(command)
 
     def _tell_news(self) -> None:
-        """Tell each scheduler its news from this turn."""
         news, self._news = self._news, {}
         for receiver, messages in news.items():
             for some in cut(messages, lambda _: _NEWS_BYTES):
-                pulled = [one for one in some if isinstance(one, PagesPulled)]
-                failed = [one for one in some if isinstance(one, TransferFailed)]
+                pulled = [news for news in some if isinstance(news, PagesPulled)]
+                failed = [news for news in some if isinstance(news, TransferFailed)]
                 self.ctx.tell(receiver, TransferNews(pulled=pulled, failed=failed))
 
     def _forget_call(self, number: int) -> None:
@@ -319,7 +309,7 @@ class KVAgent(Actor, HeldBy):
             found = source[0].info.incarnation
             # The announcement may be older than the mapping: then its page numbers are those of another pool.
             if found == command.incarnation:
-                started = self._pulls.start(command.grant_id, command.copy, command.group, source)
+                started = self.pulls.start(command.grant_id, command.copy, command.group, source)
                 if started is None:
                     return
                 ended = started.event
@@ -332,7 +322,7 @@ class KVAgent(Actor, HeldBy):
         """The mappings of a source's pools, by rank; the agent's own pools are mapped read-only like any other."""
         peers = self._peers.get(source)
         if peers is None:
-            peers = self._peers[source] = [self._transports.connect_own(pool) for pool in self._ranks[source.group]]
+            peers = self._peers[source] = [self.transports.connect_own(pool) for pool in self.ranks[source.group]]
         return peers
 
     async def _map_foreign(self, source: SourceId) -> None:
@@ -352,11 +342,11 @@ class KVAgent(Actor, HeldBy):
 
     def _unmap(self, source: SourceId) -> None:
         for peer in self._peers.pop(source, ()):
-            self._transports.disconnect(peer)
+            self.transports.disconnect(peer)
 
     def _keep_pumping(self) -> None:
-        if self._pumping is None and self._pulls.is_busy:
-            self._pumping = self.ctx.later(self._transports.pause_s, self._pump)
+        if self._pumping is None and self.pulls.is_busy:
+            self._pumping = self.ctx.later(self.transports.pause_s, self._pump)
 
     def _waker(self) -> Callable[[], None]:
         """A function that threads call when there is something to pump."""
@@ -370,7 +360,7 @@ class KVAgent(Actor, HeldBy):
         return wake
 
     def _pump_soon(self) -> None:
-        for why in self._transports.refused.keys() - self._told_refusals:
+        for why in self.transports.refused.keys() - self._told_refusals:
             # Once per reason: a port scanner would fill the log.
             self._told_refusals.add(why)
             self.ctx.log.warning("kv_connection_refused", why=why)
@@ -382,11 +372,11 @@ class KVAgent(Actor, HeldBy):
         """Copy for a moment, then let the loop breathe."""
         self._pumping = None
         failure = ""
-        for ended in self._pulls.pump(self.ctx.now()):
+        for ended in self.pulls.pump(self.ctx.now()):
             self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
             if ended.event.code == DeviceFault.code:
                 failure = ended.event.message
-        if failure := failure or self._transports.device_failure:
+        if failure := failure or self.transports.device_failure:
             # Nothing that this process does on the device can succeed any more; the next one makes the pools again.
             self.ctx.end(f"a device failed: {failure}")
         if self._held is not None:

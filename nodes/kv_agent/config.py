@@ -27,11 +27,7 @@ class ConfigError(ValueError):
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one worker group, or of one of its ranks: `layout.tp_rank` of `layout.tp_size`.
-
-    `num_pages` includes the padding page. `device` is where the pages are: `cpu` (shared memory of the host) or
-    `cuda:N`.
-    """
+    """The pool of a group or of one of its ranks. `num_pages` includes padding. `device`: `cpu` or `cuda:N`."""
 
     group: str
     num_pages: int
@@ -114,7 +110,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     def groups(self) -> dict[str, list[PoolConfig]]:
         """The pools of each group, by rank."""
         groups: dict[str, list[PoolConfig]] = {}
-        for pool in sorted(self.pools, key=lambda one: one.layout.tp_rank):
+        for pool in sorted(self.pools, key=lambda pool: pool.layout.tp_rank):
             groups.setdefault(pool.group, []).append(pool)
         return groups
 

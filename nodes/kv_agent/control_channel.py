@@ -24,7 +24,6 @@ class MeshChannel(ControlChannel):
 
     @override
     def attach(self, transport: Paired) -> None:
-        """Tell it what other agents say about its pairs."""
         self.inbox.transports.append(transport)
 
     @property
@@ -35,17 +34,14 @@ class MeshChannel(ControlChannel):
 
     @override
     def now(self) -> float:
-        """The actor's clock."""
         return self._actor.ctx.now()
 
     @override
     def offer(self, agent: str, offer: OfferPair) -> None:
-        """Ask for a pair; the transport gets the outcome later."""
         self._actor.ctx.spawn(self._offer(agent, offer), name=f"offer {offer.pair}")
 
     @override
     def order(self, agent: str, order: SendPages) -> None:
-        """Ask for pages; the transport gets the outcome later."""
         self._actor.ctx.spawn(self._order(agent, order), name=f"order {order.pair}")
 
     @override
@@ -54,7 +50,6 @@ class MeshChannel(ControlChannel):
         self._actor.ctx.tell(agent, ClosePair(pair=pair))
 
     def on_ask(self, call: Call) -> None:
-        """Answer another agent's `OfferPair` or `SendPages`."""
         message, agent = call.message, call.sender.actor_id
         if isinstance(message, OfferPair):
             try:

@@ -79,11 +79,9 @@ class AgentCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a `Tick` is needed at the latest; None: never."""
         return self._deadlines.next()
 
     def gauges(self) -> dict[str, float]:
-        """Figures of this moment, named as in `/metrics`."""
         return gauges(self)
 
     @property
@@ -93,11 +91,9 @@ class AgentCore:
 
     @property
     def num_foreign_pools(self) -> int:
-        """Pools of other agents that are mapped."""
         return self._sources.num_mapped
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event; returns what to do, in order."""
         match event:
             case MapAsked():
                 return self._map_asked(event, now)
@@ -278,7 +274,6 @@ class AgentCore:
         return commands
 
     def handle_of(self, group: str) -> PoolHandle:
-        """Where the pool of a known group is."""
         pool = self._own.get(group)
         assert pool is not None, "asked for a group of this agent"
         return pool.handle(self._actor_id)
@@ -312,7 +307,6 @@ class AgentCore:
         return commands
 
     def _feed(self, session: TransferSession, event: transfer.Event, now: float) -> list[Command]:
-        """Give a session an event, translate its commands, and record what became of it."""
         was_quiesced, had_ended = session.is_quiesced, session.has_ended
         commands: list[Command] = []
         pending: list[transfer.Event] = [event]
@@ -342,7 +336,7 @@ class AgentCore:
         for _, writing in self._mapping:
             writing.discard(grant_id)
         answered = [event for event, writing in self._mapping if not writing]
-        self._mapping = [one for one in self._mapping if one[1]]
+        self._mapping = [(event, writing) for event, writing in self._mapping if writing]
         return [self._map(event) for event in answered]
 
     def _map_source(
@@ -386,7 +380,7 @@ class AgentCore:
             self._writable.pop((grant.group, page), None)
         if len(self._sessions) - self.num_live > self._bounds.max_remembered:
             # Only a tombstone may be forgotten: a session that may still write holds its pages.
-            oldest = next(one for one in self._sessions.values() if one.is_quiesced)
+            oldest = next(session for session in self._sessions.values() if session.is_quiesced)
             self._forget(oldest.grant.grant_id)
 
     def _arm(self, session: TransferSession) -> None:

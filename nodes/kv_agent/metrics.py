@@ -19,14 +19,10 @@ class Parts(Protocol):
     failures: Counter[str]
 
     @property
-    def sessions(self) -> Collection[TransferSession]:
-        """Transfers that run, and those that are remembered."""
-        ...
+    def sessions(self) -> Collection[TransferSession]: ...
 
     @property
-    def num_foreign_pools(self) -> int:
-        """Pools of other agents that are mapped."""
-        ...
+    def num_foreign_pools(self) -> int: ...
 
 
 def gauges(core: Parts) -> dict[str, float]:
@@ -55,7 +51,6 @@ def gauges(core: Parts) -> dict[str, float]:
 
 
 def transport_gauges(transports: Selection) -> dict[str, float]:
-    """Current figures of its transports, named likewise."""
     figures: dict[str, float] = {}
     for name, num_bytes in transports.pulled_bytes.items():
         figures[f'{PULLED_BYTES}{{transport="{name}"}}'] = float(num_bytes)

@@ -27,7 +27,6 @@ class Sources:
 
     @property
     def num_mapped(self) -> int:
-        """Foreign pools mapped now."""
         return len(self._mapped)
 
     def want(self, source: SourceId, incarnation: int, grant_id: str) -> SourceFacts | None:

@@ -86,7 +86,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     vocab_size = shape["vocab_size"]
     ends = configured_ends(generation, config, vocab_size)
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
-    said_by |= {f"special_tokens.{one}": file for one, file in tokens.said_by.items()}
+    said_by |= {f"special_tokens.{name}": file for name, file in tokens.said_by.items()}
     return ModelSpec(
         name=name,
         source="directory",

@@ -18,10 +18,8 @@ def configured_ends(generation: ConfigFields, config: ConfigFields, vocab_size: 
 
 
 def with_vocabulary(spec: ModelSpec, facts: VocabularyFacts) -> ModelSpec:
-    """The model with the end token that its tokenizer names, beside those of its configs, and what is worth a note.
-
-    A request ends at any of them: `config.json` may name the token that ends a document, the tokenizer the one that
-    ends a chat's turn. An end token that the model has no embedding for can never be drawn.
+    """The model with the end token that its tokenizer names, beside those of its configs, and what is worth a note. A
+    request ends at any of them; one that the model has no embedding for can never be drawn.
     """
     ends, said_by, notes = spec.eos_token_ids, dict(spec.said_by), list(spec.notes)
     end, text = facts.eos_token_id, spec.special_tokens.get("eos_token")

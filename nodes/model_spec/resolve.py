@@ -31,5 +31,4 @@ def resolve_model(model: str) -> ModelSpec:
 
 
 def known_models() -> list[str]:
-    """What `--model` accepts besides directories."""
     return ["tiny", "echo", *(f"random:{name}" for name in RANDOM_MODELS)]

@@ -12,10 +12,8 @@ _MAX_TEMPERATURE: Final = 2.0
 
 
 def read_sampling_defaults(generation: ConfigFields) -> SamplingDefaults:
-    """The defaults of a `generation_config.json`. Raises ModelDamaged for a value that is out of range.
-
-    `do_sample` is ignored, as in other servers: a file that sets it to false still gives temperatures for callers who
-    sample, and a request that names none wants the model's own.
+    """Raises ModelDamaged for a value out of range. `do_sample` is ignored, as in other servers: a file that sets it to
+    false still gives temperatures for callers who sample, and a request that names none wants the model's own.
     """
     return SamplingDefaults(
         temperature=generation.number_between("temperature", 0.0, _MAX_TEMPERATURE, 1.0),

@@ -53,7 +53,6 @@ def read_template_file(path: Path) -> str:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """An existing file, for reading. Raises OSError."""
     if not path.is_file() and path.exists():
         # A pipe would be waited for without end.
         raise OSError(errno.EINVAL, "it is no file")

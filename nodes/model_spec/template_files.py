@@ -63,7 +63,7 @@ def _by_name(value: Any) -> dict[str, str]:
     """Named templates: a list of objects with `name` and `template`, or one object."""
     try:
         listed = cast("list[Any]", value) if isinstance(value, list) else []
-        named: dict[Any, Any] = {one["name"]: one["template"] for one in listed} or dict(cast("Any", value))
+        named: dict[Any, Any] = {entry["name"]: entry["template"] for entry in listed} or dict(cast("Any", value))
     except (TypeError, KeyError, ValueError):
         named = {}
     if not named or not all(isinstance(text, str) for pair in named.items() for text in pair):

@@ -32,7 +32,6 @@ def stored_names(expected: Collection[str], found: Collection[str]) -> dict[str,
 
 
 def has_both(found: Collection[str]) -> bool:
-    """Whether a head is stored beside the embedding."""
     return all(name in found for name in stored_names((EMBEDDING, HEAD), found).values())
 
 

@@ -29,10 +29,10 @@ class _Kind(NamedTuple):
 
 
 def _kinds() -> Iterator[_Kind]:
-    for one in ARCHITECTURES.values():
-        yield _Kind(one.model_type, one.names, one, is_wrapped=False)
-        if one.wrapper:
-            yield _Kind(one.wrapper.model_type, (one.wrapper.name,), one, is_wrapped=True)
+    for architecture in ARCHITECTURES.values():
+        yield _Kind(architecture.model_type, architecture.names, architecture, is_wrapped=False)
+        if architecture.wrapper:
+            yield _Kind(architecture.wrapper.model_type, (architecture.wrapper.name,), architecture, is_wrapped=True)
 
 
 _KINDS: Final = {kind.model_type: kind for kind in _kinds()}
@@ -60,7 +60,7 @@ def find_text_model(config: ConfigFields, path: Path) -> TextModel:
         if named:
             what = f"model_type {model_type!r}, though it names the architectures {names!r}"
         supported = ", ".join(
-            f"{name}{' (text only)' * one.is_wrapped}" for one in _KINDS.values() for name in one.names
+            f"{name}{' (text only)' * kind.is_wrapped}" for kind in _KINDS.values() for name in kind.names
         )
         raise ModelUnsupported(f"{path} has the unsupported {what}. Supported: {supported}.")
     fields = _text_fields(config, kind.decoder) if kind.is_wrapped else config
@@ -84,4 +84,4 @@ def _text_fields(config: ConfigFields, one: type[Decoder]) -> ConfigFields:
     tied = config.document.get("tie_word_embeddings", True)
     outer["tie_word_embeddings"] = False if tied is None else tied
     fields = {**one.wrapper.defaults, **inner.document, **outer}
-    return config.part(fields | {"dtype": next((one for one in dtypes if one), None), "torch_dtype": None})
+    return config.part(fields | {"dtype": next((dtype for dtype in dtypes if dtype), None), "torch_dtype": None})

@@ -30,10 +30,8 @@ _MAX_ID: Final = 1 << 31
 
 
 class TokenFiles(NamedTuple):
-    """What the files say of tokens.
-
-    `named`: texts by the names under which templates know them; `said_by`: the file of each. `added` are the tokens to
-    add, in order; with `own_ids_win`, those whose id `tokenizer.json` gives to a token of its own are left out.
+    """`named`: texts by the names under which templates know them; `said_by`: the file of each. `added` are the tokens
+    to add, in order; with `own_ids_win`, none whose id `tokenizer.json` gives to a token of its own.
     """
 
     named: dict[str, str]
@@ -67,11 +65,12 @@ def read_token_files(config: dict[str, Any], special_map: dict[str, Any], added:
         given = [fields.get(name) for name in _STANDARD if name in named]
         given += _extra_of(fields) if _EXTRA in fields else []
         listed = _legacy(added, {_token(value, "", "").content for value in given if _is_final(value)})
-    texts = {name: one.content for name, one in named.items()}
-    # What is listed and named has the flags of the list.
-    flags = {one.content: msgspec.structs.replace(one, id=-1) for one in listed}
-    names = (flags.get(one.content, one) for one in named.values())
-    in_order = (*sorted(listed, key=lambda one: one.id), *names, *extra)
+    texts = {name: token.content for name, token in named.items()}
+    # What is listed and has a standard name has the flags of the list, even if an own token takes the listed id. Under
+    # another name it keeps its own flags, which count if nothing adds the listed one.
+    flags = {token.content: msgspec.structs.replace(token, id=-1) for token in listed}
+    names = (flags.get(token.content, token) if name in _STANDARD else token for name, token in named.items())
+    in_order = (*sorted(listed, key=lambda token: token.id), *names, *extra)
     split = fields.get("split_special_tokens") or False
     if not isinstance(split, bool):
         raise _damaged(TOKENIZER_CONFIG, f"split_special_tokens should be true or false, not {_shown(split)}")
@@ -83,7 +82,7 @@ def _override(fields: dict[str, Any], special_map: dict[str, Any], said_by: dict
     for name, value in special_map.items():
         if name == _EXTRA and isinstance(value, list):
             known = _list(fields.get(_EXTRA), _EXTRA, TOKENIZER_CONFIG)
-            fields[_EXTRA] = [*known, *(one for one in map(_final, cast("list[Any]", value)) if one not in known)]
+            fields[_EXTRA] = [*known, *(token for token in map(_final, cast("list[Any]", value)) if token not in known)]
         else:
             fields[name] = value if name == _EXTRA else _final(value)
             said_by[name] = SPECIAL_MAP
@@ -112,9 +111,9 @@ def _listed(decoder: Any) -> list[AddedText]:
         for number, value in entries.items()
     ]
     by_text: dict[str, int] = {}
-    for one in found:
-        if by_text.setdefault(one.content, one.id) != one.id:
-            what = f"lists {_shown(one.content)} as {by_text[one.content]} and as {one.id}"
+    for token in found:
+        if by_text.setdefault(token.content, token.id) != token.id:
+            what = f"lists {_shown(token.content)} as {by_text[token.content]} and as {token.id}"
             raise _damaged(TOKENIZER_CONFIG, f"{_DECODER} {what}, so nobody can say which of them is meant")
     return found
 

@@ -21,9 +21,8 @@ def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:
 
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:
     """The tokenizer of `tokenizer.json`, or the byte tokenizer for models without files; with the tokens that other
-    files add. It may have more tokens than the model has embeddings.
-
-    Raises ModelDamaged if the file is not a tokenizer, or has another id for a token than the other files.
+    files add. It may have more tokens than the model has embeddings. Raises ModelDamaged if the file is no
+    tokenizer, or has another id for a token than the other files.
     """
     if not spec.tokenizer_path:
         return Tokenizer.from_str(byte_tokenizer_json(spec.vocab_size))
@@ -63,16 +62,16 @@ def _missing_tokens(tokenizer: Tokenizer, spec: ModelSpec) -> list[AddedToken]:
     return [token for token in wanted if repr(token) not in same]
 
 
-def _added(one: AddedText) -> AddedToken:
-    flags = {"lstrip": one.lstrip, "rstrip": one.rstrip, "single_word": one.single_word, "special": one.special}
+def _added(token: AddedText) -> AddedToken:
+    flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word, "special": token.special}
     # Given only if a file gives it: otherwise the library derives it from `special`, which may still change.
-    return AddedToken(one.content, **flags, **({} if one.normalized is None else {"normalized": one.normalized}))
+    return AddedToken(token.content, **flags, **({} if token.normalized is None else {"normalized": token.normalized}))
 
 
-def _check_id(one: AddedText, found: int | None, spec: ModelSpec) -> None:
-    if found is not None and found != one.id:
+def _check_id(token: AddedText, found: int | None, spec: ModelSpec) -> None:
+    if found is not None and found != token.id:
         file = ADDED if spec.own_ids_win else TOKENIZER_CONFIG
         raise ModelDamaged(
-            f"{spec.path}: {file} says that the token {one.content!r} has id {one.id}, {TOKENIZER_FILE} says {found}."
-            " Only one of them is what the model was trained with: download both again."
+            f"{spec.path}: {file} says that the token {token.content!r} has id {token.id}, "
+            f"{TOKENIZER_FILE} says {found}. Only one of them is what the model was trained with: download both again."
         )

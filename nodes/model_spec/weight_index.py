@@ -52,10 +52,7 @@ class TensorEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model directory that has some: the single file if there is one, as in transformers.
-
-    Otherwise raises ModelDamaged for a bad index, ModelNotFound if it names a file that is missing.
-    """
+    """The single file, if there is one, as in transformers. Raises ModelDamaged (bad index), ModelNotFound."""
     index = directory / INDEX_FILE
     if (directory / SINGLE_FILE).is_file() or not index.exists():
         return (directory / SINGLE_FILE,)
@@ -139,9 +136,8 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def with_stored_head(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) -> ModelSpec:
-    """`spec`, but with a head of its own if one is stored beside the embedding, whatever `tie_word_embeddings` says.
-
-    As in transformers, which compares the two and ties them if they are alike. Not here: that takes reading both.
+    """`spec`, with a head of its own if one is stored beside the embedding, whatever `tie_word_embeddings` says.
+    transformers compares the two and ties them if they are alike. Not here: that takes reading both.
     """
     found = {name: entry for header in headers.values() for name, entry in header.items()}
     if not spec.tie_word_embeddings or not has_both(found):
@@ -155,10 +151,7 @@ def with_stored_head(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]
 
 
 def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) -> None:
-    """Check that exactly the expected tensors are there, in their shapes and in a floating dtype.
-
-    Raises ModelDamaged, or ModelUnsupported for another dtype.
-    """
+    """Raises ModelDamaged unless exactly the expected tensors are there, ModelUnsupported for their dtype."""
     found = {name: (entry, file) for file, header in headers.items() for name, entry in header.items()}
     num_experts = (spec.num_layers - len(spec.dense_layers)) * spec.num_experts
     # Before the layers are listed: numbers that are wrong may ask for more of them than fit into memory.

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from nodes.models.errors import ModelDamaged, ModelUnsupported
 
-_DTYPES: Final = {one: one for one in ("float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
+_DTYPES: Final = {name: name for name in ("float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
 """By what a file may call them: all names that torch has."""
 _STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 MAX_INTEGER: Final = 1 << 31
@@ -32,14 +32,13 @@ _NEUTRAL: Final[dict[str, Any]] = {
 
 
 class ConfigFields:
-    """A configuration document and the path that its errors name."""
+    """A `config.json`, read from `path`. Absent or null fields get defaults; what does not fit raises ModelDamaged."""
 
     def __init__(self, document: dict[str, Any], path: Path) -> None:
         self.document = document
         self._path = path
 
     def part(self, document: dict[str, Any]) -> "ConfigFields":
-        """Fields of an object in this document."""
         return ConfigFields(document, self._path)
 
     def value(self, key: str) -> Any:
@@ -133,7 +132,6 @@ class ConfigFields:
         return _DTYPES[dtype]
 
     def number_between(self, key: str, least: float, most: float, default: float) -> float:
-        """A number in a range, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None:
             return default
@@ -170,7 +168,7 @@ class ConfigFields:
     def require(self, key: str, *known: Any) -> None:
         """Raise ModelUnsupported unless a field has one of these values; None: it may be missing."""
         if self.value(key) not in known:
-            wanted = ", ".join(repr(one) for one in known if one is not None)
+            wanted = ", ".join(repr(value) for value in known if value is not None)
             raise self.unsupported(
                 key, f"is {self.value(key)!r}; supported {'is' if len(known) < 3 else 'are'} {wanted}"
             )
@@ -183,7 +181,6 @@ class ConfigFields:
                 raise self.unsupported(key, f"is {self.value(key)!r}, which is not supported")
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int = MAX_INTEGER - 1) -> int:
-        """A whole number of `least` to `most`; `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None and default is not None:
             return default
@@ -194,7 +191,6 @@ class ConfigFields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is None and default is not None:
             return default
@@ -203,16 +199,13 @@ class ConfigFields:
         return float(value)
 
     def boolean(self, key: str, *, default: bool = False) -> bool:
-        """True or false, `default` if absent or null. Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is not None and not isinstance(value, bool):
             raise self.damaged(key, f"should be true or false, not {value!r}")
         return default if value is None else value
 
     def damaged(self, key: str, why: str) -> ModelDamaged:
-        """The error for a field that contradicts itself or another."""
         return ModelDamaged(f"{self._path}: {key} {why}. Download the file again, or correct it.")
 
     def unsupported(self, key: str, why: str) -> ModelUnsupported:
-        """The error for a field whose value is not supported here."""
         return ModelUnsupported(f"{self._path}: {key} {why}. Serve another model.")

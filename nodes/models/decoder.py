@@ -103,7 +103,6 @@ class Decoder:
         return ops.head(ops.norm(ops.select(x), self.norm), self.head)
 
     def _run_layer(self, ops: Ops[Value], layer: Any, x: Value) -> Value:
-        """The hidden states that a layer computes from the hidden states `x`."""
         attended = ops.attend(ops.linear(ops.norm(x, layer.attention_norm), layer.qkv), layer.attention)
         x = ops.linear(attended, layer.output, add=x)
         return self._feed_forward(ops, layer, ops.norm(x, layer.mlp_norm), x)

@@ -50,7 +50,6 @@ class Gemma3(Decoder):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         shape = super().describe(config)
         return {
             **shape,

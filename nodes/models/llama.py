@@ -14,7 +14,6 @@ class Llama(Decoder):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         return {**super().describe(config), "mlp_bias": config.boolean("mlp_bias")}
 
 

@@ -15,7 +15,6 @@ class Olmo2(Decoder):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         return {**super().describe(config), "rms_norm_eps": config.number("rms_norm_eps", 1e-5), "qk_norm": "all"}
 
     def _layer(self, index: int, prefix: str) -> Layer:

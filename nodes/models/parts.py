@@ -73,10 +73,7 @@ class Gated(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The `top_k` experts that `router` scores highest for each row, added up by their shares in its softmax.
-
-    `normalized`: the shares of the chosen experts are scaled to sum to one.
-    """
+    """The `router`'s `top_k` experts of each row, weighted by softmax (`normalized`: scaled to sum to one)."""
 
     router: Linear
     experts: tuple[tuple[Gated, Linear], ...]
@@ -105,8 +102,8 @@ def linear(name: str, num_out: int, num_in: int, cut: Cut | None = None, *, bias
 
 def joined(*linears: Linear) -> Linear:
     """Several products of the same input, as one product."""
-    weights = tuple(weight for one in linears for weight in one.weights)
-    return Linear(weights, tuple(bias for one in linears for bias in one.biases))
+    weights = tuple(weight for product in linears for weight in product.weights)
+    return Linear(weights, tuple(bias for product in linears for bias in product.biases))
 
 
 def parts_of(kinds: tuple[type[Part], ...], part: object) -> Iterator[Part]:

@@ -14,7 +14,6 @@ class Qwen2(Decoder):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         return {**super().describe(config), "qkv_bias": True, "o_bias": False}
 
     @classmethod

@@ -15,7 +15,6 @@ class Qwen3(Qwen2):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         bias = config.boolean("attention_bias")
         return {**super().describe(config), "qkv_bias": bias, "o_bias": bias, "qk_norm": "head"}
 

@@ -29,7 +29,6 @@ class Qwen3Moe(Qwen3):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         # Read only if there are layers without experts, so files may leave out what has a default in transformers.
         shape = super().describe(config.part({"intermediate_size": 6144} | config.document))
         # transformers 5 writes this field under another name than the published files.

@@ -15,7 +15,7 @@ def _found() -> dict[str, type[Decoder]]:
     names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     modules = [import_module(f"nodes.models.{name}") for name in names]
     classes: list[type[Decoder]] = [module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")]
-    return {one.model_type: one for one in classes}
+    return {architecture.model_type: architecture for architecture in classes}
 
 
 ARCHITECTURES: Final = _found()

@@ -171,7 +171,7 @@ def _longrope(rope: ConfigFields, theta: float, original: int, context: int, pai
 def _divisors(rope: ConfigFields, key: str, pairs: int) -> tuple[float, ...]:
     divisors: Any = rope.value(key)
     try:
-        found = tuple(rope.part({key: one}).number(key) for one in cast("list[Any]", divisors))
+        found = tuple(rope.part({key: divisor}).number(key) for divisor in cast("list[Any]", divisors))
     except (TypeError, ModelDamaged) as error:
         raise rope.damaged(key, "is not a list of positive numbers") from error
     # Checked here, so that the CLI reports it, not torch when a worker loads shapes that it cannot multiply.

@@ -68,12 +68,10 @@ class Shard(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """Query heads of this rank."""
         return len(self.heads)
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads of this rank."""
         return len(self.kv_heads)
 
     def part_of(self, cut: Cut | None) -> Part | None:

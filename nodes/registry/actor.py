@@ -95,12 +95,10 @@ class RegistryActor(Actor):
 
     @property
     def core(self) -> RegistryCore:
-        """The leases; only available once the actor has started."""
         assert self._core is not None, "the registry has not started yet"
         return self._core
 
     async def start(self) -> None:
-        """Begin with itself as the only member, and write down its address."""
         ctx = self.ctx
         if self._run_directory is not None:
             self._told = self._run_directory.bootstrap(ctx.credentials.secret)
@@ -123,7 +121,6 @@ class RegistryActor(Actor):
             self._tell_pending()
 
     def on_ask(self, call: Call) -> None:
-        """Join, leave, list."""
         core = self.core
         match call.message:
             case Join():
@@ -169,7 +166,6 @@ class RegistryActor(Actor):
         return False
 
     def stats(self) -> dict[str, float]:
-        """Members by role."""
         counts: dict[str, float] = {}
         for member in self.core.members():
             key = f'mesh_registry_members{{role="{member.role}"}}'

@@ -31,10 +31,7 @@ _MAX_DEPARTED = 4096
 
 
 class Stale(Exception):
-    """A join of an incarnation that a newer one has replaced, or that another process already is.
-
-    The next incarnation has to take an epoch above `known_epoch`.
-    """
+    """A newer incarnation, or another process, has joined; the next has to take an epoch above `known_epoch`."""
 
     def __init__(self, known_epoch: int, why: str) -> None:
         super().__init__(why)
@@ -67,10 +64,7 @@ def _everybody(_actor_id: str) -> bool:
 
 
 class RegistryCore:
-    """All leases of one registry incarnation. Times are seconds on one clock.
-
-    `check` and `may_vouch` are as those of `Credentials`.
-    """
+    """All leases of one registry incarnation, in seconds of one clock. `check`, `may_vouch`: as in `Credentials`."""
 
     def __init__(
         self,
@@ -89,7 +83,7 @@ class RegistryCore:
         self._members: dict[str, Member] = {}
         self._expiry: dict[str, float] = {}
         self._heard: set[str] = set()
-        self._departed: dict[str, int] = {}
+        self.departed: dict[str, int] = {}
         self._lapsed: dict[str, int] = {}
 
     def members(self) -> list[Member]:
@@ -101,11 +95,9 @@ class RegistryCore:
         return [member for member in self.members() if member.actor_id not in self._heard]
 
     def find(self, actor_id: str) -> Member | None:
-        """The member of this id, if there is one."""
         return self._members.get(actor_id)
 
     def knows(self, address: Address) -> bool:
-        """Whether this incarnation is a member."""
         member = self._members.get(address.actor_id)
         return member is not None and member.epoch == address.epoch
 
@@ -115,10 +107,8 @@ class RegistryCore:
         self._expiry[member.actor_id] = FOREVER
 
     def join(self, request: Join, now: float, told: int | None = None) -> JoinOutcome:
-        """Open or update a membership. A joiner at version `told` (default: the last) or later gets no snapshot.
-
-        Raises `Stale` for an incarnation that a newer one has replaced, and `FrameRefused` for a joiner that has not
-        proved who it is.
+        """A joiner at version `told` (default: the last) or later gets no snapshot. Raises `Stale` for an incarnation
+        that a newer one has replaced, and `FrameRefused` for a joiner that has not proved who it is.
         """
         member = request.member
         known = self._members.get(member.actor_id)
@@ -144,7 +134,7 @@ class RegistryCore:
         if known != member:
             upserted = [other for other in upserted if other.actor_id != member.actor_id] + [member]
         self._members[member.actor_id] = member
-        self._departed.pop(member.actor_id, None)
+        self.departed.pop(member.actor_id, None)
         self._heard.discard(member.actor_id)
         self._expiry[member.actor_id] = now + self.lease_s
         change = self._change(upserted, left) if upserted or left else None
@@ -175,8 +165,8 @@ class RegistryCore:
             return None
         change = self._end(gone, "its lease ran out")
         # An entry is dropped with the actor's departed epoch, so both stay within the same bound.
-        lapsed = self._lapsed | {actor_id: self._departed.get(actor_id, 0) for actor_id in gone}
-        self._lapsed = {actor_id: epoch for actor_id, epoch in lapsed.items() if epoch == self._departed.get(actor_id)}
+        lapsed = self._lapsed | {actor_id: self.departed.get(actor_id, 0) for actor_id in gone}
+        self._lapsed = {actor_id: epoch for actor_id, epoch in lapsed.items() if epoch == self.departed.get(actor_id)}
         return change
 
     def forgive(self, now: float) -> None:
@@ -203,7 +193,7 @@ class RegistryCore:
             # Already known. Tested first, because every member names all others.
             if known is not None and known.epoch >= member.epoch:
                 continue
-            is_lapsed = self._departed.get(member.actor_id) == self._lapsed.get(member.actor_id) == member.epoch
+            is_lapsed = self.departed.get(member.actor_id) == self._lapsed.get(member.actor_id) == member.epoch
             is_neighbour = bool(host) and host_of(member.actor_id) == host
             # Otherwise a host that was admitted for one role could end all others by inventing later incarnations.
             if not (may_vouch or is_neighbour):
@@ -235,7 +225,7 @@ class RegistryCore:
                 ):
                     outlived += self._outlive(member, known)
                 continue
-            self._departed.pop(member.actor_id, None)
+            self.departed.pop(member.actor_id, None)
             self._members[member.actor_id] = member
             self._expiry[member.actor_id] = now + self.lease_s
             self._heard.add(member.actor_id)
@@ -252,7 +242,7 @@ class RegistryCore:
     def _newest(self, actor_id: str) -> int:
         """The latest epoch of an actor that has been a member, 0 if none is known."""
         member = self._members.get(actor_id)
-        return member.epoch if member is not None else self._departed.get(actor_id, 0)
+        return member.epoch if member is not None else self.departed.get(actor_id, 0)
 
     def _end(self, actor_ids: list[str], reason: str) -> MembersChanged:
         return self._change([], self._drop(actor_ids, reason))
@@ -268,9 +258,9 @@ class RegistryCore:
         return left
 
     def _remember(self, actor_id: str, epoch: int) -> None:
-        self._departed[actor_id] = epoch
-        if len(self._departed) > _MAX_DEPARTED:
-            del self._departed[next(iter(self._departed))]
+        self.departed[actor_id] = epoch
+        if len(self.departed) > _MAX_DEPARTED:
+            del self.departed[next(iter(self.departed))]
 
     def _change(self, upserted: list[Member], left: list[Departed]) -> MembersChanged:
         self.version += 1

@@ -41,7 +41,6 @@ class Roll:
             raise FrameRefused("too_large", f"{why}: stop actors that are not needed before {member.address} joins")
 
     def take(self, change: MembersChanged) -> None:
-        """Apply the next change."""
         for departed in change.left:
             self._num_bytes -= len(self._plain.pop(departed.actor_id, b""))
             self._proved.get(host_of(departed.actor_id), {}).pop(departed.actor_id, None)
@@ -49,7 +48,6 @@ class Roll:
             self._put(member)
 
     def shown_to(self, reader: Member) -> list[msgspec.Raw]:
-        """All members, as `reader` may see them."""
         proved = self._proved.get(host_of(reader.actor_id)) if reader.proof else None
         return list(({**self._plain, **proved} if proved else self._plain).values())
 

@@ -77,11 +77,11 @@ class SchedulerActor(Actor):
         self._config = config
         self._host = host
         self._pool: PagePool | None = None
-        self._core: SchedulerCore | None = None
+        self.core: SchedulerCore | None = None
         self._driver: CoreDriver[Event, Command] | None = None
         self._is_waking = False
         self._timer = DeadlineTimer(
-            lambda: self.ctx, lambda: None if self._core is None else self._core.next_deadline(), lambda _: self._wake()
+            lambda: self.ctx, lambda: None if self.core is None else self.core.next_deadline(), lambda _: self._wake()
         )
         self._drained = asyncio.Event()
         self._persistent = PersistentAsk(ASK_RETRY_S)
@@ -108,7 +108,7 @@ class SchedulerActor(Actor):
         # These were lent to transfers or are torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
         self._report(found)
-        core = self._core = SchedulerCore(
+        core = self.core = SchedulerCore(
             self._config, address, handle, found.cache, os.urandom(8).hex(), found.recovered
         )
         self._driver = CoreDriver(
@@ -169,7 +169,6 @@ class SchedulerActor(Actor):
             raise
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        """Results, transfers, handoffs, streams; see `Actor.on_tell`."""
         if isinstance(message, StepResult):
             # The wake follows right here, so none needs to be scheduled for the end of the turn.
             self._is_waking = True
@@ -179,17 +178,16 @@ class SchedulerActor(Actor):
             self._handle(Told(sender, message))
 
     def on_ask(self, call: Call) -> None:
-        """Attempts and prefills, and memory to let go of; see `Actor.on_ask`."""
         if isinstance(call.message, LetGo):
             self._let_go(call, call.message)
-        elif self._core is None:
+        elif self.core is None:
             call.fail("not_ready", "the pool and its worker are not taken over yet", retryable=True)
         else:
             self._handle(Asked(call.sender, call.message, call))
 
     def _let_go(self, call: Call, order: LetGo) -> None:
         """Give everything back. The next incarnation waits until there is memory, and knows nothing of this one."""
-        if self._core is None:
+        if self.core is None:
             self._is_wanted_back.set()
         else:
             self._handle(MemoryWanted())
@@ -217,22 +215,20 @@ class SchedulerActor(Actor):
 
     async def drain(self) -> None:
         """Refuse new work; return when all attempts, orders and handoffs are over."""
-        if self._core is not None:
+        if self.core is not None:
             self._handle(DrainAsked())
             await self._drained.wait()
 
     async def stop(self) -> None:
-        """Unmap the pool, which belongs to the agent."""
         self._timer.cancel()
-        self._core = None
+        self.core = None
         if self._pool is not None:
             self._pool.close()
 
     def totals(self) -> dict[str, float]:
-        """Tokens computed, of prompts and output, and tokens drawn."""
-        if self._core is None:
+        if self.core is None:
             return {}
-        results = self._core.results
+        results = self.core.results
         return {
             "mesh_scheduler_computed_tokens": float(results.num_computed_tokens),
             "mesh_scheduler_output_tokens": float(results.num_output_tokens),
@@ -240,8 +236,7 @@ class SchedulerActor(Actor):
 
     @override
     def stats(self) -> dict[str, float]:
-        """Gauges, by the names in `metrics.py`."""
-        return {} if self._core is None else self._core.stats()
+        return {} if self.core is None else self.core.stats()
 
     # inside
 
@@ -267,7 +262,7 @@ class SchedulerActor(Actor):
         )
 
     def _on_refusal(self, error: CallError) -> None:
-        if error.code != MEMORY_RELEASED or self._core is not None:
+        if error.code != MEMORY_RELEASED or self.core is not None:
             return
         if self._pool is not None:
             # The worker has let go already. An actor that announces `released` must map nothing, so the pool is
@@ -280,7 +275,7 @@ class SchedulerActor(Actor):
 
     def _handle(self, event: Event) -> None:
         """Feed the core. Its `Wake` follows at the end of the loop turn."""
-        if self._core is None or self._driver is None:
+        if self.core is None or self._driver is None:
             return
         self._driver.feed(event)
         if not self._is_waking:
@@ -295,7 +290,7 @@ class SchedulerActor(Actor):
 
     def _wake(self) -> None:
         self._is_waking = False
-        core = self._core
+        core = self.core
         if core is None or self._driver is None:
             return
         self._driver.feed(Wake())

@@ -1,7 +1,4 @@
-"""Asks of the scheduler's core: those repeated until answered, and those that name several items at once.
-
-Pure; owned by the core.
-"""
+"""Asks of the scheduler's core: those repeated until answered, and those that name several items at once. Pure."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
@@ -79,10 +76,7 @@ class BatchedAsks(Generic[Item]):
     def answered(
         self, number: str, done: Collection[str], refused: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
-        """For each item of the ask: its name, and None if it is done, else the code that it failed with.
-
-        Other items in the answer are ignored: this peer was only asked to decide on these.
-        """
+        """Each item's name, and None if it is done, else its error code. Items that were not asked for are ignored."""
         done = frozenset(done)
         for name in self._named.pop(number, ()):
             yield name, None if name in done else refused.get(name, NOT_NAMED)

@@ -47,11 +47,9 @@ class Attempts:
 
     @property
     def num_finished(self) -> int:
-        """Attempts that ended and are kept for `Resend`."""
         return len(self._finished)
 
     def standing(self, submit: Submit) -> Standing:
-        """Whether an attempt is new here, held already, or over."""
         held = self._sequences.get(submit.request_id)
         if held is not None and held.attempt == submit.attempt:
             return Standing.KNOWN
@@ -65,7 +63,6 @@ class Attempts:
         self._by_row[sequence.row_id] = sequence
 
     def find(self, request_id: str, attempt: int) -> Sequence | None:
-        """Exactly this attempt."""
         sequence = self._sequences.get(request_id)
         return sequence if sequence is not None and sequence.attempt == attempt else None
 
@@ -75,7 +72,6 @@ class Attempts:
         return sequence if sequence is not None and sequence.attempt <= attempt else None
 
     def by_stream(self, stream: int) -> Sequence | None:
-        """The attempt whose tokens have this stream number."""
         return self._by_row.get(stream)
 
     def of_gateway(self, gateway: Address) -> list[Sequence]:
@@ -94,7 +90,6 @@ class Attempts:
         return [kept for kept, _ in zip(self._finished.values(), range(excess), strict=False)] if excess > 0 else []
 
     def renew(self, sequence: Sequence, now: float) -> None:
-        """Keep it for another lease: its tokens were requested again."""
         if sequence.request_id in self._finished:
             self._deadlines.set((FINISHED, sequence.request_id), now + self._config.lease_s)
 
@@ -103,7 +98,6 @@ class Attempts:
         return self._finished[request_id]
 
     def forget(self, sequence: Sequence) -> None:
-        """It is over: cancelled, superseded, failed, or kept long enough."""
         self._sequences.pop(sequence.request_id, None)
         self._by_row.pop(sequence.row_id, None)
         self._finished.pop(sequence.request_id, None)

@@ -28,7 +28,6 @@ class CacheNews:
         self.num_restated = 0
 
     def publish(self) -> None:
-        """Publish what changed since the last time."""
         while (events := self._events.drain_message()) is not None:
             self._outbox.add(Publish(KV_EVENTS_TOPIC, events))
 

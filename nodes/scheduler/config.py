@@ -65,7 +65,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """Actor ids of the group's workers, by rank."""
         return self.workers or (self.worker,)
 
     def __post_init__(self) -> None:

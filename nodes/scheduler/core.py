@@ -135,7 +135,6 @@ class SchedulerCore:
         return self.outbox.take()
 
     def next_deadline(self) -> float | None:
-        """When a `Wake` is needed at the latest; None: never."""
         return self.deadlines.next()
 
     @property
@@ -150,7 +149,6 @@ class SchedulerCore:
         )
 
     def stats(self) -> dict[str, float]:
-        """Figures for `/metrics`."""
         return gauges(self)
 
     def assert_idle(self) -> None:
@@ -159,7 +157,6 @@ class SchedulerCore:
         assert not found, f"{self.address} holds " + ", ".join(found)
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Handle one event; the returned commands are to be performed in order."""
         self.streams.now = now
         match event:
             case Told():
@@ -323,7 +320,6 @@ class SchedulerCore:
         self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
 
     def _plan(self, now: float) -> None:
-        """Send steps until the worker has enough, each with all sequences that may be in it."""
         self._admit(now)
         while self.pipeline.can_send:
             self._secure_pages(now)

@@ -84,10 +84,7 @@ class MemoryWanted(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """Handle deadlines that are due, and plan what can be planned.
-
-    Comes after the other events of one loop turn, so that a burst of submissions makes one step.
-    """
+    """Handle due deadlines, plan steps. Follows the other events of a loop turn, so that a burst makes one step."""
 
 
 Event = (
@@ -152,10 +149,7 @@ class Publish(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Announce to the mesh `state` (None: unchanged) and whether there is a worker to compute.
-
-    `numerics` is the fingerprint of that worker or of the last one; empty if there was none.
-    """
+    """Announce `state` (None: unchanged), whether there is a worker, and its or the last one's `numerics`."""
 
     state: str | None
     worker_ready: bool
@@ -180,14 +174,11 @@ class Outbox:
         self.commands: list[Command] = []
 
     def add(self, command: Command) -> None:
-        """Have `command` performed after those before it."""
         self.commands.append(command)
 
     def tell(self, actor_id: str, message: Any, channel: Channel = Channel.CONTROL) -> None:
-        """Send; may be lost."""
         self.commands.append(Tell(actor_id, message, channel))
 
     def take(self) -> list[Command]:
-        """All commands so far."""
         commands, self.commands = self.commands, []
         return commands

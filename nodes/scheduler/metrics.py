@@ -121,7 +121,7 @@ def leaks(core: Parts) -> list[str]:
     }
     counts |= {f"{state.name.lower()} pages": cache.num_pages_in(state) for state in OWNERSHIP[2:]}
     found = [f"{number} {what}" for what, number in counts.items() if number]
-    found += [f"page {one.page} is {one.found}, should be {one.needed}" for one in cache.check()]
+    found += [f"page {mismatch.page} is {mismatch.found}, should be {mismatch.needed}" for mismatch in cache.check()]
     if cache.num_available() != cache.num_pages:
         found.append(f"{cache.num_pages - cache.num_available()} pages neither free nor evictable")
     return found

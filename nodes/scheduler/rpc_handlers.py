@@ -71,7 +71,6 @@ class RpcHandlers:
         self.num_prompt_tokens = 0
 
     def on_ask(self, event: Asked, now: float) -> None:
-        """Answer one ask."""
         match event.message:
             case SubmitAttempts():
                 self._on_submits(event, event.message, now)
@@ -113,7 +112,6 @@ class RpcHandlers:
                 self._streams.reopen(sequence, sequence.num_prior_outputs)
 
     def on_stop(self, message: StopAt, now: float) -> None:
-        """Stop strings were found."""
         for ref in message.attempts:
             sequence = self._attempts.find(ref.request_id, ref.attempt)
             if sequence is not None:
@@ -144,7 +142,6 @@ class RpcHandlers:
         self._outbox.add(Reply(event.call, AttemptsSubmitted(held=held, refused=refused)))
 
     def _submit(self, sender: Address, submit: Submit, now: float) -> Problem | None:
-        """Take an attempt, unless it is held already; or say why not."""
         standing = self._attempts.standing(submit)
         if standing is Standing.KNOWN:
             # The answer was lost. Only accept it again: a second sequence would draw the same tokens twice.
@@ -202,7 +199,6 @@ class RpcHandlers:
         self._outbox.add(Reply(event.call, PrefillsOrdered(accepted=accepted, refused=refused)))
 
     def _order(self, sender: Address, message: PrefillOrder, now: float) -> OrderRefused | None:
-        """Take an order or renew it; or say why not."""
         if message.grant_id in self._orders:
             self._orders.renew(sender, message, now)
             return None

@@ -158,7 +158,6 @@ class Sequence:
         context_length: int,
         now: float,
     ) -> "Sequence":
-        """The attempt that a gateway submits."""
         num_prompt = len(submit.prompt_ids)
         self = cls(row_id, [*submit.prompt_ids, *submit.output_ids], num_prompt, submit.sampling, now)
         self.request_id, self.attempt, self.gateway = submit.request_id, submit.attempt, gateway
@@ -194,7 +193,6 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known."""
         return len(self.token_ids)
 
     @property
@@ -213,14 +211,12 @@ class Sequence:
         return self.max_length - 1
 
     def opening(self) -> Open:
-        """What a worker is told of it before its first row."""
         # Only the few samplings that look back (penalties) need them; otherwise a long prompt would be sent to the
         # worker twice.
         token_ids = list(self.token_ids) if self.sampling.looks_back else []
         return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id, token_ids)
 
     def take_token(self, token_id: int, extra: bytes) -> None:
-        """Append the next token, and what accompanies it."""
         if extra:
             self.extras[self.num_output_tokens] = extra
         self.token_ids.append(token_id)

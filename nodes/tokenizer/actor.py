@@ -53,11 +53,11 @@ class TokenizerActor(Actor):
 
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
-        self._routing = RoutingCore(config.routing)
+        self.routing = RoutingCore(config.routing)
         self._driver = CoreDriver[Event, Command](
             self,
             "routing",
-            lambda event, _: self._routing.handle(event),
+            lambda event, _: self.routing.handle(event),
             self._perform,
             setup={"weights": config.routing},
             redact=PromptRedactor,
@@ -66,7 +66,7 @@ class TokenizerActor(Actor):
         self._counted = LongTexts("tokenize", config.max_counted_texts, use_thread=config.use_threads)
 
     async def start(self) -> None:
-        """Load the tokenizer and warm the renderer. Raises `nodes.model_spec.ModelError`."""
+        """Raises `nodes.model_spec.ModelError`."""
         spec, self._encoder = await self._prompts.run(self._load)
         template = read_template_file(Path(chosen)) if (chosen := self._config.chat_template) else spec.chat_template
         if template is not None:
@@ -78,14 +78,12 @@ class TokenizerActor(Actor):
         self.on_members([], [], [])
 
     async def stop(self) -> None:
-        """End child and threads."""
         if self._renderer is not None:
             await self._renderer.stop()
         self._prompts.close()
         self._counted.close()
 
     def on_ask(self, call: Call) -> None:
-        """Answer at once if that is quick, else from a task."""
         message = call.message
         try:
             if isinstance(message, Prepare):
@@ -101,30 +99,25 @@ class TokenizerActor(Actor):
             _fail(call, error)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Schedulers and detokenizers come and go."""
         self._driver.feed(MembersChanged(self.ctx.members.all()))
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """If the peer is a scheduler, new requests go elsewhere for a while."""
         self._driver.feed(LinkLost(peer, self.ctx.now()))
 
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:
-        """A scheduler's cache or load changed."""
         if isinstance(message, CacheEvents):
             self._driver.feed(CacheChanged(publisher.actor_id, message))
         elif isinstance(message, Load):
             self._driver.feed(LoadChanged(publisher.actor_id, message))
 
     def on_subscription_reset(self, publisher: Address, topic: str) -> None:
-        """Events were missed."""
         if topic == KV_EVENTS_TOPIC:
             self._driver.feed(CacheUnknown(publisher.actor_id))
 
     def stats(self) -> dict[str, float]:
-        """Pages indexed for routing, long texts running or waiting, template processes killed."""
         num_killed = self._renderer.num_killed if isinstance(self._renderer, ChildRenderer) else 0
         return {
-            "mesh_tokenizer_indexed_pages": float(self._routing.num_indexed_pages),
+            "mesh_tokenizer_indexed_pages": float(self.routing.num_indexed_pages),
             "mesh_tokenizer_long_texts": float(self._prompts.num + self._counted.num),
             "mesh_tokenizer_templates_killed_total": float(num_killed),
         }
@@ -217,7 +210,7 @@ class TokenizerActor(Actor):
         call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s))
 
     def _route(self, ask: ChooseRoute) -> Route:
-        return self._routing.choose(
+        return self.routing.choose(
             ask.request_id, ask.token_ids, ask.extra_key, frozenset(ask.excluded), self.ctx.now(), ask.numerics
         )
 

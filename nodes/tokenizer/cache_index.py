@@ -4,10 +4,7 @@ from kvstore.protocol import CacheCleared, PageRemoved, PageStored
 
 
 class CacheIndex:
-    """Hashes of cached pages, at most `max_pages`; those stored longest ago are forgotten first.
-
-    A page's hash covers everything before it, so a set is enough to measure prefixes.
-    """
+    """Hashes of at most `max_pages` cached pages, oldest forgotten first; each covers all up to its page's end."""
 
     __slots__ = ("_hashes", "_max_pages")
 
@@ -22,7 +19,6 @@ class CacheIndex:
         return len(self._hashes)
 
     def apply(self, event: PageStored | PageRemoved | CacheCleared) -> None:
-        """Apply one event."""
         if isinstance(event, PageStored):
             self._hashes.pop(event.page_hash, None)
             self._hashes[event.page_hash] = None
@@ -35,5 +31,4 @@ class CacheIndex:
             self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
         self._hashes.clear()

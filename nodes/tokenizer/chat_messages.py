@@ -22,7 +22,7 @@ _RESERVED: Final = frozenset(
 
 
 def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]]:
-    """The messages of a chat. Raises TemplateError or UnsupportedContent, both naming `messages`."""
+    """Raises TemplateError or UnsupportedContent, both naming `messages`."""
     messages = _decode(chat, "messages")
     if not isinstance(messages, list) or not messages:
         raise TemplateError("messages has to be a list of at least one message", "messages")

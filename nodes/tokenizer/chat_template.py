@@ -34,10 +34,7 @@ _MAX_SHOWN_ROLES: Final = 64
 
 
 class ChatRequest(Part, frozen=True):
-    """A chat as in `nodes.protocol.Prepare`. With `continue_final_message` the last message is left open.
-
-    `max_chars` is how long the text may get, if it is more than the template's own `max_chars`.
-    """
+    """A chat as in `nodes.protocol.Prepare`; its text may have `max_chars`, if that is more than the template's own."""
 
     chat: bytes
     tools: bytes | None = None
@@ -68,9 +65,9 @@ class ChatTemplate:
         self._shown_roles = {"user", *self.dialect.forms}
 
     def render(self, request: ChatRequest) -> str:
-        """The prompt's text. Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
+        """Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
         messages = parse_messages(request.chat, self.dialect)
-        spoken = {one["role"] for one in messages if text_of(one.get("content")).strip()}
+        spoken = {message["role"] for message in messages if text_of(message.get("content")).strip()}
         for role in self.dialect.left_out:
             if role in spoken:
                 raise _unknown_role(role)
@@ -114,9 +111,7 @@ class ChatTemplate:
 
     def _check_roles(self, variables: dict[str, Any], spoken: set[str]) -> None:
         """Raise TemplateError for a role whose messages the template leaves out but would show if they were a user's.
-
-        Detected by rendering again with a mark, for a role that no probe has shown: many templates take any. A role
-        that is shown is remembered and not checked again.
+        Found by rendering again with a mark, once for each role that no probe has shown: many templates take any.
         """
         for role in sorted(spoken - self._shown_roles):
             if self._shows(variables, role, role):
@@ -126,9 +121,8 @@ class ChatTemplate:
                 raise _unknown_role(role)
 
     def _check_places(self, variables: dict[str, Any], text: str) -> None:
-        """Raise TemplateError for words of people that the template shows elsewhere, but not where they stand.
-
-        Many show a system message in the first place only. Of assistants' and tools' messages parts are left out by
+        """Raise TemplateError for words of people that the template shows elsewhere, but not where they stand: many
+        show a system message in the first place only. Of assistants' and tools' messages parts are left out by
         design.
         """
         at, unseen = 0, list[int]()
@@ -187,7 +181,6 @@ class _Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As the type's own."""
         return dict.fromkeys(*args)
 
 
@@ -212,7 +205,6 @@ class _GenerationBlock(jinja2.ext.Extension):
     tags = {"generation"}  # jinja's own declaration
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
-        """Jinja's hook."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)

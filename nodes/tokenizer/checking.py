@@ -55,10 +55,8 @@ class TextFacts(NamedTuple):
 
 
 def check_texts(spec: ModelSpec, template: str | None) -> TextFacts:
-    """Load the tokenizer of a model, and probe a chat template, its own or another one, if there is one.
-
-    Found once for the same files and template in a process, since `meshctl up` plans twice. Raises ModelError if the
-    tokenizer cannot be loaded, TemplateError if the template cannot be used, Overloaded if no process can be started.
+    """Load the tokenizer of a model, and probe a chat template if there is one; cached, since `meshctl up` plans twice.
+    Raises ModelError for the tokenizer, TemplateError for the template, Overloaded if no process can be started.
     """
     if template is not None and len(template) > MAX_TEMPLATE_CHARS:
         raise TemplateError(f"it has {len(template)} characters, and at most {MAX_TEMPLATE_CHARS} are read", "messages")

@@ -54,7 +54,6 @@ class Rendered(Part, frozen=True):
 
 
 def frame(message: Part) -> bytes:
-    """A message, preceded by its length."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(HEAD_BYTES, "little") + body
 

@@ -13,10 +13,7 @@ class RenderingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice is counted against its scheduler for `recent_s`, because the load that shows it is published later.
-
-    `max_pages` bounds the index of one scheduler's cache: the oldest pages are forgotten first.
-    """
+    """A choice counts against its scheduler for `recent_s`, until its load shows it. `max_pages`: of one index."""
 
     recent_s: float = 0.5
     max_pages: int = 262_144

@@ -33,7 +33,6 @@ class TemplateDialect(Part, frozen=True):
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A part of a list of parts."""
     return {"type": "text", "text": text}
 
 
@@ -47,12 +46,10 @@ def as_content(sent: str | list[str], form: ContentForm) -> Content:
 
 
 def text_of(content: Content | None) -> str:
-    """The text of a content in any form."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def with_mark(content: Content, mark: str) -> Content:
-    """The content with `mark` at the end of its text."""
     if isinstance(content, str):
         return content + mark
     return [*content[:-1], *(text_part(part["text"] + mark) for part in content[-1:])]

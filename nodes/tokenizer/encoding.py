@@ -16,10 +16,8 @@ MIN_CHARS_PER_TOKEN: Final = 8
 
 
 class TextEncoder:
-    """One model's tokenizer and the bounds of its prompts.
-
-    `context_length` tokens cannot hold more than `max_chars` characters, since none is longer than the vocabulary's
-    longest: a longer text is refused without being encoded.
+    """One model's tokenizer. A text of more than `max_chars` cannot fit `context_length`, since no token is longer than
+    the vocabulary's longest: it is refused without being encoded.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_length: int) -> None:
@@ -37,7 +35,6 @@ class TextEncoder:
             raise self.too_many_chars(param)
 
     def too_many_chars(self, param: str) -> ContextLengthExceeded:
-        """The error of a text over `max_chars`."""
         return ContextLengthExceeded(over_context_in_chars(self.context_length, param, self.max_chars), param)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -70,10 +67,9 @@ class TextEncoder:
 
 
 def load_encoder(spec: ModelSpec, context_length: int = 0) -> TextEncoder:
-    """The encoder of a model; `context_length` 0 is the model's own. Raises `nodes.model_spec.ModelError`.
-
-    If there is a tokenizer.json, its post-processor decides about BOS and EOS, and `add_bos_token` in
-    tokenizer_config.json is ignored, as in transformers 5.
+    """`context_length` 0 is the model's own. Raises `nodes.model_spec.ModelError`. If there is a tokenizer.json, its
+    post-processor decides about BOS and EOS, and `add_bos_token` in tokenizer_config.json is ignored, as in
+    transformers 5.
     """
     # One text at a time gains nothing from a thread pool, and cores belong to the workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -36,12 +36,10 @@ class LongTexts:
             self.num -= 1
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
-        """The result of `work`, which runs once all work before it is done."""
         if self._thread is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
-        """Start no more work."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

@@ -33,7 +33,6 @@ _Part = TypeVar("_Part", bound=Part)
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer until the input ends."""
     setup = _read(source, Setup)
     if setup is None:
         return
@@ -117,7 +116,6 @@ def _mapped_bytes() -> int:
 
 
 def main() -> None:
-    """Entry point of the process."""
     # Ctrl-C reaches the whole process group; ending is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):

@@ -80,7 +80,7 @@ class ChildRenderer(Renderer):
             parent_pid=os.getpid(),
         )
         self._max_chars = max_chars
-        self._child: asyncio.subprocess.Process | None = None
+        self.child: asyncio.subprocess.Process | None = None
         # One child, whose answers come in order: held for one rendering, which ends or is killed within `deadline_s`.
         self._turn = asyncio.Lock()
         self._num_waiting = 0
@@ -118,8 +118,7 @@ class ChildRenderer(Renderer):
 
     @override
     async def stop(self) -> None:
-        """Kill and reap the child."""
-        child, self._child = self._child, None
+        child, self.child = self.child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
@@ -128,10 +127,10 @@ class ChildRenderer(Renderer):
     async def _ensure_child(self) -> None:
         # Started when it is needed, not when the last one died: a template that always kills it then costs one start
         # per request.
-        if self._child is not None and self._child.returncode is None:
+        if self.child is not None and self.child.returncode is None:
             return
         try:
-            self._child = await asyncio.create_subprocess_exec(
+            self.child = await asyncio.create_subprocess_exec(
                 *child_command(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -161,7 +160,7 @@ class ChildRenderer(Renderer):
         return rendered
 
     async def _send_and_receive(self, request: bytes, max_bytes: int) -> Rendered:
-        child = self._child
+        child = self.child
         assert child is not None, "the child has not been started"
         assert child.stdin is not None, "the child has no pipe for input"
         assert child.stdout is not None, "the child has no pipe for output"

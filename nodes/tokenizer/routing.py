@@ -105,7 +105,6 @@ class _Scheduler:
         self.num_recent_tokens = 0
 
     def remember(self, now: float, num_tokens: int) -> None:
-        """Count a choice against the scheduler."""
         self.recent.append((now, num_tokens))
         self.num_recent_tokens += num_tokens
 
@@ -124,24 +123,22 @@ class RoutingCore:
 
     def __init__(self, limits: RoutingLimits) -> None:
         self._limits = limits
-        self._schedulers: dict[str, _Scheduler] = {}
+        self.schedulers: dict[str, _Scheduler] = {}
         self._detokenizers: list[str] = []
 
     @property
     def num_indexed_pages(self) -> int:
-        """Pages in all indices together."""
-        return sum(len(scheduler.index) for scheduler in self._schedulers.values())
+        return sum(len(scheduler.index) for scheduler in self.schedulers.values())
 
     def handle(self, event: Event) -> list[Command]:
-        """Take an event; returns which schedulers to follow or unfollow because of it."""
         if isinstance(event, MembersChanged):
             return self._take_members(event.members)
         if isinstance(event, LinkLost):
-            lost = self._schedulers.get(event.peer.actor_id)
+            lost = self.schedulers.get(event.peer.actor_id)
             if lost is not None and lost.epoch == event.peer.epoch:
                 lost.lost_until = event.now + LOST_S
             return []
-        scheduler = self._schedulers.get(event.scheduler)
+        scheduler = self.schedulers.get(event.scheduler)
         if scheduler is None:
             return []
         scheduler.lost_until = 0.0
@@ -171,9 +168,9 @@ class RoutingCore:
         Raises NoCapacity.
         """
         detokenizer = self._choose_detokenizer(request_id, excluded)
-        ready = [scheduler for scheduler in self._schedulers.values() if scheduler.ready]
+        ready = [scheduler for scheduler in self.schedulers.values() if scheduler.ready]
         if not ready:
-            if any(scheduler.released for scheduler in self._schedulers.values()):
+            if any(scheduler.released for scheduler in self.schedulers.values()):
                 raise MemoryReleased("the memory of all worker groups is released; `meshctl resume` brings it back")
             raise NoCapacity("no scheduler is ready; try again in a moment")
         overlaps = _overlaps(ready, token_ids, extra_key)
@@ -243,14 +240,14 @@ class RoutingCore:
                 detokenizers.append(member.actor_id)
         self._detokenizers = sorted(detokenizers)
         commands: list[Command] = []
-        for actor_id in sorted(self._schedulers.keys() - schedulers.keys()):
-            del self._schedulers[actor_id]
+        for actor_id in sorted(self.schedulers.keys() - schedulers.keys()):
+            del self.schedulers[actor_id]
             commands.append(Unfollow(actor_id))
         for actor_id, member in sorted(schedulers.items()):
-            if actor_id not in self._schedulers:
-                self._schedulers[actor_id] = _Scheduler(actor_id, self._limits.max_pages)
+            if actor_id not in self.schedulers:
+                self.schedulers[actor_id] = _Scheduler(actor_id, self._limits.max_pages)
                 commands.append(Follow(actor_id))
-            _update(self._schedulers[actor_id], member)
+            _update(self.schedulers[actor_id], member)
         return commands
 
 

@@ -58,10 +58,7 @@ _SAID_CHARS: Final = 200
 
 
 def probe_template(render: Render) -> TemplateDialect:
-    """The dialect of a template.
-
-    Raises TemplateError if the template shows a user's text in no form, or takes all memory.
-    """
+    """Raises TemplateError if the template shows a user's text in no form, or takes all memory."""
     probe = _Probe(render)
     # Each in chats of those before it, written as has been found to be right for them.
     probe.learn("user")
@@ -99,7 +96,6 @@ class _Probe:
         self.call = _calling("", _ARGUMENTS)
 
     def learn(self, role: str) -> None:
-        """Find the form of a role, or why it has none."""
         found = self._find(role, _FITTING[role])
         if found.form is not None:
             self.forms[role] = found.form

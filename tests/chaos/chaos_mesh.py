@@ -1,10 +1,14 @@
 """A mesh of processes, watched and struck from outside, and what it has to endure."""
 
 import asyncio
+import contextlib
 import json
 import os
+import shutil
 import signal
+import tempfile
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +110,32 @@ class ChaosMesh:
             return Incarnations({actor_id: entry["epoch"] for actor_id, entry in actors.items()}, recomputed)
 
         return self.host.wait_until(look, "every actor is ready again", timeout_s)
+
+
+UNRATIONED = {"KVMESH_SUPERVISION__RESTART_BUDGET": "100000"}
+"""Restarts are not rationed: tests/process/test_deaths.py tests the budget."""
+
+
+@contextlib.contextmanager
+def started(*options: str, start_s: float = 60.0, **environment: str) -> Iterator[ChaosMesh]:
+    """A settled mesh, which leaves nothing behind at the end; or its actors' last words go to stdout."""
+    # Under /tmp and short: paths of sockets are at most a hundred bytes.
+    host = Host(tempfile.mkdtemp(prefix="kc"))
+    host.environment |= environment
+    try:
+        process = host.up(*options, wait=False)
+        host.wait_ready(process, start_s)
+        mesh = ChaosMesh(host, process)
+        mesh.settled(90.0)
+        yield mesh
+        host.ends_well(process)
+    except BaseException:
+        for log in sorted((host.run_directory / "logs").glob("*.log")):
+            print(f"== {log.name}\n{log.read_text()[-3000:]}")
+        raise
+    finally:
+        host.clean()
+        shutil.rmtree(host.base)
 
 
 def recomputed_tokens(before: Incarnations, after: Incarnations) -> dict[str, float]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.chaos_mesh import GATEWAY, ChaosMesh
-from tests.chaos.conftest import started
+from tests.chaos.chaos_mesh import GATEWAY, ChaosMesh, started
+from tests.chaos.conftest import MESH
 from tests.chaos.reconnecting import NUM_BODIES, ReconnectingClients
 from tests.chaos.streams import Answer, Wave, bodies
 
@@ -31,7 +31,7 @@ ZYGOTE = "zygote"
 @pytest.fixture
 def rationed_mesh() -> Iterator[ChaosMesh]:
     """A mesh whose supervisor has the default settings."""
-    with started() as mesh:
+    with started(*MESH) as mesh:
         yield mesh
 
 

@@ -15,15 +15,19 @@ from cli.plan.settings import Settings, SupervisionSettings
 from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
 from cli.supervisor import mesh_directory
+from cli.supervisor import starter as starter_module
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.keeper import Listeners, ProcessKeeper
+from cli.supervisor.manifest_file import ManifestFile
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
+from cli.supervisor.processes import Process
 from cli.supervisor.refusals import NotGiven, NotRecordable
-from mesh.address import Address
+from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
-from mesh.membership.view import DRAINING, READY
-from mesh.supervision.events import Beat, Begin, Spawned
+from mesh.membership.view import DRAINING, READY, Member
+from mesh.supervision.core import Watch
 from tests.cli.manifests import manifest
+from tests.mesh.recorded_call import RecordedCall
 
 
 @pytest.fixture(autouse=True)
@@ -32,27 +36,56 @@ def _at_the_beginning_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_directory.time, "time", lambda: 0.0)
 
 
+class Kept:
+    """A keeper of one actor that is ready. Who forks it, watches it and hears of it is played."""
+
+    def __init__(self, directory: MeshDirectory, zygote: Mock) -> None:
+        topology = Mock(
+            actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={}, start="fork")],
+            preloads=(),
+            num_threads=1,
+            settings=Settings(supervision=SupervisionSettings(drain_timeout_s=0.2)),
+        )
+        loop = asyncio.get_running_loop()
+        self.zygote, self.children = zygote, Mock()
+        self.record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
+        self.listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
+        secret = HostSecret.draw("m", "", ["gateway-0"], ())
+        self.keeper = ProcessKeeper(topology, directory, self.children, self.record, self.listeners, 0, secret)
+        self.keeper.begin(manifest(directory))
+        _, _, spawned, _ = zygote.fork.call_args.args
+        spawned(Process.of(os.getpid()))
+        self.keeper.beat(Address("gateway-0", 1), READY, "")
+        zygote.reset_mock()
+
+    @property
+    def watch(self) -> Watch:
+        return self.keeper.core.watches["gateway-0"]
+
+    @property
+    def troubles(self) -> list[str]:
+        return [one.args[0] for one in self.record.trouble.call_args_list]
+
+    def ends(self, status: int) -> None:
+        """The actor's process, as whoever watches it says."""
+        _, exited = self.children.watch.call_args.args
+        exited(status)
+
+    async def next_epoch(self) -> int:
+        """Of the incarnation that is started next."""
+        while not self.zygote.fork.called:
+            await asyncio.sleep(0.01)
+        return self.zygote.fork.call_args.args[0].epoch
+
+
 @pytest.fixture
 @contextlib.asynccontextmanager
-async def keeper(directory: MeshDirectory) -> AsyncIterator[ProcessKeeper]:
-    """One actor, ready as the core sees it; no process stands behind it."""
-    topology = Mock(
-        actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={}, start="fork")],
-        preloads=(),
-        num_threads=1,
-        settings=Settings(supervision=SupervisionSettings()),
-    )
-    loop = asyncio.get_running_loop()
-    record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
-    listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
-    secret = HostSecret.draw("m", "", ["gateway-0"], ())
-    keeper = ProcessKeeper(topology, directory, Mock(), record, listeners, 0, secret)
-    keeper.core.handle(Begin(), 0.0)
-    keeper.core.handle(Spawned("gateway-0", 1), 0.0)
-    keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
-    keeper._actors["gateway-0"].process = Mock(pid=os.getpid())
-    yield keeper
-    keeper.close()
+async def kept(directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
+    zygote = Mock()
+    monkeypatch.setattr(starter_module, "ZygoteClient", lambda *_, **__: zygote)
+    kept = Kept(directory, zygote)
+    yield kept
+    kept.keeper.close()
 
 
 def full(*_: object) -> None:
@@ -60,124 +93,118 @@ def full(*_: object) -> None:
 
 
 async def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_recorded(
-    keeper: ProcessKeeper, directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = keeper.core.watches["gateway-0"]
+    question = RecordedCall(RestartActors(names=["gateway"], stay_away=False))
     with monkeypatch.context() as patch:
         patch.setattr(mesh_directory, "replace_file", full)
         with pytest.raises(NotRecordable, match="No space left"):
-            keeper.restart(["gateway"], stay_away=False)
-        question = Mock(message=RestartActors(names=["gateway"], stay_away=False))
-        SupervisorActor(keeper, 1).on_ask(question)
-        code, text = question.fail.call_args.args
-        assert (code, str(directory.path) in text) == ("not_recordable", True)
-        assert (watch.state, watch.epoch) == (READY, 1), "it goes on as it was"
-    question = Mock(message=RestartActors(names=["gateway"], stay_away=False))
-    SupervisorActor(keeper, 1).on_ask(question)
-    question.reply.assert_called_once_with(Restarting(epochs={"gateway-0": 1}))
-    assert watch.state == DRAINING, "there is room again"
+            kept.keeper.restart(["gateway"], stay_away=False)
+        SupervisorActor(kept.keeper, 1).on_ask(question)  # type: ignore[arg-type]
+        assert (question.answer, str(directory.path) in question.why) == ("not_recordable", True)
+        assert (kept.watch.state, kept.watch.epoch) == (READY, 1), "it goes on as it was"
+    SupervisorActor(kept.keeper, 1).on_ask(question)  # type: ignore[arg-type]
+    assert question.answer == Restarting(epochs={"gateway-0": 1})
+    assert kept.watch.state == DRAINING, "there is room again"
 
 
-async def test_on_a_full_disk_who_died_comes_back_and_it_is_said(
-    keeper: ProcessKeeper, directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory.issue("gateway-0", 1)
+async def test_epochs_go_on_over_restarts_of_the_mesh(kept: Kept, directory: MeshDirectory) -> None:
+    again = Kept(directory, kept.zygote)
+    assert (kept.watch.epoch, again.watch.epoch) == (1, 2)
+    again.keeper.close()
+
+
+async def test_on_a_full_disk_who_died_comes_back_and_it_is_said(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_bytes", full)
-    forked = Mock()
-    keeper._zygote = forked
-    keeper._exited(Address("gateway-0", 1), -signal.SIGKILL)
-    while not forked.fork.called:
-        await asyncio.sleep(0.01)
-    assert forked.fork.call_args.args[0].epoch == 2
+    kept.ends(-signal.SIGKILL)
+    assert await kept.next_epoch() == 2
     assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
-    told = [call.args[0] for call in keeper._record.trouble.call_args_list]
-    assert any("no room in" in line and "make room" in line for line in told)
+    assert any("no room in" in line and "make room" in line for line in kept.troubles)
 
 
-async def test_a_manifest_is_written_again_only_if_it_is_not_what_was_written(
-    keeper: ProcessKeeper, directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
+def test_a_manifest_is_written_again_only_if_it_is_not_what_was_written(
+    directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, path = keeper._record.trouble, directory.path / "manifest.json"
-    keeper.manifest.look()
+    record, path = Mock(), directory.path / "manifest.json"
+    file = ManifestFile(directory, record)
+    file.look()
     assert not path.exists(), "there is no mesh yet"
-    keeper.manifest.begin(manifest(directory))
+    file.begin(manifest(directory))
     written = path.stat().st_ino
-    keeper.manifest.look()
+    file.look()
     assert path.stat().st_ino == written
     for damage in (lambda: path.write_text("{"), path.unlink, lambda: path.write_text("{}")):
         damage()
-        keeper.manifest.look()
+        file.look()
         assert directory.read_manifest() == manifest(directory)
-    assert told.call_count == 3
+    assert record.trouble.call_count == 3
     with monkeypatch.context() as patch:
         patch.setattr(mesh_directory, "replace_file", full)
         path.unlink()
         for _ in range(3):
-            keeper.manifest.look()
-        assert told.call_count == 4, "that there is no room is said once"
-    keeper.manifest.look()
+            file.look()
+        assert record.trouble.call_count == 4, "that there is no room is said once"
+    file.look()
     assert directory.read_manifest() == manifest(directory)
 
 
-async def test_a_restart_that_replaces_a_damaged_record_of_epochs_says_so(
-    keeper: ProcessKeeper, directory: MeshDirectory
-) -> None:
+async def test_a_restart_that_replaces_a_damaged_record_of_epochs_says_so(kept: Kept, directory: MeshDirectory) -> None:
     record = directory.path / "epochs.json"
     record.write_text("{")
-    keeper.restart(["gateway"], stay_away=False)
+    kept.keeper.restart(["gateway"], stay_away=False)
     record.write_text("{")
-    keeper._zygote = Mock()
-    keeper._exited(Address("gateway-0", 1), 0)
-    told = [call.args[0] for call in keeper._record.trouble.call_args_list]
-    assert [line.startswith(f"{record} is damaged (") for line in told] == [True, True]
+    kept.ends(0)
+    assert [line.startswith(f"{record} is damaged (") for line in kept.troubles] == [True, True]
 
 
-async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(keeper: ProcessKeeper) -> None:
-    ctx = keeper._record.ctx
-    # A pid that nobody knows any more: the signal cannot be sent, and Terminate fails half-way.
-    kept = keeper._actors["gateway-0"]
-    process, kept.process = kept.process, None
-    keeper.restart(["gateway"], stay_away=True)
+async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept) -> None:
+    ctx = kept.record.ctx
+    # The signal cannot be sent, and Terminate fails half-way.
+    kept.children.signal.side_effect = [ProcessLookupError, None]
+    kept.keeper.restart(["gateway"], stay_away=True)
     ctx.metrics.count.assert_called_once_with("mesh_core_failures_total", core="supervision")
-    assert (ctx.end.called, keeper._listeners.stopped.called) == (False, False)
+    assert (ctx.end.called, kept.listeners.stopped.called) == (False, False)
     # Nor is the deadline lost with the event: who does not end is killed when it is over.
-    assert keeper._timer._handle is not None
-    kept.process = process
-    keeper.stop("SIGTERM", force=True)
-    keeper._children.signal.assert_called_once_with(process.pid, signal.SIGKILL)
+    async with asyncio.timeout(2.0):
+        while kept.children.signal.call_args != call(os.getpid(), signal.SIGKILL):
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("known", "next_epoch"), [(1_700_000_000, 1_700_000_001), (1 << 60, 2)])
 async def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_known(
-    keeper: ProcessKeeper, directory: MeshDirectory, known: int, next_epoch: int
+    kept: Kept, directory: MeshDirectory, known: int, next_epoch: int
 ) -> None:
     """One that no file could hold is somebody's nonsense, and not taken over."""
-    forked = keeper._zygote = Mock()
     directory.write_error(Address("gateway-0", 1), StartError("replaced", known))
-    keeper._exited(Address("gateway-0", 1), 1)
-    while not forked.fork.called:
-        await asyncio.sleep(0.01)
-    assert forked.fork.call_args.args[0].epoch == next_epoch
+    kept.ends(1)
+    assert await kept.next_epoch() == next_epoch
     assert directory.epochs() == {"gateway-0": next_epoch}
 
 
-async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(keeper: ProcessKeeper) -> None:
-    keeper._zygote = Mock()
+async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(kept: Kept) -> None:
     order = Mock()
-    order.attach_mock(keeper._listeners.drained, "drained")
-    order.attach_mock(keeper._children.signal, "signal")
-    keeper.restart(["gateway"], stay_away=True)
-    pid = keeper._actors["gateway-0"].process.pid
-    assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(pid, signal.SIGTERM)]
-    keeper._exited(Address("gateway-0", 1), 0)
-    keeper.beat(Address("gateway-0", 1), READY, "")
+    order.attach_mock(kept.listeners.drained, "drained")
+    order.attach_mock(kept.children.signal, "signal")
+    kept.keeper.restart(["gateway"], stay_away=True)
+    assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(os.getpid(), signal.SIGTERM)]
+    kept.ends(0)
+    kept.keeper.beat(Address("gateway-0", 1), READY, "")
     assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
-    keeper.restart(["gateway"], stay_away=False)
+    kept.keeper.restart(["gateway"], stay_away=False)
     assert order.mock_calls[2:] == [call.drained({})]
 
 
-async def test_who_asks_for_a_proof_that_is_never_given_is_told_why_and_no_more(keeper: ProcessKeeper) -> None:
+async def test_who_asks_for_a_proof_that_is_never_given_is_told_why_and_no_more(kept: Kept) -> None:
     # What to do instead is for the command to say.
     with pytest.raises(NotGiven) as caught:
-        keeper.prove("gateway-0", 2, "gateway")
+        kept.keeper.prove("gateway-0", 2, "gateway")
     assert caught.value.message == "only the supervisor may start gateway-0 as gateway"
+
+
+async def test_what_an_agent_fell_back_to_is_a_note(kept: Kept) -> None:
+    told = {"kv-agent-1": "tcp instead of nccl: no NCCL (device_unavailable)"}
+    notes: list[list[str]] = []
+    for attributes in ({"fallbacks": told}, {"fallbacks": {}}, {}):
+        kept.listeners.member.return_value = Member("gateway-0", "r", 1, Endpoint("", ""), attributes=attributes)
+        notes.append(kept.keeper.list_actors().actors[0].notes)
+    assert notes == [["pages of kv-agent-1 come by tcp instead of nccl: no NCCL (device_unavailable)"], [], []]

@@ -14,25 +14,14 @@ from cli.errors import NotRunning
 from cli.exit_codes import ExitCode
 from cli.protocol import ActorList, ActorStatus, ListActors
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.keeper import _notes
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
 from tests.cli.statuses import actor
 
-FALLBACKS = {"kv-agent-1": "tcp instead of nccl: no NCCL (device_unavailable)"}
 CONTEXT = ServedContext(length=2048, model_length=2048, kv_tokens=4096)
 NOTE = "pages of kv-agent-1 come by tcp instead of nccl: no NCCL (device_unavailable)"
-
-
-def member(**attributes: object) -> Member:
-    return Member(actor_id="kv-agent-0", role="kv_agent", epoch=1, endpoint=Endpoint("c", "d"), attributes=attributes)
-
-
-def test_what_an_agent_fell_back_to_is_a_note() -> None:
-    assert _notes(member(fallbacks=FALLBACKS)) == [NOTE]
-    assert _notes(member(fallbacks={})) == _notes(member()) == []
 
 
 class Meshes:
@@ -121,7 +110,7 @@ def test_unequal_numerics_of_the_mesh_s_groups_are_told(show: Callable[..., list
         for group, numerics in (("a", "x"), ("b", "y"))
     ]
     supervisor = SupervisorActor(Mock(list_actors=lambda: ActorList("m", "u", "echo", True, [])), 1)
-    supervisor.ctx = Mock(now=lambda: 1.0, describe=member, address=Address("supervisor", 1))
+    supervisor.ctx = Mock(now=lambda: 1.0, describe=lambda: schedulers[0], address=Address("supervisor", 1))
     supervisor.ctx.members.all = lambda: schedulers
     meshes = Meshes(m=[])
     meshes.notes = asyncio.run(supervisor._list(ListActors())).notes

@@ -3,7 +3,11 @@
 import importlib
 import os
 import re
+import subprocess
+import sys
 import time
+
+import pytest
 
 from cli.commands.up import _forward, check_port
 from cli.errors import BadModel, CliError
@@ -107,6 +111,12 @@ def test_full_logs_are_cut_and_one_is_kept(tmp_path):
     assert big.read_bytes() == b"y"
     assert (tmp_path / "big.log.1").read_bytes() == b"x" * 100
     assert rotate(tmp_path, 10) == []
+
+
+@pytest.mark.parametrize("module", ["cli", "cli.main"])
+def test_either_module_is_the_command(module):
+    ran = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("meshctl ")
 
 
 def test_errors_say_what_why_and_what_to_do():

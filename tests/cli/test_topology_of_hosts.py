@@ -13,10 +13,16 @@ from cli.plan.topology import Machine, plan_topology
 from mesh.address import HOST_NAME, host_of
 from nodes.model_spec import resolve_model
 from nodes.roles import KV_AGENT, REGISTRY, SCHEDULER, WORKER
-from tests.cli.launches import MACHINE, configs
+from tests.cli.launches import MACHINE, configs, ids_of
 from tests.cli.refused import refused
 
 SERVING = {"gateways": 1, "tokenizers": 1, "detokenizers": 1}
+ACTORS = {
+    "head": ids_of(host="head"),
+    "p": ids_of("prefill-0", host="p", serves=False),
+    "d-1": ids_of("decode-0", "decode-1", host="d-1", serves=False),
+}
+"""Of `three`, by host."""
 
 
 def three(**options):
@@ -37,9 +43,10 @@ def ids(topology):
     return [launch.actor_id for launch in topology.actors]
 
 
-@pytest.mark.parametrize(("host", "needed"), [("head", 8), ("p", 8), ("d-1", 12)])
-def test_ports_that_are_too_few_are_refused_before_anything_starts(host, needed):
-    """The registry of `head` has two of its own."""
+@pytest.mark.parametrize("host", ACTORS)
+def test_ports_that_are_too_few_are_refused_before_anything_starts(host):
+    """Two for each actor and for the supervisor; the registry of `head` has two of its own."""
+    needed = 2 * len({*ACTORS[host]} - {"registry"}) + 2
 
     def with_ports(number):
         mesh = three()
@@ -54,12 +61,7 @@ def test_ports_that_are_too_few_are_refused_before_anything_starts(host, needed)
 
 def test_each_host_has_its_own_actors():
     head, p, d = (planned(three(), host) for host in ("head", "p", "d-1"))
-    assert ids(head) == ["registry", "gateway-0.head", "tokenizer-0.head", "detokenizer-0.head"]
-    assert ids(p) == ["kv-agent-0.p", "worker-prefill-0.p", "scheduler-prefill-0.p"]
-    assert ids(d) == [
-        "kv-agent-0.d-1", "worker-decode-0.d-1", "scheduler-decode-0.d-1", "worker-decode-1.d-1",
-        "scheduler-decode-1.d-1",
-    ]  # fmt: skip
+    assert [ids(topology) for topology in (head, p, d)] == list(ACTORS.values())
     assert [topology.has_gateway for topology in (head, p, d)] == [True, False, False]
     assert [topology.settings.on for topology in (head, p, d)] == ["head", "p", "d-1"]
     # Gateways that listen on loopback are on their host's.

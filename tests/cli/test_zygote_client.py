@@ -49,14 +49,26 @@ def deaths():
 
 
 @pytest.fixture
+def log(tmp_path):
+    return tmp_path / "zygote.log"
+
+
+@pytest.fixture
+def families():
+    """The processes that the client knows."""
+    return []
+
+
+@pytest.fixture
 @contextlib.asynccontextmanager
-async def client(request, tmp_path, monkeypatch, deaths):
+async def client(request, monkeypatch, deaths, log, families):
     """One whose zygote is the real one, or of `PROGRAMS` what the test has for a parameter."""
     original, name = zygote_client.spawn_process, getattr(request, "param", None)
     if name is not None:
         command = ["-c", PREAMBLE + PROGRAMS[name]]
         monkeypatch.setattr(zygote_client, "spawn_process", lambda _, *others: original(command, *others))
     children = Children(asyncio.get_running_loop())
+    families.append(children)
     for pid in children.unwatched():
         # What tests share is not this one's to end: the process that forks their commands was killed here.
         children.watch(Process.of(pid), lambda _: None)
@@ -66,7 +78,7 @@ async def client(request, tmp_path, monkeypatch, deaths):
         Exits([]),
         [],
         on_death=deaths.append,
-        log=tmp_path / "zygote.log",
+        log=log,
         supervisor_fd=reader,
         environment=dict(os.environ),
         timeout_s=TIMEOUTS_S.get(name, 20.0),
@@ -125,11 +137,11 @@ async def test_one_that_dies_fails_its_requests_and_the_next_starts_another(clie
 
 
 @zygote("exits", "cannot import")
-async def test_the_last_lines_of_its_log_are_told_and_no_earlier_ones(client, tmp_path):
-    client._log.write_text("of an earlier one\n")
+async def test_the_last_lines_of_its_log_are_told_and_no_earlier_ones(client, tmp_path, log):
+    log.write_text("of an earlier one\n")
     for _ in range(2):
         reason = await fork(client, tmp_path)
-        told = f"the zygote ended: exit {{0}}, see {client._log}"
+        told = f"the zygote ended: exit {{0}}, see {log}"
         assert reason in (told.format(3), f"{told.format(1)} (last lines: ...{400 * 'x'})")
 
 
@@ -175,18 +187,22 @@ async def test_both_killed_at_once_are_started_anew_and_what_was_asked_fails_by_
 
 
 @zygote("leaves a child")
-async def test_an_actor_that_nobody_heard_of_ends_with_its_zygote(client, tmp_path):
+async def test_an_actor_that_nobody_heard_of_ends_with_its_zygote(client, tmp_path, families):
     assert "exit 0" in await fork(client, tmp_path)
-    assert client._children.unwatched() == []
+    assert families[0].unwatched() == []
 
 
-@zygote("hangs", "hangs when asked")
+@pytest.mark.parametrize(
+    ("client", "failed"),
+    [("hangs", "was not ready within start_timeout_s (0.3 s)"),
+     ("hangs when asked", "did not answer within start_timeout_s (0.5 s)")],
+    indirect=["client"],
+)  # fmt: skip
 async def test_one_that_hangs_is_killed_which_is_not_a_foreign_kill_and_says_for_which_setting(
-    client, tmp_path, deaths
+    client, tmp_path, deaths, failed
 ):
-    failed = {0.3: "was not ready within start_timeout_s (0.3 s)", 0.5: "did not answer within start_timeout_s (0.5 s)"}
     reason = await fork(client, tmp_path)
-    assert reason.startswith(f"the zygote ended: it {failed[client._timeout_s]} and was killed, see ")
+    assert reason.startswith(f"the zygote ended: it {failed} and was killed, see ")
     assert not deaths[-1].foreign
     assert deaths[-1].cause == "SIGKILL"
 
@@ -205,10 +221,10 @@ async def test_a_configuration_too_large_for_a_frame(client, tmp_path):
 
 
 @zygote("listens")
-async def test_it_ends_when_the_supervisor_hangs_up(client):
+async def test_it_ends_when_the_supervisor_hangs_up(client, families):
     client.start()
     (pid,) = client.pids
     client.close()
-    await client._children.end_unwatched(20.0)
+    await families[0].end_unwatched(20.0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)

@@ -8,11 +8,12 @@ from mesh.address import Address, Endpoint
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.system import ActorSystem
 from mesh.transport.base import Channel, Link
-from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello
+from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello, Welcome
 from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
 from tests.mesh.mesh_under_test import CODEC, QUICK, Recorder
 
 ME, PEER = Address("me", 5), Address("peer", 2)
+WHO = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
 FROM_PEER = Link(PEER, dialed=False)
 TO_PEER = Link(PEER, dialed=True)
 NOWHERE = StaticBootstrap(Address("registry", 1), Endpoint("", ""))
@@ -71,12 +72,17 @@ class Rig:
             body = CODEC.encode(body)
         self.wire.listener.on_frames(link, channel, (encode_header(Header(**values)), body, *buffers))
 
-    def hello(self, link=FROM_PEER, **fields):
-        member = Member(actor_id=link.peer.actor_id, role="r", epoch=link.peer.epoch, endpoint=Endpoint("", ""))
+    def welcome(self, *channels, link=TO_PEER, version=PROTOCOL_VERSION, **fields):
+        """What the peer answers to a hello, on both channels unless one is named."""
+        for channel in channels or Channel:
+            self.say(Verb.WELCOME, Welcome(version=version, member=WHO), link=link, channel=channel, **fields)
+
+    def hello(self, link=FROM_PEER, channels=Channel, **fields):
+        member = msgspec.structs.replace(WHO, actor_id=link.peer.actor_id, epoch=link.peer.epoch)
         versions = dict.fromkeys(("min_version", "max_version"), PROTOCOL_VERSION) | {
             k: fields.pop(k) for k in list(fields) if "_version" in k
         }
-        for channel in Channel:
+        for channel in channels:
             self.say(Verb.HELLO, Hello(member=member, **versions), link=link, channel=channel, **fields)
 
     def refused(self, code):
@@ -87,6 +93,4 @@ class Rig:
 
     def member(self):
         """The peer is a member, so that it can be dialed."""
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        self.system.registration.view.reset(1, 1, [member])
-        return member
+        self.system.registration.view.reset(1, 1, [WHO])

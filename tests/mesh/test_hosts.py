@@ -24,23 +24,31 @@ from tests.mesh.mesh_under_test import QUICK, Recorder, Say, until
 from tests.mesh.two_hosts import ANY_EPOCH, TwoHosts
 
 HI = Say(text="hi")
+TOLD = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
+
+
+async def started(network, name, epoch, secret=None, **settings):
+    """The registry at the endpoint that all hosts are told, with `settings`, or a recorder of the host in its name."""
+    address, is_registry = Address(name, epoch), name == "registry"
+    transport = network.transport(address, *(["registry"] if is_registry else []))
+    options = replace(QUICK, host=host_of(name) or "head", secret=secret)
+    actor = RegistryActor(**settings) if is_registry else Recorder()
+    system = ActorSystem(actor, address, transport, TOLD, options)
+    await system.start()
+    return system
 
 
 @pytest.mark.virtual_time
 async def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_restart():
     network = SimulatedNetwork(seed=0)
     loop = asyncio.get_running_loop()
-    told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
 
     async def start_registry(epoch):
-        address = Address("registry", epoch)
-        system = ActorSystem(RegistryActor(), address, network.transport(address, "registry"), told, QUICK)
-        await system.start()
-        return system
+        return await started(network, "registry", epoch)
 
     registry = await start_registry(5)
     address = Address("a", 1)
-    a = ActorSystem(Recorder(), address, network.transport(address), told, QUICK)
+    a = ActorSystem(Recorder(), address, network.transport(address), TOLD, QUICK)
     with capture_logs() as logs:
         began = loop.time()
         await a.start()
@@ -63,7 +71,7 @@ async def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_re
     registry = await start_registry(10)
     await until(lambda: a.registration.registry == Address("registry", 10))
     # The registry that it has found is believed that a later incarnation of it is there.
-    successor = ActorSystem(Recorder(), Address("a", 2), network.transport(Address("a", 2)), told, QUICK)
+    successor = ActorSystem(Recorder(), Address("a", 2), network.transport(Address("a", 2)), TOLD, QUICK)
     await successor.start()
     assert await asyncio.wait_for(a.shutdown_asked(), 10) == "superseded"
     for system in (a, successor, registry):
@@ -75,17 +83,11 @@ async def test_the_registrys_host_returns_without_files_and_a_day_behind():
     """Who knew its actors before knows them by later epochs: they go above those, and above the registry's."""
 
     network = SimulatedNetwork(seed=0)
-    told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
     ids = {"head": ["registry", "x.head"], "d": ["y.d"], "e": ["z.e"]}
     systems = {}
 
     async def start(secret, name, epoch):
-        address, host = Address(name, epoch), host_of(name) or "head"
-        listen = network.transport(address, *(["registry"] if name == "registry" else []))
-        actor = RegistryActor(lease_s=2.0) if name == "registry" else Recorder()
-        options = replace(QUICK, host=host, secret=secret)
-        systems[name] = ActorSystem(actor, address, listen, told, options)
-        await systems[name].start()
+        systems[name] = await started(network, name, epoch, secret, lease_s=2.0)
 
     async def start_host(host, epoch):
         secret = HostSecret.draw("m", host, ids[host], ["recorder"])
@@ -126,15 +128,10 @@ async def test_the_registrys_host_returns_without_files_and_a_day_behind():
 @pytest.mark.virtual_time
 async def test_a_host_alone_does_not_end_the_registry_that_others_have_joined():
     network = SimulatedNetwork(seed=0)
-    told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
     systems = {}
     for name, host in (("registry", "head"), ("x.d", "d"), ("y.e", "e")):
-        address = Address(name, 5)
-        listen = network.transport(address, *(["registry"] if name == "registry" else []))
-        actor = RegistryActor(lease_s=1.0) if name == "registry" else Recorder()
-        options = replace(QUICK, host=host, secret=HostSecret.draw("m", host, [name], ["recorder"]))
-        systems[name] = ActorSystem(actor, address, listen, told, options)
-        await systems[name].start()
+        secret = HostSecret.draw("m", host, [name], ["recorder"])
+        systems[name] = await started(network, name, 5, secret, lease_s=1.0)
     registry, liar = systems["registry"], systems["x.d"]
     await until(lambda: all(registry.actor.core.knows(Address(name, 5)) for name in ("x.d", "y.e")))
 
@@ -144,7 +141,7 @@ async def test_a_host_alone_does_not_end_the_registry_that_others_have_joined():
     for epoch in (6, 1 << 63):
         for _ in range(5):
             # Whenever it is told which one there is it says that it knows a later one still.
-            liar.incarnation.bootstrap._learned = Address("registry", epoch), told.endpoint
+            liar.incarnation.bootstrap.learn(Address("registry", epoch))
             liar.links.lose(registry.address, "a lie")
             before = refused()
             with contextlib.suppress(CallError):

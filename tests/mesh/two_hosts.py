@@ -49,6 +49,7 @@ class TwoHosts:
         for directory, record, _ in self.hosts.values():
             directory.create()
             directory.write_host(record)
+        self.transports = {}
         self.hosts["d"][0].write_registry(ANY_EPOCH, self.registry_endpoint)
 
     def key_directory(self, host):
@@ -58,9 +59,8 @@ class TwoHosts:
         directory, record, port = self.hosts[host]
         listen = ZeroMQOptions.of_host(directory, port if actor is not None else 0)
         options = replace(QUICK, host=record.name, vet_host=listen.vet_host)
-        system = ActorSystem(
-            actor or Recorder(), Address(name, epoch), ZeroMQTransport(listen), directory.bootstrap(), options
-        )
+        transport = self.transports[name] = ZeroMQTransport(listen)
+        system = ActorSystem(actor or Recorder(), Address(name, epoch), transport, directory.bootstrap(), options)
         await system.start()
         return system
 

@@ -11,16 +11,10 @@ from nodes.models.config_fields import ConfigFields
 from nodes.models.registry import ARCHITECTURES
 
 SHAPE = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 LLAMA = {**SHAPE, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 2}
 
 

@@ -47,11 +47,7 @@ NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": 
             "J\n",
             "chat_template.jinja",
         ),
-        (
-            {"chat_template__jinja": "J", "additional_chat_templates_in_rag__jinja": "R"},
-            "J",
-            "chat_template.jinja",
-        ),
+        ({"chat_template__jinja": "J", "additional_chat_templates_in_rag__jinja": "R"}, "J", "chat_template.jinja"),
         (
             {"chat_template__jinja": "J", "additional_chat_templates_in_default__jinja": "A"},
             "A",

@@ -88,7 +88,7 @@ class Host:
             self.wait_ready(process)
         return process
 
-    def wait_ready(self, process=None):
+    def wait_ready(self, process=None, timeout_s=TIMEOUT_S):
         def ready():
             if process is not None and process.poll() is not None:
                 pytest.fail(f"up ended with {process.returncode}:\n{process.log.read_text()}")
@@ -98,7 +98,7 @@ class Host:
             except OSError:
                 return False
 
-        wait_until(ready, "the mesh is ready")
+        wait_until(ready, "the mesh is ready", timeout_s)
 
     def metrics(self):
         """The text of a scrape."""

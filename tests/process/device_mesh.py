@@ -3,16 +3,12 @@
 import asyncio
 import contextlib
 import os
-import shutil
-import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.chaos_mesh import ChaosMesh, Incarnations
+from tests.chaos.chaos_mesh import UNRATIONED, ChaosMesh, Incarnations, started
 from tests.chaos.streams import Answer, Wave, bodies, differences
-from tests.process.conftest import Host
 from tests.software_device.device import bytes_in_use
 
 # FlashInfer has kernels for heads of 64; deterministic, so that company does not show in the bits.
@@ -34,42 +30,21 @@ def mesh_on(
     kv_memory: str = "128MiB",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[ChaosMesh]:
-    """A mesh that is ready; its actors' last words go to stdout if it does not get there.
-
-    `environment`: what all its processes have besides.
-    """
-    host = Host(tempfile.mkdtemp(prefix="kg"))
-    host.environment.update(environment or {})
-    try:
-        process = host.up(
-            *MODEL, "--dtype", dtype, "--kv-memory", kv_memory, "--mem-fraction", "0.5", "--device", device, *options,
-            wait=False, KVMESH_SUPERVISION__RESTART_BUDGET="1000",
-        )  # fmt: skip
-        chaos = ChaosMesh(host, process)
-        try:
-            host.wait_until(lambda: process.poll() is not None or answers(host), "the mesh is ready", START_S)
-            assert process.poll() is None, process.log.read_text()
-        except AssertionError:
-            for log in sorted((host.run_directory / "logs").glob("*.log")):
-                print(f"== {log.name}\n{log.read_text()[-3000:]}")
-            raise
-        chaos.settled(60.0)
-        yield chaos
-        process.terminate()
-        assert process.wait(60) == 0
-        host.assert_nothing_left()
-    finally:
-        host.clean()
-        shutil.rmtree(host.base)
-
-
-def answers(host: Host) -> bool:
-    """Whether requests can be served."""
-    try:
-        with urllib.request.urlopen(host.url + "/health/ready", timeout=1):
-            return True
-    except OSError:
-        return False
+    """A settled mesh. `environment`: what all its processes have besides."""
+    options = (
+        *MODEL,
+        "--dtype",
+        dtype,
+        "--kv-memory",
+        kv_memory,
+        "--mem-fraction",
+        "0.5",
+        "--device",
+        device,
+        *options,
+    )
+    with started(*options, start_s=START_S, **UNRATIONED, **(environment or {})) as mesh:
+        yield mesh
 
 
 def answers_of(mesh: ChaosMesh, salt: str, **wave: Any) -> list[Answer]:

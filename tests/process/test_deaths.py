@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 import urllib.error
 
 import pytest
@@ -148,14 +147,19 @@ def test_a_spent_budget_is_loud_and_the_mesh_goes_on(host):
     host.ends_well(mesh)
 
 
-def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
+def left_by_a_dead_supervisor(host, actor_id):
+    """The pid of one of its actors, which is stopped and so cannot notice that it is gone; all others have ended."""
     mesh = host.up(*ECHO)
-    # Stopped, it cannot notice that its supervisor is gone.
-    stopped = host.pids()["worker-decode-0"]
+    stopped = host.pids()[actor_id]
     os.kill(stopped, signal.SIGSTOP)
     mesh.kill()
     mesh.wait()
     host.wait_until(lambda: host.processes() == [stopped], "the others have ended")
+    return stopped
+
+
+def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
+    stopped = left_by_a_dead_supervisor(host, "worker-decode-0")
     assert host.meshctl("ps").returncode == 3
     again = host.up(*ECHO)
     assert f"removed what an earlier supervisor left: process {stopped} (worker-decode-0)" in again.log.read_text()
@@ -164,26 +168,9 @@ def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
 
 
 def test_down_sweeps_after_a_dead_supervisor(host):
-    mesh = host.up(*ECHO)
-    stopped = host.pids()["kv-agent-0"]
-    os.kill(stopped, signal.SIGSTOP)
-    mesh.kill()
-    mesh.wait()
-    host.wait_until(lambda: host.processes() == [stopped], "the others have ended")
+    left_by_a_dead_supervisor(host, "kv-agent-0")
     assert host.segments()
     swept = host.meshctl("down")
     assert swept.returncode == 0
     assert "kv-agent-0" in swept.stderr
     host.assert_nothing_left(within_s=1.0)
-
-
-def test_down_reaches_a_supervisor_that_does_not_answer(host):
-    mesh = host.up(*ECHO, "--mixed", "1")
-    mesh.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
-    forced = host.meshctl("down", "--force")
-    assert forced.returncode == 0, forced.stderr
-    assert "does not answer" in forced.stderr
-    assert time.monotonic() - began < 20, "not the 120 s of --timeout"
-    mesh.wait(10)
-    host.assert_nothing_left()

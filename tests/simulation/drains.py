@@ -71,7 +71,7 @@ async def _befall(mesh: SimulatedMesh, drain: Drain) -> None:
     if drain.away_s is not None:
         await asyncio.sleep(drain.away_s)
         mesh.gone.discard(worker)
-        await mesh._start(worker, system.address.epoch + 1)
+        await mesh.start_actor(worker, system.address.epoch + 1)
 
 
 def _problem(drain: Drain, mesh: SimulatedMesh, client: Client, outcome: Outcome, elapsed_s: float) -> str:
@@ -111,7 +111,7 @@ async def _scenario(mesh: SimulatedMesh, clients: list[Client], drain: Drain) ->
     if drain.away_s is None:
         mesh.actors["supervisor"].ctx.announce(drained={})
         mesh.gone.discard(f"worker-{drain.group}")
-        await mesh._start(f"worker-{drain.group}", 2)
+        await mesh.start_actor(f"worker-{drain.group}", 2)
     return problems
 
 

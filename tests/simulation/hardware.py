@@ -151,7 +151,7 @@ def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments
         transport.cancel = lambda transfer: later(dice.random() * most_late * copy_s, cancel, transfer)
         transport.post = posted
 
-    for transport in agent._transports.transports:
+    for transport in agent.transports.transports:
         slow(transport)
 
 

@@ -197,7 +197,7 @@ class HostedMesh(ReturningMesh):
 
     def _begin(self, actor_id: str, last: int) -> None:
         # A task each: one that dies while it starts would never let the next one start.
-        start = self._start(actor_id, self.next_epoch(actor_id, last))
+        start = self.start_actor(actor_id, self.next_epoch(actor_id, last))
         self._keep(asyncio.get_running_loop().create_task(start))
 
     async def join(self, host: str) -> None:
@@ -266,8 +266,8 @@ class HostedMesh(ReturningMesh):
             self.counts["slandered"] += self._say_dead(f"supervisor.{by_host}", victim.address, SLANDER)
 
     @override
-    async def _start(self, actor_id: str, epoch: int) -> None:
-        await super()._start(actor_id, epoch)
+    async def start_actor(self, actor_id: str, epoch: int) -> None:
+        await super().start_actor(actor_id, epoch)
         system, actor = self.systems[actor_id], self.actors[actor_id]
         self._listen(f"{system.address} gave it up", system.links, "when_lost")
         if isinstance(actor, RegistryActor):

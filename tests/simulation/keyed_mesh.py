@@ -197,7 +197,7 @@ class KeyedMesh(HostedMesh):
         if host_of(peer.actor_id) == host:
             return
         is_late = now > max(held.changed_at, self.paused_until) + LATE_S
-        if is_late and held.allowed.of(host_of(peer.actor_id)) is None:
+        if is_late and held.allowed.host(host_of(peer.actor_id)) is None:
             self.found.append(f"host {host} takes what {peer} says, whose key is not on its list")
 
     @override
@@ -212,9 +212,9 @@ class KeyedMesh(HostedMesh):
         await super().lose(host, down_s, is_remade=is_remade, is_behind=is_behind)
 
     @override
-    async def _start(self, actor_id: str, epoch: int) -> None:
+    async def start_actor(self, actor_id: str, epoch: int) -> None:
         self.rings[actor_id] = KeyRing(self.files[host_of(actor_id)])  # type: ignore[arg-type]
-        await super()._start(actor_id, epoch)
+        await super().start_actor(actor_id, epoch)
 
     @override
     def _transport(self, address: Address, process: SimulatedProcess) -> MortalTransport:

@@ -61,7 +61,7 @@ class ReturningMesh(SimulatedMesh):
 
     def _look_at_grants(self, actor_id: str) -> None:
         is_granting = actor_id.startswith("scheduler-decode")
-        core = getattr(self.actors.get(actor_id), "_core", None) if is_granting else None
+        core = getattr(self.actors.get(actor_id), "core", None) if is_granting else None
         if core is not None and not any(core is one for one in self.granting):
             self.granting.append(core)
 
@@ -70,7 +70,7 @@ class ReturningMesh(SimulatedMesh):
         # An actor that was refused has done nothing in its epoch.
         for actor_id in self.actors:
             self._look_at_grants(actor_id)
-        nonces = Counter(core.grants._nonce for core in self.granting)
+        nonces = Counter(core.grants.grant_nonce for core in self.granting)
         twice = [f"two cores name grants by {one}" for one, num in nonces.items() if num > 1]
         return twice + [
             f"{actor_id} had the epochs {epochs}"

@@ -42,13 +42,9 @@ class Client:
 
     def body(self) -> bytes:
         fields = {
-            "model": "echo",
-            "prompt": self.prompt,
-            "max_tokens": self.max_tokens,
-            "n": self.n,
-            "seed": self.seed,
+            "model": "echo", "prompt": self.prompt, "max_tokens": self.max_tokens, "n": self.n, "seed": self.seed,
             "stream": True,
-        }
+        }  # fmt: skip
         chosen = {"stop": self.stop, "min_tokens": self.min_tokens}
         # Echo draws the same with it, but checks that the output it has to look back at is in the pages.
         chosen |= {"repetition_penalty": self.repetition_penalty}
@@ -81,15 +77,11 @@ def draw_faults(draw: random.Random, theme: str) -> Faults:
         return severity * draw.random() if draw.random() < 0.7 else 0.0
 
     return Faults(
-        drop=rate(),
-        duplicate=rate(),
-        slow=rate() * draw.choice([1.0, 4.0]),
-        slow_s=draw.choice([0.02, 0.5, 2.0]),
+        drop=rate(), duplicate=rate(), slow=rate() * draw.choice([1.0, 4.0]), slow_s=draw.choice([0.02, 0.5, 2.0]),
         reset=rate() * (0.5 if theme == "leavers" else 0.1),
         silent_down=draw.choice([0.0, 0.3, 0.9]) if theme != "silence" else 0.95,
-        partition=draw.choice([0.0, 0.02, 0.1]),
-        partition_s=(0.05, draw.choice([0.3, 2.5])),
-    )
+        partition=draw.choice([0.0, 0.02, 0.1]), partition_s=(0.05, draw.choice([0.3, 2.5])),
+    )  # fmt: skip
 
 
 THEMES = ["", "", "", "steps", "copies", "leavers", "stalls", "silence", "sources"]

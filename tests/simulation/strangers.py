@@ -96,7 +96,7 @@ async def bury(mesh: ProvedMesh, victim: str) -> None:
         liar.actor.ctx.tell(actor_id, PeerDown(actor_id=victim, epoch=buried.epoch), channel=Channel.CONTROL)
     await _ask(liar, "registry", Leave(actor_id=victim, epoch=buried.epoch))
     # The next registry repairs both, and requests need not notice.
-    if victim in mesh.actors["registry"].core._departed:
+    if victim in mesh.actors["registry"].core.departed:
         mesh.found.append(f"{victim} was seen off")
     forgetful = [name for name, one in mesh.systems.items() if one.registration.view.get(victim) is None]
     mesh.found += [f"{name} has buried {victim}" for name in forgetful if mesh.actors[name].joins and name != victim]

@@ -4,24 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.simulation import (
-    drain_mutations,
-    drains,
-    host_mutations,
-    hosts,
-    key_mutations,
-    keys,
-    mutations,
-    release_mutations,
-    releases,
-    return_mutations,
-    returns,
-    scenario,
-    stranger_mutations,
-    strangers,
-    table_mutations,
-    tables,
-)
+from tests.simulation import drains, hosts, keys, releases, returns, scenario, strangers, tables
+from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, RELEASES, RETURNS, STRANGERS
+from tests.simulation.mutations import SCENARIO, TABLES
 from tests.simulation.planting import Bug
 
 
@@ -43,18 +28,16 @@ class Suite(NamedTuple):
 _DIED = ["died: worker", "died: scheduler", "died: kv", "died: registry", "dropped", "duplicated", "sleeps"]
 
 SUITES = {
-    "scenario": Suite(scenario.run_seed, mutations.PLANTED, 30),
-    "hosts": Suite(hosts.run_seed, host_mutations.PLANTED, 50),
-    "keys": Suite(keys.run_seed, key_mutations.PLANTED, 30, 5, {"list": 5, "joined": 1}, 125),
-    "releases": Suite(releases.run_seed, release_mutations.PLANTED, 30, 16, dict.fromkeys(_DIED, 1), 1500),
-    "drains": Suite(drains.run_seed, drain_mutations.PLANTED, 24, 16, dict.fromkeys(["drained", "told", "renewed"], 3)),
-    "returns": Suite(
-        returns.run_seed, return_mutations.PLANTED, 20, 12, dict.fromkeys(["remade", "behind", "refused"], 3)
-    ),
+    "scenario": Suite(scenario.run_seed, SCENARIO, 30),
+    "hosts": Suite(hosts.run_seed, HOSTS, 50),
+    "keys": Suite(keys.run_seed, KEYS, 30, 5, {"list": 5, "joined": 1}, 125),
+    "releases": Suite(releases.run_seed, RELEASES, 30, 16, dict.fromkeys(_DIED, 1), 1500),
+    "drains": Suite(drains.run_seed, DRAINS, 24, 16, dict.fromkeys(["drained", "told", "renewed"], 3)),
+    "returns": Suite(returns.run_seed, RETURNS, 20, 12, dict.fromkeys(["remade", "behind", "refused"], 3)),
     # Hearsay without a proof is not reported: for actors that were started by hand there is none.
     "strangers": Suite(
-        strangers.run_seed, stranger_mutations.PLANTED, 10, 4,
+        strangers.run_seed, STRANGERS, 10, 4,
         {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 30},
     ),
-    "tables": Suite(tables.run_seed, table_mutations.PLANTED, 40, 12, {"scheduler": 7}),
+    "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

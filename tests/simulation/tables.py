@@ -25,16 +25,12 @@ def draw_clients(draw: random.Random) -> list[Client]:
     return [
         Client(
             arrives_s=0.4 * wave + 0.05 * draw.random(),
-            prompt="".join(draw.choices(string.ascii_letters, k=PROMPT_CHARS)),
-            max_tokens=draw.choice([1, 2, 8, 20]),
-            n=1,
-            stop="",
-            seed=number,
-            leaves_after_s=0.2 * draw.random() if draw.random() < 0.5 else None,
+            prompt="".join(draw.choices(string.ascii_letters, k=PROMPT_CHARS)), max_tokens=draw.choice([1, 2, 8, 20]),
+            n=1, stop="", seed=number, leaves_after_s=0.2 * draw.random() if draw.random() < 0.5 else None,
         )
         for wave in range(3)
         for number in range(draw.choice([2, 4, 6]))
-    ]
+    ]  # fmt: skip
 
 
 async def _scenario(mesh: SimulatedMesh, clients: list[Client], deaths_s: list[float]) -> list[str]:

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.batch_mutations import GATHERED_LONGER, OPENED_LATE
-from tests.simulation.mutations import FIRST_LOST
-from tests.simulation.planting import MOST_SEEDS, Patches, first_caught
+from nodes.gateway.requests import RequestState
+from tests.simulation.mutations import FIRST_LOST, GATHERED_LONGER, OPENED_LATE
+from tests.simulation.planting import MOST_SEEDS, Where, around, first_caught
 from tests.simulation.scenario import run_seed
 from tests.simulation.suites import SUITES
 
@@ -54,6 +54,11 @@ def test_a_planted_bug_is_seen_from_the_first_seed_on(name: str, bug: str) -> No
     print(f"{bug}: seed {caught[0]}, {caught[1]}")
 
 
+def test_what_does_not_fit_the_code_is_no_bug_that_was_seen() -> None:
+    with pytest.raises(AssertionError, match="does not fit"):
+        first_caught([around(RequestState, "accept", lambda accept, self: None)], run_seed, most=1)
+
+
 @pytest.mark.parametrize("harmless", HARMLESS.values(), ids=HARMLESS)
-def test_what_goes_with_a_planted_bug_is_none_by_itself(harmless: Patches) -> None:
-    assert first_caught([harmless], run_seed, most=10) is None
+def test_what_goes_with_a_planted_bug_is_none_by_itself(harmless: Where) -> None:
+    assert first_caught([around(*harmless)], run_seed, most=10) is None

@@ -161,7 +161,7 @@ class SimulatedMesh:
         self.makers = makers | self.makers
         for actor_id in self.makers:
             if actor_id not in self.gone:
-                await self._start(actor_id, self.next_epoch(actor_id, 0))
+                await self.start_actor(actor_id, self.next_epoch(actor_id, 0))
         while not self._is_serving():
             await asyncio.sleep(0.05)
 
@@ -215,14 +215,9 @@ class SimulatedMesh:
 
     def _worker_config(self, group: str, model: str, rank: int) -> WorkerConfig:
         return WorkerConfig(
-            group=group,
-            model=model,
-            agent=self.agent_of(group),
-            tp_rank=rank,
-            tp_size=self.tp_size(group),
-            workers=self.worker_ids(group),
-            adopt_grace_s=1.0,
-        )
+            group=group, model=model, agent=self.agent_of(group), tp_rank=rank, tp_size=self.tp_size(group),
+            workers=self.worker_ids(group), adopt_grace_s=1.0,
+        )  # fmt: skip
 
     def _worker(self, config: WorkerConfig) -> SlowWorker:
         actor_id = self.worker_ids(config.group)[config.tp_rank]
@@ -250,7 +245,7 @@ class SimulatedMesh:
             token_deadline_s=0.05,
         )
 
-    async def _start(self, actor_id: str, epoch: int) -> None:
+    async def start_actor(self, actor_id: str, epoch: int) -> None:
         actor = self.makers[actor_id]()
         address = Address(actor_id, epoch)
         options = self._options(actor_id, random.Random(f"{actor_id}/{epoch}/{self.seed}"))
@@ -309,7 +304,7 @@ class SimulatedMesh:
         after_s = self.speeds.prefill_restart_s if is_prefill else self.speeds.restart_s
         await asyncio.sleep(self.random.uniform(*after_s))
         if self.is_wanted(address):
-            await self._start(address.actor_id, self.next_epoch(*address))
+            await self.start_actor(address.actor_id, self.next_epoch(*address))
 
     def is_wanted(self, dead: Address) -> bool:
         """Whether an actor that died is to be started again."""
@@ -391,7 +386,7 @@ class SimulatedMesh:
     def _look_beside(self, service: Any, request_ids: list[str]) -> None:
         """Whatever was lost, sent again or begun anew: with each output token is what its worker sent along."""
         for request_id in request_ids:
-            log = service._core._requests.get(request_id)
+            log = service.core.requests.get(request_id)
             if log is not None and self.says_more:
                 expected = {at: extra_of(at, token_id) for at, token_id in enumerate(log.output_ids)}
                 assert log.extras == expected, f"{request_id} has {log.extras} beside {log.output_ids}"
@@ -406,7 +401,7 @@ class SimulatedMesh:
         await self._until_none(ZOMBIE_S, lambda: self.held(ZOMBIES))
         await self._until_none(SETTLE_S, lambda: [*self._absent(), *self.held(), *self._leaks()])
         for group in self.present_groups:
-            core = self.actors[f"scheduler-{group}"]._core
+            core = self.actors[f"scheduler-{group}"].core
             core.assert_idle()
             assert core.cache.check() == []
             table = self.actors[f"scheduler-{group}"]._pool.table()
@@ -441,7 +436,7 @@ class SimulatedMesh:
 
     def _leaks(self) -> list[str]:
         """What a scheduler holds that is in none of its figures, such as asks without an answer."""
-        cores = {group: self.actors[f"scheduler-{group}"]._core for group in self.present_groups}
+        cores = {group: self.actors[f"scheduler-{group}"].core for group in self.present_groups}
         return [f"{group} holds {leak}" for group, core in cores.items() if core is not None for leak in leaks(core)]
 
     def held(self, names: tuple[str, ...] = ()) -> list[str]:

@@ -188,6 +188,10 @@ def test_what_a_page_names_by_file_and_function_is_there() -> None:
     assert not missing
 
 
+def test_lines_of_the_page_are_short_except_in_tables() -> None:
+    assert not [line for line in PAGE.splitlines() if len(line) > 120 and line[0] != "|"]
+
+
 def chapter(title: str) -> str:
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 

@@ -18,14 +18,6 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("mesh", "kvstore", "nodes", "cli")
 
-# To be emptied: files whose reasons are still to be written.
-EXEMPT: Final = (
-    "cli/plan/token.py",
-    "cli/supervisor/welcome.py",
-    "cli/supervisor/whole_restart.py",
-    "cli/supervisor/whole_stop.py",
-)
-
 _LIMIT: Final = re.compile(
     r"(^|_)(MAX|MOST|MIN|LEAST|NUM|TIMEOUT|INTERVAL|LIMIT|TICKS|GRACE|MARGIN|RETRIES|RETRY|TRIES|PAUSE|ROOM|DEPTH|SLACK"
     r"|SPARE|BACKLOG|EVERY|FACTOR|SHARE|RATIO|REMEMBERED|KEPT|SHOWN|POLLS|STEPS|PR)(_|$)|_(S|MS|BYTES|CHARS|TOKENS|FILES)$"
@@ -105,7 +97,6 @@ def test_reasons_are_given() -> None:
         f"{path.relative_to(ROOT)}:{number}: {text}"
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
-        if not path.relative_to(ROOT).as_posix().startswith(EXEMPT)
         for number, text in unexplained(path.read_text())
     ]
     assert not found, "no reason beside:\n" + "\n".join(found)

@@ -93,7 +93,6 @@ class Table(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of a launch."""
         return min(self.num_pieces, MAX_BLOCKS)
 
 

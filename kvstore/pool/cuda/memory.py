@@ -72,17 +72,11 @@ class CopyStream(Protocol):
     """A queue of copies that waits for nothing else on the device."""
 
     def copy(self, ranges: Sequence[CopyRange]) -> CopyMark:
-        """Begin copies between device memories; the mark tells when they have ended.
-
-        Raises DeviceFault; then none of the copies is still running.
-        """
+        """Begin copies between device memories. Raises DeviceFault; then none of the copies is still running."""
         ...
 
     def can_gather(self) -> bool:
-        """Whether `gather` may be called now: not while kernels in flight use all of the stream's tables.
-
-        The stream must have been made with `gathers`. Raises like `copy`.
-        """
+        """Whether one of the stream's tables is free for `gather`; it was made with `gathers`. Raises DeviceFault."""
         ...
 
     def gather(self, ranges: Sequence[CopyRange]) -> CopyMark:
@@ -98,10 +92,7 @@ class DeviceMemory(Protocol):
         ...
 
     def allocate(self, device: int, num_bytes: int) -> int:
-        """The address of a separate, zeroed allocation that can be exported.
-
-        Raises DeviceExhaustedMemory, DeviceUnavailable.
-        """
+        """The address of a separate, zeroed allocation to export. Raises DeviceExhaustedMemory, DeviceUnavailable."""
         ...
 
     def free(self, device: int, pointer: int) -> None:
@@ -113,10 +104,7 @@ class DeviceMemory(Protocol):
         ...
 
     def open(self, device: int, handle: bytes) -> int:
-        """The address in this process of another process's allocation on `device`; not for this process's own.
-
-        Raises DeviceHandleInvalid, DeviceUnavailable.
-        """
+        """The address here of another process's allocation. Raises DeviceHandleInvalid, DeviceUnavailable."""
         ...
 
     def close(self, device: int, pointer: int) -> None:
@@ -132,10 +120,7 @@ class DeviceMemory(Protocol):
         ...
 
     def stream(self, device: int, *, gathers: bool = False) -> CopyStream:
-        """A new stream of copies, for destinations on `device`. With `gathers` its kernel is compiled now.
-
-        Raises DeviceUnavailable.
-        """
+        """A stream for destinations on `device`; `gathers` compiles its kernel now. Raises DeviceUnavailable."""
         ...
 
 
@@ -289,12 +274,10 @@ class _Tables:
         )
 
     def has_slot(self) -> bool:
-        """Whether the least recently used slot is free: its kernel has ended. Raises DeviceFault."""
         mark = self._slots[0].mark
         return mark is None or mark.is_done()
 
     def take_slot(self) -> _Slot:
-        """Take the least recently used slot, which must be free."""
         assert self.has_slot(), "a kernel still reads the table"
         slot = self._slots[0]
         self._slots.rotate(-1)

@@ -52,10 +52,7 @@ class CudaHost(MemoryHost):
 
     @override
     def create(self, name: str, info: PoolInfo) -> PagePool:
-        """Pages on a device are freed when the returned pool is closed.
-
-        Also raises DeviceError and DeviceExhaustedMemory.
-        """
+        """Closing the pool frees pages on a device. Also raises DeviceError and DeviceExhaustedMemory."""
         if info.device == CPU or info.is_freed:
             return self._tables.create(name, info)
         device = cuda_ordinal(info.device)
@@ -79,10 +76,7 @@ class CudaHost(MemoryHost):
 
     @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
-        """Pages on a device are opened by the pool's `device_pages`, which raises DeviceError.
-
-        No work on the device may still use them when the pool is closed.
-        """
+        """`device_pages` opens pages on a device, or raises DeviceError; no work may use them after `close`."""
         pool = self._tables.open(path, writable=writable, own=own)
         # Only prepared: a process that just reads the page table never makes a context on the device.
         if pool.info.device != CPU and not pool.info.is_freed:
@@ -99,14 +93,10 @@ class CudaHost(MemoryHost):
         self._tables.mark(path, info)
 
     def is_made_here(self, pool: PagePool) -> bool:
-        """Whether this process made the pool's pages."""
         return _Incarnation(pool.path, pool.info.incarnation) in self._made
 
     def take(self, path: str, info: PoolInfo) -> DevicePages:
-        """The pages of another process's pool. The first call opens them; each call needs one `give_back`.
-
-        Raises DeviceHandleInvalid if the header has no handle, or one that cannot be opened; DeviceUnavailable.
-        """
+        """Opens the pages once; each call needs one `give_back`. Raises DeviceHandleInvalid, DeviceUnavailable."""
         incarnation = _Incarnation(path, info.incarnation)
         opened = self._opened.get(incarnation)
         if opened is None:
@@ -119,7 +109,6 @@ class CudaHost(MemoryHost):
         return pages
 
     def give_back(self, path: str, info: PoolInfo) -> None:
-        """End one use; the last one closes the handle."""
         incarnation = _Incarnation(path, info.incarnation)
         pages, num_uses = self._opened[incarnation]
         if num_uses > 1:
@@ -129,7 +118,6 @@ class CudaHost(MemoryHost):
         self.memory.close(pages.device, pages.pointer)
 
     def made_pages(self, path: str, info: PoolInfo) -> DevicePages:
-        """The pages of a pool that this process made. Raises PoolClosed if it has freed them."""
         pages = self._made.get(_Incarnation(path, info.incarnation))
         if pages is None:
             raise PoolClosed(f"the pages of {path} were freed by its owner, which is this process")

@@ -57,7 +57,6 @@ class _Copy(MappedCopy):
             return True
 
     def progress(self) -> str:
-        """How far it has come, in words."""
         return f"{len(self.parts)} copies had not begun; those begun have {self.transfer.num_bytes} bytes"
 
 
@@ -83,14 +82,10 @@ class CudaIpcTransport(MappedTransport[_Copy]):
 
     @property
     def pause_s(self) -> float:
-        """Seconds until it is worth polling the device again."""
         return 0.0 if self._num_idle < _EAGER_POLLS else _PAUSE_S
 
     def register(self, pool: PagePool) -> None:
-        """Raises PagesElsewhere for a pool in host memory, DeviceUnavailable.
-
-        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that.
-        """
+        """Compiles the kernel, so that no transfer waits for it. Raises PagesElsewhere, DeviceUnavailable."""
         super().register(pool)
         self._stream_of(cuda_ordinal(pool.info.device))
 
@@ -106,7 +101,6 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         return peer
 
     def post(self, transfer: Transfer) -> None:
-        """Raises TransferError `unsupported` for a pool that this transport has not opened, `bad_descriptor`."""
         peer = self._require_own(transfer)
         self._posted.append(_Copy(transfer, peer))
         self._num_idle = 0
@@ -147,7 +141,6 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         return ended
 
     def close(self) -> None:
-        """Drain, unmap every pool, and let the streams go."""
         super().close()
         self._streams.clear()
 

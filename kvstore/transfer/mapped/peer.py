@@ -16,5 +16,4 @@ class MappedPeer:
         self._table = pool.table()
 
     def generations(self, pages: Sequence[int]) -> list[int]:
-        """Generation of each of `pages` in its table now, -1 where none can be trusted; never waits."""
         return self._table.peek_generations(pages)

@@ -41,7 +41,6 @@ class ShmTransport(MappedTransport[_Copy]):
         self._quantum_bytes = quantum_bytes
 
     def post(self, transfer: Transfer) -> None:
-        """Raises TransferError `unsupported` for a pool that this transport has not opened, `bad_descriptor`."""
         peer = self._require_own(transfer)
         self._posted.append(_Copy(transfer, peer.pool.pages_view))
 
@@ -67,7 +66,6 @@ class ShmTransport(MappedTransport[_Copy]):
 
     @staticmethod
     def _advance(copy: _Copy, budget: int) -> int:
-        """Copy up to `budget` bytes of one transfer; returns how many it took."""
         source, destination = copy.source, copy.destination
         done = 0
         try:

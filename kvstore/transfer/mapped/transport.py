@@ -37,11 +37,9 @@ class MappedTransport(Transport, Generic[AnyCopy]):
 
     @property
     def num_posted(self) -> int:
-        """Copies that have not ended."""
         return len(self._posted)
 
     def register(self, pool: PagePool) -> None:
-        """Raises PagesElsewhere for a pool in memory of another kind."""
         self.require_kind(pool.info.device, pool.path)
 
     def connect(self, handle: PoolHandle) -> MappedPeer:
@@ -68,7 +66,6 @@ class MappedTransport(Transport, Generic[AnyCopy]):
             self._give_up(peer)
 
     def cancel(self, transfer: Transfer) -> None:
-        """Copy nothing more of it."""
         if any(copy.transfer is transfer for copy in self._posted):
             transfer.fail("cancelled", "the transfer was cancelled")
 
@@ -81,7 +78,6 @@ class MappedTransport(Transport, Generic[AnyCopy]):
         return ended
 
     def close(self) -> None:
-        """Drain, and unmap every pool."""
         self.drain()
         for peer in list(self._peers):
             self.disconnect(peer)

@@ -58,10 +58,7 @@ class PairLink(Protocol):
         ...
 
     def move(self, number: int, memory: Memory, parts: Sequence[tuple[int, int]]) -> None:
-        """Send (rank 1) or receive (rank 0) `parts` of `memory`, each (offset, number of bytes), in this order.
-
-        `Moved` or `Broken` follows.
-        """
+        """Send (rank 1) or receive (rank 0) `parts`, (offset, bytes), in order; `Moved` or `Broken` follows."""
         ...
 
     def abort(self) -> None:
@@ -85,10 +82,7 @@ class LinkMaker(Protocol):
     eager_polls: ClassVar[int]
 
     def open(self, wake: Callable[[], None]) -> str:
-        """Start to listen, if the engine does. Returns the address, or empty. `wake` is that of `Transport.open`.
-
-        Raises TransferError.
-        """
+        """Listen if the engine does; the address, or empty. `wake` as in `Transport.open`. Raises TransferError."""
         return ""
 
     def unique_id(self) -> bytes:

@@ -41,10 +41,7 @@ _SCRATCH_BYTES: Final = 256
 
 
 class NcclLinks(LinkMaker):
-    """Links over NCCL, with one moving thread for each device of this process.
-
-    It does not listen: NCCL's two ends find each other by `unique_id`.
-    """
+    """Links over NCCL, a moving thread per device. It does not listen: NCCL's ends find each other by `unique_id`."""
 
     name: ClassVar[str] = "nccl"
     kinds: ClassVar[frozenset[str]] = frozenset({CUDA})
@@ -114,7 +111,6 @@ class NcclLink(PairLink):
 
     @override
     def move(self, number: int, memory: Memory, parts: Sequence[tuple[int, int]]) -> None:
-        """One group of sends or receives."""
         assert isinstance(memory, DevicePages)
         ranges = [(memory.pointer + offset, num_bytes) for offset, num_bytes in parts]
         self._mover.submit(self._move, number, ranges)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvstore.errors import KVError, TransferError
-from kvstore.pool.header import TOLD, PoolInfo
+from kvstore.pool.header import HANDLE_FIELDS, PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Transport
@@ -94,12 +94,10 @@ class Inbox:
         next(knowing, self.transports[0]).take_order(agent, order, reply)
 
     def sent(self, answer: PagesSent) -> None:
-        """Pass on the other side's answer to an order; only the transport that made the pair knows it."""
         for transport in self.transports:
             transport.sent(answer)
 
     def pair_failed(self, pair: str, code: str, why: str) -> None:
-        """Pass on that the other side gave a pair up; only the transport that made it knows it."""
         for transport in self.transports:
             transport.pair_failed(pair, code, why)
 
@@ -110,24 +108,20 @@ class RemotePeer:
     def __init__(self, handle: PoolHandle, transport: Transport) -> None:
         self.agent = handle.agent
         self.transport = transport
-        self.info = PoolInfo(**{name: getattr(handle, name) for name in TOLD})
+        self.info = PoolInfo(**{name: getattr(handle, name) for name in HANDLE_FIELDS})
 
     def generations(self, pages: Sequence[int]) -> None:
         """None: the page table is in another agent's memory, so that agent compares."""
 
 
 def fits(parts: Sequence[tuple[int, int]], info: PoolInfo) -> bool:
-    """Whether all parts, offset and number of bytes, lie inside a pool's pages."""
     # Read once: it is computed from the layout, and an order may have 65,536 parts.
     end = info.pages_bytes
     return all(size > 0 and 0 <= offset <= end - size for offset, size in parts)
 
 
 def compare_generations(pool: PagePool, order: SendPages, when: str) -> None:
-    """Raises TransferError unless the pages have the generations that were announced.
-
-    `source_lost`: there is no such page; `stale_pages`: generations differ. `when` is for the text. Also PoolClosed.
-    """
+    """Raises TransferError `source_lost` (no such page) or `stale_pages`; PoolClosed. `when` is for the text."""
     try:
         found = pool.table().peek_generations(order.pages)
     except ValueError as error:
@@ -139,6 +133,5 @@ def compare_generations(pool: PagePool, order: SendPages, when: str) -> None:
 
 
 def sent_answer(order: SendPages, error: KVError | None, *, is_sent: bool) -> PagesSent:
-    """The answer to an order."""
     code, message = (error.code, error.message) if error is not None else ("", "")
     return PagesSent(pair=order.pair, number=order.number, is_sent=is_sent, code=code, message=message)

@@ -82,38 +82,32 @@ class Pair:
 
     @property
     def is_over(self) -> bool:
-        """Whether another pair must be made for more transfers."""
         return self.phase in (PairPhase.ABORTING, PairPhase.ABORTED)
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way that the engine or the clock may end."""
         changing = self.phase in (PairPhase.INITIALISING, PairPhase.ABORTING)
         return changing or self._current is not None or bool(self._waiting)
 
     def start(self, deadline: float) -> list[Command]:
-        """Begin; the pair must be ready by `deadline`."""
         if self.phase is not PairPhase.IDLE:
             return []
         self.phase, self._deadline = PairPhase.INITIALISING, deadline
         return [Initialise()]
 
     def initialised(self) -> list[Command]:
-        """Both ends have connected."""
         if self.phase is not PairPhase.INITIALISING:
             return []
         self.phase = PairPhase.READY
         return self._next()
 
     def queue(self, number: int, deadline: float) -> list[Command]:
-        """Add a transfer, after those queued before."""
         if self.is_over:
             return [Finished(number, self._reason)]
         self._waiting.append(_Transfer(number, deadline, is_source_verified=not self._is_receiver))
         return self._next()
 
     def moved(self, number: int) -> list[Command]:
-        """The engine has done its part of a transfer."""
         current = self._current
         if current is None or current.number != number:
             return []
@@ -141,16 +135,15 @@ class Pair:
             if self._current.error is None:
                 self._current.error = error
             return []
-        if not any(one.number == number for one in self._waiting):
+        if not any(transfer.number == number for transfer in self._waiting):
             return []
-        self._waiting = deque(one for one in self._waiting if one.number != number)
+        self._waiting = deque(transfer for transfer in self._waiting if transfer.number != number)
         return [Finished(number, error)]
 
     def tick(self, now: float) -> list[Command]:
-        """Time passed."""
         commands: list[Command] = []
         # Waiting transfers end alone: nothing was posted for them, so the pair stays in order.
-        for late in [one for one in self._waiting if now >= one.deadline]:
+        for late in [transfer for transfer in self._waiting if now >= transfer.deadline]:
             self._waiting.remove(late)
             commands.append(
                 Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until the deadline"))
@@ -162,10 +155,7 @@ class Pair:
         return commands
 
     def fail(self, why: str, code: str = PAIR_ABORTED) -> list[Command]:
-        """Give the pair up. Waiting transfers end now, the running one when the engine has stopped.
-
-        The reason is a PairUnmade if the ends had not connected yet.
-        """
+        """Waiting transfers end now, the running one when the engine has stopped; PairUnmade if not connected yet."""
         if self.is_over:
             return []
         was_idle = self.phase is PairPhase.IDLE
@@ -173,12 +163,11 @@ class Pair:
         self._reason = (TransferError if self.phase is PairPhase.READY else PairUnmade)(code, why)
         self.phase = PairPhase.ABORTED if was_idle else PairPhase.ABORTING
         commands: list[Command] = [] if was_idle else [Abort()]
-        commands += [Finished(one.number, self._reason) for one in self._waiting]
+        commands += [Finished(transfer.number, self._reason) for transfer in self._waiting]
         self._waiting.clear()
         return commands
 
     def stopped(self) -> list[Command]:
-        """The engine has stopped: nothing of this pair writes any more."""
         if self.phase is not PairPhase.ABORTING:
             return []
         self.phase = PairPhase.ABORTED

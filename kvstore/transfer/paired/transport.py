@@ -82,7 +82,6 @@ class PairTransport(Transport):
         channel.attach(self)
 
     def open(self, wake: Callable[[], None]) -> str:
-        """Let the engine listen, if it does. Raises TransferError."""
         return self._links.open(wake)
 
     @property
@@ -93,12 +92,10 @@ class PairTransport(Transport):
 
     @property
     def pause_s(self) -> float:
-        """Seconds until it is worth polling the engine again."""
         return 0.0 if self._num_idle < self._links.eager_polls else _PAUSE_S
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Number of strangers' connections that the engine closed, by reason."""
         return self._links.refused
 
     @property
@@ -152,7 +149,6 @@ class PairTransport(Transport):
         self._perform(half, half.state.queue(order.number, transfer.deadline))
 
     def poll(self, now: float) -> list[Transfer]:
-        """Fetches news and checks deadlines; never waits."""
         before = len(self._ended)
         for half in list(self._halves.values()):
             for news in half.link.news():
@@ -186,7 +182,6 @@ class PairTransport(Transport):
                 self._perform(receipt.half, receipt.half.state.cancel(number, cancelled))
 
     def drain(self) -> list[Transfer]:
-        """Aborts all pairs and waits until their engines have stopped."""
         for half in list(self._halves.values()):
             cancelled = TransferError("cancelled", "the transfer was cancelled")
             for number in [number for number, receipt in self._receipts.items() if receipt.half is half]:
@@ -202,7 +197,6 @@ class PairTransport(Transport):
         return ended
 
     def close(self) -> None:
-        """Drain, and close the engine."""
         self.drain()
         self._links.close()
         self._sources.clear()
@@ -210,7 +204,6 @@ class PairTransport(Transport):
     # what other agents say
 
     def take_offer(self, agent: str, offer: OfferPair) -> None:
-        """Another agent wants pages of a pool of this one. Raises TransferError."""
         pool = self._source(offer.group, offer.incarnation, offer.rank)
         if offer.layout_digest != pool.layout.digest:
             raise TransferError(
@@ -229,15 +222,12 @@ class PairTransport(Transport):
         self._perform(half, half.state.start(self._channel.now() + offer.timeout_s))
 
     def withdraw(self, group: str) -> None:
-        """Begin no more sends from this group's pools; running sends go on, see `is_sending`."""
         self._sources = {key: pool for key, pool in self._sources.items() if key[0] != group}
 
     def is_sending(self, group: str) -> bool:
-        """Whether pages of this group's pool may still be read."""
-        return any(one.order.group == group for one in self._sendings.values())
+        return any(sending.order.group == group for sending in self._sendings.values())
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
-        """Another agent has begun to receive; `reply` is called once, with the reason if nothing is sent."""
         half = self._halves.get(order.pair)
         try:
             # `agent` is checked: a pair's name is no secret, and only the agent that offered the pair may order pages.
@@ -269,11 +259,9 @@ class PairTransport(Transport):
         self._perform(half, half.state.queue(order.number, self._channel.now() + order.timeout_s))
 
     def knows(self, pair: str) -> bool:
-        """Whether a pair of this name is one of this transport."""
         return pair in self._halves
 
     def sent(self, answer: PagesSent) -> None:
-        """The other end's answer to an order: whether it has sent the pages."""
         receipt = self._receipts.get(answer.number)
         if receipt is not None and receipt.half.name == answer.pair:
             error = TransferError(_foreign(answer.code), answer.message) if answer.code else None
@@ -281,13 +269,11 @@ class PairTransport(Transport):
             self._perform(receipt.half, commands)
 
     def pair_failed(self, pair: str, code: str, why: str) -> None:
-        """The other end refused or closed the pair, or cannot be reached any more."""
         half = self._halves.get(pair)
         if half is not None:
             self._perform(half, half.state.fail(why, _foreign(code)))
 
     def agent_lost(self, agent: str) -> None:
-        """Another agent is gone: give up its pairs with this one."""
         for half in list(self._halves.values()):
             if half.agent == agent:
                 self._perform(half, half.state.fail(f"{agent} is gone", "source_lost"))

@@ -106,7 +106,6 @@ class MemoryActions:
         self._timer = DeadlineTimer(lambda: owner.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
 
     def on_ask(self, call: Call) -> None:
-        """An operator requests another state, or the current one."""
         message = call.message
         assert isinstance(message, ReleaseMemory | ResumeMemory | ListMemory), "the actor asks for nothing else"
         self._num_calls += 1
@@ -114,11 +113,9 @@ class MemoryActions:
         self._handle(Wanted(self._num_calls, message))
 
     def on_mapped(self, group: str, holder: Address) -> None:
-        """An actor was told where the pool is."""
         self._handle(Mapped(group, holder))
 
     def on_members(self, left: Iterable[Member]) -> None:
-        """The view of the mesh changed."""
         members = self._owner.ctx.members
         for member in left:
             now = members.get(member.actor_id)
@@ -135,13 +132,11 @@ class MemoryActions:
             self._handle(HolderLost(peer))
 
     def copies_changed(self) -> None:
-        """Copies may have ended."""
         for group in [group for group in self._stopping if not self._owner.is_copying(group)]:
             self._stopping.discard(group)
             self._handle(CopiesEnded(group))
 
     def stop(self) -> None:
-        """The actor ends."""
         self._timer.cancel()
 
     def _handle(self, event: MemoryEvent) -> None:

@@ -105,7 +105,6 @@ class MemoryCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a `Tick` is needed at the latest; None: never."""
         return min((group.retry_at for group in self._groups.values() if group.retry_at is not None), default=None)
 
     def describe(self, names: Iterable[str] = ()) -> list[GroupMemory]:
@@ -114,7 +113,6 @@ class MemoryCore:
         return [self._describe(self._groups[name]) for name in wanted]
 
     def handle(self, event: MemoryEvent, now: float) -> list[MemoryCommand]:
-        """Take one event; returns what to do, in order."""
         self._commands = []
         match event:
             case Wanted(call, message):
@@ -145,7 +143,7 @@ class MemoryCore:
                 assert_never(event)
         for group in self._groups.values():
             self._go_on(group)
-        if isinstance(event, Wanted) and not any(isinstance(one, RefuseRequest) for one in self._commands):
+        if isinstance(event, Wanted) and not any(isinstance(command, RefuseRequest) for command in self._commands):
             self._commands.append(Answer(event.call, MemoryList(groups=self.describe(_names(event.message)))))
         return self._commands
 
@@ -259,11 +257,11 @@ class MemoryCore:
 
     def _on_members(self, event: MembersSeen) -> None:
         self._members = event.members
-        seen = {one.address: one for one in event.holders}
-        for address, one in seen.items():
+        seen = {member.address: member for member in event.holders}
+        for address, member in seen.items():
             known = self._seen.get(address)
-            group = self._groups.get(one.group)
-            if group is not None and (known is None or known.state != one.state):
+            group = self._groups.get(member.group)
+            if group is not None and (known is None or known.state != member.state):
                 # It has changed since it answered, or this view is older than its answer: then it answers once more.
                 group.answered.discard(address)
         self._seen = seen
@@ -304,7 +302,7 @@ class MemoryCore:
             group.retry_at = now + self._retry_s
 
     def _workers(self, group: _Group) -> list[HolderSeen]:
-        return [one for one in self._seen.values() if one.role == WORKER and one.group == group.name]
+        return [member for member in self._seen.values() if member.role == WORKER and member.group == group.name]
 
     def _pending(self, group: _Group) -> list[Address]:
         """Holders that still have to do their part and whose turn it is."""
@@ -312,18 +310,17 @@ class MemoryCore:
             # A member's state comes through the registry, later than its answer: without `let_go`, a resume right after
             # the release would find nobody to wait for, and report that the group has its memory.
             return sorted(
-                one.address
-                for one in self._workers(group)
-                if (one.state == RELEASED or one.address in group.let_go) and one.address not in group.answered
+                worker.address
+                for worker in self._workers(group)
+                if (worker.state == RELEASED or worker.address in group.let_go) and worker.address not in group.answered
             )
         members = {one.address for one in self._seen.values() if one.group == group.name and one.state != RELEASED}
         holders = (members | group.mappers) - group.answered
-        workers = {one.address for one in self._workers(group)}
+        workers = {worker.address for worker in self._workers(group)}
         # Workers last: the scheduler gives its attempts back while its worker still answers.
         return sorted(holders - workers) or sorted(holders & workers)
 
     def _go_on(self, group: _Group) -> None:
-        """Ask the holders that the group waits for; free the pool when there are none."""
         if group.is_changing:
             return
         pending = self._pending(group)

@@ -20,9 +20,7 @@ class Pool(NamedTuple):
 
     @classmethod
     def from_info(cls, path: str, info: PoolInfo) -> "Pool":
-        """A pool by its header."""
         return cls(info.group, path, info.num_pages, info.layout, info.incarnation, info.device)
 
     def handle(self, agent: str) -> PoolHandle:
-        """The handle that others are given."""
         return PoolHandle(agent=agent, **self._asdict())

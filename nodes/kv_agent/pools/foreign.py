@@ -40,10 +40,7 @@ class ForeignPools:
         self._give_up(source)
 
     async def connect(self, ctx: Context, source: SourceId) -> list[Peer]:
-        """Reach the pools of all ranks of a source; one call at a time for each.
-
-        Raises CallError or KVError; then none of them stays mapped.
-        """
+        """Pools of all ranks, one call at a time for a source. Raises CallError or KVError; then none stays mapped."""
         peers = self._begun[source] = []
         try:
             await self._connect(ctx, source, peers)

@@ -34,9 +34,7 @@ class HeldBy(Protocol):
     ctx: Context
 
     @property
-    def core(self) -> AgentCore:
-        """Grants and transfers."""
-        ...
+    def core(self) -> AgentCore: ...
 
     def feed(self, event: Event) -> None:
         """Give the core an event."""
@@ -97,23 +95,18 @@ class HeldPools(PoolOwner):
             call.reply(HasLetGo(group=order.group, number=order.number))
 
     def on_members(self, left: Iterable[Member]) -> None:
-        """The view of the mesh changed."""
         self._memory.on_members(left)
 
     def on_peer_lost(self, peer: Address) -> None:
-        """A link ended."""
         self._memory.on_peer_lost(peer)
 
     def mapped(self, group: str, holder: Address) -> None:
-        """`holder` was told where the pool is."""
         self._memory.on_mapped(group, holder)
 
     def copies_changed(self) -> None:
-        """Copies may have ended."""
         self._memory.copies_changed()
 
     def stop(self) -> None:
-        """The actor ends."""
         self._memory.stop()
 
     # as `PoolOwner`

@@ -1,7 +1,4 @@
-"""The agent's own pools as its core knows them: those that can be mapped, written and read, and those released.
-
-Pure; part of the kv_agent's core.
-"""
+"""The agent's own pools as its core knows them: those that can be mapped, written and read, those released. Pure."""
 
 from collections.abc import Iterable
 
@@ -42,14 +39,12 @@ class OwnPools:
         return self._source(group)
 
     def put(self, pool: Pool) -> None:
-        """Make a pool available, again or for the first time."""
         self._pools[pool.group, pool.layout.tp_rank] = pool
         self._away.pop(pool.group, None)
         if not pool.layout.tp_rank:
             self.sources[self._source(pool.group)] = SourceFacts(pool.incarnation, pool.layout.digest)
 
     def find(self, call: int, group: str, rank: int = 0) -> Pool | Refuse:
-        """The pool of a rank, or why it is not available now."""
         pool = self._pools.get((group, rank))
         if group in self._away:
             return Refuse(call, *self._away[group], retryable=True)
@@ -61,7 +56,6 @@ class OwnPools:
         return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
 
     def misfit(self, call: int, grant: OpenGrant) -> Refuse | None:
-        """Why a grant does not fit a pool that is here; None if it does."""
         pool = self.find(call, grant.group)
         if isinstance(pool, Refuse):
             return pool
@@ -106,5 +100,4 @@ def is_used(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
 
 
 def is_read(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
-    """Whether a copy may still read from a pool."""
     return any(not session.is_quiesced and source_of(session) == pool for session in sessions)

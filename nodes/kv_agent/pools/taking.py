@@ -39,26 +39,26 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
     taken: list[PoolAcquisition] = []
     try:
         # One by one: if one cannot be taken, those taken before it are given back.
-        for one in wanted:
-            pool = take_pool(host, prefix + one.name, one, incarnation)
+        for config in wanted:
+            pool = take_pool(host, prefix + config.name, config, incarnation)
             taken.append(pool)
         # One incarnation only: a rank's new pool would be empty where the others' page table says that pages are full.
-        if len({one.pool.info.incarnation for one in taken}) > 1:
-            for rank, one in enumerate(wanted):
+        if len({acquired.pool.info.incarnation for acquired in taken}) > 1:
+            for rank, config in enumerate(wanted):
                 old = taken[rank].pool
                 if old.info.incarnation != incarnation:
                     old.close()
                     host.unlink(old.path)
-                    made = take_pool(host, prefix + one.name, one, incarnation)
+                    made = take_pool(host, prefix + config.name, config, incarnation)
                     taken[rank] = made._replace(found="replaced: the pool of another rank was lost")
-        desired = next((one.pool.info for one in taken if one.pool.info.is_released), None)
+        desired = next((acquired.pool.info for acquired in taken if acquired.pool.info.is_released), None)
         if desired is not None:
             # The previous agent may have died while it marked them.
-            mark_pools(host, [one.pool for one in taken], desired.weights, is_unwanted=desired.is_unwanted)
+            mark_pools(host, [acquired.pool for acquired in taken], desired.weights, is_unwanted=desired.is_unwanted)
     # Also if interrupted: pools that stay open keep their flocks, and the next try would find them taken.
     except BaseException:
-        for one in taken:
-            one.pool.close()
+        for acquired in taken:
+            acquired.pool.close()
         raise
     return taken
 
@@ -148,10 +148,7 @@ def _name(prefix: str, pool: PagePool) -> str:
 
 
 def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:
-    """Free the pages of an own pool that is marked as unwanted. Returns what is left, which this agent still owns.
-
-    Nobody may use the pages any more. Raises DeviceError.
-    """
+    """Returns what is left of a marked pool that nobody uses; this agent still owns it. Raises DeviceError."""
     pool.close()
     return host.create(name, msgspec.structs.replace(pool.info, ipc_handle=b"", is_freed=True))
 

@@ -95,13 +95,13 @@ def _decode_rows(sequences: list[Sequence], table: int, with_news: list[int], be
     ):
         rows = before.rows[:]
         if before.page_ids:
-            rows[_FIRST_PAGE] = _packed([one.num_placed for one in sequences])
+            rows[_FIRST_PAGE] = _packed([sequence.num_placed for sequence in sequences])
             rows[_NUM_PAGES] = array("i", bytes(4 * len(sequences)))
         return rows
     # A list takes a row in a third of the time that an array does.
     numbers: list[int] = []
-    for one in sequences:
-        numbers += one.slot, one.number, 0, 1, 1, one.num_placed, 0
+    for sequence in sequences:
+        numbers += sequence.slot, sequence.number, 0, 1, 1, sequence.num_placed, 0
     return _packed(numbers)
 
 

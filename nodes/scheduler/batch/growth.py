@@ -29,7 +29,6 @@ class GrowthEstimate:
         self.new_token_ratio = FIRST_RATIO
 
     def stepped(self) -> None:
-        """A step was sent."""
         self.new_token_ratio = max(LEAST_RATIO, self.new_token_ratio - (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS)
 
     def idle(self) -> None:

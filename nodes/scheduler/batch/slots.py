@@ -10,11 +10,9 @@ class Slots:
 
     @property
     def num_taken(self) -> int:
-        """Slots in use."""
         return self._num - len(self._free)
 
     def take(self) -> int:
-        """Take a free slot."""
         # The one given back last goes first, so that numbers stay low: the worker refuses slots from `MAX_SLOTS` on.
         if self._free:
             return self._free.pop()

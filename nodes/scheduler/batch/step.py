@@ -25,7 +25,6 @@ class Step(NamedTuple):
     opens: list[Open]
 
     def column(self, column: RowColumn) -> "array[int]":
-        """One number of each row."""
         return self.rows[column::ROW_WIDTH]
 
     def opened_in(self, table: int) -> "Step":

@@ -57,7 +57,7 @@ class StepPace:
         size = num_rows.bit_length()
         if not self._decode_s:
             return 0.0
-        return self._decode_s[min(self._decode_s, key=lambda one: (abs(one - size), one))]
+        return self._decode_s[min(self._decode_s, key=lambda known: (abs(known - size), known))]
 
 
 def _moved(known: float, newest: float) -> float:

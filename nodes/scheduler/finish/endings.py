@@ -42,7 +42,6 @@ class Endings:
         self.num_failed = 0
 
     def finish(self, sequence: Sequence, reason: str, now: float) -> None:
-        """The last token is drawn."""
         sequence.finish_reason = reason
         self._streams.send(sequence)
         self._keep(sequence, now)
@@ -53,7 +52,6 @@ class Endings:
             self._keep(sequence, now)
 
     def cancel(self, sequence: Sequence, now: float) -> None:
-        """Nobody wants it any more."""
         self._streams.close(sequence)
         if sequence.stage is not Stage.ENDED:
             self.num_cancelled += 1
@@ -61,7 +59,6 @@ class Endings:
         self._attempts.forget(sequence)
 
     def fail(self, sequence: Sequence, code: str, message: str, retryable: bool, now: float) -> None:
-        """It cannot go on here."""
         self.num_failed += 1
         self._outbox.tell(
             sequence.gateway.actor_id,
@@ -80,10 +77,7 @@ class Endings:
     def abort_all(
         self, orders: PrefillHandoffQueue, code: str, message: str, now: float, *, keep_handoffs: bool = False
     ) -> None:
-        """Fail every attempt and order that is not done, so that they start elsewhere at once.
-
-        `keep_handoffs`: spare attempts that are being prefilled elsewhere, which do not need this group's worker yet.
-        """
+        """So that all start elsewhere at once. `keep_handoffs`: not those prefilled elsewhere, which need no worker."""
         for sequence in self._attempts:
             if sequence.stage is not Stage.ENDED and not (keep_handoffs and sequence.stage is Stage.HANDOFF):
                 self.fail(sequence, code, message, True, now)
@@ -91,7 +85,6 @@ class Endings:
             self.fail_order(orders, grant_id, code, message, now)
 
     def fail_order(self, orders: PrefillHandoffQueue, grant_id: str, code: str, message: str, now: float) -> None:
-        """End an order that is being computed, and its sequence."""
         sequence = orders.fail(grant_id, code, message, now)
         assert sequence is not None, "an order that is being computed has a sequence"
         self.leave(sequence, now)

@@ -37,7 +37,7 @@ class Results:
         """Take in one step. True if more may be admitted now than before."""
         has_room = False
         step, token_ids, errors, extras = acknowledged
-        starts, counts, draws = (step.column(one) for one in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
+        starts, counts, draws = (step.column(column) for column in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
         drawn: list[Sequence] = []
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
         for index, (sequence, start, count, draw, token_id) in enumerate(rows):
@@ -84,7 +84,6 @@ class Results:
         self._streams.tokens(sequences if not ended else [one for one in sequences if not one.finish_reason])
 
     def take_handoff(self, outcome: Outcome, now: float) -> None:
-        """A prefill elsewhere is over: the sequence decodes, or is prefilled here."""
         sequence = outcome.sequence
         if isinstance(outcome, HandoffDone):
             if sequence.num_cached_tokens < 0:
@@ -122,7 +121,6 @@ class Results:
             self._orders.on_token(sequence, token_id, extra, now)
 
     def settle(self, sequence: Sequence) -> None:
-        """A sequence that left has no step in flight any more."""
         if sequence.stage is Stage.RETAINED:
             return
         self._running.settle(sequence)

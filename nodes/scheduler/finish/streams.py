@@ -106,7 +106,6 @@ class Streams:
             self._batch(sequence.detokenizer).closes.append(sequence.row_id)
 
     def resend(self, sequence: Sequence, position: int) -> None:
-        """The detokenizer has the stream but lacks tokens from `position` on."""
         self._flush(sequence.detokenizer)
         sequence.num_sent = max(0, min(position, sequence.num_output_tokens))
         self.send(sequence)
@@ -153,7 +152,6 @@ class Streams:
                 self._move(sequence)
 
     def flush(self) -> None:
-        """Send what has gathered."""
         for detokenizer in list(self._batches):
             self._flush(detokenizer)
 
@@ -204,7 +202,7 @@ class Streams:
             batch.counts.append(len(tokens))
             if sequence.extras:
                 at = len(batch.token_ids) - position
-                batch.extras |= {at + one: extra for one, extra in sequence.extras.items() if one >= position}
+                batch.extras |= {at + index: extra for index, extra in sequence.extras.items() if index >= position}
             batch.token_ids.extend(tokens)
         sequence.num_sent = position + len(tokens)
 

@@ -82,10 +82,10 @@ class DecodeHandoffQueue:
         asks: PersistentAsks,
     ) -> None:
         self._config = config
-        self._pool = pool
+        self.pool = pool
         self._layout_digest = pool.layout.digest
         self._holder = holder
-        self._nonce = nonce
+        self.grant_nonce = nonce
         self._outbox = outbox
         self._deadlines = deadlines
         self._asks = asks
@@ -95,14 +95,14 @@ class DecodeHandoffQueue:
             outbox,
             timeout_s,
             lambda grants: OpenGrants(grants=grants),
-            lambda one: _ITEM_BYTES + 10 * len(one.pages),
+            lambda grant: _ITEM_BYTES + 10 * len(grant.pages),
         )
         self._order_asks = BatchedAsks[PrefillOrder](
             ORDER,
             outbox,
             timeout_s,
             lambda orders: OrderPrefills(orders=orders),
-            lambda one: _ITEM_BYTES + 5 * len(one.token_ids),
+            lambda order: _ITEM_BYTES + 5 * len(order.token_ids),
         )
         self._opens = Retrier[str, OpenGrant](deadlines, OPEN, self._ask_to_open)
         # Orders of this turn, by prefill scheduler and grant.
@@ -119,12 +119,10 @@ class DecodeHandoffQueue:
 
     @property
     def num_closing(self) -> int:
-        """Grants whose agent has not said yet that they are closed."""
         return len(self._closing)
 
     @property
     def num_cancelling(self) -> int:
-        """Prefills whose scheduler has not said yet that nothing is left of them."""
         return len(self._cancels)
 
     def sequences(self) -> list[Sequence]:
@@ -132,16 +130,15 @@ class DecodeHandoffQueue:
         return [handoff.sequence for handoff in self._handoffs.values()]
 
     def open(self, sequence: Sequence, lent: ExportedPages, now: float) -> None:
-        """Begin a handoff with pages that were lent to it."""
         self._count += 1
         # Holder and count alone would repeat if an epoch does, or if this core is made anew after a release of memory.
         # A prefill scheduler remembers cancelled ids: after such a repetition one refused 112 of 112 handoffs.
-        grant_id = f"{self._holder}/{self._nonce}.{self._count}"
+        grant_id = f"{self._holder}/{self.grant_nonce}.{self._count}"
         deadline = now + self._config.handoff_timeout_s
         self._handoffs[grant_id] = Handoff(grant_id, sequence, lent, now, deadline)
         message = OpenGrant(
             grant_id=grant_id,
-            group=self._pool.group,
+            group=self.pool.group,
             pages=lent.pages,
             generations=lent.generations,
             layout_digest=self._layout_digest,
@@ -162,7 +159,7 @@ class DecodeHandoffQueue:
 
     def on_opened(self, number: str, message: GrantsOpened, now: float) -> list[Outcome]:
         """The agent has answered ask `number`. It takes pages for the open grants, so their prefill can be ordered."""
-        refused = {one.grant_id: one.code for one in message.refused}
+        refused = {refusal.grant_id: refusal.code for refusal in message.refused}
         answers = self._open_asks.answered(number, message.opened, refused)
         return ended(self._on_open_answer(grant_id, code, now) for grant_id, code in answers)
 
@@ -188,7 +185,7 @@ class DecodeHandoffQueue:
 
     def on_ordered(self, number: str, message: PrefillsOrdered, now: float) -> list[Outcome]:
         """A prefill scheduler has answered ask `number`: it has the accepted orders, or still has them."""
-        refused = {one.grant_id: one.code for one in message.refused}
+        refused = {refusal.grant_id: refusal.code for refusal in message.refused}
         answers = self._order_asks.answered(number, message.accepted, refused)
         return ended(self._on_order_answer(grant_id, code, now) for grant_id, code in answers)
 
@@ -208,7 +205,6 @@ class DecodeHandoffQueue:
         return None
 
     def on_pulled(self, message: PagesPulled, now: float) -> Outcome | None:
-        """The agent says how far the transfer is."""
         handoff = self._handoffs.get(message.grant_id)
         if handoff is None:
             return None
@@ -231,7 +227,6 @@ class DecodeHandoffQueue:
         return self._settle(handoff, now)
 
     def on_failed(self, sender: Address, message: PrefillFailed, now: float) -> Outcome | None:
-        """The prefill scheduler has given the order up."""
         handoff = self._handoffs.get(message.grant_id)
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
@@ -239,12 +234,10 @@ class DecodeHandoffQueue:
         return self._fail(handoff, message.code, now)
 
     def on_news(self, sender: Address, message: PrefillNews, now: float) -> list[Outcome]:
-        """A prefill scheduler says which orders have ended."""
-        done = [self.on_done(sender, one, now) for one in message.done]
-        return ended([*done, *(self.on_failed(sender, one, now) for one in message.failed)])
+        done = [self.on_done(sender, result, now) for result in message.done]
+        return ended([*done, *(self.on_failed(sender, result, now) for result in message.failed)])
 
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Outcome | None:
-        """The agent has given the transfer up."""
         handoff = self._handoffs.get(message.grant_id)
         return None if handoff is None else self._fail(handoff, message.code, now)
 
@@ -255,7 +248,6 @@ class DecodeHandoffQueue:
         return self._closing.pop(grant_id)
 
     def on_cancelled(self, message: PrefillCancelled) -> None:
-        """The prefill scheduler holds nothing of these orders any more."""
         for grant_id in message.grant_ids:
             self._cancels.answered(grant_id)
 
@@ -274,11 +266,9 @@ class DecodeHandoffQueue:
         return []
 
     def on_renew_due(self, grant_id: str, now: float) -> None:
-        """Time to ask the prefill scheduler again whether it has the order."""
         self._order(self._handoffs[grant_id], now)
 
     def flush(self) -> None:
-        """Send the asks gathered in this turn."""
         self._opens.flush()
         orders, self._fresh_orders = self._fresh_orders, {}
         for prefill, of_peer in orders.items():
@@ -290,7 +280,6 @@ class DecodeHandoffQueue:
         self._cancels.retry(peer)
 
     def on_open_retry_due(self, agent: str) -> None:
-        """The pause after grants that could not be opened is over."""
         self._opens.retry(agent)
 
     def retry_now(self, peer: str) -> None:
@@ -299,18 +288,16 @@ class DecodeHandoffQueue:
         self._cancels.retry_now(peer)
 
     def on_expired(self, grant_id: str, now: float) -> Outcome:
-        """The handoff took too long."""
         return self._fail(self._handoffs[grant_id], "deadline_exceeded", now)
 
     def on_peer_lost(self, actor_id: str, now: float) -> list[Outcome]:
-        """A prefill scheduler or the agent is gone: handoffs that depend on it fail."""
         is_agent = actor_id == self._config.agent
-        hit = [one for one in self._handoffs.values() if is_agent or one.prefill == actor_id]
+        hit = [handoff for handoff in self._handoffs.values() if is_agent or handoff.prefill == actor_id]
         return [self._fail(handoff, "peer_lost", now) for handoff in hit]
 
     def revoke(self, sequence: Sequence, now: float) -> Outcome:
         """The request is cancelled, or its pages are needed."""
-        handoff = next(one for one in self._handoffs.values() if one.sequence is sequence)
+        handoff = next(handoff for handoff in self._handoffs.values() if handoff.sequence is sequence)
         return self._fail(handoff, "revoked", now)
 
     # inside
@@ -391,7 +378,7 @@ class DecodeHandoffQueue:
         self._cancels.add(grant_id, prefill, grant_id, retry_s=ASK_RETRY_S, give_up_at=give_up_at)
 
     def _ask_to_open(self, agent: str, grants: list[OpenGrant]) -> None:
-        self._open_asks.ask(agent, {one.grant_id: one for one in grants})
+        self._open_asks.ask(agent, {grant.grant_id: grant for grant in grants})
 
     def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
         # One ask for all of a turn: a scheduler that loses its gateway cancels everything at once.

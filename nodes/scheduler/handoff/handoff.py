@@ -69,5 +69,4 @@ class Handoff:
 
 
 def ended(answers: Iterable[Outcome | None]) -> list[Outcome]:
-    """Those that are not None: most answers end no handoff."""
     return [outcome for outcome in answers if outcome is not None]

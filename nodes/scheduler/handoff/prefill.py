@@ -104,7 +104,6 @@ class PrefillHandoffQueue:
         return grant_id in self._orders
 
     def refusal(self, message: PrefillOrder) -> OrderRefused | None:
-        """Why a new order cannot be taken, None if it can."""
         page_size, num_tokens, num_skip = self._config.page_size, len(message.token_ids), message.num_skip_tokens
         # Cancel and order are separate asks, so a repeated order may arrive after its cancel. Computing it would fill
         # pages for a grant that is closed, until the lease (10 s) frees them.
@@ -124,13 +123,11 @@ class PrefillHandoffQueue:
         return None
 
     def renew(self, holder: Address, message: PrefillOrder, now: float) -> None:
-        """The holder asks again: it is alive and wants the pages."""
         order = self._orders[message.grant_id]
         order.holder = holder
         self._renew(order, now)
 
     def accept(self, holder: Address, message: PrefillOrder, sequence: Sequence, now: float) -> None:
-        """Take a new order; `sequence` computes it."""
         order = _Order(holder, message, sequence, self._config.page_size)
         self._orders[message.grant_id] = order
         self._renew(order, now)
@@ -176,7 +173,6 @@ class PrefillHandoffQueue:
         return sequence
 
     def on_pulled(self, message: PagesPulled, now: float) -> None:
-        """The agent says how far the transfer is."""
         order = self._orders.get(message.grant_id)
         # Only progress, or the end, renews: repeated acknowledgements would keep the lease of a stuck copy alive.
         if order is not None and (message.num_pages > order.num_pulled or message.complete):
@@ -198,7 +194,6 @@ class PrefillHandoffQueue:
         return self._forget(grant_id)
 
     def on_holder_lost(self, holder: Address) -> list[Sequence]:
-        """A decode scheduler is gone: nobody wants its pages."""
         lost = [
             grant_id
             for grant_id, order in self._orders.items()
@@ -207,7 +202,6 @@ class PrefillHandoffQueue:
         return [sequence for grant_id in lost if (sequence := self._forget(grant_id)) is not None]
 
     def on_lease_over(self, grant_id: str) -> Sequence | None:
-        """No sign of life for a whole lease."""
         return self._forget(grant_id)
 
     def on_timeout(self, grant_id: str, now: float) -> Sequence | None:
@@ -235,19 +229,18 @@ class PrefillHandoffQueue:
         self._deadlines.set((ANNOUNCE, grant_id), now + order.repeat_s)
 
     def flush(self) -> None:
-        """Tell each peer what has gathered for it in this turn."""
         fresh_pages, self._fresh_pages = self._fresh_pages, {}
         for agent, spans in fresh_pages.items():
-            ready = [one for grant_id, span in spans.items() if (one := self._ready(grant_id, *span)) is not None]
-            for some in cut(ready, lambda one: _ITEM_BYTES + 10 * len(one.pages)):
+            ready = [pages for grant_id, span in spans.items() if (pages := self._ready(grant_id, *span)) is not None]
+            for some in cut(ready, lambda announced: _ITEM_BYTES + 10 * len(announced.pages)):
                 self._outbox.tell(agent, AnnouncePages(announced=some))
         fresh_results, self._fresh_results = self._fresh_results, {}
         for holder, results in fresh_results.items():
             # An order may have been cancelled since: nobody waits for its result.
             told = [result for grant_id, result in results.items() if grant_id in self._orders]
             for some in cut(told, lambda _: _ITEM_BYTES):
-                done = [one for one in some if isinstance(one, PrefillDone)]
-                failed = [one for one in some if isinstance(one, PrefillFailed)]
+                done = [result for result in some if isinstance(result, PrefillDone)]
+                failed = [result for result in some if isinstance(result, PrefillFailed)]
                 self._outbox.tell(holder, PrefillNews(done=done, failed=failed))
 
     # inside

@@ -60,14 +60,12 @@ class WaitingQueue:
         return sequence.row_id in self._front or sequence.row_id in self._queue
 
     def add(self, sequence: Sequence) -> None:
-        """Add at the end."""
         self._queue[sequence.row_id] = sequence
 
     def put_back(self, sequence: Sequence) -> None:
-        """Put back ahead of all that were never admitted."""
         self._front[sequence.row_id] = sequence
         # Sorted at each return: preemption takes the youngest first, so they come back in the wrong order.
-        self._front = {one.row_id: one for one in sorted(self._front.values(), key=_arrival)}
+        self._front = {sequence.row_id: sequence for sequence in sorted(self._front.values(), key=_arrival)}
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer; harmless if it did not."""
@@ -76,15 +74,13 @@ class WaitingQueue:
             self._num_since_turn = 0 if sequence.row_id in self._by_turn else self._num_since_turn + 1
 
     def num_tokens(self) -> int:
-        """Tokens of all that wait."""
         return sum(sequence.num_tokens for sequence in self)
 
     def order(self, now: float) -> list[Sequence]:
-        """All waiting sequences, the first to be admitted first."""
         waiting = list(self._queue.values())
         # First come, first served starves nobody, and is in order already.
         if self._policy != "fcfs" and len(waiting) > 1:
-            starved = [one for one in waiting if now - one.arrived_at >= self._starvation_s]
+            starved = [sequence for sequence in waiting if now - sequence.arrived_at >= self._starvation_s]
             waiting = self._take_turns(self._sort(waiting), sorted(starved, key=_arrival))
         return [*self._front.values(), *waiting]
 
@@ -94,15 +90,15 @@ class WaitingQueue:
         ordered: dict[int, Sequence] = {}
         oldest = iter(starved)
         num_since = self._num_since_turn
-        for one in by_policy:
+        for sequence in by_policy:
             if num_since >= STARVED_TURN - 1:
                 waiting_longest = next((other for other in oldest if other.row_id not in ordered), None)
                 if waiting_longest is not None:
                     ordered[waiting_longest.row_id] = waiting_longest
                     self._by_turn.add(waiting_longest.row_id)
                     num_since = 0
-            if one.row_id not in ordered:
-                ordered[one.row_id] = one
+            if sequence.row_id not in ordered:
+                ordered[sequence.row_id] = sequence
                 num_since += 1
         return list(ordered.values())
 

@@ -107,7 +107,6 @@ class Pipeline:
 
     @property
     def num_inflight(self) -> int:
-        """Steps sent and not acknowledged."""
         return len(self._sent)
 
     @property
@@ -117,7 +116,6 @@ class Pipeline:
 
     @property
     def can_send(self) -> bool:
-        """A worker is there and has room for a step."""
         return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
 
     def adopt(self, now: float) -> None:
@@ -161,15 +159,12 @@ class Pipeline:
         whole = self.ranks.whole()
         if whole is not None:
             # Only now, and not rank by rank: any of them may have to answer again for a later group.
-            for one in range(len(self.ranks.worker_ids)):
-                self._asks.answered(_adopt_tag(one))
+            for rank in range(len(self.ranks.worker_ids)):
+                self._asks.answered(_adopt_tag(rank))
         return whole
 
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
-        """The worker is ours: it gets the unacknowledged steps before anything new.
-
-        If too many workers have died in one of these steps, none of them is sent again: they are returned.
-        """
+        """Returns the steps that are not sent again, because too many workers have died in one of them."""
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
@@ -201,10 +196,7 @@ class Pipeline:
             sent.plan = msgspec.structs.replace(sent.plan, timeout_s=PATIENCE * sent.plan.timeout_s)
 
     def _blame(self) -> bool:
-        """Count the predecessor's death for all sequences in its steps. True if one of them has seen too many.
-
-        The predecessor may have computed these steps, so their tokens count as recomputed.
-        """
+        """True if a sequence has seen too many deaths. These steps may have been computed: they count as recomputed."""
         self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
         hit = {sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values()
         for sequence in hit:
@@ -346,7 +338,7 @@ class Pipeline:
 
     def _emit(self, sent: _Sent) -> None:
         step = sent.step
-        buffers = [memoryview(one).cast("B") for one in (step.rows, step.token_ids, step.page_ids)]
+        buffers = [memoryview(column).cast("B") for column in (step.rows, step.token_ids, step.page_ids)]
         for actor_id in self.ranks.worker_ids:
             self._outbox.add(SendStep(actor_id, sent.plan, buffers))
 

@@ -49,13 +49,13 @@ class AdoptedRanks:
         first = self._adopted.get(0)
         # A group is named by rank 0's epoch and epochs only grow, so a rank that names a later group has seen the
         # earlier one end.
-        newest = max(one.group_epoch for one in self._adopted.values())
-        stale = [one for one, answer in self._adopted.items() if answer.group_epoch < newest]
+        newest = max(answer.group_epoch for answer in self._adopted.values())
+        stale = [rank for rank, answer in self._adopted.items() if answer.group_epoch < newest]
         # Rank 0's epoch is the group's name: if rank 0 answers with another name, that group does not exist.
         if first is not None and first.worker_epoch != first.group_epoch and 0 not in stale:
             stale.append(0)
-        for one in stale:
-            del self._adopted[one]
+        for number in stale:
+            del self._adopted[number]
         return stale
 
     def whole(self) -> Adopted | None:
@@ -74,8 +74,8 @@ class AdoptedRanks:
         return msgspec.structs.replace(
             answers[0],
             # The least of all: a token or a batch that one rank cannot take must not be sent to any.
-            vocab_size=_least(one.vocab_size for one in answers),
-            max_batch_tokens=_least(one.max_batch_tokens for one in answers),
+            vocab_size=_least(answer.vocab_size for answer in answers),
+            max_batch_tokens=_least(answer.max_batch_tokens for answer in answers),
         )
 
     def rank_of(self, worker: Address) -> int:
@@ -106,7 +106,7 @@ class AdoptedRanks:
         if len(answers) < len(self.worker_ids):
             return None
         del self._results[result.step]
-        return _merge([answers[one] for one in range(len(self.worker_ids))])
+        return _merge([answers[rank] for rank in range(len(self.worker_ids))])
 
 
 def _least(limits: Iterable[int]) -> int:
@@ -127,15 +127,15 @@ def _merge(results: list[StepResult]) -> StepResult | Disagreement:
         if len(result.token_ids) != len(first.token_ids):
             counts = f"{len(first.token_ids)} and {len(result.token_ids)} tokens"
             return Disagreement(f"ranks 0 and {rank} answered step {first.step} with {counts}")
-        for row, (one, other) in enumerate(zip(first.token_ids, result.token_ids, strict=True)):
-            if one != other and row not in errors:
-                return Disagreement(f"ranks 0 and {rank} drew {one} and {other} for row {row} of step {first.step}")
+        for row, (drawn, other) in enumerate(zip(first.token_ids, result.token_ids, strict=True)):
+            if drawn != other and row not in errors:
+                return Disagreement(f"ranks 0 and {rank} drew {drawn} and {other} for row {row} of step {first.step}")
     # Nearly always so, and then no new message is made for the step.
-    if not errors and first.elapsed_s >= max(one.elapsed_s for one in results):
+    if not errors and first.elapsed_s >= max(result.elapsed_s for result in results):
         return first
     return msgspec.structs.replace(
         first,
         errors=[errors[row] for row in sorted(errors)],
         # The slowest rank's: deadlines of later steps are derived from it.
-        elapsed_s=max(one.elapsed_s for one in results),
+        elapsed_s=max(result.elapsed_s for result in results),
     )

@@ -25,10 +25,7 @@ _LARGEST_ID: Final = 2**31 - 1
 
 
 def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
-    """What is wrong with the result, in words; empty if nothing is.
-
-    A row that failed may have any token, which is ignored. `vocab_size` 0: the worker has not said.
-    """
+    """What is wrong, in words; empty if nothing is. A failed row may have any token. `vocab_size` 0: not known."""
     draws, token_ids = step.column(RowColumn.DRAWS), result.token_ids
     if len(token_ids) != len(draws):
         return f"step {result.step} has {len(draws)} rows and was answered with {len(token_ids)} tokens"

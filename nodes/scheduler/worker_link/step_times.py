@@ -49,7 +49,7 @@ class StepTimes:
         # A measurement counts even above `most_s`: a host where such a step took so long must be allowed to finish it.
         if size in self._slowest_s:
             return max(self._step_deadline_s, DEADLINE_FACTOR * self._slowest_s[size])
-        smaller = max((one for one in self._slowest_s if one < size), default=0)
+        smaller = max((known for known in self._slowest_s if known < size), default=0)
         if smaller:
             # For all that is known, it was the least work of that size that took so long.
             expected_s = self._slowest_s[smaller] * work / (1 << smaller - 1)

@@ -40,7 +40,6 @@ class WorkerDeaths:
         self.num_poisoned = 0
 
     def next_suspect(self) -> Sequence | None:
-        """The sequence that goes through the next step alone."""
         while self._suspects:
             row_id, first = next(iter(self._suspects.items()))
             # One cleared by an acknowledged step, or gone from the batch (ended, preempted), is no longer a suspect.

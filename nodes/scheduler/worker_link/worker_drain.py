@@ -37,7 +37,6 @@ class WorkerDrain:
         return bool(self._drained)
 
     def on_members(self, event: MembersChanged, now: float) -> None:
-        """Take in which members are ready, were last seen draining, or stay down."""
         was_drained, stayed_away = self.is_drained, self._stays_away
         self._stays_away = False
         for worker in self._config.ranks:

@@ -117,23 +117,16 @@ def test_check_quarantines_what_holders_see_differently() -> None:
     allocator.cache([2])
     claims = {1: PageState.RUNNING, 2: PageState.RUNNING, 4: PageState.RUNNING}
     violations = allocator.check(claims)
-    assert violations == [
-        Violation(2, "CACHED", "RUNNING"),
-        Violation(3, "RUNNING", "FREE"),
-        Violation(4, "FREE", "RUNNING"),
-    ]
-    assert [allocator.state(page) for page in (1, 2, 3, 4, 5)] == [
-        PageState.RUNNING,
-        PageState.QUARANTINED,
-        PageState.QUARANTINED,
-        PageState.QUARANTINED,
-        PageState.FREE,
-    ]
+    told = [(2, "CACHED", "RUNNING"), (3, "RUNNING", "FREE"), (4, "FREE", "RUNNING")]
+    assert violations == [Violation(*one) for one in told]
+    states = [PageState.RUNNING, *[PageState.QUARANTINED] * 3, PageState.FREE]
+    assert [allocator.state(page) for page in range(1, 6)] == states
     assert allocator.num_free == 1
     assert allocator.check(claims) == []
 
 
 def test_check_repairs_a_damaged_free_list() -> None:
+    """By private names: no move that the allocator has does such damage."""
     allocator = PageAllocator(6)
     allocator.allocate(1)
     allocator._free.append(1)

@@ -26,7 +26,8 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 class Running:
     """A sequence as its scheduler knows it."""
 
-    def __init__(self, key: str, token_ids: list[int], pages: BlockTable) -> None:
+    def __init__(self, key: str, token_ids: list[int], pages: BlockTable, epoch: int = 0) -> None:
+        self.epoch = epoch
         self.key = key
         self.token_ids = token_ids
         self.pages = pages
@@ -45,10 +46,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.quarantined: list[int] = []
         self.followed: set[bytes] = set()
+        self.started: list[Running] = []
         self.generations: dict[int, int] = {}
 
     def alive(self, sequence: Running) -> bool:
-        return sequence.pages._blocks is self.cache.blocks and not sequence.pages.is_released
+        return sequence.epoch == self.epoch and not sequence.pages.is_released
 
     def write(self, sequence: Running, start: int, stop: int) -> None:
         """The worker's part: compute KV of positions start .. stop - 1 into their pages."""
@@ -73,8 +75,9 @@ class CacheMachine(RuleBasedStateMachine):
         pages = self.cache.start(token_ids, key)
         assert pages.pages == match.pages
         assert pages.num_tokens == match.num_tokens < len(token_ids)
-        sequence = Running(key, list(token_ids), pages)
+        sequence = Running(key, list(token_ids), pages, self.epoch)
         self.check_pages(sequence)
+        self.started.append(sequence)
         return sequence
 
     @rule(sequence=running, extra=st.integers(0, 4))
@@ -162,23 +165,15 @@ class CacheMachine(RuleBasedStateMachine):
         assert rebuilt.num_torn == 0
         assert cached <= {page for node, _ in self.cache.blocks.tree.runs() for page in node.pages}
         self.quarantined = rebuilt.quarantined
-        for handles in rebuilt.recovered._by_parent.values():
-            for handle in handles:
-                if handle.tail_tokens:
-                    key, tokens = self.content[handle.pages[-1]]
-                    self.check_pages(Running(key, list(tokens), handle))
-        self.claim(data, rebuilt)
+        self.books_agree()
+        wishes = [(key, [*tokens, 1]) for key, tokens in set(self.content.values())]
+        for key, token_ids in [(data.draw(st.sampled_from(KEYS)), data.draw(TOKENS)), *wishes]:
+            while (handle := rebuilt.recovered.claim(token_ids, key)) is not None:
+                assert handle.num_tokens < len(token_ids)
+                self.check_pages(Running(key, token_ids, handle))
+                handle.release()
         self.books_agree()
         rebuilt.recovered.release()
-
-    def claim(self, data: st.DataObject, rebuilt: object) -> None:
-        token_ids = data.draw(TOKENS)
-        key = data.draw(st.sampled_from(KEYS))
-        handle = rebuilt.recovered.claim(token_ids, key)  # type: ignore[attr-defined]
-        if handle is not None:
-            assert handle.num_tokens < len(token_ids)
-            self.check_pages(Running(key, token_ids, handle))
-            handle.release()
 
     def is_lent(self, page: int) -> bool:
         return self.cache.blocks.allocator.state(page) in (
@@ -233,8 +228,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing leaks: without handles every page is free or cached."""
-        for sequence in list(self.cache._live.values()):
-            self.quarantined += sequence.release()
+        for sequence in self.started:
+            if self.alive(sequence):
+                self.quarantined += sequence.pages.release()
         self.cache.clear_quarantined(self.quarantined)
         assert self.cache.num_available() == NUM_PAGES - 1
         assert self.cache.num_sequences == 0

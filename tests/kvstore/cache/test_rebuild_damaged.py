@@ -14,7 +14,7 @@ from kvstore.cache.page_table import MAX_GENERATION, PLAUSIBLE_GENERATIONS, Page
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import Rebuilt, rebuild
 from kvstore.hashing import HASH_BYTES, NO_HASH, pack_tokens, page_hash, root_hash
-from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding
+from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding, make_table
 
 NUM_PAGES = 14
 TABLE_BYTES = PageTable.num_bytes(NUM_PAGES, PAGE_SIZE)
@@ -285,10 +285,10 @@ def test_a_table_of_one_byte(filling: int) -> None:
 def test_the_table_of_another_pool_says_nothing_of_this_one() -> None:
     """Of another page size: what lies where is another's, so nothing is whole."""
     pool, _ = chain()
-    other = PageTable(memoryview(bytearray(TABLE_BYTES * 4)), NUM_PAGES, 3 * PAGE_SIZE)
+    other, memory = make_table(NUM_PAGES, 3 * PAGE_SIZE)
     cache = PrefixCache(NUM_PAGES, 3 * PAGE_SIZE, group="g", epoch=1, table=other)
     holding(cache, [1] * 30).advance([1] * 30)
-    pool.memory[:] = bytes(other._view[:TABLE_BYTES])
+    pool.memory[:] = memory[:TABLE_BYTES]
     assert first_look(pool)[2] == 0
 
 

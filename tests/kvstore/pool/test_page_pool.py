@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,13 +94,9 @@ def test_a_header_that_does_not_fit_is_refused(host: MemoryHost) -> None:
 def damage(host: MemoryHost, offset: int, data: bytes) -> str:
     """A pool whose header bytes are replaced from `offset` on."""
     pool = host.create("kv-a", INFO)
+    # The whole of it, that the views are parts of.
+    pool.pages_view.obj[offset : offset + len(data)] = data
     pool.close()
-    if isinstance(host, HeapHost):
-        host._pools[pool.path][offset : offset + len(data)] = data
-    else:
-        with open(pool.path, "r+b") as file:
-            file.seek(offset)
-            file.write(data)
     return pool.path
 
 
@@ -129,13 +124,16 @@ def test_damaged_headers_are_told_apart(
 NESTED = b"\x81\xa1x" + b"\x91" * 3000 + b"\xc0"
 
 
+def header_around(body: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_header.msgspec.msgpack, "encode", lambda _: body)
+        return pool_header.encode_header(INFO)
+
+
 @pytest.mark.parametrize("body", [b"\xc0", NESTED], ids=["nil", "nested"])
-def test_a_header_of_other_fields_is_torn(shm: ShmHost, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    monkeypatch.setattr(pool_header.msgspec.msgpack, "encode", lambda _: body)
-    header = pool_header.encode_header(INFO)
-    monkeypatch.undo()
+def test_a_header_of_other_fields_is_torn(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
     with pytest.raises(PoolTorn, match="cannot be read"):
-        pool_header.decode_header(header, "x", 10**9)
+        pool_header.decode_header(header_around(body, monkeypatch), "x", 10**9)
 
 
 def test_short_files_are_torn(shm: ShmHost, left: str) -> None:
@@ -146,18 +144,14 @@ def test_short_files_are_torn(shm: ShmHost, left: str) -> None:
     assert HEADER_BYTES == 4096
 
 
-def header_of(**fields: object) -> bytes:
-    sound = msgspec.to_builtins(INFO, builtin_types=(bytes,))
-    sound["layout"] |= {name: fields.pop(name) for name in list(fields) if name in sound["layout"]}
-    body = msgspec.msgpack.encode({**sound, **fields})
-    return (pool_header._PREFIX.pack(pool_header.MAGIC, 1, len(body), zlib.crc32(body)) + body).ljust(
-        HEADER_BYTES, b"\0"
-    )
-
-
 @pytest.mark.parametrize("fields", [{"num_pages": 1}, {"num_pages": -5}, {"page_size": 0}, {"dtype": "int3"}])
-def test_a_header_that_describes_no_pool_is_torn(host: MemoryHost, fields: dict[str, object]) -> None:
-    path = damage(host, 0, header_of(**fields))
+def test_a_header_that_describes_no_pool_is_torn(
+    host: MemoryHost, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = msgspec.to_builtins(INFO, builtin_types=(bytes,))
+    layout = {name: value for name, value in fields.items() if name in sound["layout"]}
+    body = msgspec.msgpack.encode(sound | fields | {"layout": sound["layout"] | layout})
+    path = damage(host, 0, header_around(body, monkeypatch))
     with pytest.raises(PoolTorn, match="describes no pool"):
         host.open(path, writable=True)
 

@@ -105,6 +105,7 @@ class Mail(Process):
     def __init__(self, world: World, name: str, inbox: Any) -> None:
         super().__init__(HeapHost(), world.cards)
         self.world, self.name, self.inbox = world, name, inbox
+        self.offered: list[str] = []
 
     def now(self) -> float:
         return self.world.now
@@ -117,6 +118,8 @@ class Mail(Process):
         self.world.post.append((message, lambda: self.inbox.pair_failed(pair, "deadline_exceeded", "lost")))
 
     def offer(self, agent: str, offer: OfferPair) -> None:
+        self.offered.append(offer.pair)
+
         def ask() -> None:
             try:
                 getattr(self.world, agent).inbox.take_offer(self.name, offer)

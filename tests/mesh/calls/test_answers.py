@@ -160,6 +160,7 @@ async def test_who_asks_a_peer_that_is_lost_on_the_way_is_told_once(met):
             met.system.links.lose(PEER, "two says so")
 
     met.actor.on_peer_lost = on_peer_lost
+    # Both in one step of the core: what the links carry out goes one after the other.
     for other in others:
         met.system.links._core.lose(other.peer, "gone")
     met.system.links.beat()
@@ -196,6 +197,7 @@ async def test_who_asks_after_the_end_is_refused_and_leaves_no_timer(met):
     met.actor.ctx.ask_then("peer", HI, outcomes.append, timeout_s=0.05)
     assert met.wire.sent == []
     assert len(met.system.asking) == 0
+    # By a private name: a timer that rings for nothing does nothing.
     assert met.system.asking._timer.at == float("inf")
     await asyncio.sleep(0)
     assert outcomes == []

@@ -3,11 +3,10 @@
 import pytest
 from structlog.testing import capture_logs
 
-from mesh.address import Address, Endpoint
+from mesh.address import Address
 from mesh.errors import DeadlineExceeded
-from mesh.membership.view import Member
 from mesh.transport.base import Channel, Link
-from mesh.wire.frames import Bye, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
+from mesh.wire.frames import Bye, ErrorBody, Ping, Renew, Subscribe, Welcome
 from mesh.wire.header import PROTOCOL_VERSION, Verb
 from tests.mesh.mesh_under_test import Say, until
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
@@ -121,14 +120,13 @@ async def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning
 
 
 async def test_a_member_without_hello_is_told_to_begin_again(rig):
-    member = rig.member()
+    rig.member()
     rig.say(Verb.TELL, Say(text="hi"))
     ((link, _, header, body),) = rig.wire.sent
     assert (link, header.sequence, body.code) == (FROM_PEER, 0, "no_hello")
     # And who is told so itself forgets the link, and dials anew.
     assert rig.system.actor.ctx.tell("peer", Say(text="x"))
-    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
-    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
+    rig.welcome()
     rig.say(Verb.ERROR, ErrorBody(code="no_hello", message="who?"), link=TO_PEER, sequence=0)
     assert rig.actor.lost == [(PEER, "the peer refuses the link (no_hello: who?)")]
     assert rig.system.actor.ctx.tell("peer", Say(text="x"))
@@ -155,24 +153,23 @@ async def test_no_welcome_in_time_is_a_lost_peer(rig):
 
 
 async def test_somebody_else_at_the_address_is_a_lost_peer(rig):
-    member = rig.member()
+    rig.member()
     rig.system.actor.ctx.tell("peer", Say(text="x"))
-    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, sender_epoch=3)
+    rig.welcome(Channel.CONTROL, sender_epoch=3)
     await until(lambda: rig.actor.lost)
-    assert rig.actor.lost == [(PEER, "another actor listens at its address")]
+    assert [peer for peer, _ in rig.actor.lost] == [PEER]
 
 
 async def test_welcomes_have_to_fit(rig):
-    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
     rig.hello()
-    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member))
-    rig.system.registration.view.reset(1, 1, [member])
+    rig.welcome(Channel.CONTROL, link=FROM_PEER)
+    rig.member()
     rig.say(Verb.BYE, Bye())
     rig.say(Verb.BYE, Bye(), channel=Channel.DATA)
     assert rig.actor.lost == [(PEER, "it said bye")]
     rig.system.actor.ctx.tell("peer", Say(text="x"))
-    rig.say(Verb.WELCOME, Welcome(version=9, member=member), link=TO_PEER)
-    rig.say(Verb.HELLO, Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member), link=TO_PEER)
+    rig.welcome(Channel.CONTROL, version=9)
+    rig.hello(TO_PEER, [Channel.CONTROL])
     assert rig.refused("wrong_version") == 1
     assert rig.refused("unexpected") == 2
 
@@ -204,28 +201,27 @@ async def test_a_peer_that_dials_again_has_begun_again(met):
 
 
 async def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(rig):
-    member = rig.member()
+    rig.member()
     rig.actor.ctx.tell("peer", Say(text="x"))
-    for channel in Channel:
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=channel)
+    rig.welcome()
     # A hello that was on its way before the welcome has a lower number, and means nothing.
     rig.sequences = [0 << 32, 0 << 32]
     rig.hello()
     assert rig.actor.lost == []
     rig.sequences = [5 << 32, 5 << 32]
     rig.hello()
-    assert rig.actor.lost == [(PEER, "it restarted the connection")]
+    assert [peer for peer, _ in rig.actor.lost] == [PEER]
     assert rig.wire.closed == [TO_PEER]
     assert not rig.system.links.get("peer").route.link.dialed
 
 
 async def test_welcomes_of_two_times_are_none(rig):
-    member = rig.member()
+    rig.member()
     rig.actor.ctx.tell("peer", Say(text="x"))
-    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
+    rig.welcome(Channel.CONTROL)
     rig.sequences[Channel.DATA] = 2 << 32
-    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
-    assert rig.actor.lost == [(PEER, "it restarted the connection")]
+    rig.welcome(Channel.DATA)
+    assert [peer for peer, _ in rig.actor.lost] == [PEER]
 
 
 async def test_a_silent_peer_is_lost_after_an_ask_ran_out(met):
@@ -259,10 +255,8 @@ async def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(met):
     met.hello()
     # It is told on both channels, so that it may end.
     assert met.refused("superseded") == 2
-    assert [(link, header.sequence, body.code, body.known_epoch) for link, _, header, body in met.wire.sent] == [
-        (FROM_PEER, 0, "superseded", 3),
-        (FROM_PEER, 0, "superseded", 3),
-    ]
+    told = [(link, header.sequence, body.code, body.known_epoch) for link, _, header, body in met.wire.sent]
+    assert told == [(FROM_PEER, 0, "superseded", 3)] * 2
     assert met.actor.told == []
     assert met.system.links.get("peer").address.epoch == 3
 
@@ -294,26 +288,17 @@ async def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link
     assert rig.actor.ctx.tell("peer", Say(text="x"))
     rig.say(Verb.ERROR, ErrorBody(code="superseded", message="epoch 9"), link=TO_PEER, sequence=0)
     assert rig.actor.lost == [(PEER, "the peer refuses the link (superseded: epoch 9)")]
-    assert not rig.system.incarnation._end.done()
+    assert rig.system.over is None
 
 
 async def test_an_accepted_channel_waits_for_its_hello(rig):
-    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-    rig.say(
-        Verb.HELLO,
-        Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
-        channel=Channel.CONTROL,
-    )
+    rig.hello(channels=[Channel.CONTROL])
     rig.wire.sent.clear()
     for number in range(1100):
         sent = rig.system.actor.ctx.tell("peer", Say(text=str(number)))
         assert sent == (number < 1000)
     assert rig.wire.sent == []
-    rig.say(
-        Verb.HELLO,
-        Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
-        channel=Channel.DATA,
-    )
+    rig.hello(channels=[Channel.DATA])
     bodies = [body for _, _, _, body in rig.wire.sent]
     assert isinstance(bodies[0], Welcome)
     assert [body.text for body in bodies[1:]] == [str(number) for number in range(1000)]

@@ -71,7 +71,7 @@ def test_every_change_is_a_later_list_that_holds_together(changes):
             continue
         now.check()
         assert now.version == before.version + (now.hosts != before.hosts or adds)
-        known = now.of(name)
+        known = now.host(name)
         assert (known is not None) == adds
         assert known is None or now.find(known.public_key) == known
     assert now.registry() == HEAD.registry()

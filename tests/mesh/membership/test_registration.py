@@ -68,15 +68,16 @@ def run(answers, after=lambda registration: None, registry_class=Registry):
     async def main():
         registry, audience = registry_class(answers), Audience()
         log = structlog.get_logger()
+        tasks = TaskSupervisor(log, Metrics())
         registration = registry.registration = Registration(
-            registry, audience, audience.members_changed, SystemOptions(), TaskSupervisor(log, Metrics())
+            registry, audience, audience.members_changed, SystemOptions(), tasks
         )
         registration.start()
         await registration.joined()
         after(registration)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        registration._task.cancel()
+        await tasks.close()
         return registration, registry, audience
 
     return asyncio.run(main())

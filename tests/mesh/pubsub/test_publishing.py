@@ -1,7 +1,7 @@
 from mesh.pubsub.publishing import MAX_TOPICS
 from mesh.transport.base import Channel
-from mesh.wire.frames import Hello, Publication, Subscribe, Subscribed, Unsubscribe, Welcome
-from mesh.wire.header import PROTOCOL_VERSION, Verb
+from mesh.wire.frames import Hello, Publication, Subscribe, Subscribed, Unsubscribe
+from mesh.wire.header import Verb
 from tests.mesh.mesh_under_test import Say
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
@@ -25,19 +25,17 @@ async def test_a_publisher_that_links_again_is_asked_at_once(rig):
 
 async def test_a_publisher_that_was_dialed_for_something_else_is_asked_when_it_welcomes(rig):
     rig.system.publishing.subscribe("peer", "load")
-    member = rig.member()
+    rig.member()
     rig.system.links.reach("peer")
     assert asked(rig) == []
-    for channel in Channel:
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=channel)
+    rig.welcome()
     assert asked(rig) == [TO_PEER]
 
 
 async def test_a_subscription_that_dials_asks_once(rig):
-    member = rig.member()
+    rig.member()
     rig.system.publishing.subscribe("peer", "load")
-    for channel in Channel:
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=channel)
+    rig.welcome()
     greetings = [body for _, _, _, body in rig.wire.sent if isinstance(body, Hello)]
     assert (len(greetings), asked(rig)) == (2, [TO_PEER])
 

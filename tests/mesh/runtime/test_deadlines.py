@@ -33,6 +33,7 @@ def test_moving_a_key_for_ever_takes_no_memory() -> None:
     deadlines = Deadlines()
     for index in range(10_000):
         deadlines.set(("a", ""), float(index))
+    # By a private name: what else shows it is memory.
     assert len(deadlines._heap) < 100
     assert deadlines.pop_due(1e9) == ("a", "")
     assert deadlines.pop_due(1e9) is None

@@ -19,6 +19,15 @@ def a_list(own):
     return AllowList(0, ()).with_host(own.host, own.public_key, ("registry", "*"))
 
 
+@pytest.fixture
+def ring(directory):
+    """Of a host that has its key and a list."""
+    own = HostKey.new("head")
+    directory.write_key(own)
+    directory.write_allowed(a_list(own))
+    return KeyRing(directory)
+
+
 def test_a_ring_needs_both_files_and_sees_what_is_replaced(directory):
     assert directory.read_key() is directory.read_allowed() is None
     own = HostKey.new("head")
@@ -36,18 +45,14 @@ def test_a_ring_needs_both_files_and_sees_what_is_replaced(directory):
     assert (ring.poll(), ring.allowed, ring.poll()) == (True, second, False)
 
 
-def test_a_list_that_is_damaged_or_gone_leaves_the_one_before(directory):
-    own = HostKey.new("head")
-    directory.write_key(own)
-    directory.write_allowed(a_list(own))
-    ring = KeyRing(directory)
+def test_a_list_that_is_damaged_or_gone_leaves_the_one_before(directory, ring):
     directory.allowed_file.write_text('{"version": 9, "hosts": []}')
-    assert (ring.poll(), ring.allowed) == (False, a_list(own))
+    assert (ring.poll(), ring.allowed) == (False, a_list(ring.own))
     assert "allowed.json is damaged" in ring.trouble
     directory.allowed_file.unlink()
     assert not ring.poll()
     assert "put it back" in ring.trouble
-    directory.write_allowed(a_list(own))
+    directory.write_allowed(a_list(ring.own))
     assert (ring.poll(), ring.trouble) == (False, "")
 
 
@@ -65,19 +70,15 @@ def test_files_that_others_may_read_and_links_are_not_read(directory, tmp_path):
         directory.read_key()
 
 
-def test_a_lost_list_is_written_again_as_it_was_but_not_what_is_another_s_to_mend(directory):
-    own = HostKey.new("head")
-    directory.write_key(own)
-    directory.write_allowed(a_list(own))
-    ring = KeyRing(directory)
+def test_a_lost_list_is_written_again_as_it_was_but_not_what_is_another_s_to_mend(directory, ring):
     assert ring.restore() == ""
     directory.allowed_file.write_text('{"version": 9')
     told = f"{directory.allowed_file} was damaged (Input data was truncated): the right file was written again"
     assert ring.restore() == told
-    assert (directory.read_allowed(), ring.trouble, ring.restore()) == (a_list(own), "", "")
+    assert (directory.read_allowed(), ring.trouble, ring.restore()) == (a_list(ring.own), "", "")
     directory.allowed_file.unlink()
     assert ring.restore() == f"{directory.allowed_file} was gone: the right file was written again"
-    assert directory.read_allowed() == a_list(own)
+    assert directory.read_allowed() == a_list(ring.own)
 
     directory.allowed_file.write_text('{"version": 9')
     directory.path.chmod(0o750)
@@ -90,25 +91,17 @@ def test_a_lost_list_is_written_again_as_it_was_but_not_what_is_another_s_to_men
     assert not directory.allowed_file.exists()
 
 
-def test_a_list_that_cannot_be_written_again_is_written_when_it_can(directory, monkeypatch):
-    own = HostKey.new("head")
-    directory.write_key(own)
-    directory.write_allowed(a_list(own))
-    ring = KeyRing(directory)
+def test_a_list_that_cannot_be_written_again_is_written_when_it_can(directory, ring, monkeypatch):
     directory.allowed_file.write_text("")
     with monkeypatch.context() as full:
         full.setattr(key_files, "replace_file", Mock(side_effect=OSError(28, "No space left on device")))
         assert ring.restore() == ""
         assert "No space left" in ring.trouble
     assert ring.restore()
-    assert (directory.read_allowed(), ring.trouble) == (a_list(own), "")
+    assert (directory.read_allowed(), ring.trouble) == (a_list(ring.own), "")
 
 
-def test_a_pipe_in_place_of_a_list_is_damage_which_is_mended(directory):
-    own = HostKey.new("head")
-    directory.write_key(own)
-    directory.write_allowed(a_list(own))
-    ring = KeyRing(directory)
+def test_a_pipe_in_place_of_a_list_is_damage_which_is_mended(directory, ring):
     directory.allowed_file.unlink()
     os.mkfifo(directory.allowed_file, 0o600)
     writer = os.open(directory.allowed_file, os.O_RDWR)
@@ -116,4 +109,4 @@ def test_a_pipe_in_place_of_a_list_is_damage_which_is_mended(directory):
         assert "was not a regular file: the right" in ring.restore()
     finally:
         os.close(writer)
-    assert directory.read_allowed() == a_list(own)
+    assert directory.read_allowed() == a_list(ring.own)

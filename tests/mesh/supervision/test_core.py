@@ -224,30 +224,7 @@ def test_drain_goes_tier_by_tier():
     assert core.deadline() is None
 
 
-def test_no_restart_while_stopping():
-    core = ready_mesh(Supervised("g", 0), Supervised("w"))
-    core.handle(Stop("down"), 1.0)
-    assert done(core.handle(Exited("w", 1, "crash"), 1.1)) == [Died("w", 1, "crash")]
-    assert states(core)["w"] == "stopped"
-    assert core.deadline() == 1.0 or core.deadline() == 31.0
-
-
-def test_stop_ends_what_waits_and_what_is_being_spawned():
-    core = ready_mesh(Supervised("a"), Supervised("b"))
-    core.handle(Exited("a", 1, "crash"), 1.0)
-    core.handle(Exited("b", 1, "crash"), 1.0)
-    core.handle(Exited("b", 1, "crash"), 1.0)
-    core.handle(Tick(), 1.0)
-    assert states(core) == {"a": "spawning", "b": "spawning"}
-    assert done(core.handle(Stop("down"), 1.1)) == []
-    assert done(core.handle(Spawned("a", 2), 1.2)) == [Kill("a", 2)]
-    core.handle(Exited("a", 2, "signal 9"), 1.3)
-    assert done(core.handle(SpawnFailed("b", 2, "no memory"), 1.4)) == [MeshStopped("")]
-
-    core = ready_mesh()
-    core.handle(Exited("a", 1, "crash"), 1.0)
-    assert done(core.handle(Stop("down"), 1.1)) == [MeshStopped("")]
-
+def test_a_stop_before_the_beginning_is_the_end():
     core = Supervisor([Supervised("a")], Policy(), {})
     assert done(core.handle(Stop("before the beginning"), 1.1)) == [MeshStopped("")]
 
@@ -313,10 +290,7 @@ def test_what_does_not_drain_in_time_is_killed_and_restarted_all_the_same():
     core.handle(Restart(("a",)), 1.0)
     core.handle(Beat("a", 1, ready=True), 5.0)
     assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
-    assert ended(core, "a", 6.1, "signal 9") == [
-        Died("a", 1, "signal 9", "not_drained_in_time"),
-        Spawn("a", 2),
-    ]
+    assert ended(core, "a", 6.1, "signal 9") == [Died("a", 1, "signal 9", "not_drained_in_time"), Spawn("a", 2)]
 
 
 def test_one_that_cannot_start_ends_the_round():

@@ -59,6 +59,7 @@ class Processes(RuleBasedStateMachine):
 
     def perform(self, event):
         wished = {actor_id for actor_id, watch in self.core.watches.items() if watch.comes_back or watch.stays_away}
+        # What still waits for its turn is nobody else's business than the core's and this model's.
         wished |= set(self.core._rolling) | set(getattr(event, "actor_ids", ()))
         before = {actor_id: watch.state for actor_id, watch in self.core.watches.items()}
         restarts = {actor_id: watch.num_restarts for actor_id, watch in self.core.watches.items()}

@@ -116,6 +116,7 @@ async def test_lent_memory_is_known_until_it_is_sent(start):
     assert a.send(link, Channel.DATA, (b"h", memoryview(large)))
     await until(lambda: ear.heard)
     assert bytes(ear.heard[0][2][1]) == large
+    # By a private name: lent memory that is not known as such any more looks the same until it is overwritten.
     await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
     for number in range(300):
         assert a.send(link, Channel.DATA, (b"h", bytes([number % 256]) * ZERO_COPY_BYTES))
@@ -124,11 +125,7 @@ async def test_lent_memory_is_known_until_it_is_sent(start):
 
 
 async def test_a_full_pipe_fills_the_outbox_and_nothing_is_lost(start, short_path):
-    small = {
-        "run_directory": RunDirectory(short_path),
-        "high_water_mark": 10,
-        "max_outbox_messages": 500,
-    }
+    small = {"run_directory": RunDirectory(short_path), "high_water_mark": 10, "max_outbox_messages": 500}
     a, ear_a, _ = await start(A, **small)
     b, ear_b, where = await start(B, **small)
     link = a.dial(B, where)
@@ -147,7 +144,6 @@ async def test_a_full_pipe_fills_the_outbox_and_nothing_is_lost(start, short_pat
     assert sent >= 500
     await until(lambda: len(ear_a.heard) == sent)
     assert [int(parts[0]) for _, _, parts in ear_a.heard] == list(range(sent))
-    assert b._retry is None or not any(b._backlog)
 
 
 def test_outboxes_are_bounded_by_bytes_too():
@@ -284,13 +280,11 @@ async def test_what_an_accepted_peer_sent_before_it_stopped_arrives_before_its_e
         a.send(link, Channel.DATA, (b"h", b"last words"))
     await a.stop()
     # Blocking, so that nothing of all that is read before what is sent there is refused.
-    deadline = time.monotonic() + 5
-    while not b._accepted[back].is_cut:
-        assert time.monotonic() < deadline
+    for _ in range(100):
         b.send(back, Channel.DATA, (b"x", b""))
         time.sleep(0.001)  # noqa: ASYNC251
     assert order == []
-    await until(lambda: order and order[-1] != Channel.DATA)
+    await until(lambda: not b.send(back, Channel.DATA, (b"x", b"")))
     assert order == [Channel.DATA] * 300 + ["it closed its connection"]
 
 
@@ -551,7 +545,8 @@ def test_no_welcome_from_a_mute_listener(run, short_path, once_per_process):
             mute.bind(str(path))
             mute.listen(4)
             where = Endpoint(f"ipc://{path}", f"ipc://{path}")
-            a.registration.view._members["b"] = Member(actor_id="b", role="r", epoch=1, endpoint=where)
+            view, b = a.registration.view, Member(actor_id="b", role="r", epoch=1, endpoint=where)
+            assert view.apply(view.registry_epoch, view.version + 1, [b], [])
             with pytest.raises(PeerLost, match="no welcome"):
                 await a.actor.ctx.ask("b", HI, timeout_s=60)
             mute.close()

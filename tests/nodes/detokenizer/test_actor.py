@@ -79,8 +79,7 @@ async def test_tokens_in_text_out(mesh):
     tell(mesh, step("hel", opens=[opening()]))
     tell(mesh, step("lo", 3, finish="length"))
     await until(lambda: mesh.gateway.text == "hello")
-    assert mesh.gateway.deltas[-1].finish_reason == "length"
-    assert mesh.gateway.deltas[-1].scheduler == "s0"
+    assert (mesh.gateway.deltas[-1].finish_reason, mesh.gateway.deltas[-1].scheduler) == ("length", "s0")
     assert mesh.detokenizer.stats() == {
         "mesh_detokenizer_streams": 1.0,
         "mesh_detokenizer_resends_total": 0.0,

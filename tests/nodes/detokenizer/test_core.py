@@ -168,7 +168,7 @@ def test_memory_of_unknown_streams_is_bounded(detokenizer):
     step = TokenBatch(streams=[*range(5000)], positions=[0] * 5000, counts=[1] * 5000, token_ids=[65] * 5000)
     (ask,) = asked(feed(detokenizer, step))
     assert len(ask.streams_unknown) == 5000
-    assert len(detokenizer._senders[D].asked_at) < 5000
+    assert len(detokenizer.senders[D].asked_at) < 5000
 
 
 def test_later_attempt_goes_on_where_the_first_was(detokenizer):
@@ -271,8 +271,7 @@ def test_idle_streams_are_dropped_when_there_are_too_many():
         feed(detokenizer, batch("a", stream=i, opens=[opening(i)]), i)
     feed(detokenizer, batch("b", stream=0, position=1), 21)
     feed(detokenizer, batch("a", stream=20, opens=[opening(20)]), 22)
-    assert detokenizer.num_streams == 20
-    assert detokenizer.num_dropped == 1
+    assert (detokenizer.num_streams, detokenizer.num_dropped) == (20, 1)
     assert texts(feed(detokenizer, batch("c", stream=0, position=2), 23))
     assert asked(feed(detokenizer, batch("b", stream=1, position=1), 24))[0].streams_unknown == [1]
 
@@ -285,7 +284,7 @@ def test_ended_streams_are_forgotten_after_others():
     feed(detokenizer, batch("a", stream=2, opens=[opening(2)]))
     for i in range(10, 12):
         feed(detokenizer, batch("a", stream=i, opens=[opening(i)], finish="length"))
-    assert set(detokenizer._senders[D].streams) == {2, 10, 11}
+    assert set(detokenizer.senders[D].streams) == {2, 10, 11}
 
 
 @pytest.mark.parametrize(
@@ -315,7 +314,7 @@ def test_streams_that_nothing_comes_for_are_forgotten_after_their_lease():
     assert detokenizer.handle(LeaseTick(), 8.5) == []
     assert detokenizer.num_streams == 2
     detokenizer.handle(LeaseTick(), 9)
-    assert set(detokenizer._senders[D].streams) == {1}
+    assert set(detokenizer.senders[D].streams) == {1}
     assert not detokenizer._ended
     detokenizer.handle(LeaseTick(), 13)
     assert detokenizer.num_streams == 0

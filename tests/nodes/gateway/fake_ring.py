@@ -49,20 +49,10 @@ from tests.mesh.mesh_under_test import until
 END_OF_TEXT = 256
 QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, retry_min_s=0.01, retry_max_s=0.1)
 CONFIG = GatewayConfig(
-    quantization="int8",
-    model_name="bytes",
-    model="test",
-    aliases=("other-bytes",),
-    context_length=200,
-    vocab_size=257,
-    port=0,
-    max_body_bytes=100_000,
-    body_timeout_s=0.5,
-    prepare_timeout_s=1.0,
-    role_wait_s=0.3,
-    recovery_timeout_s=3.0,
-    quiet_s=0.15,
-)
+    quantization="int8", model_name="bytes", model="test", aliases=("other-bytes",), context_length=200,
+    vocab_size=257, port=0, max_body_bytes=100_000, body_timeout_s=0.5, prepare_timeout_s=1.0, role_wait_s=0.3,
+    recovery_timeout_s=3.0, quiet_s=0.15,
+)  # fmt: skip
 
 
 @dataclass

@@ -57,7 +57,7 @@ def refusals(ring: Ring) -> float:
 async def test_one_connection_too_many_is_answered_and_those_before_it_are_served(ring, client) -> None:
     assert (await client.get("/health")).status_code == 200
     kept = await connections(ring, 4)
-    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 5)
+    await until(lambda: ring.gateway.server.num_connections == 5)
     with structlog.testing.capture_logs() as logs:
         more = await connections(ring, 30)
         assert Counter(await asyncio.gather(*map(fate, kept + more))) == fates(4, 30)
@@ -67,7 +67,7 @@ async def test_one_connection_too_many_is_answered_and_those_before_it_are_serve
     assert refusals(ring) == 30
     assert (await client.get("/health")).status_code == 200, "its connection was there before"
     await leave(kept + more)
-    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 1)
+    await until(lambda: ring.gateway.server.num_connections == 1)
     again = await connections(ring, 1)
     assert await fate(again[0]) == "kept"
     await leave(again)
@@ -91,8 +91,7 @@ def test_the_last_descriptors_are_no_client_s(monkeypatch: pytest.MonkeyPatch) -
         await client.get("/health")
         free = os.dup(0)
         os.close(free)
-        server = ring.gateway._server._acceptor
-        monkeypatch.setattr(server, "_max_files", free + 20 + acceptor.RESERVED_FILES)
+        monkeypatch.setattr(ring.gateway.server.acceptor, "_max_files", free + 20 + acceptor.RESERVED_FILES)
         with structlog.testing.capture_logs() as logs:
             many = await connections(ring, 60)
             told = Counter(await asyncio.gather(*map(fate, many)))
@@ -163,7 +162,7 @@ async def test_who_has_left_the_queue_keeps_nobody_waiting(monkeypatch: pytest.M
 async def test_whoever_is_in_the_queue_when_the_port_is_left_is_taken(ring, client) -> None:
     # Connected as far as the kernel and the client know: the loop has not turned since.
     with socket.create_connection(("127.0.0.1", ring.gateway.port), timeout=5) as waiting:
-        ring.gateway._server.leave_port()
+        ring.gateway.server.leave_port()
         waiting.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.wait_for(ring.gateway._server.quiet(), 5)
+        await asyncio.wait_for(ring.gateway.server.quiet(), 5)
         assert waiting.recv(100).startswith(b"HTTP/1.1 200 OK")

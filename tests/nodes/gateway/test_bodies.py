@@ -80,6 +80,7 @@ def test_what_is_held_is_never_too_much_and_comes_back(steps: list[tuple[int, in
     for body in bodies.values():
         body.close()
     assert (budget.num_bytes, budget.num_bodies) == (0, 0)
+    # By private names: what is left behind for clients that have gone is counted in no figure.
     assert not budget._bodies_of
     assert not budget._large_bytes_of
 

@@ -44,13 +44,9 @@ LOST = Failure("deadline_exceeded", "no answer")
 
 def opened(request_id: str = "r", *, max_tokens: int = 8, route: Route | None = None) -> Opened:
     return Opened(
-        request_id=request_id,
-        prompt_ids=[1, 2, 3],
-        sampling=Sampling(),
-        stop=StopRules(max_tokens),
-        route=route or Route(decode="d0", detokenizer="t0", prefill="p0"),
-        arrived_at=0.0,
-    )
+        request_id=request_id, prompt_ids=[1, 2, 3], sampling=Sampling(), stop=StopRules(max_tokens),
+        route=route or Route(decode="d0", detokenizer="t0", prefill="p0"), arrived_at=0.0,
+    )  # fmt: skip
 
 
 def delta(position: int, token_ids: list[int], offset: int, text: str, **fields: Any) -> TextDelta:
@@ -80,6 +76,14 @@ def running(core: GatewayCore) -> GatewayCore:
     core.handle(opened(), 0.0)
     core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
     return core
+
+
+def failed(attempt: int, code: str = "worker_lost", message: str = "", **fields: Any) -> AttemptFailed:
+    return AttemptFailed(request_id="r", attempt=attempt, code=code, message=message, **fields)
+
+
+def to(decode: str, attempt: int = 1) -> RouteChosen:
+    return RouteChosen("r", attempt, Route(decode=decode, detokenizer="t0"))
 
 
 def only(commands: list[Any], kind: type) -> Any:
@@ -194,14 +198,13 @@ def test_a_gap_in_text_alone_is_asked_for_from_the_start(running: GatewayCore) -
 
 
 def test_what_comes_beside_tokens_is_kept_by_position_over_repeats_and_attempts(running: GatewayCore) -> None:
-    log = running._requests["r"]
+    log = running.requests["r"]
     running.handle(batch(delta(0, [7, 8], 0, "ab", extras=[b"0", b""])), 0.1)
     running.handle(batch(delta(0, [7, 8, 9], 0, "abc", extras=[b"!", b"!", b"2"])), 0.2)
     running.handle(batch(delta(3, [10], 3, "d")), 0.3)
     # Of the next attempt, which begins with what was delivered.
     log.accept(delta(2, [9, 10, 11], 2, "cde", extras=[b"!", b"!", b"4"], attempt=1), 0.5)
-    assert log.output_ids == [7, 8, 9, 10, 11]
-    assert log.extras == {0: b"0", 2: b"2", 4: b"4"}
+    assert (log.output_ids, log.extras) == ([7, 8, 9, 10, 11], {0: b"0", 2: b"2", 4: b"4"})
 
 
 def test_gaps_of_one_frame_share_a_message(running: GatewayCore) -> None:
@@ -257,16 +260,15 @@ def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: Gateway
     assert running.handle(Tick(), 1.1) == [], "it may come back to its pages"
     ask = only(running.handle(Tick(), 1.2), AskRoute)
     assert (ask.attempt, ask.message.token_ids, ask.message.excluded) == (1, [1, 2, 3, 7, 8], ["d0"])
-    message = only(running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 1.3), SendSubmit).message
+    message = only(running.handle(to("d1"), 1.3), SendSubmit).message
     assert (message.attempt, message.prompt_ids, message.output_ids) == (1, [1, 2, 3], [7, 8])
     assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 1.3) == [], "too late"
     running.handle(SubmitAccepted("r", 1, "d1", 1), 1.4)
     late = running.handle(batch(delta(2, [5], 2, "x")), 1.5)
     assert late == [SendCancel("d0", [AttemptRef("r", 0)])]
     assert running.handle(batch(delta(2, [5], 2, "x")), 1.5) == [], "the cancel is under way"
-    commands = running.handle(
-        batch(delta(2, [9], 2, "c", attempt=1, scheduler="d1", num_cached_tokens=5, finish_reason="length")), 1.6
-    )
+    last = delta(2, [9], 2, "c", attempt=1, scheduler="d1", num_cached_tokens=5, finish_reason="length")
+    commands = running.handle(batch(last), 1.6)
     assert only(commands, Deliver).text == "c"
     assert only(commands, End).num_cached_tokens == 0, "cached tokens are attempt 0's"
     assert running.num_retries == 1
@@ -327,15 +329,15 @@ NUMERICS = {"d0": "x", "d1": "y", "d2": "x"}
 
 def test_the_next_route_is_asked_for_with_the_numerics_of_the_first_output(running: GatewayCore) -> None:
     running.handle(SchedulersChanged({"d0": 1, "d1": 1}, numerics=NUMERICS), 0.0)
-    drained = AttemptFailed(request_id="r", attempt=0, code="draining")
-    assert only(running.handle(drained, 0.1), AskRoute).message.numerics == "", "no output: any bits will do"
-    running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 0.2)
+    assert only(running.handle(failed(0, "draining"), 0.1), AskRoute).message.numerics == "", (
+        "no output: any bits will do"
+    )
+    running.handle(to("d1"), 0.2)
     running.handle(batch(delta(0, [7], 0, "a", attempt=1, scheduler="d1")), 0.3)
     # It drains, so it is not ready; what it announces still holds of what it has computed.
     running.handle(SchedulersChanged({"d0": 1}, numerics=NUMERICS), 0.4)
-    asked = only(running.handle(AttemptFailed(request_id="r", attempt=1, code="draining"), 0.5), AskRoute)
-    assert asked.message.numerics == "y"
-    assert running.num_numerics_changes == 0
+    asked = only(running.handle(failed(1, "draining"), 0.5), AskRoute)
+    assert (asked.message.numerics, running.num_numerics_changes) == ("y", 0)
 
 
 def test_a_request_that_goes_on_under_other_numerics_is_counted_once(running: GatewayCore) -> None:
@@ -343,10 +345,9 @@ def test_a_request_that_goes_on_under_other_numerics_is_counted_once(running: Ga
     running.handle(batch(delta(0, [7], 0, "a")), 0.1)
     counts = []
     for attempt, decode in enumerate(("d2", "d1", "d0", "d1"), 1):
-        failed = AttemptFailed(request_id="r", attempt=attempt - 1, code="draining")
-        commands = running.handle(failed, attempt)
+        commands = running.handle(failed(attempt - 1, "draining"), attempt)
         assert only(commands, AskRoute).message.numerics == "x", "those of its first output, wherever it has been since"
-        running.handle(RouteChosen("r", attempt, Route(decode=decode, detokenizer="t0")), attempt + 0.1)
+        running.handle(to(decode, attempt), attempt + 0.1)
         counts.append(running.num_numerics_changes)
         running.handle(batch(delta(attempt, [8], attempt, "b", attempt=attempt, scheduler=decode)), attempt + 0.2)
         counts.append(running.num_numerics_changes)
@@ -368,9 +369,8 @@ def test_a_scheduler_that_is_back_before_its_death_is_known_is_used_at_once(runn
     running.handle(SchedulersChanged({"d0": 2}), 0.2)
     assert only(running.handle(PeerLost("d0", 1), 0.2), SendSubmit).scheduler == "d0"
     lost = Failure("peer_lost", "gone")
-    assert running.handle(SubmitFailed("r", 1, lost), 0.3) == [AskAlive("d0")], (
-        "the second death, seen by the submission alone"
-    )
+    # The second death, seen by the submission alone.
+    assert running.handle(SubmitFailed("r", 1, lost), 0.3) == [AskAlive("d0")]
     assert only(running.handle(SchedulersChanged({"d0": 3}), 0.4), SendSubmit).message.attempt == 2
 
 
@@ -379,44 +379,28 @@ def test_what_does_not_fit_a_stand_in_waits_for_whom_it_stands_in_for(core: Gate
     core.handle(SchedulersChanged({"p0": 1}, frozenset({"p0"})), 0.0)
     core.handle(opened(route=Route(decode="p0", detokenizer="t0")), 0.0)
     assert only(core.handle(SubmitFailed("r", 0, too_much), 0.1), AskRoute).message.excluded == ["p0"]
-    assert core.handle(RouteChosen("r", 0, Route(decode="p0", detokenizer="t0")), 0.2) == []
+    assert core.handle(to("p0", 0), 0.2) == []
     assert only(core.handle(Tick(), 3.0), AskRoute).message.excluded == []
     core.handle(SchedulersChanged({"p0": 1, "d0": 2}, frozenset({"p0"})), 3.0)
-    again = core.handle(RouteChosen("r", 0, Route(decode="d0", detokenizer="t0")), 3.1)
-    assert only(again, SendSubmit).scheduler == "d0"
+    assert only(core.handle(to("d0", 0), 3.1), SendSubmit).scheduler == "d0"
     # A decode group's word is the last.
     assert only(core.handle(SubmitFailed("r", 0, too_much), 3.2), End).failure == too_much
 
 
-def test_a_scheduler_whose_worker_was_drained_is_waited_for_like_a_missing_role(core: GatewayCore) -> None:
+def test_a_scheduler_whose_worker_was_drained_is_waited_for_like_a_missing_role(waiting: GatewayCore) -> None:
     """`role_wait_s` from its arrival on, less than other failures are given."""
-    drained = Failure("draining", "worker-0 was drained")
-    core.handle(opened(), 0.0)
-    now, commands = 0.1, core.handle(SubmitFailed("r", 0, drained), 0.1)
-    ends: list[End] = []
-    while not ends:
-        for command in commands:
-            if isinstance(command, AskRoute):
-                assert command.message.excluded in ([], ["d0"])
-                commands = core.handle(RouteChosen("r", 0, Route(decode="d0", detokenizer="t0")), now)
-                break
-            if isinstance(command, SendSubmit):
-                commands = core.handle(SubmitFailed("r", 0, drained), now)
-                break
-        else:
-            ends = [command for command in commands if isinstance(command, End)]
-            now += 0.25
-            commands = core.handle(Tick(), now)
-    assert ends[0].failure == drained
-    assert CONFIG.role_wait_s < ends[0].elapsed_s < CONFIG.role_wait_s + 2.5 < CONFIG.recovery_timeout_s
+    drained, now, commands = Failure("draining", "worker-0 was drained"), 0.1, []
+    while waiting.num_requests:
+        commands, now = route_again(waiting, waiting.handle(SubmitFailed("r", 0, drained), now), now)
+    end = only(commands, End)
+    assert end.failure == drained
+    assert CONFIG.role_wait_s < end.elapsed_s < CONFIG.role_wait_s + 2.5 < CONFIG.recovery_timeout_s
 
 
 def test_a_request_given_back_by_a_drained_worker_goes_elsewhere_or_ends(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7], 0, "a")), 0.5)
-    given_back = AttemptFailed(request_id="r", attempt=0, code="draining", message="worker-0 was drained")
-    assert only(running.handle(given_back, 60.0), AskRoute).message.excluded == ["d0"]
-    elsewhere = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 60.1)
-    assert only(elsewhere, SendSubmit).message.output_ids == [7]
+    assert only(running.handle(failed(0, "draining", "it was drained"), 60.0), AskRoute).message.excluded == ["d0"]
+    assert only(running.handle(to("d1"), 60.1), SendSubmit).message.output_ids == [7]
     running.handle(SubmitFailed("r", 1, Failure("draining", "so was worker-1")), 60.2)
     running.handle(RouteFailed("r", 1, Failure("no_capacity", "nobody")), 60.3)
     (ask,) = (one for one in running.handle(Tick(), 63.0) if isinstance(one, AskRoute))
@@ -496,7 +480,7 @@ def test_submissions_that_nobody_was_there_to_take_are_bounded_by_time_and_not_b
 def test_an_attempt_that_fails_when_time_is_over_is_the_last(waiting: GatewayCore) -> None:
     assert waiting.handle(SubmitFailed("r", 0, LOST), CONFIG.recovery_timeout_s - 0.1)[0].attempt == 1
     late = CONFIG.recovery_timeout_s
-    waiting.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), late - 0.1)
+    waiting.handle(to("d1"), late - 0.1)
     ended = waiting.handle(SubmitFailed("r", 1, Failure("deadline_exceeded", "again")), late)
     assert only(ended, End).failure == Failure("deadline_exceeded", "again")
 
@@ -511,22 +495,21 @@ def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(wa
 
 def test_no_answer_to_submit_cancels_what_may_be_held(waiting: GatewayCore) -> None:
     ask, cancel = waiting.handle(SubmitFailed("r", 0, LOST), 5.0)
-    assert ask.attempt == 1
-    assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
+    assert (ask.attempt, cancel) == (1, SendCancel("d0", [AttemptRef("r", 0)]))
 
 
 @pytest.mark.parametrize(
     ("code", "excluded"), [("unknown_attempt", []), ("worker_lost", ["d0"]), ("memory_released", ["d0"])]
 )
 def test_a_failed_attempt_is_tried_again(running: GatewayCore, code: str, excluded: list[str]) -> None:
-    (ask,) = running.handle(AttemptFailed(request_id="r", attempt=0, code=code), 0.2)
+    (ask,) = running.handle(failed(0, code), 0.2)
     assert (ask.attempt, ask.message.excluded) == (1, excluded)
 
 
 def test_old_and_unknown_failures_are_ignored(running: GatewayCore) -> None:
-    running.handle(AttemptFailed(request_id="r", attempt=0, code="worker_lost"), 0.2)
-    assert running.handle(AttemptFailed(request_id="r", attempt=0, code="worker_lost"), 0.2) == []
-    assert running.handle(AttemptFailed(request_id="r", attempt=1, code="worker_lost"), 0.2) == [], "not submitted yet"
+    running.handle(failed(0), 0.2)
+    assert running.handle(failed(0), 0.2) == []
+    assert running.handle(failed(1), 0.2) == [], "not submitted yet"
     assert running.handle(AttemptFailed(request_id="x", attempt=0, code="worker_lost"), 0.2) == []
     assert running.handle(RouteChosen("r", 0, Route(decode="d1")), 0.2) == []
     assert running.handle(RouteFailed("x", 0, LOST), 0.2) == []
@@ -534,8 +517,7 @@ def test_old_and_unknown_failures_are_ignored(running: GatewayCore) -> None:
 
 
 def test_a_failure_that_is_not_retryable_ends_the_request(running: GatewayCore) -> None:
-    poisoned = AttemptFailed(request_id="r", attempt=0, code="poisoned_request", message="boom", retryable=False)
-    end = only(running.handle(poisoned, 0.2), End)
+    end = only(running.handle(failed(0, "poisoned_request", "boom", retryable=False), 0.2), End)
     assert (end.failure, end.finish_reason) == (Failure("poisoned_request", "boom", retryable=False), None)
     assert running.num_requests == 0
 
@@ -551,13 +533,13 @@ def test_what_can_never_fit_ends_the_request(waiting: GatewayCore) -> None:
 
 
 def drive_attempt_to_failure(core: GatewayCore, attempt: int, now: float) -> list[Any]:
-    core.handle(RouteChosen("r", attempt, Route(decode=f"d{attempt}", detokenizer="t0")), now)
+    core.handle(to(f"d{attempt}", attempt), now)
     core.handle(SubmitAccepted("r", attempt, f"d{attempt}", 1), now)
-    return core.handle(AttemptFailed(request_id="r", attempt=attempt, code="worker_lost"), now)
+    return core.handle(failed(attempt), now)
 
 
 def test_attempts_are_spent_after_five_with_growing_pauses(running: GatewayCore) -> None:
-    running.handle(AttemptFailed(request_id="r", attempt=0, code="worker_lost"), 0.0)
+    running.handle(failed(0), 0.0)
     now, pauses = 0.0, []
     for attempt in range(1, 4):
         assert drive_attempt_to_failure(running, attempt, now) == []
@@ -576,9 +558,9 @@ def lose_and_run_again(core: GatewayCore, attempt: int, now: float) -> list[Any]
     """The scheduler dies in attempt number `attempt`, and the next one takes the request."""
     commands = core.handle(PeerLost("d0", attempt + 1), now)
     core.handle(Tick(), now + 1.0)
-    core.handle(RouteChosen("r", attempt + 1, Route(decode="d0", detokenizer="t0")), now + 1.0)
+    core.handle(to("d0", attempt + 1), now + 1.0)
     core.handle(Tick(), now + 1.1)
-    core.handle(RouteChosen("r", attempt + 1, Route(decode="d0", detokenizer="t0")), now + 1.1)
+    core.handle(to("d0", attempt + 1), now + 1.1)
     core.handle(SubmitAccepted("r", attempt + 1, "d0", attempt + 2), now + 1.2)
     return commands
 
@@ -599,7 +581,7 @@ def test_a_lost_link_to_a_scheduler_that_lives_is_not_held_against_a_request(run
         assert not any(isinstance(one, End) for one in running.handle(PeerLost("d0", 1), now))
         for later in (1.0, 1.1):
             running.handle(Tick(), now + later)
-            running.handle(RouteChosen("r", attempt + 1, Route(decode="d0", detokenizer="t0")), now + later)
+            running.handle(to("d0", attempt + 1), now + later)
         running.handle(SubmitAccepted("r", attempt + 1, "d0", 1), now + 1.2)
     assert running.num_requests == 1
 
@@ -729,32 +711,28 @@ def test_only_events_are_taken(core: GatewayCore) -> None:
         core.handle("nonsense", 0.0)
 
 
-def given_back(attempt: int) -> AttemptFailed:
-    return AttemptFailed(request_id="r", attempt=attempt, code="memory_released", message="it is wanted")
-
-
 def test_releases_are_no_failures_of_a_request(running: GatewayCore) -> None:
     """Many more than it may have attempts that come to nothing."""
     now, number = 100.0, 0
     for attempt in range(4 * CONFIG.max_attempts):
-        commands = running.handle(given_back(attempt), now)
+        commands = running.handle(failed(attempt, "memory_released"), now)
         while not any(isinstance(command, AskRoute) for command in commands):
             now += 0.25
             commands = running.handle(Tick(), now)
         number = 1 - number
-        running.handle(RouteChosen("r", attempt + 1, Route(decode=f"d{number}", detokenizer="t0")), now)
+        running.handle(to(f"d{number}", attempt + 1), now)
         running.handle(SubmitAccepted("r", attempt + 1, f"d{number}", 1), now)
     assert running.num_requests == 1
 
 
 def test_what_has_begun_waits_for_the_resumption(running: GatewayCore) -> None:
     released = Failure("memory_released", "the memory of all worker groups is released")
-    commands, now = running.handle(given_back(0), 10.0), 10.0
+    commands, now = running.handle(failed(0, "memory_released"), 10.0), 10.0
     while now < 10.0 * CONFIG.recovery_timeout_s:
         if any(isinstance(command, AskRoute) for command in commands):
             running.handle(RouteFailed("r", 1, released), now)
         now += 0.5
         commands = running.handle(Tick(), now)
         assert not any(isinstance(command, End) for command in commands)
-    running.handle(RouteChosen("r", 1, Route(decode="d0", detokenizer="t0")), now)
+    running.handle(to("d0"), now)
     assert running.handle(SubmitAccepted("r", 1, "d0", 2), now) == [Accepted("r")]

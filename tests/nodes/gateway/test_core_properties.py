@@ -77,15 +77,10 @@ class Attempt:
         shown = text_before(self.number, end)
         offset = min(len(text_before(self.number, begin)), len(shown))
         return TextDelta(
-            request_id=self.submit.request_id,
-            attempt=self.submit.attempt,
-            position=start,
-            token_ids=ids[start : self.position],
-            text_offset=offset,
-            text=shown[offset:],
-            finish_reason="length" if finished else None,
-            scheduler=scheduler,
-        )
+            request_id=self.submit.request_id, attempt=self.submit.attempt, position=start,
+            token_ids=ids[start : self.position], text_offset=offset, text=shown[offset:],
+            finish_reason="length" if finished else None, scheduler=scheduler,
+        )  # fmt: skip
 
 
 @dataclass
@@ -182,13 +177,9 @@ class Ring:
         request_id = str(next(self.numbers))
         self.clients[request_id] = Client(length=1 + n % 12)
         opened = Opened(
-            request_id=request_id,
-            prompt_ids=[1, 2],
-            sampling=Sampling(),
-            stop=StopRules(1 + n % 12),
-            route=Route(decode=SCHEDULERS[n % 2], detokenizer="t0"),
-            arrived_at=self.now,
-        )
+            request_id=request_id, prompt_ids=[1, 2], sampling=Sampling(), stop=StopRules(1 + n % 12),
+            route=Route(decode=SCHEDULERS[n % 2], detokenizer="t0"), arrived_at=self.now,
+        )  # fmt: skip
         self.feed(opened)
 
     def produce(self, n: int) -> None:
@@ -290,19 +281,9 @@ class Ring:
 
 
 WEIGHTS = {
-    "produce": 12,
-    "deliver_next": 14,
-    "deliver_any": 4,
-    "repeat": 4,
-    "drop": 2,
-    "open": 2,
-    "wait": 2,
-    "kill_scheduler": 1,
-    "cut_off": 1,
-    "kill_detokenizer": 1,
-    "fail_attempt": 1,
-    "leave": 1,
-}
+    "produce": 12, "deliver_next": 14, "deliver_any": 4, "repeat": 4, "drop": 2, "open": 2, "wait": 2,
+    "kill_scheduler": 1, "cut_off": 1, "kill_detokenizer": 1, "fail_attempt": 1, "leave": 1,
+}  # fmt: skip
 ACTIONS = st.sampled_from([name for name, weight in WEIGHTS.items() for _ in range(weight)])
 
 

@@ -23,10 +23,11 @@ from nodes.gateway.http_call import PIECES
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.requests import RequestState
 from nodes.gateway.scrape import Scraper
+from nodes.gateway.validation import Validator
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
 from tests.mesh.mesh_under_test import until
-from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent
+from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Faults, Ring, Silent
 
 PROMPT = "the quick brown fox"
 
@@ -41,6 +42,20 @@ async def text_of(client: httpx.AsyncClient, **fields: Any) -> str:
     return response.json()["choices"][0]["text"]
 
 
+async def begun(ring: Ring, client: httpx.AsyncClient) -> asyncio.Task[str]:
+    """An answer in the middle of which the scheduler is."""
+    ring.faults.step_s = 0.01
+    task = asyncio.ensure_future(text_of(client))
+    await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
+    return task
+
+
+async def another(ring: Ring, actor_id: str, actor: Any) -> None:
+    """One more of its role, of which the gateway knows."""
+    await ring.start(actor_id, actor)
+    await until(lambda: len(ring.gateway.ctx.members.by_role(actor.role)) == 2)
+
+
 def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error = response.json()["error"]
@@ -51,12 +66,10 @@ def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]
 async def test_a_failed_attempt_is_not_seen(ring, client) -> None:
     ring.faults.failing_attempts, ring.faults.fail_after = 1, 4
     answer = (await complete(client)).json()
-    assert answer["choices"][0]["text"] == PROMPT
-    assert answer["usage"]["completion_tokens"] == len(PROMPT) + 1
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == (PROMPT, len(PROMPT) + 1)
     first, second = ring.seen.submits
     assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
-    assert second.prompt_ids == first.prompt_ids
-    assert second.sampling == first.sampling
+    assert (second.prompt_ids, second.sampling) == (first.prompt_ids, first.sampling)
 
 
 async def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it(ring, client) -> None:
@@ -77,9 +90,7 @@ async def test_a_lost_batch_is_asked_for(ring, client, tokens_per_step: int, num
 
 
 async def test_a_killed_scheduler_is_replaced_in_the_middle_of_a_stream(ring, client) -> None:
-    ring.faults.step_s = 0.01
-    task = asyncio.ensure_future(text_of(client))
-    await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
+    task = await begun(ring, client)
     await ring.kill("d0")
     await ring.start("d0", FakeScheduler(ring.faults, ring.seen), group="a")
     assert await task == PROMPT
@@ -87,18 +98,15 @@ async def test_a_killed_scheduler_is_replaced_in_the_middle_of_a_stream(ring, cl
 
 
 async def test_another_scheduler_takes_over(ring, client) -> None:
-    ring.faults.step_s = 0.01
     await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="a")
     await until(lambda: len(ring.systems["tok0"].actor.ctx.members.by_role("scheduler")) == 2)
-    task = asyncio.ensure_future(text_of(client))
-    await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
+    task = await begun(ring, client)
     await ring.kill("d0")
     assert await task == PROMPT
 
 
 async def test_a_killed_tokenizer_is_asked_no_more(ring, client) -> None:
-    await ring.start("tok1", FakeTokenizer(ring.faults, ring.seen))
-    await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
+    await another(ring, "tok1", FakeTokenizer(ring.faults, ring.seen))
     await ring.kill("tok0")
     for _ in range(4):
         assert await text_of(client) == PROMPT
@@ -106,19 +114,13 @@ async def test_a_killed_tokenizer_is_asked_no_more(ring, client) -> None:
 
 @pytest.mark.settings(prepare_timeout_s=0.2)
 async def test_a_tokenizer_that_hangs_costs_its_deadline_only(ring, client) -> None:
-    from tests.nodes.gateway.fake_ring import Faults
-
-    await ring.start("tok1", FakeTokenizer(Faults(prepare_silent=True), ring.seen))
-    await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
+    await another(ring, "tok1", FakeTokenizer(Faults(prepare_silent=True), ring.seen))
     assert [await text_of(client) for _ in range(2)] == [PROMPT, PROMPT]
 
 
 async def test_a_lost_detokenizer_makes_the_scheduler_use_another(ring, client) -> None:
-    ring.faults.step_s = 0.01
-    await ring.start("t1", Silent(DETOKENIZER))
-    await until(lambda: len(ring.gateway.ctx.members.by_role("detokenizer")) == 2)
-    task = asyncio.ensure_future(text_of(client))
-    await until(lambda: bool(ring.scheduler.held))
+    await another(ring, "t1", Silent(DETOKENIZER))
+    task = await begun(ring, client)
     await ring.kill("t0")
     ring.gateway.on_peer_lost(ring.gateway.ctx.address._replace(actor_id="t0"), "as told")
     assert await task == PROMPT
@@ -134,8 +136,7 @@ async def test_a_missing_role_is_waited_for_and_then_503(ring, client, role: str
     assert response.status_code == 503
     assert "is ready" in response.json()["reasons"][0]
     response = await complete(client)
-    assert response.status_code == 503
-    assert response.headers["retry-after"] == "1"
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     again = asyncio.ensure_future(text_of(client))
     await asyncio.sleep(0.05)
     actor = FakeTokenizer if role == "tok0" else FakeScheduler
@@ -170,8 +171,8 @@ async def test_an_unknown_field_is_logged_once_for_each_path(ring, client) -> No
 
 
 async def test_a_poisoned_request_is_our_fault_and_not_tried_again(ring, client) -> None:
-    ring.faults.failing_attempts, ring.faults.fail_retryable = 1, False
-    ring.faults.fail_code = "poisoned_request"
+    faults = ring.faults
+    faults.failing_attempts, faults.fail_retryable, faults.fail_code = 1, False, "poisoned_request"
     with structlog.testing.capture_logs() as lines:
         error_of(await complete(client), 500, "poisoned_request")
     assert len(ring.seen.submits) == 1
@@ -283,15 +284,15 @@ async def test_a_client_that_leaves_with_requests_in_line_is_cancelled(ring, cli
 async def test_a_client_that_reads_nothing_is_cut_off(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "READER_TIMEOUT_S", 0.2)
 
-    server = ring.gateway._server
-    # Small buffers, so that little is more than they hold.
+    server = ring.gateway.server
+    # Small buffers, so that little is more than they hold; connections have those of the listening socket.
     server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", ring.gateway.port))
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 60)
-        await until(lambda: server._server.server_state.connections)
-        await until(lambda: not server._server.server_state.connections)
+        await until(lambda: server.num_connections)
+        await until(lambda: not server.num_connections)
     assert await text_of(client) == PROMPT
 
 
@@ -354,9 +355,8 @@ async def test_a_slow_reader_holds_nobody_up(ring, client, num_pieces: int) -> N
             await reads_on.wait()
 
     service = ring.gateway.service
-    observer = HttpObserver(ring.gateway.ctx)
-    scraper = Scraper(ring.gateway.ctx, ring.config)
-    app = GatewayApp(service, scraper, observer, BodyBudget(ring.config))
+    ctx = ring.gateway.ctx
+    app = GatewayApp(service, Scraper(ctx, ring.config), HttpObserver(ctx), BodyBudget(ring.config))
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions", "headers": []}
     connection, num_sent_by_task = KeepsUp(num_pieces, sent), 0
     if num_pieces:
@@ -385,9 +385,7 @@ async def test_a_slow_reader_holds_nobody_up(ring, client, num_pieces: int) -> N
 
 
 async def test_draining_finishes_what_is_here_and_takes_no_more(ring, client) -> None:
-    ring.faults.step_s = 0.01
-    task = asyncio.ensure_future(text_of(client))
-    await until(lambda: bool(ring.scheduler.held))
+    task = await begun(ring, client)
     draining = asyncio.ensure_future(ring.gateway.drain())
     await asyncio.sleep(0)
     error_of(await complete(client), 503, "draining")
@@ -416,8 +414,7 @@ async def test_a_fault_of_the_gateway_is_one_call_s(ring, client, monkeypatch: p
 
 
 async def test_a_tokenizer_that_does_not_serve_a_question_is_passed_over(ring, client) -> None:
-    await ring.start("tok1", Silent(TOKENIZER))
-    await until(lambda: len(ring.gateway.ctx.members.by_role(TOKENIZER)) == 2)
+    await another(ring, "tok1", Silent(TOKENIZER))
     for _ in range(4):
         assert await text_of(client) == PROMPT
     await ring.kill("tok0")
@@ -474,8 +471,6 @@ async def test_without_http_a_simulation_drives_the_service() -> None:
     async with Ring(serve_http=False) as ring:
         service = ring.gateway.service
         assert ring.gateway.port == 0
-        from nodes.gateway.validation import Validator
-
         job = Validator(CONFIG).text(json.dumps({"prompt": PROMPT, "max_tokens": 50}).encode(), "cmpl-sim")
         generation = service.open(job, await service.prepare(job.prepare, prompt_param="prompt"), service.now())
         while not generation.output.is_finished:

@@ -13,6 +13,10 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodes.gateway import http_call, http_protocol
+from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.http import GatewayApp
+from nodes.gateway.observer import HttpObserver
+from nodes.gateway.scrape import Scraper
 
 
 @pytest.fixture
@@ -25,8 +29,9 @@ def client(served: Any) -> Iterator[httpx.Client]:
         time.sleep(0.01)
 
 
-def completion(client: httpx.Client, **fields: Any) -> httpx.Response:
-    return client.post("/v1/completions", json={"model": "bytes", "prompt": "hello", "max_tokens": 5} | fields)
+def completion(client: httpx.Client, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    body = {"model": "bytes", "prompt": "hello", "max_tokens": 5} | fields
+    return client.post("/v1/completions", json=body, headers=headers)
 
 
 def chat(client: httpx.Client, content: Any, **fields: Any) -> httpx.Response:
@@ -65,11 +70,9 @@ def test_a_streamed_chat(client: httpx.Client) -> None:
     chunks = events(chat(client, "grüße", stream=True, stream_options={"include_usage": True}))
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks[:-1])
-    assert text == "grüße"
-    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert (text, chunks[-2]["choices"][0]["finish_reason"]) == ("grüße", "stop")
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == 8
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 8)
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
@@ -78,8 +81,7 @@ def test_a_streamed_completion_with_usage_all_along(client: httpx.Client) -> Non
     chunks = events(completion(client, stream=True, stream_options=options))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "hello"
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[-1] == 5
+    assert (counts, counts[-1]) == (sorted(counts), 5)
     cached = {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks}
     assert cached == {2}, "known from the first token on"
 
@@ -89,12 +91,7 @@ def test_a_stream_without_usage(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "texts"),
-    [
-        (["abc", "xyz"], ["abc", "xyz"]),
-        ([104, 105], ["hi"]),
-        ([[104], [105, 106]], ["h", "ij"]),
-    ],
+    ("prompt", "texts"), [(["abc", "xyz"], ["abc", "xyz"]), ([104, 105], ["hi"]), ([[104], [105, 106]], ["h", "ij"])]
 )
 def test_forms_of_prompts(client: httpx.Client, prompt: Any, texts: list[str]) -> None:
     answer = completion(client, prompt=prompt).json()
@@ -105,19 +102,16 @@ def test_forms_of_prompts(client: httpx.Client, prompt: Any, texts: list[str]) -
 def test_samples(client: httpx.Client) -> None:
     answer = completion(client, prompt=["abc", "xyz"], n=2, max_tokens=3, ignore_eos=True).json()
     assert [choice["text"] for choice in answer["choices"]] == ["abc", "bca", "xyz", "yzx"]
-    assert answer["usage"]["prompt_tokens"] == 6
-    assert answer["usage"]["completion_tokens"] == 12
-    chunks = events(completion(client, prompt=["abc", "xyz"], n=2, max_tokens=3, ignore_eos=True, stream=True))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (6, 12)
     texts = [""] * 4
-    for chunk in chunks:
+    for chunk in events(completion(client, prompt=["abc", "xyz"], n=2, max_tokens=3, ignore_eos=True, stream=True)):
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert texts == ["abc", "bca", "xyz", "yzx"]
 
 
 def test_stop_strings(client: httpx.Client) -> None:
     answer = completion(client, prompt="one two three", stop=["three", "tw"], max_tokens=50).json()
-    assert answer["choices"][0]["text"] == "one "
-    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("one ", "stop")
 
 
 def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> None:
@@ -134,8 +128,7 @@ def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> No
 def test_models(client: httpx.Client) -> None:
     card, other = client.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"], card["object"]) == ("bytes", 200, "model")
-    assert card["quantization"] == "int8"
-    assert client.get("/v1/models/bytes").json() == card
+    assert (card["quantization"], client.get("/v1/models/bytes").json()) == ("int8", card)
     assert client.get("/v1/models/other-bytes").json() == other == card | {"id": "other-bytes"}
     assert completion(client, model="other-bytes").json()["model"] == "bytes"
     answer = client.get("/v1/models/gpt/99")
@@ -182,11 +175,14 @@ def test_metrics_show_the_whole_mesh(client: httpx.Client) -> None:
     assert samples[("mesh_gateway_calls_inflight", "g0")] == 0
 
 
-def test_openapi_describes_every_route(client: httpx.Client) -> None:
+def test_openapi_describes_every_route(served: Any, client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
-    for path in ("/v1/models", "/v1/chat/completions", "/v1/completions", "/tokenize", "/health/ready", "/metrics"):
-        assert path in document["paths"]
+    ctx, config = served.gateway.ctx, served.config
+    app = GatewayApp(served.gateway.service, Scraper(ctx, config), HttpObserver(ctx), BodyBudget(config))
+    routes = {(one.path.replace(":path}", "}"), way) for one in app._routed.routes for way in one.methods - {"HEAD"}}
+    assert ("/v1/models/{model_id}", "GET") in routes
+    assert routes == {(path, way.upper()) for path, ways in document["paths"].items() for way in ways}
     schemas = document["components"]["schemas"]
     assert schemas["CompletionBody"]["properties"]["temperature"]
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
@@ -201,7 +197,7 @@ def test_an_id_in_the_body_is_the_client_s_name_of_the_request(client: httpx.Cli
     said = completion(client, **{field: "mine-7\n\u00e9"})
     assert said.headers["x-request-id"] == "mine-7__"
     assert said.json()["id"] == said.headers["x-kvmesh-request-id"] != "mine-7"
-    said = client.post("/v1/completions", json={"prompt": "x", field: "body"}, headers={"X-Request-Id": "header"})
+    said = completion(client, {"X-Request-Id": "header"}, **{field: "body"})
     assert said.headers["x-request-id"] == "header"
     assert completion(client, stream=True, **{field: "streamed"}).headers["x-request-id"] == "streamed"
     assert completion(client, **{field: 7}).json()["error"]["param"] == field
@@ -216,10 +212,9 @@ def test_a_client_s_ids_are_echoed_and_ours_is_the_key(served: Any, client: http
         said = client.get(path).headers
         assert said["x-request-id"] == said["x-kvmesh-request-id"]
         assert "traceparent" not in said
-    body = {"prompt": "x", "max_tokens": 1}
     ours: list[str] = []
     for changes in ({}, {"stream": True}, {}, {"prompt": 5}):
-        answer = client.post("/v1/completions", json=body | changes, headers=headers)
+        answer = completion(client, headers, **changes)
         assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("mine-2", TRACE)
         ours.append(answer.headers["x-kvmesh-request-id"])
         said = json.loads(answer.text.split("\n")[0].removeprefix("data: "))
@@ -250,11 +245,7 @@ def test_what_a_client_calls_its_request_can_forge_nothing(client: httpx.Client,
 
 def test_a_client_s_ids_are_in_the_log_beside_ours(client: httpx.Client) -> None:
     with structlog.testing.capture_logs() as lines:
-        answer = client.post(
-            "/v1/completions",
-            json={"prompt": "x", "max_tokens": 1},
-            headers={"X-Request-Id": "searched", "traceparent": TRACE},
-        )
+        answer = completion(client, {"X-Request-Id": "searched", "traceparent": TRACE})
     (line,) = [line for line in lines if line["event"] == "request"]
     assert (line["x_request_id"], line["traceparent"]) == ("searched", TRACE)
     assert line["request_id"] == answer.json()["id"]
@@ -262,8 +253,7 @@ def test_a_client_s_ids_are_in_the_log_beside_ours(client: httpx.Client) -> None
 
 def test_a_trace_that_is_none_is_said_to_whoever_looks(client: httpx.Client) -> None:
     with structlog.testing.capture_logs() as lines:
-        body, headers = {"prompt": "x", "max_tokens": 1}, {"traceparent": "00-12-34"}
-        answer = client.post("/v1/completions", json=body, headers=headers)
+        answer = completion(client, {"traceparent": "00-12-34"})
     assert "traceparent" not in answer.headers
     (line,) = [line for line in lines if line["event"] == "traceparent_unread"]
     assert (line["log_level"], line["traceparent"], line["request_id"]) == ("debug", "00-12-34", answer.json()["id"])
@@ -300,11 +290,10 @@ def test_what_a_client_does_wrong_is_in_the_log_if_it_may_ask_for_it_by_a_name(c
 
 
 def test_traces_go_on_into_the_mesh(served: Any, client: httpx.Client) -> None:
-    trace = "0af7651916cd43dd8448eb211c80319c"
-    body = {"prompt": "x", "max_tokens": 1}
-    client.post("/v1/completions", json=body, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    trace = TRACE.split("-")[1]
+    completion(client, {"traceparent": TRACE})
     assert trace in served.seen.traceparents[-1]
-    client.post("/v1/completions", json=body, headers={"traceparent": "nonsense"})
+    completion(client, {"traceparent": "nonsense"})
     assert trace not in served.seen.traceparents[-1]
     assert "nonsense" not in served.seen.traceparents[-1]
 
@@ -350,8 +339,7 @@ def test_prompts_that_do_not_fit(client: httpx.Client) -> None:
 
 
 def test_a_template_that_refuses(client: httpx.Client) -> None:
-    body = {"messages": [{"role": "bad", "content": "x"}]}
-    refused(client.post("/v1/chat/completions", json=body), 400, "messages", "template_error")
+    refused(chat(client, "x", messages=[{"role": "bad", "content": "x"}]), 400, "messages", "template_error")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])

@@ -24,15 +24,11 @@ def end(reason: str | None = "stop", failure: Failure | None = None, cached: int
 def generation(num_prompts: int, n: int, *, whole: bool = False) -> Generation:
     requests = [
         Opened(
-            request_id=str(i),
-            prompt_ids=[1] * (10 + i // n),
-            sampling=Sampling(),
-            stop=StopRules(9),
-            route=Route(decode="d"),
-            arrived_at=0.0,
+            request_id=str(i), prompt_ids=[1] * (10 + i // n), sampling=Sampling(), stop=StopRules(9),
+            route=Route(decode="d"), arrived_at=0.0,
         )
         for i in range(num_prompts * n)
-    ]
+    ]  # fmt: skip
     return Generation(requests, CallOutput(len(requests), whole=whole), num_prompts)
 
 
@@ -192,8 +188,7 @@ def test_whole_responses_are_in_order(name: str) -> None:
     answer: Any = whole_response(head, made)
     assert answer.object == name
     texts = [choice.message.content if name == "chat.completion" else choice.text for choice in answer.choices]
-    assert texts == ["a", "b"]
-    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert (texts, [choice.finish_reason for choice in answer.choices]) == (["a", "b"], ["length", "length"])
 
 
 def event(data: bytes) -> Any:
@@ -231,8 +226,7 @@ def test_text_chunks_with_usage() -> None:
     }
     assert event(writer.delta(0, "x", None, usage))["usage"]["completion_tokens"] == 5
     last = event(writer.usage(usage))
-    assert last["choices"] == []
-    assert last["usage"]["total_tokens"] == 15
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 15)
 
 
 def test_errors_are_events_too() -> None:

@@ -123,7 +123,7 @@ async def test_who_shares_a_port_serves_whoever_is_connected_before_it_goes(ring
     assert b"connection: close" not in before
     new = await asyncio.open_connection("127.0.0.1", port)
     # Only what has been accepted can be kept.
-    await accepted(ring, 2)
+    await until(lambda: ring.gateway.server.num_connections >= 2)
     draining = asyncio.create_task(ring.gateway.drain())
     await asyncio.sleep(0)
     for (reader, writer), text in ((kept, "still here"), (new, "just came")):
@@ -143,10 +143,6 @@ async def test_a_silent_newcomer_does_not_hold_up_a_drain(ring, client, monkeypa
     monkeypatch.setattr(server, "NEWCOMER_S", 0.1)
 
     _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
-    await accepted(ring, 1)
+    await until(lambda: ring.gateway.server.num_connections >= 1)
     await asyncio.wait_for(ring.gateway.drain(), 5)
     writer.close()
-
-
-async def accepted(ring: Ring, count: int) -> None:
-    await until(lambda: len(ring.gateway._server._server.server_state.connections) >= count)

@@ -44,35 +44,16 @@ def test_defaults() -> None:
 
 def test_everything_set() -> None:
     job = text(
-        model="m",
-        n=2,
-        stream=True,
-        stream_options={"include_usage": True, "continuous_usage_stats": True},
-        max_tokens=9,
-        min_tokens=3,
-        temperature=0,
-        top_p=0.5,
-        top_k=-1,
-        min_p=0.1,
-        seed=-1,
-        stop="x",
-        stop_token_ids=[5],
-        include_stop_str_in_output=True,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        add_special_tokens=False,
-        logit_bias={"7": -100, "8": 2.5},
-        priority=-3,
-        cache_salt="s",
-        user="u",
-    )
+        model="m", n=2, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True},
+        max_tokens=9, min_tokens=3, temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=-1, stop="x",
+        stop_token_ids=[5], include_stop_str_in_output=True, ignore_eos=True, skip_special_tokens=False,
+        add_special_tokens=False, logit_bias={"7": -100, "8": 2.5}, priority=-3, cache_salt="s", user="u",
+    )  # fmt: skip
     assert (job.n, job.stream, job.include_usage, job.continuous_usage) == (2, True, True, True)
     assert (job.stop.max_tokens, job.stop.min_tokens, job.stop.stop, job.stop.stop_token_ids) == (9, 3, ["x"], [5])
     assert job.stop.include_stop
     assert job.stop.ignore_eos
-    assert job.sampling.logit_bias == {7: -100, 8: 2.5}
-    assert job.sampling.top_k == 0
-    assert job.seed == 2**63 - 1
+    assert (job.sampling.logit_bias, job.sampling.top_k, job.seed) == ({7: -100, 8: 2.5}, 0, 2**63 - 1)
     assert job.prepare.extra_key == "s"
     assert not job.prepare.add_special_tokens
     assert not job.skip_special_tokens
@@ -86,8 +67,7 @@ def test_null_is_as_if_it_were_not_there() -> None:
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
     job = chat(max_tokens=5, max_completion_tokens=6)
-    assert job.stop.max_tokens == 6
-    assert job.max_tokens_param == "max_completion_tokens"
+    assert (job.stop.max_tokens, job.max_tokens_param) == (6, "max_completion_tokens")
     assert chat(max_tokens=5).max_tokens_param == "max_tokens"
 
 
@@ -109,8 +89,7 @@ def test_messages_reach_the_tokenizer_as_they_are() -> None:
     messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tool","content":"é"}]'
     body = f'{{"messages": {messages}, "chat_template_kwargs": {{"think": [1]}}, "add_generation_prompt": false}}'
     prepare = VALIDATOR.chat(body.encode(), "chatcmpl-1").prepare
-    assert prepare.chat == messages.encode()
-    assert prepare.chat_template_kwargs == b'{"think": [1]}'
+    assert (prepare.chat, prepare.chat_template_kwargs) == (messages.encode(), b'{"think": [1]}')
     assert prepare.add_generation_prompt is False
     assert prepare.continue_final_message is False
 

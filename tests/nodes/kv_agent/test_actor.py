@@ -27,11 +27,9 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
-from nodes.kv_agent.events import OpenAsked, PeerGone
 from nodes.protocol import Load
 from nodes.registry.actor import RegistryActor
 from tests.mesh.mesh_under_test import until
-from tests.nodes.kv_agent.one_by_one import together
 from tests.nodes.kv_agent.two_schedulers import (
     LAYOUT,
     NUM_PAGES,
@@ -41,6 +39,7 @@ from tests.nodes.kv_agent.two_schedulers import (
     World,
     config,
     grant,
+    maps_others,
     ready,
 )
 
@@ -71,8 +70,7 @@ async def test_pages_move_between_pools_of_one_agent(world: World) -> None:
     figures = agent.stats()
     assert figures["mesh_kv_transfer_bytes_total"] == figures['mesh_kv_pulled_bytes_total{transport="shm"}'] == 3 * SIZE
     assert figures["mesh_kv_transfer_pages_total"] == 3
-    assert figures['mesh_kv_pool_pages{group="d"}'] == NUM_PAGES - 1
-    assert figures["mesh_kv_grants_open"] == 0
+    assert (figures['mesh_kv_pool_pages{group="d"}'], figures["mesh_kv_grants_open"]) == (NUM_PAGES - 1, 0)
     members = world.d.ctx.members.by_role("kv_agent")
     incarnations = {"d": 1, "p": 1}
     expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "released": []}
@@ -82,8 +80,7 @@ async def test_pages_move_between_pools_of_one_agent(world: World) -> None:
 async def test_pages_of_another_agent_are_mapped_and_pulled(world: World) -> None:
     near, far = await world.agents(config("d"), config("p"))
     await pull(world, "agent-1")
-    assert near.stats()["mesh_kv_foreign_pools"] == 1
-    assert far.stats()["mesh_kv_transfers_total"] == 0
+    assert (near.stats()["mesh_kv_foreign_pools"], far.stats()["mesh_kv_transfers_total"]) == (1, 0)
     world.network.crash(Address("agent-1", 1))
     await until(lambda: not near.stats()["mesh_kv_foreign_pools"], 30.0)
 
@@ -190,7 +187,7 @@ async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
     [agent] = await world.agents(config("d", "p", quantum_bytes=1), kind=SlowAgent)
     source, _, _ = await world.pools()
     await world.order(source, [1, 2], [1, 2])
-    while not agent._pulls.is_busy:
+    while not agent.pulls.is_busy:
         await asyncio.sleep(0.0005)
     closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
     while not agent._calls:
@@ -199,6 +196,7 @@ async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
     await asyncio.gather(closing, return_exceptions=True)
     await until(lambda: not agent._calls)
     await until(lambda: not agent.stats()["mesh_kv_grants_open"], 30.0)
+    assert (await world.ask(world.d, "agent-0", MapPool(group="d"))).group == "d", "it goes on when the copy has ended"
 
 
 async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
@@ -216,7 +214,7 @@ async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
     monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
     await world.order(source, [1], [1])
     assert await world.d.fails() == "source_lost"
-    assert not near._peers
+    assert not maps_others(near)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -242,24 +240,6 @@ async def test_pages_that_moved_on_before_the_copy(world: World) -> None:
     assert not any(to_pool.pages_view)
 
 
-async def test_answers_to_calls_that_are_gone_and_events_inside_events(world: World) -> None:
-    [agent] = await world.agents(config("d"))
-    stranger = Address("X", 1)
-    message = grant([1])
-    agent._handle(OpenAsked(77, stranger, together(message)))
-    agent._handle(OpenAsked(78, Address("D", 1), together(message)))
-    assert agent.stats()["mesh_kv_grants_open"] == 1
-    perform = agent._perform
-
-    def nested(command: object) -> None:
-        agent._handle(PeerGone(Address("D", 1), "lost while it is answered"))
-        perform(command)
-
-    agent._driver._perform = nested
-    agent._handle(OpenAsked(79, Address("D", 1), together(grant([2], "h"))))
-    assert agent.stats()["mesh_kv_grants_open"] == 0
-
-
 # taking possession
 
 
@@ -280,7 +260,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
 
 def crash(agent: KVAgent) -> None:
     """What kill -9 does to an agent's pools: the lock goes, the segment stays."""
-    for [pool] in agent._ranks.values():
+    for [pool] in agent.ranks.values():
         pool.close()
 
 
@@ -297,16 +277,16 @@ async def test_an_orderly_stop_takes_the_segments_away(host: MemoryHost) -> None
 
 async def test_the_next_agent_reopens_what_a_killed_one_left(host: MemoryHost) -> None:
     first = await started(host, config("d", "p"), 3)
-    first._ranks["d"][0].page(2)[:4] = b"kept"
+    first.ranks["d"][0].page(2)[:4] = b"kept"
     crash(first)
     second = await started(host, config("d", "p"), 4)
-    assert bytes(second._ranks["d"][0].page(2)[:4]) == b"kept"
-    assert second._ranks["d"][0].info.incarnation == 3
+    assert bytes(second.ranks["d"][0].page(2)[:4]) == b"kept"
+    assert second.ranks["d"][0].info.incarnation == 3
     crash(second)
     bigger = config("d", pools=[PoolConfig(group="d", num_pages=NUM_PAGES + 1, layout=LAYOUT)])
     third = await started(host, bigger, 5)
-    assert not any(third._ranks["d"][0].page(2))
-    assert third._ranks["d"][0].info.incarnation == 5
+    assert not any(third.ranks["d"][0].page(2))
+    assert third.ranks["d"][0].info.incarnation == 5
     crash(third)
 
 
@@ -314,7 +294,7 @@ async def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> Non
     (tmp_path / "kvmesh-d").write_bytes(b"something else altogether" * 1000)
     (tmp_path / "kvmesh-p").write_bytes(b"")
     agent = await started(ShmHost(tmp_path), config("d", "p"), 1)
-    assert agent._ranks["d"][0].num_pages == agent._ranks["p"][0].num_pages == NUM_PAGES
+    assert agent.ranks["d"][0].num_pages == agent.ranks["p"][0].num_pages == NUM_PAGES
     await agent.stop()
     assert list(tmp_path.iterdir()) == []
 

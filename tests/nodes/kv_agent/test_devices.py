@@ -64,18 +64,15 @@ async def test_pages_move_between_pools_on_devices(world: World, num_agents: int
 
 
 async def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen(world: World) -> None:
-    near = await world.agent("agent-0", config("cuda:0", "d", "q", device_transport="nccl"))
-    far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
-    await world.settle(4)
+    configs = config("cuda:0", "d", "q", device_transport="nccl"), config("cuda:1", "p", device_transport="nccl")
+    await world.move_three(*await world.two(*configs))
+    near, far = world.actors["agent-0"], world.actors["agent-1"]
     for member in world.scheduler.ctx.members.by_role("kv_agent"):
         assert member.attributes["transports"] == ["cuda_ipc", "nccl"]
-    source, from_bytes, to_bytes = await world.pools()
-    await world.move_three(source, from_bytes, to_bytes)
-    assert world.wire.num_ids == 1
-    assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+    assert (world.wire.num_ids, near.stats()["mesh_kv_transfer_bytes_total"]) == (1, 3 * SIZE)
     assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
     world.network.crash(Address("agent-0", 1))
-    while far._transports.far["cuda"][0]._halves:
+    while far.transports.far["cuda"][0]._halves:
         await asyncio.sleep(0.1)
 
 
@@ -97,9 +94,8 @@ async def test_an_agent_without_nccl_is_not_reached_in_another_way(world: World)
 async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> None:
     choice = {"device_transport": "nccl", "device_fallback": "tcp", "pair_timeout_s": 2.0}
     choices = config("cuda:0", "d", **choice), config("cuda:1", "p", device_transport="tcp")
-    source, from_bytes, to_bytes = await world.two(*choices)
+    await world.move_three(*await world.two(*choices))
     near = world.actors["agent-0"]
-    await world.move_three(source, from_bytes, to_bytes)
 
     async def announced() -> dict[str, Any]:
         await asyncio.sleep(1.0)
@@ -119,16 +115,14 @@ async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> No
 @pytest.mark.parametrize("dies", ["agent-0", "agent-1"])
 async def test_an_agent_that_dies_in_the_middle_of_a_transfer(world: World, dies: str) -> None:
     world.wire.is_slow = True
-    agents = [await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))]
-    agents.append(await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl")))
-    await world.settle(4)
-    source, _, _ = await world.pools()
+    configs = config("cuda:0", "d", device_transport="nccl"), config("cuda:1", "p", device_transport="nccl")
+    source, _, _ = await world.two(*configs)
     await world.order(source, "agent-0", [8], [4])
     while not all(link.waiting for link in world.wire.links) or len(world.wire.links) < 2:
         await asyncio.sleep(0.01)
     world.network.crash(Address(dies, 1))
-    survivor = agents[0] if dies == "agent-1" else agents[1]
-    await until(lambda: not survivor._pulls.is_busy, 30.0)
+    survivor = world.actors["agent-0" if dies == "agent-1" else "agent-1"]
+    await until(lambda: not survivor.pulls.is_busy, 30.0)
     if dies == "agent-1":
         await world.scheduler.ends()
         assert await world.ask("agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
@@ -179,7 +173,7 @@ async def test_the_next_agent_makes_the_pool_again(world: World) -> None:
     _ = pool.device_pages
     world.network.crash(Address("agent-0", 1))
     # What kill -9 does: its memory on the device goes, the lock goes, the file stays.
-    first._ranks["d"][0].close()
+    first.ranks["d"][0].close()
     await world.agent("agent-0", config("cuda:0", "d"), epoch=2)
     assert (await world.sees("S", "agent-0", 2)).attributes["incarnations"] == {"d": 2}
     new = await world.ask("agent-0", MapPool(group="d"))

@@ -227,15 +227,13 @@ def test_pools_of_a_group_are_of_one_making(tmp_path: Path) -> None:
     first[2].page(1)[:] = content(first[2].layout, 1)
     close(first)
     second, found = take(4)
-    assert found == ["reopened"] * 4
-    assert [pool.info.incarnation for pool in second] == [3] * 4
+    assert (found, [pool.info.incarnation for pool in second]) == (["reopened"] * 4, [3] * 4)
     assert bytes(second[2].page(1)) == content(second[2].layout, 1)
     close(second)
     host.unlink(host.path("x-d.1"))
     third, found = take(5)
     lost = "replaced: the pool of another rank was lost"
-    assert found == [lost, "made", lost, lost]
-    assert [pool.info.incarnation for pool in third] == [5] * 4
+    assert (found, [pool.info.incarnation for pool in third]) == ([lost, "made", lost, lost], [5] * 4)
     assert not any(third[2].page(1))
     with pytest.raises(PoolBusy):
         take(6)

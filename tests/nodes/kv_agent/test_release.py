@@ -2,10 +2,10 @@
 
 import asyncio
 import errno
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvstore.errors import PoolDenied, PoolMismatch
@@ -24,7 +24,19 @@ from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, 
 from nodes.roles import NODE_CODEC
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.mesh.mesh_under_test import until
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder, World, config, grant, ready
+from tests.nodes.kv_agent import two_schedulers
+from tests.nodes.kv_agent.two_schedulers import (
+    LAYOUT,
+    NUM_PAGES,
+    SIZE,
+    Holder,
+    World,
+    config,
+    grant,
+    maps_others,
+    ranks_of,
+    ready,
+)
 
 
 class Worker(Actor):
@@ -52,15 +64,8 @@ class Worker(Actor):
         call.reply(answer(group=order.group, number=order.number))
 
 
-async def becomes(
-    world: World, question: ReleaseMemory | ResumeMemory, state: str, agent: str = "agent-0"
-) -> MemoryList:
-    for _ in range(200):
-        found = await world.ask(world.d, agent, question)
-        if all(one.state == state for one in found.groups):
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError(found)
+async def becomes(world: World, desired: Any, state: str, agent: str = "agent-0") -> MemoryList:
+    return await two_schedulers.becomes(partial(world.ask, world.d, agent), desired, state)
 
 
 async def started(world: World, *agents: KVAgent) -> Worker:
@@ -109,9 +114,7 @@ async def test_the_file_shrinks_and_the_pool_comes_back_as_another(world: World,
 
 
 async def test_keeping_weights_that_end_with_their_rank_is_refused(world: World) -> None:
-    layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=2) for rank in range(2)]
-    pools = [PoolConfig(group="d", num_pages=NUM_PAGES, layout=layout) for layout in layouts]
-    worker = await started(world, KVAgent(config(pools=pools), world.host))
+    worker = await started(world, KVAgent(config(pools=ranks_of("d", 2)), world.host))
     with pytest.raises(RemoteError, match="cannot be kept") as caught:
         await world.ask(world.d, "agent-0", ReleaseMemory(keep_weights=True))
     assert (caught.value.code, caught.value.retryable) == ("keep_weights", False)
@@ -134,7 +137,7 @@ async def test_a_copy_is_waited_for_and_ends(world: World, monkeypatch: pytest.M
     await world.ask(world.d, "agent-0", grant([4, 5]))
     monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
     world.p.announce("agent-0", ready(source, [1, 2]))
-    await until(lambda: agent._pulls.is_busy)
+    await until(lambda: agent.pulls.is_busy)
     for _ in range(20):
         (found, _) = (await world.ask(world.d, "agent-0", ReleaseMemory())).groups
         await asyncio.sleep(0.05)
@@ -161,11 +164,7 @@ async def test_a_foreign_agent_lets_go_of_what_it_reads(world: World) -> None:
 async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
     world: World, is_closed: bool, num_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pools(group: str) -> list[PoolConfig]:
-        layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
-        return [PoolConfig(group=group, num_pages=NUM_PAGES, layout=layout) for layout in layouts]
-
-    near, far = KVAgent(config(pools=pools("d")), world.host), KVAgent(config(pools=pools("p")), world.host)
+    near, far = (KVAgent(config(pools=ranks_of(group, num_ranks)), world.host) for group in "dp")
     await started(world, near, far)
     source, _, _ = await world.pools("agent-1")
     ask = near.ctx.ask
@@ -174,7 +173,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
     async def let_go() -> None:
         order = LetGo(group="p", number=1, is_kv=True, weights="")
         assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
-        assert not near._transports.transports[0]._peers
+        assert not maps_others(near)
 
     async def ask_and_let_go(agent: str, question: Any, **options: Any) -> Any:
         answer = await ask(agent, question, **options)
@@ -198,7 +197,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
         assert await world.d.fails() == "memory_released"
         await let_go()
     await asyncio.sleep(0.5)
-    assert not near._transports.transports[0]._peers
+    assert not maps_others(near)
     assert near.stats()["mesh_kv_foreign_pools"] == 0
 
 
@@ -212,13 +211,13 @@ async def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(
 
     async def ask_and_mark(*arguments: Any, **options: Any) -> Any:
         answer = await ask(*arguments, **options)
-        mark_pools(world.host, far._ranks["p"], "reload", is_unwanted=True)
+        mark_pools(world.host, far.ranks["p"], "reload", is_unwanted=True)
         return answer
 
     monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
     await world.order(source, [1, 2], [4, 5])
     assert await world.d.fails() == "memory_released"
-    assert not near._transports.transports[0]._peers
+    assert not maps_others(near)
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
@@ -231,7 +230,7 @@ async def test_the_next_agent_knows_what_was_wished(world: World, is_freed: bool
     await becomes(world, ReleaseMemory(), "released" if is_freed else "releasing")
     world.network.crash(Address("agent-0", 1))
     # The lock goes with the process.
-    first._ranks["d"][0].close()
+    first.ranks["d"][0].close()
     second = KVAgent(settings, world.host)
     await world.add("agent-0", second, 2)
     assert (await world.sees("D", "agent-0", 2)).attributes["released"] == ["d"]
@@ -242,7 +241,7 @@ async def test_the_next_agent_knows_what_was_wished(world: World, is_freed: bool
             break
         await asyncio.sleep(0.1)
     assert (found.state, found.weights) == ("released", "reload")
-    assert Path(second._ranks["d"][0].path).stat().st_size == HEADER_BYTES
+    assert Path(second.ranks["d"][0].path).stat().st_size == HEADER_BYTES
     await becomes(world, ResumeMemory(), "held")
     handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
     map_pool(world.host, handle).close()
@@ -310,4 +309,4 @@ async def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for(wo
     assert "0 of its" in found.reason
     trainer.free(0, taken)
     await becomes(world, ResumeMemory(), "held")
-    assert host.is_made_here(agent._ranks["d"][0])
+    assert host.is_made_here(agent.ranks["d"][0])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -9,8 +10,9 @@ from kvstore.protocol import MapPool, OfferPair, PagesPulled, PoolHandle
 from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
-from nodes.protocol.memory import GroupMemory, ReleaseMemory, ResumeMemory
+from nodes.protocol.memory import ReleaseMemory, ResumeMemory
 from tests.mesh.mesh_under_test import until
+from tests.nodes.kv_agent import two_schedulers
 from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Holder
 
@@ -22,30 +24,13 @@ def world() -> Callable[..., None]:
 
 async def two(world: World) -> tuple[KVAgent, PoolHandle]:
     """An agent with `d`, and one with `p`; returns the latter and its pool, all of whose pages run."""
-    await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
-    far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
-    await world.settle(4)
-    source, _, _ = await world.pools()
-    return far, source
+    configs = config("cuda:0", "d", device_transport="nccl"), config("cuda:1", "p", device_transport="nccl")
+    source, _, _ = await world.two(*configs)
+    return world.actors["agent-1"], source
 
 
-async def state(world: World, desired: ReleaseMemory | ResumeMemory) -> GroupMemory:
-    (found,) = (await world.ask("agent-1", desired)).groups
-    return found
-
-
-async def becomes(world: World, desired: ReleaseMemory | ResumeMemory, expected: str) -> None:
-    for _ in range(200):
-        found = await state(world, desired)
-        if found.state == expected:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(found)
-
-
-def stop_sender(world: World) -> None:
-    (sender,) = (link for link in world.wire.links if link.memory is world.processes["agent-1"].memory)
-    sender.stop()
+async def becomes(world: World, desired: ReleaseMemory | ResumeMemory, state: str) -> None:
+    await two_schedulers.becomes(partial(world.ask, "agent-1"), desired, state)
 
 
 async def test_pages_that_are_being_sent_stay_until_nothing_reads_them(world: World) -> None:
@@ -53,15 +38,16 @@ async def test_pages_that_are_being_sent_stay_until_nothing_reads_them(world: Wo
     # The sender's kernel goes on after its pair was given up.
     world.wire.is_slow = world.wire.is_stuck = True
     await world.order(source, "agent-0", [8], [4])
-    await until(lambda: far._transports.is_sending("p"))
+    await until(lambda: far.transports.is_sending("p"))
     world.network.crash(Address("agent-0", 1))
     for _ in range(100):
-        found = await state(world, ReleaseMemory())
+        (found,) = (await world.ask("agent-1", ReleaseMemory())).groups
         await asyncio.sleep(0.1)
     assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
-    stop_sender(world)
+    (sender,) = (link for link in world.wire.links if link.memory is world.processes["agent-1"].memory)
+    sender.stop()
     await becomes(world, ReleaseMemory(), "released")
-    assert not far._transports.is_sending("p")
+    assert not far.transports.is_sending("p")
 
 
 async def test_nothing_is_sent_of_a_pool_that_is_being_released_and_offered_again_it_is(world: World) -> None:
@@ -69,14 +55,9 @@ async def test_nothing_is_sent_of_a_pool_that_is_being_released_and_offered_agai
     world.scheduler.is_willing = False
     await becomes(world, ReleaseMemory(), "releasing")
     offer = OfferPair(
-        pair="x",
-        unique_id=bytes(128),
-        group="p",
-        incarnation=source.incarnation,
-        layout_digest=LAYOUT.digest,
-        timeout_s=5.0,
-        transport="nccl",
-    )
+        pair="x", unique_id=bytes(128), group="p", incarnation=source.incarnation, layout_digest=LAYOUT.digest,
+        timeout_s=5.0, transport="nccl",
+    )  # fmt: skip
     with pytest.raises(RemoteError, match="unknown_group"):
         await world.ask("agent-1", offer)
     await becomes(world, ResumeMemory(), "held")

@@ -5,6 +5,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
@@ -28,7 +30,7 @@ from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
-from nodes.protocol import HasLetGo, LetGo
+from nodes.protocol import HasLetGo, LetGo, MemoryList, ReleaseMemory, ResumeMemory
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
 from tests.nodes.kv_agent.one_by_one import grant_of, news, outcome, ready_of, together
@@ -98,7 +100,7 @@ class SlowAgent(KVAgent):
     """Copies one quantum each millisecond: on virtual time a copy would otherwise be over within its instant."""
 
     def _keep_pumping(self) -> None:
-        if self._pumping is None and self._pulls.is_busy:
+        if self._pumping is None and self.pulls.is_busy:
             self._pumping = self.ctx.later(0.001, self._pump)
 
 
@@ -185,6 +187,11 @@ class World(Members):
         self.p.announce("agent-0", ready(source, source_pages))
 
 
+def maps_others(agent: KVAgent) -> bool:
+    """Whether another agent's pool is mapped. By a private name: figures count only what the agent knows of."""
+    return bool(agent.transports.transports[0]._peers)
+
+
 def run_all_pages(host: MemoryHost, handle: PoolHandle) -> PagePool:
     """The pool with a page table that says what `grant` and `ready` say: all pages are running ones of generation 7."""
     pool = host.open(handle.path, writable=True)
@@ -197,6 +204,29 @@ def config(*groups: str, **changes: Any) -> KVAgentConfig:
     pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT) for group in groups]
     fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0), "quantum_bytes": SIZE}
     return KVAgentConfig(**(fields | changes))
+
+
+def ranks_of(group: str, tp_size: int, device: str = "cpu") -> list[PoolConfig]:
+    """The pools of a group's ranks, each with its share of the heads; on devices, each on one of its own."""
+    heads = LAYOUT.num_kv_heads // tp_size
+    layouts = [
+        msgspec.structs.replace(LAYOUT, num_kv_heads=heads, tp_rank=one, tp_size=tp_size) for one in range(tp_size)
+    ]
+    names = [device if device == "cpu" else f"{device}:{rank}" for rank in range(tp_size)]
+    pairs = zip(layouts, names, strict=True)
+    return [PoolConfig(group=group, num_pages=NUM_PAGES, layout=layout, device=name) for layout, name in pairs]
+
+
+async def becomes(
+    ask: Callable[[Any], Awaitable[Any]], desired: ReleaseMemory | ResumeMemory, state: str
+) -> MemoryList:
+    """Ask an agent until all groups are in this state."""
+    for _ in range(200):
+        found = await ask(desired)
+        if all(one.state == state for one in found.groups):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(found)
 
 
 def grant(pages: list[int], grant_id: str = "g", **fields: Any) -> OpenGrant:

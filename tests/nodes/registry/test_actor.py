@@ -123,6 +123,7 @@ async def test_a_registry_that_was_stopped_itself_forgives(mesh):
     await mesh.start(RegistryActor(), "registry")
     await mesh.start(Nobody(), "a")
     actor = mesh.registry.actor
+    # By private names: on virtual time nobody can be stopped without the others.
     actor.core._expiry["a"] = actor.ctx.now() - 1.0
     actor._checked_at -= 60.0
     await asyncio.sleep(2.0)
@@ -132,8 +133,8 @@ async def test_a_registry_that_was_stopped_itself_forgives(mesh):
 async def test_an_old_incarnation_cannot_join(mesh):
     await mesh.start(RegistryActor(), "registry")
     a = await mesh.start(Nobody(), "a", epoch=3)
-    core = mesh.registry.actor.core
-    core._members["a"] = msgspec.structs.replace(a.describe(), epoch=4)
+    later = Join(member=msgspec.structs.replace(a.describe(), epoch=4))
+    mesh.registry.actor.core.join(later, mesh.registry.actor.ctx.now())
     with pytest.raises(RemoteError) as caught:
         await a.actor.ctx.ask("registry", Join(member=a.describe()), timeout_s=5)
     assert (caught.value.code, caught.value.known_epoch) == ("stale_epoch", 4)
@@ -211,7 +212,7 @@ async def test_a_member_of_a_host_that_serves_something_else_ends_and_is_told_wh
     await stray.start()
     assert await stray.shutdown_asked() == "wrong_spec"
     assert isinstance(stray.over, WrongSpec)
-    assert "page size is 32 here and 16 in the mesh" in stray.over.message
+    assert "page size" in stray.over.message
     assert mesh.members() == ["ours#1", "registry#1"]
     listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
     assert (listed.spec, listed.settings) == (config.spec, config.settings)

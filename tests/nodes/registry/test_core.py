@@ -41,8 +41,7 @@ def test_who_joins_first_gets_a_snapshot_and_the_others_a_change():
     assert sorted(names(second.joined.members)) == ["a#1", "b#1"]
     assert names(second.change.upserted) == ["b#1"]
     assert second.change.version == second.joined.version == core.version == 3
-    assert second.joined.registry_epoch == 3
-    assert second.joined.lease_s == LEASE
+    assert (second.joined.registry_epoch, second.joined.lease_s) == (3, LEASE)
 
 
 def test_two_that_are_one_incarnation_at_different_places_are_told_apart(core):
@@ -143,7 +142,7 @@ def test_epochs_of_who_has_left_do_not_come_again(core):
     for number in range(5000):
         join(core, member(f"client-{number}"), LEASE)
     core.expire(3 * LEASE)
-    assert len(core._departed) == 4096
+    assert len(core.departed) == 4096
 
 
 def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():

@@ -418,12 +418,14 @@ class World:
         if pending is not None and pending[0] in self.cores:
             self.event(pending[0], AskFailed(pending[1], code))
 
-    def members(self) -> None:
+    def ready(self) -> dict[str, ReadyPeer]:
         ready = {name: ReadyPeer(SCHEDULER, core.address.epoch) for name, core in self.cores.items()}
         ready |= {name: ReadyPeer(KV_AGENT, 1) for name in self.agents}
-        ready[EDGE] = ReadyPeer(DETOKENIZER, self.detokenizer_epoch)
+        return ready | {EDGE: ReadyPeer(DETOKENIZER, self.detokenizer_epoch)}
+
+    def members(self) -> None:
         for name in self.cores:
-            self.event(name, MembersChanged({key: peer for key, peer in ready.items() if key not in self.down}))
+            self.event(name, MembersChanged({key: peer for key, peer in self.ready().items() if key not in self.down}))
 
     def lose(self, actor_id: str, epoch: int | None = None) -> None:
         """Everyone hears that an incarnation is gone; what was on its links is lost."""
@@ -468,18 +470,11 @@ class World:
 
     def send_submit(self, request: Request) -> None:
         message = Submit(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            gateway=EDGE,
-            detokenizer=EDGE,
-            prompt_ids=request.prompt,
-            sampling=Sampling(seed=7),
-            stop=request.stop,
+            request_id=request.request_id, attempt=request.attempt, gateway=EDGE, detokenizer=EDGE,
+            prompt_ids=request.prompt, sampling=Sampling(seed=7), stop=request.stop,
             output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
-            prefill=request.prefill,
-            extra_key=request.extra_key,
-            priority=request.priority,
-        )
+            prefill=request.prefill, extra_key=request.extra_key, priority=request.priority,
+        )  # fmt: skip
         self.ask_from_edge(request.scheduler, message)
 
     def ask_from_edge(self, scheduler: str, message: Any) -> None:
@@ -655,3 +650,10 @@ class World:
             core.assert_idle()
         for agent in self.agents.values():
             assert not agent.core.num_live
+
+
+def started(**more: Any) -> World:
+    """A world that has taken its workers; of one group, unless something else is said."""
+    world = World(**{"num_pages": {"m": 60}, **more})
+    world.flush()
+    return world

@@ -1,7 +1,9 @@
 """The scheduler's actor beside a context that records: what it performs, when it wakes, how it starts and ends."""
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
@@ -49,29 +51,37 @@ W, G = Address("w", 3), Address("g", 1)
 
 pytestmark = pytest.mark.virtual_time
 
+Made = tuple[SchedulerActor, RecordingContext, HeapHost]
+Maker = Callable[..., Made]
+
 
 def member(actor_id: str, role: str, epoch: int = 1, state: str = "ready") -> Member:
     return Member(actor_id=actor_id, role=role, epoch=epoch, endpoint=Endpoint("", ""), state=state)
 
 
-MEMBERS = [
-    member("x", "detokenizer"),
-    member("w", "worker", 3),
-    member("late", "detokenizer", state="starting"),
-]
+MEMBERS = [member("x", "detokenizer"), member("w", "worker", 3), member("late", "detokenizer", state="starting")]
 
 
-def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def actor() -> AsyncIterator[Maker]:
+    """Makes schedulers, and stops them after the test."""
+    made: list[Made] = []
+    yield lambda **script: made.append(actor_of(**script)) or made[-1]
+    for one, _, _ in made:
+        await one.stop()
+    # What was cancelled ends.
+    await asyncio.sleep(0)
+
+
+def actor_of(**script) -> Made:
     host = script.get("host") or HeapHost()
     info = PoolInfo(group="m", num_pages=30, layout=LAYOUT, incarnation=1)
     pool = host.create("pool", info)
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
     one = SchedulerActor(script.get("config", CONFIG), host)
-    answers = {
-        MapPool: [*script.get("pool", ()), handle],
-        Adopt: [*script.get("adopted", (adopted,))],
-    }
+    answers = {MapPool: [*script.get("pool", ()), handle], Adopt: [*script.get("adopted", (adopted,))]}
 
     async def answer(_: str, message: object) -> object:
         """Those of its type in their order, the last for ever."""
@@ -85,9 +95,9 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     return one, one.ctx, host
 
 
-async def serving(**script) -> tuple[SchedulerActor, RecordingContext]:
-    """One that has started, and has said so."""
-    one, ctx, _ = actor(**script)
+async def started(made: Made) -> tuple[SchedulerActor, RecordingContext]:
+    """It has started, and has said so."""
+    one, ctx, _ = made
     await one.start()
     await asyncio.sleep(0.01)
     return one, ctx
@@ -99,50 +109,54 @@ def submit(request_id: str = "r", **more) -> RecordedCall:
     return RecordedCall(SubmitAttempts(attempts=[one]), G)
 
 
+def refused_as_draining(one: SchedulerActor) -> RecordedCall:
+    """A late submission."""
+    late = submit("late")
+    one.on_ask(late)
+    ((refused,),) = (answer.refused for answer in late.answers)
+    assert (refused.code, refused.retryable) == ("draining", True)
+    return late
+
+
 def steps(ctx: RecordingContext) -> list[StepPlan]:
     return [message for _, message in ctx.told if isinstance(message, StepPlan)]
 
 
-async def test_ready_once_the_worker_is_ours() -> None:
+async def test_ready_once_the_worker_is_ours(actor: Maker) -> None:
     one, ctx, _ = actor()
     call = submit()
     one.on_ask(call)
     one.on_tell(G, "early", ())
-    assert call.answers == [("not_ready", True, None)]
-    assert one.stats() == {}
+    assert (call.answers, one.stats()) == ([("not_ready", True, None)], {})
     await one.drain()
     await one.start()
     assert ctx.announced == []
     await asyncio.sleep(0.01)
     attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True, "policy": "fcfs"}
-    attributes["numerics"] = ""
-    assert ctx.announced == [("ready", attributes)]
-    assert [message for _, message in ctx.asked] == [
-        MapPool(group="m"),
-        Adopt(scheduler_epoch=7),
-        Adopt(scheduler_epoch=7, next_step=1),
-    ]
+    assert ctx.announced == [("ready", attributes | {"numerics": ""})]
+    adopting = [Adopt(scheduler_epoch=7), Adopt(scheduler_epoch=7, next_step=1)]
+    assert [message for _, message in ctx.asked] == [MapPool(group="m"), *adopting]
     assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
-    await one.stop()
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo"])
-async def test_what_goes_first_is_as_the_settings_say(eviction: EvictionName, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_goes_first_is_as_the_settings_say(
+    actor: Maker, eviction: EvictionName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ordered = []
     policy = POLICIES[eviction]
     order = policy.priority
     monkeypatch.setattr(policy, "priority", lambda self, run: ordered.append(type(self)) or order(self, run))
     one, _, _ = actor(config=msgspec.structs.replace(CONFIG, eviction=eviction))
     await one.start()
-    blocks = one._core.cache.start([5, 6, 7, 8, 9])
+    blocks = one.core.cache.start([5, 6, 7, 8, 9])
     assert blocks.reserve(4)
     blocks.advance([5, 6, 7, 8])
     blocks.release()
     assert set(ordered) == {policy}
-    await one.stop()
 
 
-async def test_a_pool_that_was_made_again_ends_the_scheduler() -> None:
+async def test_a_pool_that_was_made_again_ends_the_scheduler(actor: Maker) -> None:
     one, ctx, _ = actor()
     await one.start()
     for incarnations in ({"m": 1}, {}, {"m": 1, "n": 7}):
@@ -154,13 +168,12 @@ async def test_a_pool_that_was_made_again_ends_the_scheduler() -> None:
     ctx.members.reset(1, 1, [*MEMBERS, agent])
     one.on_members([], [], [])
     assert ctx.ended == ["a has made a new pool for m"]
-    await one.stop()
 
 
-async def test_supervisors_say_who_stays_away_and_nobody_else() -> None:
+async def test_supervisors_say_who_stays_away_and_nobody_else(actor: Maker) -> None:
     one, ctx, _ = actor()
     await one.start()
-    core = one._core
+    core = one.core
     said = {"nonsense": {"drained": "w"}, "supervisor": {"drained": {"w": 3}}}
     for name, attributes in said.items():
         supervisor = Member(name, "supervisor", 1, Endpoint("", ""), attributes=attributes)
@@ -170,11 +183,10 @@ async def test_supervisors_say_who_stays_away_and_nobody_else() -> None:
     ctx.members.reset(1, 1, [*MEMBERS, member("w", "worker", 4)])
     one.on_members([], [], [])
     assert not core.handlers.is_worker_drained
-    await one.stop()
 
 
-async def test_one_request() -> None:
-    one, ctx = await serving()
+async def test_one_request(actor: Maker) -> None:
+    one, ctx = await started(actor())
     first, second = submit(), submit("q", prompt_ids=[8, 9])
     one.on_ask(first)
     one.on_ask(second)
@@ -183,9 +195,8 @@ async def test_one_request() -> None:
     await asyncio.sleep(0)
     assert first.answers == [AttemptsSubmitted(held=[AttemptRef("r", 0)])]
     assert [len(step.opens) for step in steps(ctx)] == [2, 0]
-    (to, _), (buffers, channel) = next(
-        told for told in zip(ctx.told, ctx.told_with, strict=True) if isinstance(told[0][1], StepPlan)
-    )
+    told = zip(ctx.told, ctx.told_with, strict=True)
+    (to, _), (buffers, channel) = next(one for one in told if isinstance(one[0][1], StepPlan))
     assert (to, [len(buffer) for buffer in buffers], channel) == ("w", [56, 20, 8], Channel.DATA)
     one.on_tell(W, StepResult(scheduler_epoch=7, step=1, token_ids=[10, 11]), ())
     batches = [message for _, message in ctx.told if isinstance(message, TokenBatch)]
@@ -196,12 +207,11 @@ async def test_one_request() -> None:
     cancel = RecordedCall(CancelAttempts(attempts=[AttemptRef("r", 0), AttemptRef("q", 0)]), G)
     one.on_ask(cancel)
     await asyncio.sleep(0.2)
-    one._core.assert_idle()
+    one.core.assert_idle()
     assert {topic for topic, _ in ctx.published} == {"kv_events", "load"}
-    await one.stop()
 
 
-async def test_the_timer_rings_for_the_earliest_deadline() -> None:
+async def test_the_timer_rings_for_the_earliest_deadline(actor: Maker) -> None:
     one, ctx, _ = actor()
     await one.start()
     await asyncio.sleep(0.3)
@@ -215,7 +225,7 @@ async def test_the_timer_rings_for_the_earliest_deadline() -> None:
     assert len(steps(ctx)) == 2 * number
 
 
-async def test_an_ask_that_fails_is_an_event() -> None:
+async def test_an_ask_that_fails_is_an_event(actor: Maker) -> None:
     adopted, other = (
         Adopted(worker_epoch=epoch, numerics=numerics, vocab_size=100) for epoch, numerics in ((3, "x"), (4, "y"))
     )
@@ -231,10 +241,9 @@ async def test_an_ask_that_fails_is_an_event() -> None:
     assert [attributes["worker_ready"] for _, attributes in ctx.announced] == [True, False, True, True]
     numerics = [attributes["numerics"] for _, attributes in ctx.announced]
     assert numerics == ["x", "x", "y", "y"], "of its worker, or of the last one"
-    await one.stop()
 
 
-async def test_the_pool_is_waited_for_but_not_where_it_will_never_be() -> None:
+async def test_the_pool_is_waited_for_but_not_where_it_will_never_be(actor: Maker) -> None:
     one, ctx, _ = actor(pool=[Unreachable("not yet"), DeadlineExceeded("late")])
     await one.start()
     assert len([message for _, message in ctx.asked if isinstance(message, MapPool)]) == 3
@@ -242,19 +251,17 @@ async def test_the_pool_is_waited_for_but_not_where_it_will_never_be() -> None:
     one, _, _ = actor(pool=[RemoteError("unknown_group", "no pool of that group")])
     with pytest.raises(RemoteError):
         await one.start()
-    await one.stop()
 
 
-async def test_a_pool_of_another_page_size_is_refused() -> None:
+async def test_a_pool_of_another_page_size_is_refused(actor: Maker) -> None:
     other = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=8)
     handle = PoolHandle(group="m", agent="a", path="", num_pages=30, layout=other, incarnation=1)
     one, _, _ = actor(pool=[handle])
     with pytest.raises(ConfigError, match="pages of 8 tokens, but this scheduler is set to 4"):
         await one.start()
-    await one.stop()
 
 
-async def test_a_damaged_page_table_is_reported_and_served_from_all_the_same() -> None:
+async def test_a_damaged_page_table_is_reported_and_served_from_all_the_same(actor: Maker) -> None:
     one, ctx, host = actor()
     pool = host.open(host.path("pool"), writable=True)
     pool.table_view[:] = b"\xff" * len(pool.table_view)
@@ -271,20 +278,16 @@ async def test_a_damaged_page_table_is_reported_and_served_from_all_the_same() -
     await asyncio.sleep(0.01)
     assert len(steps(ctx)) > 0
     assert one.stats()['mesh_scheduler_pages{state="quarantined"}'] == 0
-    await one.stop()
 
 
-async def test_draining_ends_when_nothing_is_left() -> None:
-    one, ctx = await serving()
+async def test_draining_ends_when_nothing_is_left(actor: Maker) -> None:
+    one, ctx = await started(actor())
     one.on_ask(submit())
     draining = asyncio.ensure_future(one.drain())
     await asyncio.sleep(0.05)
     assert not draining.done()
     assert ctx.announced[-1][0] == "draining"
-    late = submit("late")
-    one.on_ask(late)
-    ((refused,),) = (answer.refused for answer in late.answers)
-    assert (refused.code, refused.retryable) == ("draining", True)
+    late = refused_as_draining(one)
     for step in itertools.count(1):
         if draining.done():
             break
@@ -296,8 +299,8 @@ async def test_draining_ends_when_nothing_is_left() -> None:
     assert late.answers[-1] == ("not_ready", True, None)
 
 
-async def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
-    one, ctx = await serving()
+async def test_memory_that_is_wanted_back_is_given_and_attempts_too(actor: Maker) -> None:
+    one, ctx = await started(actor())
     one.on_ask(submit())
     one.on_ask(submit("q"))
     await asyncio.sleep(0.01)
@@ -308,20 +311,13 @@ async def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
     said = [(line["request_id"], line["code"]) for line in logs if line["event"] == "attempt failed"]
     assert said == [("r", "memory_released"), ("q", "memory_released")]
     assert call.answers == [HasLetGo(group="m", number=3)]
-    failed = [(to, message) for to, message in ctx.told if isinstance(message, AttemptFailed)]
-    assert [(to, it.request_id, it.code, it.retryable) for to, it in failed] == [
-        ("g", "r", "memory_released", True),
-        ("g", "q", "memory_released", True),
-    ]
+    failed = [(to, it.code, it.retryable) for to, it in ctx.told if isinstance(it, AttemptFailed)]
+    assert failed == [("g", "memory_released", True)] * 2
     assert ctx.ended == ["the memory of m is released"]
-    late = submit("late")
-    one.on_ask(late)
-    ((refused,),) = (answer.refused for answer in late.answers)
-    assert (refused.code, refused.retryable) == ("draining", True)
-    await one.stop()
+    refused_as_draining(one)
 
 
-async def test_a_scheduler_without_memory_waits_for_it() -> None:
+async def test_a_scheduler_without_memory_waits_for_it(actor: Maker) -> None:
     released = RemoteError("memory_released", "the memory of m is released", retryable=True)
     one, ctx, _ = actor(pool=[released, released])
     starting = asyncio.ensure_future(one.start())
@@ -331,23 +327,20 @@ async def test_a_scheduler_without_memory_waits_for_it() -> None:
     one.on_members([], [], [])
     await starting
     await asyncio.sleep(0.01)
-    assert [state for state, _ in ctx.announced][-3:] == ["released", "starting", "ready"], (
-        "it maps the pool in between"
-    )
-    await one.stop()
+    announced = [state for state, _ in ctx.announced][-3:]
+    assert announced == ["released", "starting", "ready"], "it maps the pool in between"
 
 
-async def test_a_pool_that_was_released_while_its_place_was_told_is_asked_for_again() -> None:
+async def test_a_pool_that_was_released_while_its_place_was_told_is_asked_for_again(actor: Maker) -> None:
     host = HeapHost()
     old = host.create("old", PoolInfo(group="m", num_pages=30, layout=LAYOUT, incarnation=1, weights="keep"))
     outdated = PoolHandle(group="m", agent="a", path=old.path, num_pages=30, layout=LAYOUT, incarnation=1)
     one, ctx, _ = actor(pool=[outdated], host=host)
     await one.start()
     assert [type(message) for _, message in ctx.asked[:3]] == [MapPool, MapPool, Adopt]
-    await one.stop()
 
 
-async def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
+async def test_a_scheduler_that_is_starting_lets_go_and_begins_again(actor: Maker) -> None:
     busy = RemoteError("not_ready", "the model is still being loaded", retryable=True)
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
     one, ctx, _ = actor(adopted=[busy, adopted])
@@ -363,27 +356,24 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
         mapped.table()
     assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
     assert ctx.ended == []
-    await one.stop()
 
 
-async def test_a_scheduler_whose_worker_has_let_go_unmaps_before_it_says_that_it_is_released() -> None:
+async def test_a_scheduler_whose_worker_has_let_go_unmaps_before_it_says_that_it_is_released(actor: Maker) -> None:
     released = RemoteError("memory_released", "the memory of m is released", retryable=True)
-    one, ctx = await serving(adopted=[released, Adopted(worker_epoch=3, numerics="", vocab_size=100)])
+    _, ctx = await started(actor(adopted=[released, Adopted(worker_epoch=3, numerics="", vocab_size=100)]))
     assert [state for state, _ in ctx.announced] == ["ready"]
     assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
-    await one.stop()
 
 
-async def test_a_scheduler_with_an_epoch_of_long_ago_says_above_which_the_next_one_goes() -> None:
+async def test_a_scheduler_with_an_epoch_of_long_ago_says_above_which_the_next_one_goes(actor: Maker) -> None:
     refused = RemoteError("stale_epoch", "scheduler epoch 7 is over", known_epoch=86_400)
     one, _, _ = actor(adopted=[refused])
     with pytest.raises(Superseded) as caught:
         await one.start()
     assert caught.value.known_epoch == 86_400
-    await one.stop()
 
 
-async def test_a_worker_on_another_making_of_the_pool_is_not_taken_over() -> None:
+async def test_a_worker_on_another_making_of_the_pool_is_not_taken_over(actor: Maker) -> None:
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100, incarnation=1)
     elsewhere = msgspec.structs.replace(adopted, incarnation=2)
     one, ctx, _ = actor(adopted=[elsewhere, adopted, adopted, elsewhere])
@@ -394,4 +384,3 @@ async def test_a_worker_on_another_making_of_the_pool_is_not_taken_over() -> Non
     one.on_peer_lost(W, "gone")
     await asyncio.sleep(0.01)
     assert ctx.ended == ["w computes on another pool of m than the one mapped here"]
-    await one.stop()

@@ -9,7 +9,7 @@ from nodes.request import Sampling
 from nodes.scheduler.batch.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
 from nodes.scheduler.queue.admission import Credit, num_shared_tokens
 from nodes.scheduler.sequence import Sequence, Stage
-from tests.nodes.scheduler.scheduler_world import PAGE, World, prompt
+from tests.nodes.scheduler.scheduler_world import PAGE, World, prompt, started
 from tests.nodes.step_plans import column
 
 
@@ -92,12 +92,6 @@ def stages(world: World, name: str = "m") -> list[Stage]:
     return [one.stage for one in world.cores[name].attempts]
 
 
-def started(**more) -> World:
-    world = World(**{"num_pages": {"m": 41}, **more})
-    world.flush()
-    return world
-
-
 def test_prompts_enter_as_steps_have_room_for_them() -> None:
     world = started(num_pages={"m": 200})
     for base in range(6):
@@ -121,7 +115,7 @@ def test_a_prompt_waits_for_its_prefix_that_is_being_computed() -> None:
 
 
 def test_who_lacks_credit_waits_and_holds_up_those_behind() -> None:
-    world = started()
+    world = started(num_pages={"m": 41})
     world.submit(prompt(40, 1), "m", max_tokens=40)
     world.flush("w-m")
     world.submit(prompt(90, 2), "m", max_tokens=40)

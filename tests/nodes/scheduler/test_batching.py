@@ -109,11 +109,7 @@ def test_who_has_all_tokens_or_no_page_is_left_out() -> None:
     assert compose_step(CONFIG, 20, UNPACED, [full, without], [], 1) is None
 
 
-@given(
-    lengths=st.lists(st.integers(2, 60), max_size=8),
-    running=st.integers(0, 8),
-    budget=st.integers(12, 40),
-)
+@given(lengths=st.lists(st.integers(2, 60), max_size=8), running=st.integers(0, 8), budget=st.integers(12, 40))
 def test_every_prompt_is_computed_once_and_in_order(lengths, running, budget) -> None:
     decoding = [sequence(100 + row, 5, 4, pages=80) for row in range(running)]
     for one in decoding:

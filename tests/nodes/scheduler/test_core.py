@@ -7,6 +7,7 @@ import pytest
 from kvstore.protocol import CacheCleared, CacheEvents, PageStored
 from mesh.address import Address
 from nodes.protocol import (
+    Adopt,
     Adopted,
     AttemptFailed,
     CancelPrefill,
@@ -24,6 +25,7 @@ from nodes.protocol import (
 from nodes.protocol.steps import RowColumn
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.scheduler.cache_news import RESTATE_PAUSE_S
+from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
     Announce,
     Answered,
@@ -42,14 +44,8 @@ from nodes.scheduler.events import (
 )
 from nodes.scheduler.sequence import Stage
 from nodes.worker.core import AdoptArrived
-from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token, prompt
+from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token, prompt, started
 from tests.nodes.step_plans import column
-
-
-def started(**more) -> World:
-    world = World(**{"num_pages": {"m": 60}, **more})
-    world.flush()
-    return world
 
 
 def stopping(number: int) -> list[int]:
@@ -90,8 +86,7 @@ def test_rules_of_ending(world: World) -> None:
     stopped = world.submit(tokens, "m", max_tokens=6, stop_token_ids=[second])
     nothing = world.submit(tokens, "m", max_tokens=0)
     world.settle()
-    assert len(ignoring.output_ids) == 6
-    assert stopped.output_ids[-1] == second
+    assert (len(ignoring.output_ids), stopped.output_ids[-1]) == (6, second)
     assert (stopped.finish, len(stopped.output_ids)) == ("stop", 2)
     assert (nothing.finish, nothing.output_ids) == ("length", [])
 
@@ -160,11 +155,7 @@ def test_what_never_fits_is_told_in_tokens_of_the_pool(num_prompt, num_output, p
 
 @pytest.mark.parametrize(
     ("tokens", "stop", "code"),
-    [
-        ([], {}, "empty_prompt"),
-        ([5, 997], {}, "bad_token_id"),
-        ([5, -1], {}, "bad_token_id"),
-    ],
+    [([], {}, "empty_prompt"), ([5, 997], {}, "bad_token_id"), ([5, -1], {}, "bad_token_id")],
 )
 def test_what_can_never_be_served_is_refused_at_once(tokens, stop, code) -> None:
     world = started(num_pages={"m": 41})
@@ -272,8 +263,7 @@ def test_a_row_that_hangs_on_an_end_is_thrown_away_and_its_pages_wait_for_it(wor
     core = world.cores["m"]
     world.until(lambda: request.finish)
     world.flush("w-m")
-    assert (core.running.num_leaving, core.pipeline.num_inflight) == (1, 1)
-    assert core.cache.num_sequences == 1
+    assert (core.running.num_leaving, core.pipeline.num_inflight, core.cache.num_sequences) == (1, 1, 1)
     world.settle()
     assert world.workers["w-m"].num_rows == 4
 
@@ -298,9 +288,8 @@ def test_depth_one_where_nothing_can_overlap() -> None:
 
 def test_a_small_worker_gets_small_steps() -> None:
     world = World(num_pages={"m": 60})
-    core = world.cores["m"]
     world.links.clear()
-    world.workers["w-m"].handle(AdoptArrived(core.pipeline._asks.get(("adopt", "")).message, None))
+    world.workers["w-m"].handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), None))
     adopted = Adopted(worker_epoch=1, numerics="", vocab_size=997, max_batch_tokens=6)
     world.event("m", Answered(("adopt", ""), adopted))
     for base in range(4):
@@ -326,8 +315,7 @@ def test_a_poisoned_prompt_fails_wherever_it_is_prefilled(pair: World) -> None:
         worker.poison = {901}
     bad = pair.submit([*prompt(20), 901, 5], "d", prefill="p")
     pair.settle()
-    assert bad.failure == "poisoned_request"
-    assert pair.cores["p"].orders.num_failed == 1
+    assert (bad.failure, pair.cores["p"].orders.num_failed) == ("poisoned_request", 1)
 
 
 # pages run out
@@ -367,31 +355,32 @@ def test_preemption_at_depth_one_and_two_gives_the_same_tokens(seed) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_the_last_one_takes_back_what_is_lent() -> None:
-    world = started(num_pages={"d": 31, "p": 60})
-    lone = world.submit(prompt(40), "d", max_tokens=70, ignore_eos=True)
-    core = world.cores["d"]
+def running_alone(world: World, group: str) -> tuple[Request, SchedulerCore]:
+    """A request that needs more pages than are expected of it."""
+    lone = world.submit(prompt(40), group, max_tokens=70, ignore_eos=True)
+    core = world.cores[group]
     world.until(lambda: core.results.num_output_tokens >= 1)
     core.growth.new_token_ratio = 0.1
+    return lone, core
+
+
+def test_the_last_one_takes_back_what_is_lent() -> None:
+    world = started(num_pages={"d": 31, "p": 60})
+    lone, core = running_alone(world, "d")
     other = world.submit(prompt(60, 5), "d", prefill="p", max_tokens=3)
     world.flush("w-p")
-    assert lone.finish == "length"
-    assert core.grants.num_failed == 1
+    assert (lone.finish, core.grants.num_failed) == ("length", 1)
     world.settle()
     assert other.finish
 
 
 def test_the_last_one_waits_for_what_orders_hold() -> None:
     world = started(num_pages={"d": 60, "m": 31})
-    lone = world.submit(prompt(40), "m", max_tokens=70, ignore_eos=True)
-    core = world.cores["m"]
-    world.until(lambda: core.results.num_output_tokens >= 1)
-    core.growth.new_token_ratio = 0.1
+    lone, core = running_alone(world, "m")
     world.submit(prompt(60, 5), "d", prefill="m", max_tokens=3)
     world.flush(("m", "a-d"))
     assert not lone.finish
-    assert core.cache.num_available() == 0
-    assert core.running.num_preemptions == 0
+    assert (core.cache.num_available(), core.running.num_preemptions) == (0, 0)
 
 
 def stuck_alone(world: World) -> None:
@@ -467,8 +456,7 @@ def test_what_nobody_asks_for_is_forgotten_after_a_lease(world: World) -> None:
 def test_who_asks_for_what_is_unknown_is_told_so(world: World) -> None:
     gap = ResendFrom("r", 3, 0)
     (command,) = world.cores["m"].handle(Told(Address("x", 1), Resend(streams=[gap])), world.now)
-    assert command.actor_id == "x"
-    assert (command.message.code, command.message.attempt) == ("unknown_attempt", 3)
+    assert (command.actor_id, command.message.code, command.message.attempt) == ("x", "unknown_attempt", 3)
 
 
 def told_to(world: World, actor_id: str, message: object) -> list[TokenBatch]:
@@ -503,8 +491,7 @@ def test_detokenizers_and_gateways_ask_differently(world: World) -> None:
     unknown = Resend(streams=[], streams_unknown=[sequence.row_id, 99])
     assert told_to(world, EDGE, Told(Address("other", 1), unknown)) == []
     (batch,) = told_to(world, EDGE, Told(detokenizer, unknown))
-    assert batch.opens[0].output_ids == []
-    assert batch.positions == [0]
+    assert (batch.opens[0].output_ids, batch.positions) == ([], [0])
     world.cancel(request)
     world.flush()
 
@@ -575,8 +562,7 @@ def test_cached_tokens_are_those_of_whoever_has_more(pair: World) -> None:
     pair.settle()
     request = pair.submit(prompt(39), "d", prefill="p", max_tokens=2)
     pair.settle()
-    assert request.num_cached_tokens == 36
-    assert pair.cores["d"].grants.num_done == 1
+    assert (request.num_cached_tokens, pair.cores["d"].grants.num_done) == (36, 1)
 
 
 def test_cached_tokens_are_told_once_however_often_the_prompt_is_prefilled(pair: World) -> None:
@@ -858,14 +844,14 @@ def test_figures(world: World) -> None:
     world.settle()
     stats = world.cores["m"].stats()
     assert stats["mesh_scheduler_output_tokens_total"] == len(request.output_ids)
-    assert stats["mesh_scheduler_prompt_tokens_total"] == 9
-    assert stats["mesh_scheduler_kv_usage_ratio"] == 0
+    assert (stats["mesh_scheduler_prompt_tokens_total"], stats["mesh_scheduler_kv_usage_ratio"]) == (9, 0)
     assert all(isinstance(value, float) for value in stats.values())
 
 
 def test_a_page_in_two_books_is_named(world: World) -> None:
     world.leave()
     core = world.cores["m"]
+    # There is no public way to what must never be.
     core.cache.blocks.allocator._states[5] = core.cache.blocks.allocator.state(0)
     with pytest.raises(AssertionError, match="page 5 is"):
         core.assert_idle()

@@ -3,17 +3,13 @@
 from nodes.protocol import AttemptsSubmitted
 from nodes.scheduler.events import Answered, DrainAsked
 from nodes.scheduler.sequence import Stage
-from tests.nodes.scheduler.scheduler_world import EDGE, World, prompt
+from tests.nodes.scheduler.scheduler_world import EDGE, prompt, started
 
-
-def started(**more) -> World:
-    world = World(**{"num_pages": {"d": 60, "p": 60}, **more})
-    world.flush()
-    return world
+PAIR = {"d": 60, "p": 60}
 
 
 def test_a_handoff_that_takes_too_long_is_prefilled_here() -> None:
-    world = started(handoff_timeout_s=5.0)
+    world = started(num_pages=PAIR, handoff_timeout_s=5.0)
     request = world.submit(prompt(39), "d", prefill="p", max_tokens=3)
     # The prefill scheduler holds the order and says so, but its worker does not get to it.
     world.flush("w-p")
@@ -29,7 +25,7 @@ def test_a_handoff_that_takes_too_long_is_prefilled_here() -> None:
 
 
 def test_only_what_needs_the_worker_is_given_up_with_it() -> None:
-    world = started(handoff_timeout_s=1000.0)
+    world = started(num_pages=PAIR, handoff_timeout_s=1000.0)
     finished = world.submit(prompt(5), "d", max_tokens=1)
     world.flush(("d", EDGE))
     handed = world.submit(prompt(39), "d", prefill="p", max_tokens=3)
@@ -40,8 +36,7 @@ def test_only_what_needs_the_worker_is_given_up_with_it() -> None:
     d, p = world.cores["d"], world.cores["p"]
     assert {one.stage for one in d.attempts} == {Stage.ENDED, Stage.HANDOFF}
     d.deaths.away_for_good(world.now)
-    assert {one.stage for one in d.attempts} == {Stage.ENDED, Stage.HANDOFF}
-    assert d.endings.num_failed == 0
+    assert ({one.stage for one in d.attempts}, d.endings.num_failed) == ({Stage.ENDED, Stage.HANDOFF}, 0)
     p.deaths.away_for_good(world.now)
     assert (p.orders.num_failed, p.orders.running()) == (1, [])
     world.down.clear()
@@ -51,7 +46,7 @@ def test_only_what_needs_the_worker_is_given_up_with_it() -> None:
 
 
 def test_draining_ends_without_a_worker_that_died_and_is_not_started_again() -> None:
-    world = started(num_pages={"m": 60})
+    world = started()
     world.leave()
     request = world.submit(prompt(30), "m", max_tokens=50, ignore_eos=True)
     world.flush("w-m")
@@ -70,7 +65,7 @@ def test_draining_ends_without_a_worker_that_died_and_is_not_started_again() -> 
 
 
 def test_only_so_many_are_kept_after_their_end() -> None:
-    world = started(num_pages={"m": 60}, max_finished=2)
+    world = started(max_finished=2)
     requests = [world.submit(prompt(9, base), "m", max_tokens=2) for base in range(4)]
     core = world.cores["m"]
     world.flush(("m", EDGE))

@@ -208,7 +208,7 @@ def failing(bench: Bench, cause: str) -> HandoffFailed:
         case "order refused":
             return bench.refused(ORDER, "x", 2.0)
         case "too long":
-            assert bench.deadlines._at[(EXPIRE, ID)] == CONFIG.handoff_timeout_s
+            assert bench.deadlines.at((EXPIRE, ID)) == CONFIG.handoff_timeout_s
             return grants.on_expired(ID, CONFIG.handoff_timeout_s)
         case "prefill lost":
             return grants.on_peer_lost("p", 2.0)[0]
@@ -299,7 +299,7 @@ def test_the_order_is_renewed_as_long_as_the_handoff_lives(bench: Bench) -> None
     bench.grants.on_renew_due(ID, 4.0)
     assert [kind for kind, _, _ in bench.taken()] == [ORDER]
     assert bench.grants.on_ordered("unknown", PrefillsOrdered(accepted=[ID]), 4.0) == []
-    assert (RENEW, ID) not in bench.deadlines._at, "nobody was asked so"
+    assert bench.deadlines.at((RENEW, ID)) is None, "nobody was asked so"
     assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=["other"]), 4.0) == []
     assert bench.deadlines.pop_due(4.0 + ASK_RETRY_S) == (RENEW, ID), "not named is not answered"
 

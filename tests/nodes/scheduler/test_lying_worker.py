@@ -104,8 +104,7 @@ def test_nonsense_costs_its_worker_the_place_and_nobody_a_token(liar: Liar, name
     assert liar.num_lies > 0
     assert all(request.finish for request in [*early, late])
     assert all(request.attempt == 0 for request in [*early, late]), "nobody had to go elsewhere"
-    assert world.workers["w-m"].epoch == 2
-    assert liar.figures["mesh_scheduler_workers_fenced_total"] == 1
+    assert (world.workers["w-m"].epoch, liar.figures["mesh_scheduler_workers_fenced_total"]) == (2, 1)
     assert liar.figures['mesh_scheduler_results_refused_total{reason="malformed"}'] == 1
     # Said once for the fencing, and again for the death.
     assert [ready for _, _, ready in world.announced] == [True, False, False, True]
@@ -155,6 +154,7 @@ def test_a_request_that_makes_workers_answer_nonsense_fails_alone(liar: Liar) ->
     liar.until_epoch = 1000
 
     def lie(result: StepResult) -> list[StepResult]:
+        # By a private name: a result says nothing of whose rows they were.
         sent = next((sent for sent in core.pipeline._sent if sent.plan.step == result.step), None)
         hit = sent is not None and any(one.request_id == culprit.request_id for one in sent.step.sequences)
         return [altered(result, token_ids=[])] if hit else [result]

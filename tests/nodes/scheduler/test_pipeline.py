@@ -87,7 +87,7 @@ def test_nothing_is_sent_before_the_worker_is_ours() -> None:
     assert not one.pipeline.can_send
     one.pipeline.adopt(0.0)
     assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), ADOPT_TIMEOUT_S, ADOPT)]
-    assert (WORKER_LOST, "") in one.deadlines._at
+    assert one.deadlines.at((WORKER_LOST, "")) is not None
     assert one.result(1, [1]) == []
     one.adopted()
     assert one.pipeline.can_send
@@ -115,8 +115,7 @@ def test_a_result_that_overtakes_shows_that_the_one_before_is_lost(one: Bench) -
     assert one.steps() == sent, "a result before its turn is not kept"
     assert one.result(1, [5]) == [[5]]
     assert one.result(2, [7]) == [[7]]
-    assert one.pipeline.num_repeated_steps == 2
-    assert one.pipeline.num_refused["early"] == 1
+    assert (one.pipeline.num_repeated_steps, one.pipeline.num_refused["early"]) == (2, 1)
 
 
 def test_silence_is_broken_by_repeats_then_by_adopting_again(one: Bench) -> None:
@@ -228,8 +227,7 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_fenced(one: Bench) -> None
     told, announced, asked = one.outbox.take()
     reason = "step 1 has 2 rows and was answered with 1 tokens"
     fence = Fence(scheduler_epoch=5, worker_epoch=1, reason=reason)
-    assert told == FenceWorker("w", fence)
-    assert announced == Announce(None, worker_ready=False, numerics="x")
+    assert (told, announced) == (FenceWorker("w", fence), Announce(None, worker_ready=False, numerics="x"))
     assert asked.message == Adopt(scheduler_epoch=5, next_step=1)
     assert not one.pipeline.can_send
     assert one.result(1, [5, 6]) == [], "what it says now is not believed either"
@@ -264,6 +262,7 @@ def test_a_slow_worker_is_not_fenced_for_it(one: Bench) -> None:
     """It answers each time just before it is asked again; only answers count, not how many steps wait for them."""
     one.send(0)
     for step in range(1, 8):
+        # As after three repeats, each of which the worker would have to miss.
         one.pipeline._repeat_s = 16.0
         one.pipeline.on_repeat_due(step * 100.0)
         one.adopted(now=step * 100.0)

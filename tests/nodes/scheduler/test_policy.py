@@ -13,9 +13,7 @@ PAGES = {1: [10, 11], 2: [], 3: [10], 4: [20], 5: [10, 12], 6: [10, 11, 13]}
 
 def queue(policy: str, **settings) -> WaitingQueue:
     return WaitingQueue(
-        policy,
-        lambda sequence: PAGES.get(sequence.row_id, []),
-        **{"starvation_s": 5.0, "page_size": 4, **settings},
+        policy, lambda sequence: PAGES.get(sequence.row_id, []), **{"starvation_s": 5.0, "page_size": 4, **settings}
     )
 
 

@@ -121,10 +121,10 @@ def test_what_is_not_acknowledged_is_told_again_at_growing_intervals(bench: Benc
     bench.told()
     now, pauses = 0.0, []
     for _ in range(5):
-        now = bench.deadlines._at[(ANNOUNCE, "g")]
+        now = bench.deadlines.at((ANNOUNCE, "g"))
         bench.orders.on_repeat_due("g", now)
         assert bench.told() == [ready(one, 0, 1)]
-        pauses.append(bench.deadlines._at[(ANNOUNCE, "g")] - now)
+        pauses.append(bench.deadlines.at((ANNOUNCE, "g")) - now)
     assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
     bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=1), now)
     bench.orders.on_repeat_due("g", now)
@@ -207,14 +207,14 @@ def test_an_agent_that_knows_no_such_grant_ends_the_order(bench: Bench) -> None:
 
 def test_signs_of_life_renew_the_lease(bench: Bench) -> None:
     one = bench.accept(now=0.0)
-    assert bench.deadlines._at[(LEASE, "g")] == CONFIG.lease_s
+    assert bench.deadlines.at((LEASE, "g")) == CONFIG.lease_s
     bench.orders.renew(D, order(), 3.0)
-    assert bench.deadlines._at[(LEASE, "g")] == 3.0 + CONFIG.lease_s
+    assert bench.deadlines.at((LEASE, "g")) == 3.0 + CONFIG.lease_s
     bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=1), 4.0)
-    assert bench.deadlines._at[(LEASE, "g")] == 4.0 + CONFIG.lease_s
+    assert bench.deadlines.at((LEASE, "g")) == 4.0 + CONFIG.lease_s
     bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=1), 5.0)
     bench.orders.on_pulled(PagesPulled(grant_id="x", num_pages=1), 5.0)
-    assert bench.deadlines._at[(LEASE, "g")] == 4.0 + CONFIG.lease_s, "no progress"
+    assert bench.deadlines.at((LEASE, "g")) == 4.0 + CONFIG.lease_s, "no progress"
     assert bench.orders.on_lease_over("g") is one
     assert len(bench.orders) == 0
     assert bench.orders.refusal(order()) is None, "the holder may be back"
@@ -222,7 +222,7 @@ def test_signs_of_life_renew_the_lease(bench: Bench) -> None:
 
 def test_the_holders_deadline_is_the_orders(bench: Bench) -> None:
     one = bench.accept()
-    assert bench.deadlines._at[(TIMEOUT, "g")] == 30.0
+    assert bench.deadlines.at((TIMEOUT, "g")) == 30.0
     assert bench.orders.on_timeout("g", 30.0) is one
     assert bench.told()[0][1].code == "deadline_exceeded"
     drawn = bench.accept("h")

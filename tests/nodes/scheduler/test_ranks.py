@@ -15,7 +15,7 @@ from nodes.protocol import Adopt, Adopted, Fence, RowError, StepResult
 from nodes.roles import WORKER
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
-from nodes.scheduler.events import MembersChanged, ReadyPeer
+from nodes.scheduler.events import ReadyPeer
 from nodes.scheduler.worker_link.ranks import AdoptedRanks
 from tests.nodes.scheduler.scheduler_world import PAGE, Packet, Worker, World, prompt
 
@@ -158,11 +158,8 @@ class RankWorld(World):
         else:
             super().at_worker(name, packet)
 
-    def members(self) -> None:
-        super().members()
-        ready = {name: ReadyPeer(WORKER, self.workers[name].epoch) for name in self.group_of}
-        core: Any = self.cores["m"]
-        self.event("m", MembersChanged({**core._ready, **ready}))
+    def ready(self) -> dict[str, ReadyPeer]:
+        return super().ready() | {name: ReadyPeer(WORKER, self.workers[name].epoch) for name in self.group_of}
 
     def refuse(self, packet: Packet, code: str) -> None:
         self.calls[packet.ask_id] = packet
@@ -203,8 +200,7 @@ def test_a_step_is_over_when_the_last_rank_is_done() -> None:
     world.flush()
     request = world.submit(prompt(9), "m", max_tokens=4, ignore_eos=True)
     world.flush("w-m.1")
-    assert request.output_ids == []
-    assert world.cores["m"].pipeline.num_inflight == 2
+    assert (request.output_ids, world.cores["m"].pipeline.num_inflight) == ([], 2)
     world.settle()
     assert request.finish == "length"
 
@@ -240,8 +236,7 @@ def test_the_death_of_one_rank_counts_once() -> None:
     world.notice()
     world.settle()
     world.check()
-    assert request.finish == "length"
-    assert request.attempt == 0
+    assert (request.finish, request.attempt) == ("length", 0)
     assert world.cores["m"].deaths.next_suspect() is None
     assert world.cores["m"].pipeline.num_recomputed_tokens > 0
 

@@ -22,7 +22,7 @@ class Heirs:
 
     def _follow(self, cache, recovered, epoch) -> SchedulerCore:
         old = self.world.cores["m"]
-        core = SchedulerCore(old.config, Address("m", epoch), old.grants._pool, cache, "n", recovered)
+        core = SchedulerCore(old.config, Address("m", epoch), old.grants.pool, cache, "n", recovered)
         self.world.cores["m"] = core
         self.world.perform(core, core.start(self.world.now))
         self.world.members()
@@ -49,6 +49,13 @@ def running(heirs: Heirs, *lengths: int):
     ]
     world.until(lambda: all(len(request.output_ids) >= 4 for request in requests))
     return requests
+
+
+def followed(heirs: Heirs, length: int) -> SchedulerCore:
+    """The scheduler dies with one request, which does not come again."""
+    running(heirs, length)
+    heirs.world.requests.clear()
+    return heirs.die()
 
 
 def test_who_comes_again_computes_at_most_a_page_again() -> None:
@@ -85,9 +92,7 @@ def test_what_nobody_claims_is_free_after_the_lease() -> None:
 
 def test_who_is_here_does_not_wait_for_those_who_may_not_come() -> None:
     heirs = Heirs(num_pages=12)
-    running(heirs, 25)
-    heirs.world.requests.clear()
-    core = heirs.die()
+    core = followed(heirs, 25)
     assert len(core.recovered) == 1
     other = heirs.world.submit(prompt(30, 7), "m", max_tokens=8)
     began = heirs.world.now
@@ -99,11 +104,8 @@ def test_who_is_here_does_not_wait_for_those_who_may_not_come() -> None:
 
 def test_the_last_one_running_gets_the_pages_of_those_who_may_not_come() -> None:
     heirs = Heirs(num_pages=12)
-    running(heirs, 17)
-    heirs.world.requests.clear()
-    core = heirs.die()
+    core = followed(heirs, 17)
     other = heirs.world.submit(prompt(9, 7), "m", max_tokens=30, ignore_eos=True)
     while not other.finish:
         heirs.world.flush()
-    assert len(core.recovered) == 0
-    assert other.finish == "length"
+    assert (len(core.recovered), other.finish) == (0, "length")

@@ -38,15 +38,10 @@ def disturb(world: World, draw: random.Random, prefixes: list[list[int]]) -> Non
             2 + draw.randrange(900) for _ in range(draw.randrange(6))
         ]
         world.submit(
-            prompt,
-            draw.choice(["d", "e"]),
-            prefill=draw.choice(["p", "p", "", "d"]),
-            max_tokens=draw.randrange(30),
-            min_tokens=draw.choice([0, 0, 5, 20]),
-            stop_token_ids=draw.sample(range(2, 900), draw.choice([0, 0, 60])),
-            ignore_eos=draw.random() < 0.3,
-            priority=draw.randrange(3),
-        )
+            prompt, draw.choice(["d", "e"]), prefill=draw.choice(["p", "p", "", "d"]), max_tokens=draw.randrange(30),
+            min_tokens=draw.choice([0, 0, 5, 20]), stop_token_ids=draw.sample(range(2, 900), draw.choice([0, 0, 60])),
+            ignore_eos=draw.random() < 0.3, priority=draw.randrange(3),
+        )  # fmt: skip
     elif what < 0.8 and links:
         world.deliver(draw.choice(links))
     elif what < 0.83 and links:

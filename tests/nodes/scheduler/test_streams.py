@@ -63,16 +63,14 @@ def test_one_frame_per_step_and_detokenizer() -> None:
     one, two, three = bench.sequence(1), bench.sequence(2, detokenizer="y"), bench.sequence(3)
     bench.draw((one, 10), (two, 20), (three, 30))
     sent = bench.sent()
-    assert runs(sent["x"]) == [(1, 0, [10]), (3, 0, [30])]
-    assert runs(sent["y"]) == [(2, 0, [20])]
+    assert (runs(sent["x"]), runs(sent["y"])) == ([(1, 0, [10]), (3, 0, [30])], [(2, 0, [20])])
     assert [(o.stream, o.request_id, o.prompt_tail, o.output_ids) for o in sent["x"].opens] == [
         (1, "r1", list(range(5, 13)), []),
         (3, "r3", list(range(5, 13)), []),
     ]
     bench.draw((one, 11), (two, 21), (three, 31))
     sent = bench.sent()
-    assert runs(sent["x"]) == [(1, 1, [11]), (3, 1, [31])]
-    assert sent["x"].opens == []
+    assert (runs(sent["x"]), sent["x"].opens) == ([(1, 1, [11]), (3, 1, [31])], [])
     assert bench.sent() == {}
 
 
@@ -80,8 +78,7 @@ def test_a_later_attempt_opens_with_what_was_delivered(bench: Bench) -> None:
     one = bench.sequence(1, outputs=(7, 8))
     bench.draw((one, 9))
     (batch,) = bench.sent().values()
-    assert batch.opens[0].output_ids == [7, 8]
-    assert runs(batch) == [(1, 2, [9])]
+    assert (batch.opens[0].output_ids, runs(batch)) == ([7, 8], [(1, 2, [9])])
 
 
 def test_a_finish_travels_with_the_last_token(bench: Bench) -> None:
@@ -92,8 +89,7 @@ def test_a_finish_travels_with_the_last_token(bench: Bench) -> None:
     one.finish_reason = "stop"
     bench.streams.send(one)
     (batch,) = bench.sent().values()
-    assert runs(batch) == [(1, 1, [11])]
-    assert batch.finishes == [StreamFinish(1, 2, "stop")]
+    assert (runs(batch), batch.finishes) == ([(1, 1, [11])], [StreamFinish(1, 2, "stop")])
 
 
 def test_a_finish_without_any_token(bench: Bench) -> None:
@@ -101,8 +97,7 @@ def test_a_finish_without_any_token(bench: Bench) -> None:
     one.finish_reason = "length"
     bench.streams.send(one)
     (batch,) = bench.sent().values()
-    assert runs(batch) == []
-    assert batch.finishes == [StreamFinish(1, 0, "length")]
+    assert (runs(batch), batch.finishes) == ([], [StreamFinish(1, 0, "length")])
 
 
 def one_under_way(bench: Bench) -> Sequence:
@@ -131,12 +126,10 @@ def test_a_gateway_gets_a_new_open_from_where_it_is(bench: Bench) -> None:
     before = bench.outbox.take()
     assert runs(before[0].message) == [(1, 3, [13])]
     batch = bench.sent()["x"]
-    assert batch.opens[0].output_ids == [10, 11]
-    assert runs(batch) == [(1, 2, [12, 13])]
+    assert (batch.opens[0].output_ids, runs(batch)) == ([10, 11], [(1, 2, [12, 13])])
     bench.streams.reopen(one, 99)
     batch = bench.sent()["x"]
-    assert batch.opens[0].output_ids == [10, 11, 12, 13]
-    assert runs(batch) == []
+    assert (batch.opens[0].output_ids, runs(batch)) == ([10, 11, 12, 13], [])
 
 
 def test_another_detokenizer_on_request() -> None:
@@ -146,8 +139,7 @@ def test_another_detokenizer_on_request() -> None:
     bench.sent()
     bench.streams.reopen(one, 0, "y")
     sent = bench.sent()
-    assert sent["x"].closes == [1]
-    assert runs(sent["y"]) == [(1, 0, [10])]
+    assert (sent["x"].closes, runs(sent["y"])) == ([1], [(1, 0, [10])])
     bench.streams.redirect(one, "y")
     assert bench.sent() == {}
     bench.streams.redirect(one, "x")
@@ -235,5 +227,4 @@ def test_tokens_wait_where_there_is_no_detokenizer() -> None:
     bench.epochs["y"] = 1
     bench.members()
     batch = bench.sent()["y"]
-    assert runs(batch) == [(1, 0, [10, 11]), (2, 0, [20])]
-    assert batch.finishes == [StreamFinish(2, 1, "length")]
+    assert (runs(batch), batch.finishes) == ([(1, 0, [10, 11]), (2, 0, [20])], [StreamFinish(2, 1, "length")])

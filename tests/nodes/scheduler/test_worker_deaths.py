@@ -63,8 +63,7 @@ def test_who_kills_the_worker_fails_and_nobody_else() -> None:
     assert killer.failure == POISONED
     assert killer.why == "w-m died 3 times while it computed this request, the last time alone"
     assert all(request.finish for request in requests)
-    assert deadly.num_deaths == 3
-    assert world.cores["m"].deaths.num_poisoned == 1
+    assert (deadly.num_deaths, world.cores["m"].deaths.num_poisoned) == (3, 1)
 
 
 def test_one_who_was_only_there_is_cleared_by_a_step_alone() -> None:

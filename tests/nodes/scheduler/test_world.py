@@ -12,8 +12,7 @@ def test_prefill_elsewhere() -> None:
     request = world.submit(prompt(39), "d", prefill="p")
     world.settle()
     assert request.finish
-    assert world.cores["d"].grants.num_done == 1
-    assert world.cores["p"].orders.num_done == 1
+    assert (world.cores["d"].grants.num_done, world.cores["p"].orders.num_done) == (1, 1)
     assert world.workers["w-p"].num_rows == 5, "chunks of 8 tokens"
 
 

@@ -92,7 +92,7 @@ def test_the_same_is_asked_once_and_another_file_again(children, model_with):
     [
         (ENDLESS + SHOWN, "longer than 3 s"),
         (DOUBLING + "{{ ns.s }}" + SHOWN, "takes all memory|longer than 3 s"),
-        ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "leaves out what users say"),
+        ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "leaves out"),
         ("x" * 100_000_000, "at most 1048576"),
         ("{% if true %}" * 70_000, "cannot be compiled|crashed|longer than 3 s"),
         ("{{ " + "(" * 100_000 + ")" * 100_000 + " }}" + SHOWN, "cannot be compiled|crashed|longer than 3 s"),
@@ -101,7 +101,7 @@ def test_the_same_is_asked_once_and_another_file_again(children, model_with):
         ("{{ a" + ".a" * 100_000 + " }}" + SHOWN, "cannot be compiled|crashed|longer than 3 s"),
         ("{{ a" + "+1" * 100_000 + " }}" + SHOWN, "cannot be compiled|crashed|longer than 3 s"),
         ("{% for %}", "cannot be compiled"),
-        ("{% for m in messages %}{% for p in m.parts %}{{ p }}{% endfor %}{% endfor %}", "leaves out what users say"),
+        ("{% for m in messages %}{% for p in m.parts %}{{ p }}{% endfor %}{% endfor %}", "leaves out"),
         ("\ud800" + SHOWN, "not valid Unicode"),
     ],
     ids=lambda value: value[:20] + value[-20:] if len(value) > 40 else value,

@@ -52,7 +52,7 @@ async def renderer(settings):
         await renderer.start()
         yield renderer
     finally:
-        pid = renderer._child.pid if renderer._child else None
+        pid = renderer.child.pid if renderer.child else None
         await renderer.stop()
         if pid is not None:
             with pytest.raises(ProcessLookupError):
@@ -97,7 +97,7 @@ async def test_output_is_bounded(renderer):
 
 
 async def test_child_that_died_is_replaced(renderer):
-    os.kill(renderer._child.pid, signal.SIGKILL)
+    os.kill(renderer.child.pid, signal.SIGKILL)
     try:
         text = await renderer.render(chat("a"))
     except TemplateError:
@@ -115,7 +115,7 @@ async def test_template_that_does_not_compile_is_told_at_start_and_each_requests
 
 @pytest.mark.parametrize(
     ("template", "words", "limits"),
-    [("{% for m in messages %}{% for p in m.parts %}{{ p }}{% endfor %}{% endfor %}", "leaves out what users say", {}),
+    [("{% for m in messages %}{% for p in m.parts %}{{ p }}{% endfor %}{% endfor %}", "leaves out", {}),
      ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "longer than 0.5 s",
       {"start_timeout_s": 0.5})],
 )  # fmt: skip
@@ -255,7 +255,7 @@ async def main():
     bomb = b'[{"role": "user", "content": "a"}]', b'{"bomb": true}'
     task = asyncio.ensure_future(renderer.render(ChatRequest(chat=bomb[0], chat_template_kwargs=bomb[1])))
     await asyncio.sleep(0.1)
-    print(renderer._child.pid, flush=True)
+    print(renderer.child.pid, flush=True)
     await task
 
 asyncio.run(main())

@@ -64,7 +64,7 @@ def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), no
 
 def overlap(core, token_ids=PROMPT, extra_key=""):
     """Most tokens of the prompt that a scheduler has cached, as choices count them."""
-    return max(_overlaps(core._schedulers.values(), token_ids, extra_key).values())
+    return max(_overlaps(core.schedulers.values(), token_ids, extra_key).values())
 
 
 def test_prefix_overlap_decides():
@@ -286,7 +286,7 @@ def test_every_choice_is_sound_and_repeatable(members, events, token_ids, exclud
         assert not any(current[n].attributes["phase"] != "prefill" for n in usable)
     prefills = {n for n in usable if current[n].attributes["phase"] == "prefill"}
     assert (route.prefill in prefills) if phase == "decode" and prefills else route.prefill == ""
-    cached = _overlaps([first._schedulers[route.decode]], token_ids, "")[route.decode]
+    cached = _overlaps([first.schedulers[route.decode]], token_ids, "")[route.decode]
     assert 0 <= cached < len(token_ids)
     assert cached % PAGE == 0
 

@@ -135,7 +135,7 @@ def test_a_role_that_is_left_out_or_refused_is_known_from_the_start():
 
 
 def counted(template):
-    """Gets the messages of each rendering."""
+    """Gets the messages of each rendering. By a private name: how often it renders shows nowhere else."""
     calls, generate = [], template._generate
     template._generate = lambda variables, most: calls.append(variables["messages"]) or generate(variables, most)
     return calls
@@ -158,7 +158,7 @@ def test_roles_that_no_probe_knows_are_checked_in_parts_too(source):
     knowing = knowing.removesuffix("{% endfor %}") + "{% endif %}{% endfor %}"
     assert "just" in rendered(knowing, ("user", PARTS), ("assistant", PARTS))
     for content in ("Bad.", PARTS):
-        with pytest.raises(TemplateError, match="does not know the role 'critic'"):
+        with pytest.raises(TemplateError, match="critic"):
             rendered(knowing, ("user", PARTS), ("critic", content))
 
 
@@ -359,17 +359,16 @@ def test_words_that_are_left_out_in_their_place_are_refused(role):
 
 def test_changed_words_of_a_long_chat_cost_one_more_rendering():
     template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content | upper }};{% endfor %}", {}, 1_000_000)
-    generate, calls = template._generate, []
-    template._generate = lambda *of: calls.append(of) or generate(*of)
+    renderings = counted(template)
     chat = [{"role": "user", "content": f"word {i}"} for i in range(500)]
     assert template.render(ChatRequest(chat=json.dumps(chat).encode())).count("USER:") == 0
-    assert len(calls) == 2
+    assert len(renderings) == 2
 
 
 def test_a_mark_is_none_that_the_chat_has():
     mark = "DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
     knowing = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.content }};{% endif %}{% endfor %}"
-    with pytest.raises(TemplateError, match="does not know the role 'critic'"):
+    with pytest.raises(TemplateError, match="critic"):
         rendered(knowing, ("user", mark), ("critic", "words"))
 
 

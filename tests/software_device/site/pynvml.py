@@ -22,15 +22,15 @@ nvmlShutdown = nvmlInit
 
 
 def nvmlDeviceGetCount() -> int:
-    return runtime._NUM_DEVICES
+    return runtime.NUM_DEVICES
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
-    if not 0 <= index < runtime._NUM_DEVICES:
+    if not 0 <= index < runtime.NUM_DEVICES:
         raise NVMLError("Invalid Argument")
     return index
 
 
 def nvmlDeviceGetMemoryInfo(handle: int) -> _Memory:
-    with runtime._accounts():
-        return _Memory(runtime._TOTAL_BYTES, runtime._TOTAL_BYTES - runtime._taken(handle))
+    with runtime.accounts():
+        return _Memory(runtime.TOTAL_BYTES, runtime.TOTAL_BYTES - runtime.taken(handle))

@@ -126,7 +126,6 @@ class TcpLinks(LinkMaker):
 
     @override
     def open(self, wake: Callable[[], None]) -> str:
-        """Listen; returns address and port. Raises TransferError `tcp_unavailable`."""
         self._wake = wake
         return self._listening().address
 
@@ -207,15 +206,10 @@ class TcpLink(PairLink):
 
     @override
     def begin(self) -> None:
-        """Connect to the other end in threads; `news` says when that has succeeded or failed."""
         self._start(self._initialise, "meet")
 
     @override
     def move(self, number: int, memory: Memory, parts: Sequence[Part]) -> None:
-        """Move `parts`, offset from page 0 and bytes of each, over all connections; returns at once.
-
-        `Moved(number)` or `Broken` follows.
-        """
         dealt = shares(parts, self._rendezvous.num_streams, self._rendezvous.chunk_bytes)
         busy = [(queue, chunks) for queue, chunks in zip(self._jobs, dealt, strict=True) if chunks]
         if not busy:
@@ -234,12 +228,10 @@ class TcpLink(PairLink):
 
     @override
     def news(self) -> list[News]:
-        """What has happened since the last call, oldest first."""
         return all_news(self._news)
 
     @override
     def stop(self) -> None:
-        """Cut the connections, so that no thread writes any more, and wait for the threads."""
         with self._lock:
             self._is_aborted = True
             for connection in self._sockets:
@@ -350,7 +342,6 @@ class TcpLink(PairLink):
         return connection
 
     def _work(self, index: int, connection: socket.socket, copier: Copier) -> None:
-        """Do one connection's shares, one after another, until there are no more."""
         try:
             # One queue for each connection, not one for all: both ends must agree which connection has which share.
             while (job := self._jobs[index].get()) is not None and not self._is_aborted:

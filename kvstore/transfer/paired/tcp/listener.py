@@ -118,11 +118,9 @@ class TcpListener:
 
     @property
     def address(self) -> str:
-        """Where it listens, as the log names it."""
         return f"{self.host}:{self.port}"
 
     def expect(self, num_streams: int, chunk_bytes: int) -> Expected:
-        """Accept connections of a new pair from now on."""
         key, secret = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(SECRET_BYTES)
         expected = Expected(Rendezvous(self.host, self.port, key, secret, num_streams, chunk_bytes))
         with self._lock:
@@ -130,18 +128,15 @@ class TcpListener:
         return expected
 
     def expected(self, key: bytes) -> Expected | None:
-        """What `expect` returned, until it is forgotten."""
         with self._lock:
             return self._expected.get(key)
 
     def forget(self, expected: Expected) -> None:
-        """Accept no more connections of a pair, and end the wait for them."""
         with self._lock:
             self._expected.pop(expected.rendezvous.key, None)
         expected.arrived.put(None)
 
     def close(self) -> None:
-        """Stop listening, and end all waits."""
         self._is_closed = True
         self._wake.send(b".")
         self._thread.join()
@@ -156,7 +151,7 @@ class TcpListener:
         try:
             while not self._is_closed:
                 # None if there are no strangers: an idle agent is not woken at all.
-                soonest = min((one.deadline for one in self._unauthenticated.values()), default=None)
+                soonest = min((peer.deadline for peer in self._unauthenticated.values()), default=None)
                 pause = None if soonest is None else max(0.0, soonest - time.monotonic())
                 for key, _ in self._selector.select(pause):
                     if key.fileobj is self._socket:
@@ -165,8 +160,8 @@ class TcpListener:
                         self._read(self._unauthenticated[key.fileobj])
                 self._drop_silent()
         finally:
-            for one in list(self._unauthenticated.values()):
-                self._close(one)
+            for peer in list(self._unauthenticated.values()):
+                self._close(peer)
             self._selector.close()
             for own in (self._socket, self._wake, self._woken):
                 own.close()
@@ -190,8 +185,8 @@ class TcpListener:
     def _least_missed(self) -> _UnauthenticatedPeer:
         # The oldest, not the new one: otherwise 64 silent connections would shut real agents out for 5 s each. Of the
         # address that has most: otherwise a fast dialler would crowd out agents of other hosts before they speak.
-        ((most, _),) = Counter(one.address for one in self._unauthenticated.values()).most_common(1)
-        return next(one for one in self._unauthenticated.values() if one.address == most)
+        ((most, _),) = Counter(peer.address for peer in self._unauthenticated.values()).most_common(1)
+        return next(peer for peer in self._unauthenticated.values() if peer.address == most)
 
     def _read(self, peer: _UnauthenticatedPeer) -> None:
         try:
@@ -236,8 +231,8 @@ class TcpListener:
 
     def _drop_silent(self) -> None:
         now = time.monotonic()
-        for one in [one for one in self._unauthenticated.values() if one.deadline <= now]:
-            self._drop(one, NO_TOKEN)
+        for peer in [peer for peer in self._unauthenticated.values() if peer.deadline <= now]:
+            self._drop(peer, NO_TOKEN)
 
     def _drop(self, peer: _UnauthenticatedPeer, why: str) -> None:
         self.refused[why] += 1

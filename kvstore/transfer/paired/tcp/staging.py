@@ -42,13 +42,11 @@ class HostCopier(Copier):
 
     @override
     def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """Write `chunks` of `memory` to the connection; blocks. Raises OSError."""
         for chunk in chunks:
             send_all(connection, _views(memory, chunk))
 
     @override
     def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """Read `chunks` of `memory` from the connection; blocks. Raises OSError."""
         for chunk in chunks:
             receive_all(connection, _views(memory, chunk))
 
@@ -98,7 +96,6 @@ class StagedCopier(Copier):
 
     @override
     def close(self) -> None:
-        """Wait for what the device has begun, and free its buffers."""
         for slot in range(2):
             # A device that failed runs nothing any more.
             with contextlib.suppress(DeviceError):

@@ -70,7 +70,6 @@ class Hello(NamedTuple):
 
 
 def encode_rendezvous(rendezvous: Rendezvous) -> bytes:
-    """The bytes of a rendezvous."""
     return msgspec.msgpack.encode(rendezvous)
 
 
@@ -86,7 +85,6 @@ def decode_rendezvous(data: bytes) -> Rendezvous:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """A text as an IP address, None if it is not one."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -94,12 +92,10 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_name(host: str) -> bool:
-    """Whether a text may be a host's name."""
     return _NAME.fullmatch(host) is not None
 
 
 def encode_hello(rendezvous: Rendezvous, index: int) -> bytes:
-    """What the dialler sends first on connection `index`."""
     return _HELLO.pack(_HELLO_MAGIC, rendezvous.key, index, _proof(rendezvous.secret, rendezvous.key, index, b"dial"))
 
 
@@ -110,17 +106,14 @@ def decode_hello(data: bytes) -> Hello | None:
 
 
 def is_proven(hello: Hello, secret: bytes) -> bool:
-    """Whether the dialler knows the pair's secret."""
     return hmac.compare_digest(hello.proof, _proof(secret, hello.key, hello.stream, b"dial"))
 
 
 def answer_to(rendezvous: Rendezvous, index: int) -> bytes:
-    """The listener's answer to a dialler that has proven itself."""
     return _proof(rendezvous.secret, rendezvous.key, index, b"listen")
 
 
 def encode_header(number: int, num_bytes: int) -> bytes:
-    """The header before the share of transfer `number` on one connection."""
     return _HEADER.pack(_HEADER_MAGIC, number, num_bytes)
 
 
@@ -161,7 +154,6 @@ def shares(parts: Sequence[Part], num_streams: int, chunk_bytes: int) -> list[li
 
 
 def num_bytes_of(chunks: Sequence[Sequence[Part]]) -> int:
-    """Bytes of one connection's share."""
     return sum(size for chunk in chunks for _, size in chunk)
 
 

@@ -33,7 +33,7 @@ class Runtime:
         self.event_status = 0
         self.launch_status = 0
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
         self.calls.append((name, *arguments))
         if name in self.fails:
             raise CUDARuntimeError(self.fails[name])
@@ -42,13 +42,13 @@ class Runtime:
     def __getattr__(self, name: str) -> Any:
         if name not in RESULTS:
             raise AttributeError(name)
-        return lambda *arguments: self._call(name, *arguments)
+        return lambda *arguments: self.call(name, *arguments)
 
     def memGetInfo(self) -> tuple[int, int]:
         return 3 * MIB, 80 * MIB
 
     def hostAlloc(self, size: int, flags: int) -> int:
-        self._call("hostAlloc", size, flags)
+        self.call("hostAlloc", size, flags)
         self.host = ctypes.create_string_buffer(size)
         return ctypes.addressof(self.host)
 
@@ -64,16 +64,16 @@ class Stream:
         self._runtime = runtime
 
     def record(self, event: "Event") -> None:
-        self._runtime._call("record", event.ptr, self.ptr)
+        self._runtime.call("record", event.ptr, self.ptr)
 
     def synchronize(self) -> None:
-        self._runtime._call("streamSynchronize", self.ptr)
+        self._runtime.call("streamSynchronize", self.ptr)
 
     def __enter__(self) -> None:
-        self._runtime._call("stream current", self.ptr)
+        self._runtime.call("stream current", self.ptr)
 
     def __exit__(self, *_: object) -> None:
-        self._runtime._call("stream left")
+        self._runtime.call("stream left")
 
 
 class Driver:
@@ -94,7 +94,7 @@ class Event:
         self._runtime = runtime
 
     def synchronize(self) -> None:
-        self._runtime._call("eventSynchronize", self.ptr)
+        self._runtime.call("eventSynchronize", self.ptr)
 
 
 @pytest.fixture
@@ -120,10 +120,10 @@ def memory(runtime: Runtime) -> DeviceMemory:
             assert all(option.startswith("-") for option in options)
 
         def compile(self) -> None:
-            runtime._call("compile")
+            runtime.call("compile")
 
         def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[int, ...]) -> None:
-            runtime._call("launch", grid, block, args)
+            runtime.call("launch", grid, block, args)
             if runtime.launch_status:
                 raise Driver.CUDADriverError(runtime.launch_status)
 

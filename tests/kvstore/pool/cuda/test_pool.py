@@ -179,7 +179,6 @@ def test_two_makings_of_a_pool_are_two_memories(tmp_path: Path) -> None:
     made = first.host.create("kv-a", INFO)
     old = worker.host.open(made.path, writable=True)
     _ = old.device_pages
-    made._on_close = lambda: None
     tables.unlink(made.path)
     remade = second.host.create("kv-a", msgspec.structs.replace(INFO, incarnation=8))
     new = worker.host.open(remade.path, writable=True)

@@ -6,14 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.cache.allocator import PageState
-from kvstore.cache.page_table import PageEntry
 from kvstore.errors import DeviceHandleInvalid, DeviceUnavailable
 from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import HeapHost, MemoryHost
 from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
-from kvstore.transfer.mapped.peer import MappedPeer
 from kvstore.transfer.plan import Descriptor
 from tests.kvstore.fake_devices import FakeCards, Process
 from tests.kvstore.transfer.mapped.pairs import DevicePair
@@ -24,8 +21,6 @@ from tests.kvstore.transfer.transfers import (
     SIZE,
     Judge,
     make_pool,
-    pulling,
-    start_copy,
 )
 
 
@@ -182,19 +177,6 @@ def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(tables: MemoryHo
     assert pair.codes() == {handle: "pool_closed"}
 
 
-def test_draining_waits_for_the_device_and_ends_everything(tables: MemoryHost) -> None:
-    pair = DevicePair(tables, copies_per_poll=2, copies_per_look=0)
-    handles = [pair.post(scattered(page)) for page in (1, 2, 3)]
-    pair.transport.poll(0.0)
-    ended = pair.transport.drain()
-    assert set(ended) == set(handles)
-    assert len(ended) == 3
-    assert {completion.error.code for completion in ended if completion.error} == {"cancelled"}
-    assert pair.cards.num_waiting == 0
-    pair.transport.close()
-    assert pair.here.memory.num_open == 0
-
-
 def test_a_device_that_fails_ends_all_transfers_and_takes_no_more(tables: MemoryHost) -> None:
     pair = DevicePair(tables, copies_per_poll=1, copies_per_look=0)
     running, waiting = pair.post(scattered(1)), pair.post(scattered(2))
@@ -232,32 +214,6 @@ def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
 
 
 # puller
-
-
-@pytest.mark.parametrize("side", ["source", "destination"])
-def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(held: DevicePair, side: str) -> None:
-    puller = pulling(held)
-    puller.start("grant", start_copy(), "d", [held.peer])
-    assert puller.pump(0.0) == []
-    pool, page = (held.source, 3) if side == "source" else (held.destination, 1)
-    pool.table().write(page, PageEntry(PageState.RUNNING, generation=999))
-    held.cards.run()
-    [ended] = puller.pump(0.0)
-    assert ended.event.code == "stale_pages"
-    assert f"{side} page {page} has generation 999 after the copy" in ended.event.message
-
-
-def test_a_lost_source_is_told_when_nothing_reads_it_any_more(held: DevicePair) -> None:
-    puller = pulling(held)
-    puller.start("grant", start_copy(), "d", [held.peer])
-    puller.pump(0.0)
-    held.transport.disconnect(held.peer)
-    assert puller.pump(0.0) == []
-    held.cards.run()
-    [ended] = puller.pump(0.0)
-    assert ended.event.code == "source_lost"
-    assert isinstance(held.peer, MappedPeer)
-    assert held.here.memory.num_open == 0
 
 
 # whatever happens in whatever order

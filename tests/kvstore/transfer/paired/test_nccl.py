@@ -142,7 +142,9 @@ def test_an_abort_reaches_a_communicator_that_is_still_being_made(library: Libra
     assert Stopped() in found
     assert any(isinstance(news, Broken) for news in found)
     link.move(1, PAGES, [(1, 1)])
-    links._movers[0].submit(lambda: None).result(10)
+    later = links.link("cuda:0", links.unique_id(), 0)
+    later.begin()
+    assert until(later, bool), "which waits behind it in the device's thread"
     assert not library.named("recv"), "nothing begins after an abort"
 
 

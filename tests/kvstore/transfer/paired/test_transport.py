@@ -195,16 +195,9 @@ def test_what_cannot_be_posted_or_reached(world: PairWorld) -> None:
 
 def test_there_is_a_bound_on_communicators(world: PairWorld) -> None:
     for number in range(64):
-        offer = OfferPair(
-            pair=f"p{number}",
-            unique_id=b"%d" % number,
-            group="p",
-            incarnation=1,
-            layout_digest=LAYOUT.digest,
-            timeout_s=9.0,
-        )
-        world.far.transport.take_offer("near", offer)
-        world.far.transport.take_offer("near", offer)
+        offer = OfferPair(f"p{number}", b"%d" % number, "p", 1, LAYOUT.digest, timeout_s=9.0)
+        for _ in range(2):
+            world.far.transport.take_offer("near", offer)
     assert world.end_of(world.send([1])) == "too_many_pairs"
 
 
@@ -223,19 +216,10 @@ def test_there_is_a_bound_on_communicators(world: PairWorld) -> None:
 def test_orders_that_cannot_be_carried_out_are_answered(world: PairWorld, order: dict) -> None:
     world.send([1])
     world.deliver(1)
-    name = next(iter(world.far.transport._halves))
+    (name,) = world.near.offered
     answers: list[PagesSent] = []
-    sound = SendPages(
-        pair=name,
-        number=9,
-        group="p",
-        incarnation=1,
-        offsets=[0],
-        sizes=[4],
-        pages=[1],
-        generations=[101],
-        timeout_s=9.0,
-    )
+    asked = {"offsets": [0], "sizes": [4], "pages": [1], "generations": [101]}
+    sound = SendPages(pair=name, number=9, group="p", incarnation=1, timeout_s=9.0, **asked)
     world.far.transport.take_order("near", msgspec.structs.replace(sound, **order), answers.append)
     world.far.transport.take_order("a stranger", sound, answers.append)
     assert [(answer.is_sent, bool(answer.code)) for answer in answers] == [(False, True)] * 2
@@ -264,8 +248,7 @@ def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from(world: PairWorl
 
 def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: PairWorld, sending: Transfer) -> None:
     """The other end gives the transfer up, and does not take the device for its own."""
-    (half,) = world.far.transport._halves.values()
-    half.link.found.append(Broken("an illegal address", "device_fault"))  # type: ignore[attr-defined]
+    world.wire.links[1].found.append(Broken("an illegal address", "device_fault"))
     ended = world.settle()
     assert world.far.transport.device_failure == "an illegal address"
     assert list(ended) == [sending]
@@ -275,7 +258,7 @@ def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it(world: Pair
 
 @pytest.mark.parametrize("way", ["answer", "pair"])
 def test_another_ends_device_fault_is_a_source_that_failed(world: PairWorld, sending: Transfer, way: str) -> None:
-    name = next(iter(world.near.transport._halves))
+    (name,) = world.near.offered
     if way == "answer":
         refusal = PagesSent(pair=name, number=1, is_sent=False, code="device_fault", message="theirs")
         world.near.transport.sent(refusal)
@@ -293,15 +276,11 @@ def test_a_lost_agent_ends_its_transfers(world: PairWorld, sending: Transfer) ->
     assert world.far.transport.num_posted == 0
 
 
-def test_draining_aborts_what_runs(world: PairWorld) -> None:
-    world.wire.is_slow = world.wire.is_stuck = True
-    running, waiting = world.send([1]), world.send([2])
+def test_draining_aborts_what_runs(world: PairWorld, sending: Transfer) -> None:
+    waiting = world.send([2])
     world.settle()
     ended = world.near.transport.drain()
-    assert {one: one.error.code for one in ended if one.error} == {running: "cancelled", waiting: "cancelled"}
-    assert world.near.transport.num_posted == 0
-    world.near.transport.close()
-    world.far.transport.close()
+    assert {one: one.error and one.error.code for one in ended} == {sending: "cancelled", waiting: "cancelled"}
 
 
 def test_a_pulled_copy_is_compared_at_both_ends(world: PairWorld) -> None:

@@ -20,8 +20,8 @@ events: dict[int, Any] = {}
 streams: dict[int, Any] = {}
 
 _DIRECTORY = Path(os.environ["SOFTWARE_DEVICE"])
-_TOTAL_BYTES = int(os.environ.get("SOFTWARE_DEVICE_BYTES", 1 << 30))
-_NUM_DEVICES = int(os.environ.get("SOFTWARE_DEVICES", "1"))
+TOTAL_BYTES = int(os.environ.get("SOFTWARE_DEVICE_BYTES", 1 << 30))
+NUM_DEVICES = int(os.environ.get("SOFTWARE_DEVICES", "1"))
 _OUT_OF_MEMORY, _INITIALIZATION, _INVALID_VALUE, _INVALID_DEVICE, _INVALID_HANDLE, _NOT_READY = 2, 3, 1, 101, 400, 600
 
 
@@ -53,12 +53,12 @@ def _begin() -> None:
 
 def getDeviceCount() -> int:
     _begin()
-    return _NUM_DEVICES
+    return NUM_DEVICES
 
 
 def setDevice(device: int) -> None:
     _begin()
-    if not 0 <= device < _NUM_DEVICES:
+    if not 0 <= device < NUM_DEVICES:
         raise CUDARuntimeError(_INVALID_DEVICE)
     _current[0] = device
 
@@ -73,15 +73,15 @@ def deviceSynchronize() -> None:
 
 def memGetInfo() -> tuple[int, int]:
     _begin()
-    with _accounts():
-        return _TOTAL_BYTES - _taken(_current[0]), _TOTAL_BYTES
+    with accounts():
+        return TOTAL_BYTES - taken(_current[0]), TOTAL_BYTES
 
 
 def malloc(size: int) -> int:
     _begin()
     device = _current[0]
-    with _accounts():
-        if size > _TOTAL_BYTES - _taken(device):
+    with accounts():
+        if size > TOTAL_BYTES - taken(device):
             raise CUDARuntimeError(_OUT_OF_MEMORY)
         name = f"{device}-{uuid.uuid4().hex}"
         descriptor = os.open(_DIRECTORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
@@ -165,7 +165,7 @@ def _unmap(pointer: int, *, is_own: bool) -> None:
 
 
 @contextlib.contextmanager
-def _accounts() -> Generator[None, None, None]:
+def accounts() -> Generator[None, None, None]:
     """One process at a time counts what is taken."""
     descriptor = os.open(_DIRECTORY / "accounts", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
@@ -175,7 +175,7 @@ def _accounts() -> Generator[None, None, None]:
         os.close(descriptor)
 
 
-def _taken(device: int) -> int:
+def taken(device: int) -> int:
     total = 0
     for path in _DIRECTORY.glob(f"{device}-*"):
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,51 @@
+"""What the keeper of processes knows of one actor, and what `meshctl ps` shows of it. Pure."""
+
+import msgspec
+
+from cli.plan.topology import ActorLaunch
+from cli.protocol import ActorStatus
+from cli.supervisor.log_files import LastLines
+from cli.supervisor.mesh_directory import ProcessRecord
+from mesh.address import Endpoint
+from mesh.membership.view import READY, RELEASED, Member
+from mesh.supervision.core import Watch
+
+_NOWHERE = Endpoint("", "")
+
+
+class KeptActor(msgspec.Struct):
+    """What is known of one actor. `process` is the present one, `is_released` what that says of itself."""
+
+    launch: ActorLaunch
+    watch: Watch
+    process: ProcessRecord | None = None
+    last_lines: LastLines | None = None
+    is_released: bool = False
+
+    def status(self, member: Member | None, now: float) -> ActorStatus:
+        watch, process = self.watch, self.process
+        there = member if process is not None and member is not None and member.epoch == watch.epoch else None
+        pid, uptime_s = (process.pid, now - watch.born_at) if process is not None else (0, 0.0)
+        endpoint, notes = (there.endpoint, fallback_notes(there)) if there is not None else (_NOWHERE, [])
+        return ActorStatus(
+            actor_id=self.launch.actor_id,
+            role=self.launch.role,
+            pid=pid,
+            epoch=watch.epoch,
+            endpoint=endpoint,
+            # It is there and healthy, but takes no work.
+            state=RELEASED if watch.state == READY and self.is_released else watch.state,
+            num_restarts=watch.num_restarts,
+            uptime_s=uptime_s,
+            reason=watch.reason,
+            notes=[*filter(None, [watch.progress]), *notes],
+            num_starts=watch.num_starts,
+            last_reason=watch.reason,
+            last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
+            next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),
+        )
+
+
+def fallback_notes(member: Member) -> list[str]:
+    fallbacks: dict[str, str] = member.attributes.get("fallbacks", {})
+    return [f"pages of {agent} come by {text}" for agent, text in fallbacks.items()]

@@ -1,0 +1,90 @@
+"""Starts the processes of actors: as forks of the zygote, or as interpreters of their own."""
+
+import asyncio
+from typing import Final
+
+from cli.plan.topology import ActorLaunch, Topology
+from cli.supervisor.children import Children, actor_environment, spawn_process
+from cli.supervisor.exits import Exits
+from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.record import ZYGOTE, SupervisionRecord
+from cli.supervisor.role import RoleRun
+from cli.supervisor.secret import secret_pipe
+from cli.supervisor.zygote_client import SUPERVISOR_FD, OnFailed, OnForked, ZygoteClient
+from mesh.membership.proof import HostSecret
+
+_SECRET_FD: Final = 4
+"""Where an actor that is not forked reads the host's secret; a zygote has its channel there."""
+
+
+class ActorStarter:
+    """Each process gets `supervisor_fd`, the reading end of a pipe that ends with this process, and `secret`.
+
+    Callbacks come later on the loop, one of the two for each start.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        directory: MeshDirectory,
+        children: Children,
+        exits: Exits,
+        record: SupervisionRecord,
+        supervisor_fd: int,
+        secret: HostSecret,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._directory = directory
+        self._supervisor_fd = supervisor_fd
+        self._secret = secret
+        self._forks = topology.forks
+        supervision = topology.settings.supervision
+        self._drain_timeout_s = supervision.drain_timeout_s
+        self._environment = actor_environment(topology.num_threads)
+        self._zygote = ZygoteClient(
+            children,
+            exits,
+            topology.preloads,
+            on_death=record.zygote_death,
+            log=directory.log(ZYGOTE),
+            supervisor_fd=supervisor_fd,
+            environment=self._environment,
+            timeout_s=supervision.start_timeout_s,
+        )
+
+    def warm(self) -> None:
+        """Start the zygote, which takes longer than any actor, if the mesh needs one."""
+        if self._forks:
+            self._zygote.start()
+
+    def start(self, launch: ActorLaunch, epoch: int, on_started: OnForked, on_failed: OnFailed) -> None:
+        if launch.start == "fork":
+            run = RoleRun(
+                mesh=self._directory.mesh,
+                role=launch.role,
+                actor_id=launch.actor_id,
+                epoch=epoch,
+                config=launch.supervised_config,
+                supervisor_fd=SUPERVISOR_FD,
+                drain_timeout_s=self._drain_timeout_s,
+                secret=self._secret,
+            )
+            self._zygote.fork(run, self._directory.log(launch.actor_id), on_started, on_failed)
+            return
+        arguments = ["-m", "cli", "run", launch.role, "--name", self._directory.mesh]
+        arguments += ["--actor-id", launch.actor_id, "--epoch", str(epoch)]
+        arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
+        arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
+        arguments += ["--secret-fd", str(_SECRET_FD)]
+        try:
+            with secret_pipe(self._secret) as secret:
+                fds = {SUPERVISOR_FD: self._supervisor_fd, _SECRET_FD: secret}
+                process = spawn_process(arguments, self._directory.log(launch.actor_id), fds, self._environment)
+        except OSError as error:
+            # Not at once: the commands that the core's last event led to are still being performed.
+            self._loop.call_soon(on_failed, str(error), False)
+        else:
+            self._loop.call_soon(on_started, process)
+
+    def close(self) -> None:
+        self._zygote.close()
