@@ -42,8 +42,8 @@ def make_runner(
         raise GroupNotFormed(
             f"the ranks of {config.group} lost each other while they loaded {spec.name}: {error}"
         ) from error
+    # Whatever it was, the others may be waiting for this rank in their first operation.
     except Exception:
         if collectives is not None:
-            # The others may be waiting for this one in their first operation.
             collectives.abort()
         raise
