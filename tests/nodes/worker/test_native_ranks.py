@@ -17,6 +17,7 @@ from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.torch.load import load_host_runner
 from nodes.worker.ops.torch.runner import TorchRunner
 from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.steps.step import PipelinedRunner
 from tests.nodes.worker.cuda.rank_running import in_ranks
 from tests.nodes.worker.native_builds import build_all
 from tests.nodes.worker.test_parity import LLAMA3, PLAIN, save_model
@@ -120,11 +121,16 @@ def test_what_one_rank_cannot_compute_natively_none_does(monkeypatch: pytest.Mon
     def of_rank(group: Collectives) -> tuple[str, torch.Tensor]:
         runner = rank_of("random:tiny-qwen3", group, kernels="torch" if group.rank else "auto")
         assert isinstance(runner, TorchRunner)
-        return runner.numerics, runner.logits(step(Row(0, IDS, range(1, 11))))[0]
+        assert not isinstance(runner, PipelinedRunner), "on the CPU there is nothing to wait for"
+        whole = runner.logits(step(Row(0, IDS, range(1, 11))))[0]
+        chunks = logits_by_chunks(runner, IDS, list(range(11, 21)), [16, 48, 33, 1, 22, 29, 1])
+        assert torch.equal(chunks[-1], whole)
+        return runner.numerics, whole
 
     monkeypatch.setattr(
         load, "choose_library", lambda wanted: fitting(wanted) if wanted == "auto" else Choice(None, "")
     )
     (numerics, logits), other = in_ranks(2, of_rank)
     assert numerics == other[0]
+    assert "/packed-tp2/rows4/" in numerics
     assert torch.equal(logits, other[1])
