@@ -123,5 +123,4 @@ class NativeSteps:
 
 
 def _at(ints: Ints) -> int:
-    """The address of the first one."""
     return ints.buffer_info()[0] if isinstance(ints, array) else ints.ctypes.data

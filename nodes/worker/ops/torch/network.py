@@ -202,7 +202,6 @@ class DeviceNetwork(Ops[Value]):
 
     @override
     def select(self, x: Value) -> Value:
-        """The rows of `x` that are sampled."""
         sampled = self._planned.sampled
         if sampled is None:
             return x

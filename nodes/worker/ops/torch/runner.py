@@ -136,7 +136,6 @@ class TorchRunner(RemappableRunner):
         return batch, self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled)
 
     def _resolved(self, batch: HostBatch, arrays: DeviceBatch) -> DeviceBatch:
-        """`arrays` with all input tokens."""
         del batch
         return arrays
 
