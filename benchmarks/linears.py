@@ -33,10 +33,10 @@ def measure(num_threads: int) -> None:
     import torch
 
     from benchmarks.bandwidth import read_gb_s
-    from nodes.worker.layers.linear import PackedLinear
+    from nodes.worker.ops.torch.products import PackedProduct
 
     torch.set_num_threads(num_threads)
-    layers = [PackedLinear(torch.randn(rows, columns).bfloat16(), None) for rows, columns in SHAPES]
+    layers = [PackedProduct(torch.randn(rows, columns).bfloat16(), None) for rows, columns in SHAPES]
     found: list[float] = []
     for num_rows in ROWS:
         inputs = {width: torch.randn(num_rows, width).bfloat16() for width in (HIDDEN, INNER)}

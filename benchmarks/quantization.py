@@ -9,8 +9,9 @@ torch, whose kernels are the oracle. The texts are the samples of `tiny`, and fo
 import json
 import math
 import sys
+from array import array
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +19,16 @@ from torch import Tensor
 
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
-from nodes.worker.attention.base import Span
-from nodes.worker.attention.kinds import kinds_of
-from nodes.worker.attention.torch_paged import TorchPagedAttention
-from nodes.worker.ops.torch.host_network import TorchNetwork
+from nodes.protocol.steps import Open
+from nodes.request import Sampling
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.batch import host_batch, pack, unpack
+from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.kinds import kinds_of
+from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableStep
 from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.opening import open_weights
 from nodes.worker.weights.quantization import quantized_names, rounded_to_int8
@@ -60,17 +66,20 @@ def logits(spec: ModelSpec, dtype: str, scaled: int, texts: list[Text]) -> list[
     """Logits of all positions of each text, float32."""
     layout = spec.kv_layout(dtype)
     num_pages = max(layout.num_pages_for(len(text.ids)) for text in texts)
-    attention = TorchPagedAttention(
-        PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout), spec.num_heads, kinds_of(spec.layer_windows)
-    )
-    weights = Rounded(open_weights(spec, TORCH_DTYPES[dtype]), spec, scaled)
-    network = TorchNetwork(spec, weights, attention)  # type: ignore[arg-type]
-    pages = np.arange(1, 1 + num_pages, dtype=np.int32)
+    pool = PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout)
+    attention = TorchAttention(pool, spec.num_heads, kinds_of(spec.layer_windows))
+    weights: Any = Rounded(open_weights(spec, TORCH_DTYPES[dtype]), spec, scaled)
+    found: list[Tensor] = []
     with torch.inference_mode():
-        return [
-            network.forward(torch.tensor(ids), [Span(0, len(ids), pages)], torch.arange(len(ids))).float()
-            for ids, _ in texts
-        ]
+        network = DeviceNetwork(spec, weights, TorchKernels(), torch.device("cpu"))
+        for ids, _ in texts:
+            rows = Rows([OpenSequence(Open(0, 0, len(ids), Sampling()))], [0], [len(ids)], [0], [0])
+            step = RunnableStep(1, rows, array("i", ids), array("i", range(1, 1 + num_pages)))
+            batch = host_batch(step, layout.page_size)
+            arrays = unpack(torch.from_numpy(pack(batch)), batch.num_rows, 1)
+            attention.plan(batch, arrays)
+            found.append(network.forward(arrays.token_ids, arrays.positions, attention, None).float())
+    return found
 
 
 def texts_of(spec: ModelSpec) -> list[Text]:

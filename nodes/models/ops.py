@@ -1,7 +1,7 @@
 """The operations that a network is computed with: eight coarse ones, on values that the network never looks into.
 
-Implemented over torch for any device (`nodes.worker.ops.torch.network`) and for the CPU alone (`host_network`, the
-oracle), and by recording a program of native kernels (`nodes.worker.ops.native.recording`).
+Implemented over torch for any device (`nodes.worker.ops.torch.network`, the oracle), and by recording a program of
+native kernels (`nodes.worker.ops.native.recording`).
 An implementation gets a model's parts when it loads their weights, and a step before each run: token ids, positions and
 pages, and which rows are sampled. As one rank of a group it also sums the results that the ranks hold parts of,
 according to the cuts of the tensors. Which operations a network calls never depends on computed numbers, so a run can

@@ -144,7 +144,6 @@ class WorkerCore:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step runs."""
         return bool(self._running)
 
     @property
@@ -154,7 +153,6 @@ class WorkerCore:
 
     @property
     def num_queued(self) -> int:
-        """How many steps wait."""
         return len(self._queue)
 
     def forget(self) -> None:

@@ -13,22 +13,27 @@ The fingerprint ends in a hash of the results themselves: workers with equal fin
 
 import hashlib
 import platform
+from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, Literal, NamedTuple
 
-import numpy as np
+import msgspec
 import torch
 from torch import Tensor
 
-from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
 from nodes.models.parts import Experts, Gated, Linear, parts_of
-from nodes.worker.attention.base import AttentionBackend, Span
-from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
-from nodes.worker.ops.torch.host_network import TorchNetwork
+from nodes.protocol.steps import Open
+from nodes.request import Sampling
+from nodes.worker.ops.torch.attention import SPLIT, TorchAttention
+from nodes.worker.ops.torch.batch import host_batch, pack, unpack
+from nodes.worker.ops.torch.network import DeviceNetwork, Hidden, Value, rows_of
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableStep
 
 Rule = Literal["any", "rows4", "tile16", "varies"]
 TILE_ROWS: Final = 16
@@ -50,14 +55,20 @@ class Numerics(NamedTuple):
 
 
 def check_torch(
-    spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, rule: Rule, num_threads: int
+    spec: ModelSpec, network: DeviceNetwork, attention: TorchAttention, rule: Rule, num_threads: int
 ) -> Numerics:
-    """The rule and fingerprint of the loaded layers and of `attention`. Raises what `check_numerics` raises."""
+    """The rule and fingerprint of the loaded layers and of `attention`, the same at all ranks of a group.
+
+    Raises what `check_numerics` raises.
+    """
 
     def tried() -> list[tuple[bool, Tensor]]:
         return [*_linear_results(spec, network), *_attention_results(attention, network.dtype)]
 
-    return check_numerics(tried, rule, numbers_of(spec, network.dtype), network.kernels, num_threads)
+    kernels, collectives = network.product_kernels, network.collectives
+    # The sums over the inner dimension are cut differently.
+    kernels += "" if collectives is None else f"-tp{collectives.size}"
+    return check_numerics(tried, rule, numbers_of(spec, network.dtype), kernels, num_threads, collectives=collectives)
 
 
 def numbers_of(spec: ModelSpec, dtype: torch.dtype) -> str:
@@ -73,10 +84,12 @@ def check_numerics(
     kernels: str,
     num_threads: int,
     set_threads: Callable[[int], None] = torch.set_num_threads,
+    collectives: Collectives | None = None,
 ) -> Numerics:
     """Test with one thread and with `num_threads` whether `rule` holds. Takes some tens of milliseconds.
 
-    `tried` runs the probes and returns for each whether the rule held, and the result.
+    `tried` runs the probes and returns for each whether the rule held, and the result. With `collectives` the rule
+    holds only if it does at every rank, and each rank's results are in the fingerprint of all.
     """
     try:
         set_threads(1)
@@ -89,14 +102,19 @@ def check_numerics(
     digest = hashlib.blake2b(digest_size=8)
     for _, whole in results:
         digest.update(whole.contiguous().view(torch.uint8).numpy().tobytes())
+    if collectives is not None:
+        own = torch.tensor([[float(holds), *digest.digest()]], dtype=torch.float32)
+        every = collectives.all_gather(own).view(collectives.size, -1)
+        holds = bool(every[:, 0].min())
+        digest = hashlib.blake2b(every.numpy().tobytes(), digest_size=8)
     found: Rule = rule if holds else "varies"
     isa = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower()
     return Numerics(found, f"torch-{torch.__version__}/{isa}/{numbers}/{kernels}/{found}/{digest.hexdigest()}")
 
 
-def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bool, Tensor]]:
+def _linear_results(spec: ModelSpec, network: DeviceNetwork) -> Iterator[tuple[bool, Tensor]]:
     """The first layer's products and the head's, each on rows of realistic size: of norm 1."""
-    hidden = network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm)
+    hidden = rows_of(network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm))
     for seed, part in enumerate(parts_of((Experts, Gated, Linear), network.model.layers[0]), 2):
         if isinstance(part, Gated):
             yield _compare(partial(network.gated, by=part), hidden)
@@ -104,64 +122,54 @@ def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bo
         if isinstance(part, Experts):
             yield _compare(partial(_experts, network, part), hidden)
             continue
-        _, num_in = part.weights[0].shape
+        num_in = network.depths[part.name]
         rows = hidden if num_in == spec.hidden_size else _drawn(seed, _NUM_ROWS, num_in).to(network.dtype)
-        yield _compare(partial(_linear, network, part), rows)
+        yield _compare(partial(network.linear, by=part), rows)
     yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS])
 
 
-def _experts(network: TorchNetwork, by: Experts, rows: Tensor) -> Tensor:
-    return network.moe(rows, by, torch.zeros_like(rows))
+def _experts(network: DeviceNetwork, by: Experts, rows: Tensor) -> Value:
+    return network.moe(rows, by, Hidden(torch.zeros_like(rows)))
 
 
-def _linear(network: TorchNetwork, by: Linear, rows: Tensor) -> Tensor:
-    """As layers call it: a product that is summed over ranks is added to hidden states."""
-    return network.linear(rows, by, rows.new_zeros(rows.shape[0], by.weights[0].shape[0]) if by.is_summed else None)
-
-
-def _compare(compute: Callable[[Tensor], Tensor], rows: Tensor) -> tuple[bool, Tensor]:
-    whole = compute(rows)
+def _compare(compute: Callable[[Tensor], Value], rows: Tensor) -> tuple[bool, Tensor]:
+    whole = rows_of(compute(rows))
     parts = [(a, b) for a, b in _PARTS if b <= rows.shape[0]]
-    return all(torch.equal(compute(rows[a:b].contiguous()), whole[a:b]) for a, b in parts), whole
+    # All of them, whatever the first gives: ranks take part in each other's sums.
+    found = [torch.equal(rows_of(compute(rows[a:b].contiguous())), whole[a:b]) for a, b in parts]
+    return all(found), whole
 
 
-def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
+def _attention_results(attention: TorchAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
     """One sequence: whole, in chunks, and its last positions as single rows beside other sequences."""
-    layout, num_heads = attention.layout, attention.num_heads
+    layout, num_heads = attention.pool.layout, attention.num_heads
     shape = (_NUM_POSITIONS, layout.num_kv_heads, layout.head_dim)
-    q = _drawn(3, _NUM_POSITIONS, num_heads, layout.head_dim)
-    k, v = _drawn(4, *shape).to(dtype).to(torch.float32), _drawn(5, *shape).to(dtype)
+    q = _drawn(3, _NUM_POSITIONS, num_heads, layout.head_dim).to(dtype)
+    k, v = (_drawn(seed, *shape).to(dtype) for seed in (4, 5))
     num_pages = layout.num_pages_for(_NUM_POSITIONS)
+    nobody = OpenSequence(Open(0, 0, 1, Sampling()))
+    layout = msgspec.structs.replace(layout, num_layers=1)
+    pool = PoolView(bytearray((3 * num_pages + 1) * layout.page_bytes), layout)
+    over, pages = TorchAttention(pool, num_heads), array("i", range(1, 1 + 3 * num_pages))
 
-    def attend(over: AttentionBackend, *rows_of: tuple[int, int, int]) -> Tensor:
+    def attend(*rows: tuple[int, int, int]) -> Tensor:
         """Rows `begin .. end-1` of copies of the sequence: (copy, begin, end)."""
-        spans = [
-            Span(begin, end, np.arange(1 + copy * num_pages, 1 + (copy + 1) * num_pages, dtype=np.int32))
-            for copy, begin, end in rows_of
-        ]
-        rows = torch.cat([torch.arange(begin, end) for _, begin, end in rows_of])
-        return over.attend(0, over.plan(spans), q[rows], k[rows], v[rows])[: rows.shape[0]]
+        copies, starts, ends = zip(*rows, strict=True)
+        counts = [end - start for start, end in zip(starts, ends, strict=True)]
+        offsets = list(accumulate(counts[:-1], initial=0))
+        columns = Rows([nobody] * len(rows), starts, counts, offsets, [copy * num_pages for copy in copies])
+        batch = host_batch(RunnableStep(0, columns, array("i", bytes(4 * sum(counts))), pages), layout.page_size)
+        over.plan(batch, unpack(torch.from_numpy(pack(batch)), batch.num_rows, len(batch.sampled)))
+        taken = torch.from_numpy(batch.positions)
+        return over.attend(0, q[taken], k[taken], v[taken])
 
-    whole = attend(attention.over(_scratch(layout, num_pages)), (0, 0, _NUM_POSITIONS))
-    over = attention.over(_scratch(layout, 3 * num_pages))
+    whole = attend((0, 0, _NUM_POSITIONS))
     edges = [0, 37, 64, 150, _NUM_POSITIONS - 1]
-    same = all(torch.equal(attend(over, (0, a, b)), whole[a:b]) for a, b in pairwise(edges))
+    same = all(torch.equal(attend((1, a, b)), whole[a:b]) for a, b in pairwise(edges))
     ends = [_NUM_POSITIONS, 130, 64]
-    for copy, end in enumerate(ends[1:], 1):
-        attend(over, (copy, 0, end - 1))
-    single = attend(over, *((copy, end - 1, end) for copy, end in enumerate(ends)))
+    attend((2, 0, 63))
+    single = attend(*((1 + (end == 64), end - 1, end) for end in ends))
     yield same and all(torch.equal(single[i], whole[end - 1]) for i, end in enumerate(ends)), whole
-
-
-def _scratch(layout: KVLayout, num_pages: int) -> PoolView:
-    layout = KVLayout(
-        num_layers=1,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        dtype=layout.dtype,
-        page_size=layout.page_size,
-    )
-    return PoolView(bytearray((num_pages + 1) * layout.page_bytes), layout)
 
 
 def _drawn(seed: int, *shape: int) -> Tensor:

@@ -15,13 +15,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from nodes.models.parts import Activation
-from nodes.worker.attention.kinds import AttentionKind
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Captured, Planner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.attention import DeviceAttention, check_mergeable
 from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.ops.torch.kernels import Kernels
+from nodes.worker.ops.torch.kinds import AttentionKind
 from nodes.worker.pool.view import PoolView
 
 HEAD_DIMS: Final = (64, 128, 256)
@@ -45,6 +45,7 @@ class FlashInferKernels(Kernels):
     """Each operation by one kernel of FlashInfer."""
 
     def __init__(self, flashinfer: Any) -> None:
+        self.has_wide_norms = False
         self._flashinfer = flashinfer
 
     @override

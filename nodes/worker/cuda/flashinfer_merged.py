@@ -9,10 +9,10 @@ cached, that kernel is not called.
 import torch
 from torch import Tensor
 
-from nodes.worker.attention.kinds import FULL
 from nodes.worker.cuda.flashinfer_plans import Planner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.batch import PageTable, pinned
+from nodes.worker.ops.torch.kinds import FULL
 
 # CUDA's limit for a block.
 _MOST_THREADS = 1024

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.ops.torch.batch import DeviceBatch, PageTable, pinned
+from nodes.worker.ops.torch.kinds import FULL, AttentionKind
 from nodes.worker.pool.view import PoolView
 
 # What FlashInfer's documentation recommends; its plans fail if split sequences do not fit.

@@ -8,7 +8,6 @@ import torch
 from kvstore.pool.device import CPU, cuda_ordinal
 from kvstore.pool.page_pool import PagePool
 from nodes.model_spec import ModelSpec
-from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
@@ -16,11 +15,9 @@ from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
 from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
-from nodes.worker.executor.runner import default_threads
-from nodes.worker.ops.native.load import load_native_runner
-from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.torch.attention import DeviceAttention, TorchAttention, check_mergeable
 from nodes.worker.ops.torch.kernels import Kernels, TorchKernels
+from nodes.worker.ops.torch.kinds import kinds_of
 from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives
@@ -87,26 +84,6 @@ def load_cuda_runner(
 
 def _view_of(pool: PagePool) -> PoolView:
     return view_device_pages(pool.device_pages, pool.info.layout)
-
-
-def load_host_runner(
-    spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives
-) -> NativeRunner | DeviceRunner:
-    """One rank of a group on the CPU, by native kernels, or by torch if they do not support the model.
-
-    Its bits are not those of one worker alone. Raises WorkerError, ModelError or CollectiveFailed. Must be called in
-    the thread that will run the steps: torch's number of threads is set per calling thread.
-    """
-    own_threads = default_threads()
-    num_threads = config.num_threads or own_threads
-    torch.set_num_threads(num_threads)
-    view = PoolView(pool.pages_view, pool.layout)
-    with torch.inference_mode():
-        source = open_weights(spec, TORCH_DTYPES[view.layout.dtype], collectives.size)
-        if (native := load_native_runner(spec, config, source, view, num_threads, collectives)) is not None:
-            return native
-    torch.set_num_threads(num_threads)
-    return build_runner(spec, config, view, collectives)[0]
 
 
 def build_runner(

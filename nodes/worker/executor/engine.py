@@ -86,7 +86,6 @@ class Engine:
         return await self._in_thread(partial(run_isolated, self.require(), step))
 
     def require(self) -> Runner:
-        """The runner, which must be there."""
         assert self.runner is not None, "a step before the model was loaded"
         return self.runner
 

@@ -31,29 +31,19 @@ def make_runner(
     """
     if spec.source == "echo":
         return EchoRunner(pool.pages_view, pool.layout, spec.eos_token_ids[0], spec.echo)
-    if collectives is not None:
-        return _make_rank(spec, config, pool, collectives)
-    if config.device != CPU:
-        from nodes.worker.cuda.load import load_cuda_runner
-
-        return load_cuda_runner(spec, config, pool)
-    # Importing torch takes a second and 200 MB, which the echo model and the simulations save.
-    from nodes.worker.executor.runner import load_torch_runner
-
-    return load_torch_runner(spec, config, pool)
-
-
-def _make_rank(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives) -> Runner:
-    from nodes.worker.cuda.load import load_cuda_runner, load_host_runner
-
-    load = load_host_runner if config.device == CPU else load_cuda_runner
     try:
+        # Importing torch takes a second and 200 MB, which the echo model and the simulations save.
+        if config.device == CPU:
+            from nodes.worker.ops.torch.load import load_host_runner as load
+        else:
+            from nodes.worker.cuda.load import load_cuda_runner as load
         return load(spec, config, pool, collectives)
     except CollectiveFailed as error:
         raise GroupNotFormed(
             f"the ranks of {config.group} lost each other while they loaded {spec.name}: {error}"
         ) from error
+    # Whatever it was, the others may be waiting for this rank in their first operation.
     except Exception:
-        # The others may be waiting for this one in their first operation.
-        collectives.abort()
+        if collectives is not None:
+            collectives.abort()
         raise

@@ -43,7 +43,6 @@ class StepWatch:
         self._arm()
 
     def stop(self) -> None:
-        """Stop watching what still runs."""
         self._running.clear()
         self._arm()
 

@@ -58,7 +58,6 @@ class StepsAhead:
         return outcome
 
     def stop(self) -> None:
-        """Begin nothing more."""
         self._waiting.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, flight: _Flight, before: _Flight | None) -> StepOutcome:

@@ -62,7 +62,6 @@ class MemoryActions:
 
     @property
     def is_held(self) -> bool:
-        """Steps may run, and a scheduler may adopt."""
         return self._core.is_held
 
     def on_order(self, call: Call, order: LetGo | TakeUp) -> None:
@@ -70,7 +69,6 @@ class MemoryActions:
         self._driver.feed(Ordered(call.sender.epoch, order, call))
 
     def steps_ended(self) -> None:
-        """No step runs any more."""
         self._driver.feed(StepsEnded())
 
     def _perform(self, command: Command) -> None:

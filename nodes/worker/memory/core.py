@@ -106,7 +106,6 @@ class MemoryOccupation:
 
     @property
     def is_held(self) -> bool:
-        """Steps may run."""
         return self.stage is Stage.HELD
 
     def handle(self, event: Event) -> list[Command]:

@@ -79,7 +79,6 @@ class RankGroup:
         return collectives
 
     def on_ask(self, call: Call) -> None:
-        """Another rank asks to be in the group."""
         # Retryable: rank 0 can be asked before it has its rendezvous, and the other ranks must not end because of that.
         if self._rendezvous is None:
             call.fail("not_ready", "rank 0 is starting", retryable=True)
@@ -100,7 +99,6 @@ class RankGroup:
             self._met.set()
 
     def on_members(self, ctx: Context, left: list[Member]) -> None:
-        """The mesh has changed."""
         ids = self._config.workers
         if self._formed is not None:
             known = [member for one in ids if (member := ctx.members.get(one)) is not None]

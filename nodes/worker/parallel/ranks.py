@@ -126,7 +126,6 @@ class RankCore(WorkerCore):
 
     @property
     def num_deferred(self) -> int:
-        """Adoptions that wait."""
         return len(self._deferred)
 
     @override

@@ -25,7 +25,6 @@ class Limits(NamedTuple):
 
     @property
     def most_pages(self) -> int:
-        """The most pages that a sequence can have."""
         return -(-self.context_length // self.page_size)
 
 

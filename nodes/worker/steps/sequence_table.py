@@ -77,7 +77,6 @@ class SequenceTable:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is open."""
         self._slots: dict[int, OpenSequence] = {}
         # The last result of a look-up, its table and its slots: these lists and dictionaries are never changed.
         self._found: list[OpenSequence] = []

@@ -29,7 +29,6 @@ class LoadProgress:
         self._num_layers, self._layer, self._done_bytes, self._total_bytes = spec.num_layers, 0, 0, total_bytes
 
     def loaded(self, name: str, num_bytes: int) -> None:
-        """A tensor is in memory."""
         self._done_bytes += num_bytes
         if name.startswith(_LAYERS):
             self._layer = int(name[len(_LAYERS) :].partition(".")[0])

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nodes.worker.attention.kinds import FULL
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
 from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.kinds import FULL
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.pool.view import PoolView
 from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.layout import KVLayout
-from nodes.worker.attention.base import Span
-from nodes.worker.attention.kinds import FULL, AttentionKind
-from nodes.worker.attention.torch_paged import TorchPagedAttention
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.kinds import FULL, AttentionKind
 from nodes.worker.pool.view import PoolView
+from tests.nodes.worker.spans import Span, planned
 
 NUM_PAGES = 13
 DIM = 16
 
 
-def paged(num_heads: int, num_kv_heads: int, kinds: Sequence[AttentionKind]) -> TorchPagedAttention:
+def paged(num_heads: int, num_kv_heads: int, kinds: Sequence[AttentionKind]) -> TorchAttention:
     layout = KVLayout(num_layers=len(kinds), num_kv_heads=num_kv_heads, head_dim=DIM, dtype="float32", page_size=16)
     pool = PoolView(bytearray((1 + 2 * NUM_PAGES) * layout.page_bytes), layout)
-    return TorchPagedAttention(pool, num_heads, kinds)
+    return TorchAttention(pool, num_heads, kinds)
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
@@ -52,9 +52,9 @@ def test_chunks_under_a_window(heads: tuple[int, int], window: int, edges: set[i
     pages = [np.arange(1 + n * NUM_PAGES, 1 + (n + 1) * NUM_PAGES, dtype=np.int32) for n in (0, 1)]
 
     def attend(*rows_of: tuple[int, int, int]) -> list[torch.Tensor]:
-        plan = attention.plan([Span(begin, end, pages[copy]) for copy, begin, end in rows_of])
+        planned(attention, 16, [Span(begin, end, pages[copy]) for copy, begin, end in rows_of])
         rows = torch.cat([torch.arange(begin, end) for _, begin, end in rows_of])
-        return [attention.attend(n, plan, q[rows], k[rows], v[rows])[: len(rows)].clone() for n in range(len(kinds))]
+        return [attention.attend(n, q[rows], k[rows], v[rows]) for n in range(len(kinds))]
 
     attend((1, 0, length - 1))
     found = [attend((0, begin, end)) for begin, end in pairwise([0, *sorted(edges), 190])]

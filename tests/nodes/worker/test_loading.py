@@ -22,16 +22,16 @@ from nodes.models.registry import decoder
 from nodes.models.tensor_parallel import Part
 from nodes.sizes import size_text
 from nodes.worker import numerics
-from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import BackendMissing, WeightsUnfit, WorkerError
-from nodes.worker.executor import runner
 from nodes.worker.executor.echo import EchoRunner
 from nodes.worker.executor.engine import Engine
-from nodes.worker.executor.runner import load_torch_runner
 from nodes.worker.executor.runners import make_runner as make_any_runner
-from nodes.worker.layers.linear import PackedLinear, PlainLinear, make_linear
 from nodes.worker.ops.native import load
+from nodes.worker.ops.torch import load as host_load
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.load import load_host_runner
+from nodes.worker.ops.torch.products import PackedProduct, PlainProduct, make_product
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
 from nodes.worker.steps.step import Runner
@@ -129,24 +129,21 @@ def test_random_weights_are_seeded_and_rows_differ() -> None:
 def test_tiles_give_every_row_the_same_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(50, 40, generator=generator), torch.randn(50, generator=generator)
-    x, other = torch.randn(37, 40, generator=generator), torch.randn(37, 50, generator=generator)
-    tiled, plain, packed = PlainLinear(weight, bias, 16), PlainLinear(weight, bias), make_linear(weight, bias)
-    assert isinstance(packed, PackedLinear)
-    assert isinstance(make_linear(weight, bias, 16), PlainLinear)
+    x = torch.randn(37, 40, generator=generator)
+    tiled, plain, packed = PlainProduct(weight, bias, 16), PlainProduct(weight, bias), make_product(weight, bias)
+    assert isinstance(packed, PackedProduct)
+    assert isinstance(make_product(weight, bias, 16), PlainProduct)
     expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double()).float()
-    for linear in (tiled, plain, packed):
-        assert torch.allclose(linear(x), expected, atol=1e-4)
-        assert torch.allclose(linear.silu(x), torch.nn.functional.silu(expected), atol=1e-4)
-        assert torch.allclose(linear.times(x, other), expected * other, atol=1e-4)
-        assert torch.allclose(linear.plus(x, other), expected + other, atol=1e-4)
+    for product in (tiled, plain, packed):
+        assert torch.allclose(product(x), expected, atol=1e-4)
     for begin, end in ((0, 1), (3, 8), (20, 37)):
         assert torch.equal(tiled(x[begin:end]), tiled(x)[begin:end])
 
 
 def test_where_row_counts_matter_linears_run_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library whose products depend on the number of rows, as float32 does for single rows."""
-    compute = PackedLinear.__call__
-    monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: compute(self, x) * (1 + 1e-6 * (x.shape[0] < 16)))
+    compute = PackedProduct.__call__
+    monkeypatch.setattr(PackedProduct, "__call__", lambda self, x: compute(self, x) * (1 + 1e-6 * (x.shape[0] < 16)))
     tiled = make_runner("random:tiny-llama", kernels="torch")
     assert "/plain/tile16/" in tiled.numerics
     ids = list(range(40))
@@ -159,14 +156,14 @@ def test_weights_are_not_held_twice_where_another_form_of_them_is_needed(monkeyp
     held: list[weakref.ref[torch.nn.Module]] = []
     num_alive: list[int] = []
 
-    class Counted(runner.TorchNetwork):
-        def __init__(self, *arguments: Any) -> None:
+    class Counted(host_load.DeviceNetwork):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
             num_alive.append(sum(one() is not None for one in held))
             held.append(weakref.ref(self))
-            super().__init__(*arguments)
+            super().__init__(*arguments, **more)
 
     monkeypatch.setattr(numerics, "_compare", lambda _, rows: (False, rows))
-    monkeypatch.setattr(runner, "TorchNetwork", Counted)
+    monkeypatch.setattr(host_load, "DeviceNetwork", Counted)
     make_runner("random:tiny-llama", kernels="torch")
     assert num_alive == [0, 0]
 
@@ -176,25 +173,25 @@ def test_a_second_load_computes_with_as_many_threads_as_the_first(monkeypatch: p
     taken: list[int] = []
     check_numerics = numerics.check_numerics
 
-    def check(*arguments: Any) -> numerics.Numerics:
+    def check(*arguments: Any, **more: Any) -> numerics.Numerics:
         taken.append(arguments[4])
-        return check_numerics(*arguments)
+        return check_numerics(*arguments, **more)
 
     for module in (load, numerics):
         monkeypatch.setattr(module, "check_numerics", check)
-    runner.default_threads.cache_clear()
+    host_load.default_threads.cache_clear()
     torch.set_num_threads(3)
     try:
         for kernels in ("auto", "auto", "torch"):
             make_runner("random:tiny-qwen3", num_threads=0, kernels=kernels)
     finally:
-        runner.default_threads.cache_clear()
+        host_load.default_threads.cache_clear()
         torch.set_num_threads(1)
     assert taken == [3, 3, 3]
 
 
 def test_where_nothing_helps_the_numerics_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numerics, "_compare", lambda compute, rows: (False, compute(rows)))
+    monkeypatch.setattr(numerics, "_compare", lambda compute, rows: (False, numerics.rows_of(compute(rows))))
     assert "/varies/" in make_runner("random:tiny-llama", kernels="torch").numerics
 
 
@@ -211,7 +208,7 @@ def test_what_nothing_computes_is_refused() -> None:
         decoder(msgspec.structs.replace(SPEC, architecture="mamba"))
     layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, page_size=24)
     with pytest.raises(BackendMissing, match="page size 24"):
-        TorchPagedAttention(PoolView(bytearray(4 * layout.page_bytes), layout), 1)
+        TorchAttention(PoolView(bytearray(4 * layout.page_bytes), layout), 1)
 
 
 def test_the_runner_is_chosen_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +218,7 @@ def test_the_runner_is_chosen_by_the_model(monkeypatch: pytest.MonkeyPatch) -> N
         return make_any_runner(spec, WorkerConfig(group="g", model=model, agent="a"), pool)
 
     assert isinstance(make("echo"), EchoRunner)
-    assert isinstance(make("random:tiny-llama"), runner.HostRunner)
+    assert isinstance(make("random:tiny-llama"), host_load.HostRunner)
 
 
 def loading(load: Callable[[], object]) -> list[str]:
@@ -265,7 +262,7 @@ def test_an_engine_tells_of_a_load_as_long_as_it_runs() -> None:
     said: list[str] = []
 
     def make(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None) -> Runner:
-        made = load_torch_runner(spec, config, pool)
+        made = load_host_runner(spec, config, pool)
         said.append(str(engine.progress))
         return made
 

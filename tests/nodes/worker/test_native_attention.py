@@ -14,16 +14,16 @@ from kvstore.layout import KVLayout
 from nodes.model_spec import RopeParameters, resolve_model
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Attention, Embedding, Linear, Norm, Parameter
-from nodes.worker.attention.base import Span, sort_key
-from nodes.worker.attention.kinds import AttentionKind
-from nodes.worker.attention.torch_paged import TorchPagedAttention
-from nodes.worker.layers.rotary import RotaryTable, rotate
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.packed_weight import PackedWeight
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import Weights
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.kinds import AttentionKind
+from nodes.worker.ops.torch.rotary import RotaryTable
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from tests.nodes.worker.spans import Span, planned
 
 MAX_TOKENS = 200
 NUM_LAYERS = 2
@@ -124,17 +124,15 @@ def rows_of(shape: Shape, spans: list[tuple[int, Span]]) -> torch.Tensor:
     return torch.cat([heads_of(shape, sequence)[span.start : span.end] for sequence, span in spans])
 
 
-def attended(
-    backend: NativeAttention | TorchPagedAttention, shape: Shape, spans: list[tuple[int, Span]]
-) -> torch.Tensor:
+def attended(backend: NativeAttention | TorchAttention, shape: Shape, spans: list[tuple[int, Span]]) -> torch.Tensor:
     qkv, of_sequences = rows_of(shape, spans), [span for _, span in spans]
     if isinstance(backend, NativeAttention):
         return backend.attended(qkv, of_sequences)
     heads = qkv.view(len(qkv), -1, shape.head_dim)
     counts = [shape.kv_heads * shape.group, shape.kv_heads, shape.kv_heads]
     q, k, v = torch.split(heads, counts, 1)
-    found = backend.attend(1, backend.plan(of_sequences), q.float(), k.float(), v)[: len(qkv)]
-    return found.to(TORCH_DTYPES[shape.dtype]).float()
+    planned(backend, shape.page_size, of_sequences)
+    return backend.attend(1, q, k, v).float()
 
 
 SHAPES = st.builds(
@@ -160,7 +158,7 @@ def test_any_batch_is_torchs_attention_with_the_bits_of_each_alone(
     by_torch = pool_of(shape, len(ends))
     by_torch.pages.zero_()
     crowd, single = (NativeAttention(library, pool, shape) for pool in (together, alone))
-    oracle = TorchPagedAttention(by_torch, num_heads, kinds)
+    oracle = TorchAttention(by_torch, num_heads, kinds)
     whole: dict[int, torch.Tensor] = {}
     for sequence, own in enumerate(ends):
         library.set_threads(1)
@@ -176,7 +174,7 @@ def test_any_batch_is_torchs_attention_with_the_bits_of_each_alone(
     for number in range(4):
         spans = [(sequence, span_of(together, sequence, done[sequence], own[number]))
                  for sequence, own in enumerate(ends) if number < len(own)]  # fmt: skip
-        spans.sort(key=lambda one: sort_key(one[1]))
+        spans.sort(key=lambda one: one[1].num_tokens > 1)
         if not spans:
             break
         found = attended(crowd, shape, spans)
@@ -200,11 +198,13 @@ def test_norms_and_rotation_are_torchs(library: Library, dtype: str, head_dim: i
     turned = torch.rms_norm(heads[:, :8].float(), [head_dim], None, 1e-6)
     turned[:, :6] *= norms[0]
     turned[:, 6:] *= norms[1]
-    turned = rotate(turned, *rope.rows(torch.arange(90)))
-    oracle = TorchPagedAttention(by_torch, 6)
+    cos, sin = (table[:90].unsqueeze(1) for table in rope.tables(90))
+    turned = turned * cos + turned.roll(head_dim // 2, -1) * sin
+    oracle = TorchAttention(by_torch, 6)
     span = [span_of(native, 0, 0, 90)]
     scaled = turned[:, :6] * 0.5
-    right = oracle.attend(1, oracle.plan(span), scaled, turned[:, 6:8], heads[:, 8:])[:90]
+    planned(oracle, 16, span)
+    right = oracle.attend(1, scaled, turned[:, 6:8].to(qkv.dtype), heads[:, 8:])
     backend = NativeAttention(library, native, shape, ROPE, norms, 0.5 * head_dim**-0.5)
     found = backend.attended(qkv, span)
     tolerance = 2e-2 if dtype == "bfloat16" else 1e-5

@@ -14,14 +14,14 @@ import torch
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
-from nodes.worker.executor.runner import load_torch_runner
-from nodes.worker.layers.linear import PackedLinear
 from nodes.worker.memory.actions import give_back_heap
 from nodes.worker.ops.native import builds, sources
 from nodes.worker.ops.native.builds import Choice, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.torch.load import load_host_runner
+from nodes.worker.ops.torch.products import PackedProduct
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 from tests.nodes.worker.native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of, resident_mb
 from tests.nodes.worker.torch_running import Row, make_runner, step
@@ -111,7 +111,7 @@ def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeyp
     monkeypatch.setattr(NativeSteps, "run", run)
     fallen, note = loaded_with_note()
     assert "depend on the batch" in note
-    assert isinstance(next(iter(fallen._network._linears.values())), PackedLinear)
+    assert isinstance(next(iter(fallen._network._products.values())), PackedProduct)
 
 
 def test_a_compiler_that_fails_leaves_an_installation_that_works(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_runner_that_is_dropped_gives_its_weights_back() -> None:
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=9, layout=spec.kv_layout(), incarnation=1))
     give_back_heap()
     before = resident_mb()
-    runner = load_torch_runner(spec, config, pool)
+    runner = load_host_runner(spec, config, pool)
     assert "/native-" in runner.numerics
     assert resident_mb() - before > 80
     del runner

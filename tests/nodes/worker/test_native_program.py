@@ -15,21 +15,22 @@ from nodes.model_spec import ModelSpec, resolve_model
 from nodes.models.decoder import Decoder
 from nodes.models.ops import Ops, Value
 from nodes.models.registry import decoder
-from nodes.worker.attention.base import Span
-from nodes.worker.attention.kinds import kinds_of
-from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import columns_of
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
-from nodes.worker.ops.torch.host_network import TorchNetwork
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.kinds import kinds_of
+from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.steps import step as runnable
 from nodes.worker.steps.step import RunnableStep
 from nodes.worker.weights.part_weights import PartWeights
 from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 from tests.nodes.worker.native_builds import WIDE
+from tests.nodes.worker.spans import Span, planned
 from tests.nodes.worker.torch_running import GREEDY, sequence_of
 
 LENIENT = list(HealthCheck)
@@ -107,13 +108,13 @@ def program_of(library: Library, name: str, computed_in: str) -> NativeSteps:
 def logits_by_torch(name: str, computed_in: str) -> torch.Tensor:
     """Of every position; the same for all builds."""
     spec, model, weights, pool = case_of(name, computed_in, b"\0")
-    attention = TorchPagedAttention(pool, spec.num_heads, kinds_of(spec.layer_windows))
+    attention = TorchAttention(pool, spec.num_heads, kinds_of(spec.layer_windows))
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr("nodes.worker.ops.torch.host_network.decoder", lambda _: model)
-        network = TorchNetwork(spec, QuantizedWeights(weights, spec), attention)
+        patch.setattr("nodes.worker.ops.torch.network.decoder", lambda _: model)
+        network = DeviceNetwork(spec, QuantizedWeights(weights, spec), TorchKernels(), torch.device("cpu"))
         pages = np.arange(1, 1 + PAGES_EACH, dtype=np.int32)
-        ids, every = torch.from_numpy(TOKENS).long(), torch.arange(LENGTH)
-        return network.forward(ids, [Span(0, LENGTH, pages)], every).float()
+        _, arrays = planned(attention, pool.layout.page_size, [Span(0, LENGTH, pages)], TOKENS.tolist())
+        return network.forward(arrays.token_ids, arrays.positions, attention, None).float()
 
 
 class Rows(NamedTuple):

@@ -10,13 +10,14 @@ import torch
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
-from nodes.worker.cuda.load import load_host_runner
 from nodes.worker.errors import CollectiveFailed
 from nodes.worker.ops.native import load
 from nodes.worker.ops.native.builds import Choice
 from nodes.worker.ops.native.runner import NativeRunner
-from nodes.worker.ops.torch.runner import DeviceRunner
+from nodes.worker.ops.torch.load import load_host_runner
+from nodes.worker.ops.torch.runner import TorchRunner
 from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.steps.step import PipelinedRunner
 from tests.nodes.worker.cuda.rank_running import in_ranks
 from tests.nodes.worker.native_builds import build_all
 from tests.nodes.worker.test_parity import LLAMA3, PLAIN, save_model
@@ -42,7 +43,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 CASES = [(name, size) for name, (_, _, sizes) in KINDS.items() for size in sizes]
 
 
-def rank_of(model: Path | str, group: Collectives, dtype: str = "auto", **options: Any) -> NativeRunner | DeviceRunner:
+def rank_of(model: Path | str, group: Collectives, dtype: str = "auto", **options: Any) -> NativeRunner | TorchRunner:
     spec = resolve_model(str(model))
     layout = spec.kv_layout(dtype, 16, group.rank, group.size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=60, layout=layout, incarnation=1))
@@ -119,12 +120,17 @@ def test_what_one_rank_cannot_compute_natively_none_does(monkeypatch: pytest.Mon
 
     def of_rank(group: Collectives) -> tuple[str, torch.Tensor]:
         runner = rank_of("random:tiny-qwen3", group, kernels="torch" if group.rank else "auto")
-        assert isinstance(runner, DeviceRunner)
-        return runner.numerics, runner.logits(step(Row(0, IDS, range(1, 11))))[0]
+        assert isinstance(runner, TorchRunner)
+        assert not isinstance(runner, PipelinedRunner), "on the CPU there is nothing to wait for"
+        whole = runner.logits(step(Row(0, IDS, range(1, 11))))[0]
+        chunks = logits_by_chunks(runner, IDS, list(range(11, 21)), [16, 48, 33, 1, 22, 29, 1])
+        assert torch.equal(chunks[-1], whole)
+        return runner.numerics, whole
 
     monkeypatch.setattr(
         load, "choose_library", lambda wanted: fitting(wanted) if wanted == "auto" else Choice(None, "")
     )
     (numerics, logits), other = in_ranks(2, of_rank)
     assert numerics == other[0]
+    assert "/packed-tp2/rows4/" in numerics
     assert torch.equal(logits, other[1])

@@ -7,9 +7,9 @@ import pytest
 
 from kvstore.pool.page_pool import HeapHost
 from nodes.model_spec import resolve_model
-from nodes.worker.cuda import load
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.executor.runners import make_runner
+from nodes.worker.ops.torch import load
 from tests.nodes.worker.recorded_worker import config, pool
 
 MODEL = "random:tiny-llama"

@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodes.worker.attention import torch_paged
-from nodes.worker.executor.runner import HostRunner
 from nodes.worker.ops.native.builds import choose_library
 from nodes.worker.ops.native.runner import NativeRunner
+from nodes.worker.ops.torch import attention
+from nodes.worker.ops.torch.load import HostRunner
 from tests.nodes.worker.torch_running import Row, logits_by_chunks, make_runner, step
 
 MODELS = [
@@ -41,7 +41,8 @@ def runner_of(model: str, dtype: str, kernels: str = "auto") -> HostRunner:
 
 
 def pages_of(runner: HostRunner) -> torch.Tensor:
-    return (runner._steps if isinstance(runner, NativeRunner) else runner._attention)._pool.pages
+    pool = runner._steps._pool if isinstance(runner, NativeRunner) else runner._attention.pool
+    return pool.pages
 
 
 @functools.cache
@@ -195,8 +196,7 @@ def test_not_a_number_fails_its_own_row_only() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_bounds_on_memory_do_not_matter(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of few rows, and a batch of decoding sequences in several runs."""
-    monkeypatch.setattr(torch_paged, "_MAX_SCORE_BYTES", 100_000)
-    monkeypatch.setattr(torch_paged, "_MAX_ITEM_HEADS", 5)
+    monkeypatch.setattr(attention, "_MOST_SCORES", 10_000)
     runner = runner_of(model, "float32", "torch")
     ends = [150, 149, 66, 65, 64, 20, 3, 1]
     tables = [list(range(20 + 10 * n, 30 + 10 * n)) for n in range(len(ends))]

@@ -11,7 +11,7 @@ from nodes.model_spec import resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.request import Sampling
 from nodes.worker.executor.isolation import run_isolated
-from nodes.worker.executor.runner import HostRunner
+from nodes.worker.ops.torch.load import HostRunner
 from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
 from tests.nodes.worker.torch_running import Row, asking, make_runner, step, with_rows
 

@@ -14,7 +14,7 @@ from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.draw.sampler import Draw
-from nodes.worker.executor.runner import HostRunner, load_torch_runner
+from nodes.worker.ops.torch.load import HostRunner, load_host_runner
 from nodes.worker.steps.sequence_table import OpenSequence
 from nodes.worker.steps.step import Rows, RunnableRow, RunnableStep
 
@@ -43,7 +43,7 @@ def make_runner(
         num_threads=num_threads,
         kernels=kernels,
     )
-    return load_torch_runner(spec, config, pool)
+    return load_host_runner(spec, config, pool)
 
 
 class Row(NamedTuple):

@@ -4,6 +4,7 @@ A build may meet a processor that it never ran on, a compiler that translates it
 would still be the same in any batch, which is all that `numerics` checks.
 """
 
+from array import array
 from typing import Final
 
 import msgspec
@@ -12,14 +13,19 @@ import torch
 
 from nodes.model_spec import Quantization, resolve_model
 from nodes.models.registry import decoder
-from nodes.worker.attention.base import Span
-from nodes.worker.attention.kinds import kinds_of
-from nodes.worker.attention.torch_paged import TorchPagedAttention
+from nodes.protocol.steps import Open
+from nodes.request import Sampling
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
-from nodes.worker.ops.torch.host_network import TorchNetwork
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.batch import host_batch, pack, unpack
+from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.kinds import kinds_of
+from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.pool.view import PoolView
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import Rows, RunnableStep
 from nodes.worker.weights.part_weights import PartWeights
 from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 from nodes.worker.weights.random_weights import RandomWeights
@@ -57,7 +63,9 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
     model = decoder(spec)
     packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library, quantized_names(spec))
     steps = NativeSteps(spec, library, packed, model, pools[0])
-    oracle = TorchNetwork(spec, QuantizedWeights(weights, spec), TorchPagedAttention(pools[1], spec.num_heads, kinds))
+    oracle = DeviceNetwork(spec, QuantizedWeights(weights, spec), TorchKernels(), torch.device("cpu"))
+    attention = TorchAttention(pools[1], spec.num_heads, kinds)
+    nobody = OpenSequence(Open(0, 0, 1, Sampling()))
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, _PROMPT, dtype=np.int32)
     pages = np.arange(1, 1 + num_pages, dtype=np.int32)
     worst = 0.0
@@ -66,8 +74,12 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
         last = np.array([end - begin - 1], dtype=np.int32)
         spans = np.array([begin, end - begin, 0, 0], dtype=np.int32)
         found = steps.run(Columns(tokens[begin:end], spans, pages, last))[1]
-        token_ids = torch.from_numpy(tokens[begin:end].astype(np.int64))
-        expected = oracle.forward(token_ids, [Span(begin, end, pages)], torch.from_numpy(last.astype(np.int64))).float()
+        rows = Rows([nobody], [begin], [end - begin], [0], [0])
+        step = RunnableStep(0, rows, array("i", tokens[begin:end].tobytes()), array("i", pages.tobytes()))
+        batch = host_batch(step, layout.page_size)
+        arrays = unpack(torch.from_numpy(pack(batch)), batch.num_rows, 1)
+        attention.plan(batch, arrays)
+        expected = oracle.forward(arrays.token_ids, arrays.positions, attention, arrays.sampled).float()
         assert found is not None
         difference = float((found.float() - expected).abs().max() / expected.std())
         # Any comparison with NaN is false.

@@ -68,7 +68,6 @@ class Recording(Ops[Value]):
 
     @override
     def embed(self, by: Embedding) -> Value:
-        """Records the look-up of the step's tokens."""
         weight = self._weights.embedding
         is_packed = isinstance(weight, PackedWeight)
         y = self._wide(weight.depth if is_packed else weight.shape[1])
@@ -178,7 +177,6 @@ class Recording(Ops[Value]):
 
     @override
     def select(self, x: Value) -> Value:
-        """Records the choice of the rows that are sampled."""
         self._require_wide(x)
         y = self._wide(x.width, is_selected=True)
         self._recorder.append(SELECT, x, y, n=x.width)

@@ -13,11 +13,11 @@ from torch import Tensor
 from nodes.model_spec import ModelSpec
 from nodes.models.decoder import Decoder
 from nodes.worker.draw.sampler import most_likely
-from nodes.worker.layers.rotary import RotaryTable
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.program import Step
 from nodes.worker.ops.native.recording import Recording
 from nodes.worker.ops.native.weights import Weights
+from nodes.worker.ops.torch.rotary import RotaryTable
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
 
@@ -123,5 +123,4 @@ class NativeSteps:
 
 
 def _at(ints: Ints) -> int:
-    """The address of the first one."""
     return ints.buffer_info()[0] if isinstance(ints, array) else ints.ctypes.data

@@ -1,20 +1,30 @@
-"""The device network's interface to attention, and its plain torch form, the oracle of all others.
+"""The network's interface to attention, and its torch form, the CPU's and the oracle of all others.
 
-Unlike the CPU's backends these keep the plan of the step between calls, because a captured graph has no arguments.
+A plan of the step is kept between calls, because a captured graph has no arguments.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from nodes.worker.attention.kinds import FULL, AttentionKind
+from kvstore.layout import PADDING_PAGE
 from nodes.worker.errors import BackendMissing
-from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
+from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable, placed
+from nodes.worker.ops.torch.kinds import FULL, AttentionKind
 from nodes.worker.ops.torch.merged import attend_part, merge
+from nodes.worker.ops.torch.products import ROW_MULTIPLE
 from nodes.worker.pool.view import PoolView
+
+SPLIT: Final = 64
+_TILE_ROWS: Final = (1, 4, 16, 64)
+_MOST_SCORES: Final = 8 << 20
+"""32 MB in float32, about a server's last-level cache: more would go to memory and back, and take more of it."""
 
 
 def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
@@ -54,11 +64,34 @@ class DeviceAttention(Protocol):
         ...
 
 
+class _Part(NamedTuple):
+    """Tiles of equal numbers of rows, which see equal numbers of splits. Arrays are on the device.
+
+    `rows` `[tiles, rows]`: rows of the batch; a tile's last row is repeated. `pages` are those of all splits of all
+    tiles, `bias` is `[tiles, splits, 1, query rows, SPLIT]`, `empty` names the positions that hold nothing.
+    """
+
+    rows: Tensor
+    pages: Tensor
+    bias: Tensor
+    empty: tuple[Tensor, Tensor, Tensor]
+
+
 class TorchAttention(DeviceAttention):
-    """Gathers each sequence's pages and attends in float32. Slow but correct, on any device.
+    """With torch's own products, on any device: the CPU's attention, and the oracle of all others.
+
+    Same bits: keys and values are reduced in splits of `SPLIT` positions counted from 0. Each split of each KV head is
+    one small matrix product of fixed inner size, in float32; a row's maximum is taken over all of its splits (exact in
+    any order), and the splits are summed one after the other. Splits that a row does not see add zeros, so its bits do
+    not depend on the rows, sequences or chunks that are computed with it. Follows the fixed-split idea of FlashDecoding
+    as batch-invariant kernels use it.
+
+    The query heads of one KV head are rows of one product, padded to a multiple of four. Rows of a sequence are
+    computed in tiles, and tiles of one shape together.
 
     `kinds` are those of the layers; by default all layers see everything. `merged`: sequences with several rows are
-    computed as in `nodes.worker.ops.torch.merged`; raises BackendMissing if a layer has a window.
+    computed as in `nodes.worker.ops.torch.merged`. Raises BackendMissing if a layer has a window then, and for page
+    sizes that do not divide a split.
     """
 
     def __init__(
@@ -71,51 +104,128 @@ class TorchAttention(DeviceAttention):
         merged: bool = False,
     ) -> None:
         """`static`: arrays at fixed addresses that are read instead of those that `plan` is given."""
+        layout = pool.layout
+        if SPLIT % layout.page_size:
+            raise BackendMissing(f"page size {layout.page_size} does not divide {SPLIT}: use 1, 2, 4, 8, 16, 32 or 64")
         self.can_capture = False
-        self._kinds = tuple(kinds) or (FULL,) * pool.layout.num_layers
+        self._kinds = tuple(kinds) or (FULL,) * layout.num_layers
         if merged:
             check_mergeable(self._kinds)
-        self._merged = merged
-        self._static = static
-        self._pool = pool
-        self._num_heads = num_heads
-        self._group = num_heads // pool.layout.num_kv_heads
-        self._scale = pool.layout.head_dim**-0.5
+        self._merged, self._static = merged, static
+        self.pool, self.num_heads = pool, num_heads
+        self._group = num_heads // layout.num_kv_heads
         self._table: PageTable | None = None
         self._cached: PageTable | None = None
         self._on_device: DeviceBatch | None = None
+        self._parts: dict[AttentionKind, list[_Part]] = {}
 
     @override
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
         self._table = batch.table
-        self._cached = batch.table.cached(self._pool.layout.page_size) if self._merged else None
+        self._cached = batch.table.cached(self.pool.layout.page_size) if self._merged else None
         self._on_device = on_device if self._static is None else self._static
-        if self._static is not None:
-            self._static.indices[: on_device.indices.shape[0]].copy_(on_device.indices)
+        self._parts = {kind: self._plan_kind(batch.table, kind.window) for kind in dict.fromkeys(self._kinds)}
 
     @override
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         table, arrays = self._table, self._on_device
         assert table is not None, "attention before it was planned"
         assert arrays is not None, "attention before it was planned"
-        pages = self._pool.pages[:, layer]
+        pages = self.pool.pages[:, layer]
         pages[arrays.write_pages, 0, arrays.write_offsets] = k
         pages[arrays.write_pages, 1, arrays.write_offsets] = v
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for i in range(table.num_sequences):
+        for part in self._parts[self._kinds[layer]]:
+            out.index_copy_(0, part.rows.view(-1), self._attend_part(part, pages, q).to(out.dtype))
+        for i in range(table.num_sequences) if self._cached is not None else ():
             rows = slice(int(table.query_indptr[i]), int(table.query_indptr[i + 1]))
             if self._cached is not None and rows.stop - rows.start > 1:
                 out[rows] = self._attend_merged(q[rows], k[rows], v[rows], pages, self._cached, i).to(out.dtype)
-                continue
-            found = pages[arrays.indices[int(table.indptr[i]) : int(table.indptr[i + 1])]]
-            out[rows] = self._attend_one(q[rows], found, int(table.lengths[i]), self._kinds[layer]).to(out.dtype)
         return out.view(q.shape[0], -1)
 
     @override
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "TorchAttention":
         """It cannot be captured, but a `Recorder` may run it again instead, as tests do."""
         del num_rows
-        return TorchAttention(self._pool, self._num_heads, self._kinds, on_device, merged=self._merged)
+        return TorchAttention(self.pool, self.num_heads, self._kinds, on_device, merged=self._merged)
+
+    def _attend_part(self, part: _Part, pages: Tensor, q: Tensor) -> Tensor:
+        """`[tiles * rows, heads, dim]`, float32."""
+        layout, group = self.pool.layout, self._group
+        (num_tiles, num_tokens), num_splits = part.rows.shape, part.bias.shape[1]
+        heads, dim, size = layout.num_kv_heads, layout.head_dim, layout.page_size
+        num_rows, shape = num_tokens * group, (num_tiles, num_splits, heads)
+        found = torch.empty(2, *shape, SPLIT // size, size, dim, device=q.device)
+        taken = pages.index_select(0, part.pages).view(num_tiles, num_splits, SPLIT // size, 2, size, heads, dim)
+        found.copy_(taken.permute(3, 0, 1, 5, 2, 4, 6))
+        tiles, splits, positions = part.empty
+        # An earlier sequence may have left NaN there: masked it has weight 0, but 0 times NaN is NaN.
+        found.view(2, *shape, SPLIT, dim)[:, tiles, splits, :, positions] = 0
+        keys, values = found.view(2, -1, SPLIT, dim).unbind(0)
+        rows = q.index_select(0, part.rows.view(-1)).float().mul_(dim**-0.5)
+        rows = rows.view(num_tiles, num_tokens, heads, group, dim).transpose(1, 2).reshape(num_tiles, heads, -1, dim)
+        rows = F.pad(rows, (0, 0, 0, part.bias.shape[3] - num_rows)).unsqueeze(1).expand(-1, num_splits, -1, -1, -1)
+        scores = torch.bmm(rows.reshape(len(keys), -1, dim), keys.transpose(1, 2)).view(*shape, -1, SPLIT)
+        scores.add_(part.bias)
+        weights = scores.sub_(scores.amax(-1, keepdim=True).amax(1, keepdim=True)).exp_()
+        weighted = torch.bmm(weights.view(len(keys), -1, SPLIT), values).view(*shape, -1, dim)
+        total, share = (_sum_in_order(one) for one in (weighted, weights.sum(-1, keepdim=True)))
+        total = total.div_(share)[:, :, :num_rows].view(num_tiles, heads, num_tokens, group, dim)
+        return total.transpose(1, 2).reshape(num_tiles * num_tokens, heads * group, dim)
+
+    def _plan_kind(self, table: PageTable, window: int) -> list[_Part]:
+        """The tiles of all sequences; with `merged`, of those with one row."""
+        by_shape: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        counts = np.diff(table.query_indptr)
+        spans = zip(table.query_indptr.tolist(), counts.tolist(), table.lengths.tolist(), strict=False)
+        for sequence, (first_row, count, length) in enumerate(spans):
+            if self._merged and count > 1:
+                continue
+            # Scores take most of a tile's memory, and grow with the context: long prompts get smaller tiles.
+            most = max(_MOST_SCORES // (self.num_heads * -(-length // SPLIT) * SPLIT), 1)
+            size = max(one for one in _TILE_ROWS if one <= most)
+            for begin in range(0, count, size):
+                num_rows = min(size, count - begin)
+                start = length - count + begin
+                first = max(start - window + 1, 0) // SPLIT if window else 0
+                num_splits = -(-(start + num_rows) // SPLIT) - first
+                # Few shapes, so that most tiles are computed together; at most half of a shape is padding.
+                shape = min(one for one in _TILE_ROWS if one >= num_rows), 1 << (num_splits - 1).bit_length()
+                by_shape.setdefault(shape, []).append((first_row + begin, num_rows, start, first, sequence))
+        parts: list[_Part] = []
+        for (num_rows, num_splits), tiles in by_shape.items():
+            if len(tiles) * num_splits * self.pool.layout.num_kv_heads == 1:
+                # The library computes a batch of one matrix in another way, with other bits: add one that is masked.
+                num_splits = 2
+            at_once = max(_MOST_SCORES // (self.num_heads * num_rows * num_splits * SPLIT), 1)
+            parts += [
+                self._plan_part(table, np.array(tiles[begin : begin + at_once]), num_rows, num_splits, window)
+                for begin in range(0, len(tiles), at_once)
+            ]
+        return parts
+
+    def _plan_part(
+        self, table: PageTable, tiles: npt.NDArray[np.int64], num_rows: int, num_splits: int, window: int
+    ) -> _Part:
+        first_rows, counts, starts, first_splits, sequences = tiles.T[:, :, None]
+        size, device = self.pool.layout.page_size, self.pool.pages.device
+        offsets = np.minimum(np.arange(num_rows), counts - 1)
+        positions = (starts + offsets)[:, None, :, None]
+        seen = first_splits * SPLIT + np.arange(num_splits * SPLIT)
+        empty = np.nonzero((seen >= table.lengths[sequences]).reshape(len(tiles), num_splits, SPLIT))
+        keys = seen.reshape(len(tiles), num_splits, 1, SPLIT)
+        visible = (keys <= positions) & (keys > positions - window) if window else keys <= positions
+        bias = np.where(visible, np.float32(0), np.float32(-np.inf)).repeat(self._group, 2)
+        padding = -bias.shape[2] % ROW_MULTIPLE
+        bias = np.concatenate((bias, bias[:, :, -1:].repeat(padding, 2)), 2)
+        numbers = first_splits * (SPLIT // size) + np.arange(num_splits * (SPLIT // size))
+        ends = -(-table.lengths[sequences] // size)
+        places = table.indptr[sequences] + np.minimum(numbers, ends - 1)
+        pages = np.where(numbers < ends, table.indices[places], PADDING_PAGE).ravel()
+        rows, pages, bias, *empty = (
+            placed(one, device) for one in (first_rows + offsets, pages.astype(np.int64), bias[:, :, None], *empty)
+        )
+        return _Part(rows, pages, bias, (empty[0], empty[1], empty[2]))
 
     @staticmethod
     def _found(pages: Tensor, table: PageTable, number: int) -> tuple[Tensor, Tensor]:
@@ -129,16 +239,10 @@ class TorchAttention(DeviceAttention):
         keys, values = self._found(pages, cached, number)
         return merge(*attend_part(q, k, v, causal=True), *attend_part(q, keys, values, causal=False))
 
-    def _attend_one(self, q: Tensor, pages: Tensor, length: int, kind: AttentionKind) -> Tensor:
-        """`q` is the last rows of a sequence of `length` positions on `pages`, `[pages, 2, page, kv_heads, dim]`."""
-        keys, values = pages.transpose(0, 1).flatten(1, 2)[:, :length].float().unbind(0)
-        num_rows, _, dim = q.shape
-        grouped = q.float().view(num_rows, -1, self._group, dim)
-        scores = torch.einsum("rhgd,phd->hgrp", grouped, keys) * self._scale
-        positions = torch.arange(length, device=q.device)
-        rows = positions[length - num_rows :].unsqueeze(1)
-        hidden = positions > rows
-        if kind.window:
-            hidden |= positions <= rows - kind.window
-        weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
-        return torch.einsum("hgrp,phd->rhgd", weights, values).reshape(num_rows, -1, dim)
+
+def _sum_in_order(items: Tensor) -> Tensor:
+    """The sum over the second dimension, split after split (`items` is overwritten)."""
+    total, *others = items.unbind(1)
+    for one in others:
+        total.add_(one)
+    return total

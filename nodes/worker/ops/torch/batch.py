@@ -40,7 +40,6 @@ class PageTable(NamedTuple):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in the table."""
         return self.lengths.shape[0]
 
     def part(self, begin: int, end: int) -> "PageTable":

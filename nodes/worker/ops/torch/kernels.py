@@ -3,17 +3,19 @@
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
 from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.parts import Activation
-from nodes.worker.layers.rotary import inverse_frequencies
+from nodes.worker.ops.torch.rotary import inverse_frequencies
 
 
 class Kernels(Protocol):
     """Norms, rotary embedding and activation, on rows of any device; arguments are overwritten only as documented."""
+
+    has_wide_norms: bool
+    """Whether weights of norms are taken in float32."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / rms(x) * weight` for `x` of shape `[rows, size]`."""
@@ -42,6 +44,8 @@ class Kernels(Protocol):
 class TorchKernels(Kernels):
     """In plain torch: computed in float32, rounded once."""
 
+    has_wide_norms = True
+
     @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.rms_norm(x.float(), [x.shape[-1]], weight.float(), eps).to(x.dtype)
@@ -65,8 +69,10 @@ class TorchKernels(Kernels):
     @override
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.float().chunk(2, -1)
-        gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        return (gate * up).to(gate_up.dtype)
+        # F.silu and F.gelu round the last few elements of a call differently: they go through scalar code on the CPU.
+        # The latter is `x / 2 * (1 + tanh(u / 2))`, which is `x * sigmoid(u)`.
+        u = gate if activation == "silu" else 2 * (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        return (gate / (1 + torch.exp(-u))).mul_(up).to(gate_up.dtype)
 
 
 def cos_sin_table(spec: ModelSpec, rope: RopeParameters, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model on a device: `Ops` of a few large kernels, in place of the CPU's many small fused ones.
+"""A model over torch, on any device: `Ops` of a few large kernels.
 
 Queries, keys and values come from one product, gate and up from another, the norm that follows adds the residual,
 everything is rounded to the compute dtype between kernels, and nothing depends on the number of rows or waits for the
@@ -13,7 +13,6 @@ are a tenth to a half of a model's weights, and one sum more among dozens is che
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
@@ -21,16 +20,17 @@ from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.ops import Ops
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, parts_of
 from nodes.models.registry import decoder
-from nodes.worker.layers.mixture import mixture
 from nodes.worker.ops.torch.attention import DeviceAttention
 from nodes.worker.ops.torch.kernels import Kernels, cos_sin_table
+from nodes.worker.ops.torch.mixture import mixture
+from nodes.worker.ops.torch.products import Product, can_pack, make_product
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_memory import SUMMED_ROWS
 from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.part_weights import PartWeights
 
 
-class _Hidden:
+class Hidden:
     """Hidden states: `rows`, to which `pending` is still to be added. The next norm does that in its own kernel."""
 
     __slots__ = ("pending", "rows")
@@ -40,7 +40,7 @@ class _Hidden:
         self.pending = pending
 
 
-Value = Tensor | _Hidden
+Value = Tensor | Hidden
 
 
 class _Step(NamedTuple):
@@ -52,18 +52,10 @@ class _Step(NamedTuple):
     sampled: Tensor | None
 
 
-class _Product(NamedTuple):
-    """A linear layer: weight `[out, in]`, bias `[out]` or none."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
 class DeviceNetwork(Ops[Value]):
     """The weights of one model on `device`, or one rank's parts of them, and `Ops` on its tensors.
 
-    `tile_rows` > 0 runs every product in calls of so many rows: a row's bits then do not depend on how many rows are
-    computed with it, if the same shape always gets the same kernel. Sums over ranks are then taken in the ranks' order.
+    `tile_rows` as for `make_product`; with it, sums over ranks on a device are taken in the ranks' order.
 
     Raises TensorParallelUnfit, or what `source` raises. `source` always has the tensors of the whole model.
     """
@@ -88,12 +80,20 @@ class DeviceNetwork(Ops[Value]):
         self._embedding = weights.embedding
         self.dtype = self._embedding.dtype
         parts = (model.layers, model.norm, model.head)
-        # In the dtype of what they are multiplied with, as devices' kernels take them.
-        self._norms = {one.weight.name: weights.norm(one).to(self.dtype) for one in parts_of((Norm,), parts)}
-        self._products: dict[str, _Product] = {}
+        # Else in the dtype of what they are multiplied with, as devices' kernels take them.
+        dtype = torch.float32 if kernels.has_wide_norms else self.dtype
+        self._norms = {one.weight.name: weights.norm(one).to(dtype) for one in parts_of((Norm,), parts)}
+        self._products: dict[str, Product] = {}
+        self._product_bytes = 0
+        # Numbers in each row that a product takes, by its part's name.
+        self.depths: dict[str, int] = {}
         for part in parts_of((Gated, Linear), parts):
             own = (part.gate, part.up) if isinstance(part, Gated) else (part,)
-            self._products[part.name] = _Product(*weights.product(*own))
+            weight, bias = weights.product(*own)
+            self._products[part.name] = make_product(weight, bias, tile_rows)
+            self.depths[part.name] = weight.shape[1]
+            taken = [one for one in (weight, bias) if one is not None and one is not self._embedding]
+            self._product_bytes += sum(one.nbytes for one in taken)
         ropes = dict.fromkeys(attention.rope for attention in parts_of((Attention,), parts))
         self._cos_sin: dict[RopeParameters, Tensor] = {rope: cos_sin_table(spec, rope, device) for rope in ropes}
         self._step: _Step | None = None
@@ -106,9 +106,13 @@ class DeviceNetwork(Ops[Value]):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights and tables on the device; a head that is tied to the embedding counts once."""
-        products = [tensor for product in self._products.values() for tensor in product if tensor is not None]
-        tensors = [self._embedding, *products, *self._norms.values(), *self._cos_sin.values()]
-        return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
+        tensors = [self._embedding, *self._norms.values(), *self._cos_sin.values()]
+        return self._product_bytes + sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def product_kernels(self) -> str:
+        """What computes products on the CPU: oneDNN on packed weights, or torch on plain ones."""
+        return "plain" if self._tile_rows or not can_pack(self.device, self.dtype) else "packed"
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: DeviceAttention, sampled: Tensor | None
@@ -119,7 +123,7 @@ class DeviceNetwork(Ops[Value]):
         """
         self._step = _Step(token_ids, positions, attention, sampled)
         try:
-            return _rows(self.model.run(self))
+            return rows_of(self.model.run(self))
         finally:
             self._step = None
 
@@ -137,7 +141,7 @@ class DeviceNetwork(Ops[Value]):
             # Exact: all ranks but one add zeros.
             found = self._summed(found.masked_fill_(elsewhere.unsqueeze(1), 0))
         # Rounded as in training.
-        return _Hidden(found if by.scale == 1 else found.mul_(float(torch.tensor(by.scale, dtype=found.dtype))))
+        return Hidden(found if by.scale == 1 else found.mul_(float(torch.tensor(by.scale, dtype=found.dtype))))
 
     @override
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
@@ -155,7 +159,7 @@ class DeviceNetwork(Ops[Value]):
     @override
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
-        product = self._product(_rows(x), self._products[by.name])
+        product = self._products[by.name](rows_of(x))
         if by.is_summed:
             product = self._summed(product)
         return product if add is None else _added(product, add)
@@ -163,18 +167,18 @@ class DeviceNetwork(Ops[Value]):
     @override
     def gated(self, x: Value, by: Gated) -> Value:
         """`activation(gate(x)) * up(x)`, `[rows, inner]`."""
-        return self.kernels.gated(self._product(_rows(x), self._products[by.name]), by.activation)
+        return self.kernels.gated(self._products[by.name](rows_of(x)), by.activation)
 
     @override
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
         """Waits for the device, which alone knows how many rows each expert has."""
-        rows = _rows(x)
+        rows = rows_of(x)
 
         def expert(number: int, some: Tensor) -> Tensor:
             gated, down = by.experts[number]
-            return self._product(_rows(self.gated(some, gated)), self._products[down.name])
+            return self._products[down.name](rows_of(self.gated(some, gated)))
 
-        scores = self._product(rows, self._products[by.router.name])
+        scores = self._products[by.router.name](rows)
         # Added up over ranks once, not for each expert.
         return _added(self._summed(mixture(rows, scores, by, expert).to(rows.dtype)), add)
 
@@ -182,7 +186,7 @@ class DeviceNetwork(Ops[Value]):
     def attend(self, qkv: Value, by: Attention) -> Value:
         """Attention over the layer's pages `[rows, heads * head_dim]`; keys and values are written first."""
         shard, step = self._shard, self._planned
-        rows = _rows(qkv)
+        rows = rows_of(qkv)
         heads = rows.view(rows.shape[0], -1, shard.head_dim)
         q, k, v = torch.split(heads, [shard.num_heads, shard.num_kv_heads, shard.num_kv_heads], 1)
         for norm, part in ((by.q_norm, q), (by.k_norm, k)):
@@ -198,20 +202,19 @@ class DeviceNetwork(Ops[Value]):
 
     @override
     def select(self, x: Value) -> Value:
-        """The rows of `x` that are sampled."""
         sampled = self._planned.sampled
         if sampled is None:
             return x
         if isinstance(x, Tensor):
             return x.index_select(0, sampled)
-        return _Hidden(
+        return Hidden(
             x.rows.index_select(0, sampled), x.pending if x.pending is None else x.pending.index_select(0, sampled)
         )
 
     @override
     def head(self, x: Value, by: Linear) -> Value:
         """Logits `[sampled rows, vocab]`."""
-        logits = self._product(_rows(x), self._products[by.name])
+        logits = self._products[by.name](rows_of(x))
         if self.collectives is None:
             return logits
         return self.collectives.all_gather(logits)[:, : self.spec.vocab_size]
@@ -225,17 +228,10 @@ class DeviceNetwork(Ops[Value]):
         """The sum of `x` over all ranks; may overwrite it."""
         if self.collectives is None:
             return x
-        if not self._tile_rows:
+        if not self._tile_rows or self.device.type == "cpu":
             return self.collectives.all_reduce(x)
         # A collective library chooses the order of its sums by the size of the message.
         return torch.cat([_summed_in_order(self.collectives, rows) for rows in torch.split(x, SUMMED_ROWS)])
-
-    def _product(self, x: Tensor, by: _Product) -> Tensor:
-        if not self._tile_rows:
-            return F.linear(x, by.weight, by.bias)
-        num_rows = x.shape[0]
-        tiles = torch.split(F.pad(x, (0, 0, 0, -num_rows % self._tile_rows)), self._tile_rows)
-        return torch.cat([F.linear(tile, by.weight, by.bias) for tile in tiles])[:num_rows]
 
 
 def _summed_in_order(collectives: Collectives, x: Tensor) -> Tensor:
@@ -246,7 +242,7 @@ def _summed_in_order(collectives: Collectives, x: Tensor) -> Tensor:
     return total.to(x.dtype)
 
 
-def _rows(x: Value) -> Tensor:
+def rows_of(x: Value) -> Tensor:
     """`x` as a tensor to compute with; what was pending of hidden states is added first."""
     if isinstance(x, Tensor):
         return x
@@ -256,9 +252,9 @@ def _rows(x: Value) -> Tensor:
     return x.rows
 
 
-def _added(product: Tensor, add: Value) -> _Hidden:
+def _added(product: Tensor, add: Value) -> Hidden:
     """Hidden states with one more product pending."""
-    assert isinstance(add, _Hidden), "products are added to hidden states only"
-    _rows(add)
+    assert isinstance(add, Hidden), "products are added to hidden states only"
+    rows_of(add)
     add.pending = product
     return add

@@ -1,8 +1,9 @@
-"""Runs steps on a device: lays out rows, forwards them (or replays a graph), draws tokens, and records an event.
+"""Runs steps over torch: lays out rows, forwards them (or replays a graph), draws tokens.
 
-`launch` queues a step on the device's stream and returns; `finish` waits for its tokens. A step may be launched before
-the one before has finished: input tokens that the host does not know yet are taken from where that step leaves its
-drawn tokens. All of it works on any torch device, so that its logic can be tested on the CPU.
+On the CPU one step follows the other. On a device `launch` queues a step on its stream and returns; `finish` waits for
+its tokens. A step may be launched before the one before has finished: input tokens that the host does not know yet are
+taken from where that step leaves its drawn tokens. That too works on any torch device, so that its logic can be tested
+on the CPU.
 """
 
 import gc
@@ -70,7 +71,76 @@ class Launched(NamedTuple):
         }
 
 
-class DeviceRunner(PipelinedRunner, RemappableRunner):
+class TorchRunner(RemappableRunner):
+    """A runner on the CPU, one step after the other. Synchronous; keeps no state between steps except the pages."""
+
+    def __init__(
+        self,
+        network: DeviceNetwork,
+        attention: DeviceAttention,
+        page_size: int,
+        numerics: str,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self._network = network
+        self._attention = attention
+        self._page_size = page_size
+        self._graphs = graphs
+        self._device = network.device
+        self.numerics = numerics
+        # How to compute over another pool (see `RemappableRunner`). Set by the loader of this runner.
+        self.view_of: Callable[[PagePool], PoolView] = _view_of_host
+        self.over: Callable[[PoolView], tuple[DeviceAttention, DecodeGraphs | None]] | None = None
+
+    @override
+    def run(self, step: RunnableStep) -> StepOutcome:
+        """Raises CollectiveFailed for any failure in a group of ranks."""
+        with of_all_ranks(self._network.collectives, f"step {step.step}"), torch.inference_mode():
+            batch, logits = self._forward(step)
+            return Draws(step.rows, batch.sampling).on_host(logits)
+
+    def logits(self, step: RunnableStep) -> dict[int, Tensor]:
+        """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
+        with torch.inference_mode():
+            batch, logits = self._forward(step)
+            # A replayed graph writes its result to the same place each time.
+            logits = logits.clone()
+        return {step.rows.numbers[index]: logits[i] for i, index in enumerate(batch.sampling)}
+
+    @override
+    def unmap(self, *, backs_up: bool) -> None:
+        """Graphs are dropped because they captured the pool's addresses; workspaces go with attention."""
+        assert not backs_up, "host memory is not backed up in host memory"
+        self._graphs = None
+        del self._attention
+
+    @override
+    def remap(self, pool: PagePool) -> None:
+        assert self.over is not None, "the loader did not say how to map another pool"
+        with torch.inference_mode():
+            self._attention, self._graphs = self.over(self.view_of(pool))
+
+    def _forward(self, step: RunnableStep) -> tuple[HostBatch, Tensor]:
+        """The step's batch, and logits `[rows that draw, vocab]`."""
+        batch = host_batch(step, self._page_size)
+        size = self._graphs.bucket_for(batch) if self._graphs is not None else 0
+        batch = batch.padded(size) if size else batch
+        arrays = self._resolved(batch, unpack(placed(pack(batch), self._device), batch.num_rows, len(batch.sampled)))
+        if size and self._graphs is not None:
+            logits = self._graphs.replay(batch, arrays)
+            num_drawn = len(batch.sampled)
+            if (batch.sampled == np.arange(num_drawn)).all():
+                return batch, logits[:num_drawn]
+            return batch, logits.index_select(0, arrays.sampled)
+        self._attention.plan(batch, arrays)
+        return batch, self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled)
+
+    def _resolved(self, batch: HostBatch, arrays: DeviceBatch) -> DeviceBatch:
+        del batch
+        return arrays
+
+
+class DeviceRunner(TorchRunner, PipelinedRunner):
     """A runner of one device. Owns the device's stream; called from one thread, except `finish`."""
 
     def __init__(
@@ -82,17 +152,9 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         numerics: str,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        self._network = network
-        self._attention = attention
-        self._page_size = page_size
-        self._graphs = graphs
-        self._device = network.device
+        super().__init__(network, attention, page_size, numerics, graphs)
         self._drawn = torch.full((max_rows,), NOT_DRAWN, dtype=torch.int64, device=self._device)
         self._last: Launched | None = None
-        self.numerics = numerics
-        # How to compute over another pool (see `RemappableRunner`). Set by the loader of this runner.
-        self.view_of: Callable[[PagePool], PoolView] = _view_of_host
-        self.over: Callable[[PoolView], tuple[DeviceAttention, DecodeGraphs | None]] | None = None
         self.saver: MemorySaver | None = None
         self._is_backed_up = False
 
@@ -134,11 +196,9 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
 
     @override
     def unmap(self, *, backs_up: bool) -> None:
-        """Graphs are dropped because they captured the pool's addresses; workspaces go with attention."""
         self.synchronize()
         self._last = None
-        self._graphs = None
-        del self._attention
+        super().unmap(backs_up=False)
         gc.collect()
         if self._device.type == "cuda":
             # Until then the memory of activations, workspaces and graphs is free for torch alone.
@@ -150,21 +210,11 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
 
     @override
     def remap(self, pool: PagePool) -> None:
-        assert self.over is not None, "the loader did not say how to map another pool"
         if self._is_backed_up and self.saver is not None:
             self.saver.resume()
             self._is_backed_up = False
-        with torch.inference_mode():
-            self._attention, self._graphs = self.over(self.view_of(pool))
+        super().remap(pool)
         self.synchronize()
-
-    def logits(self, step: RunnableStep) -> dict[int, Tensor]:
-        """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
-        with torch.inference_mode():
-            batch, logits = self._forward(step)
-            # A replayed graph writes its result to the same place each time.
-            logits = logits.clone()
-        return {step.rows.numbers[index]: logits[i] for i, index in enumerate(batch.sampling)}
 
     def _draw(self, step: RunnableStep, batch: HostBatch, draws: Draws, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Token ids of the rows that draw, and what is read of them.
@@ -184,25 +234,11 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         self._drawn.index_copy_(0, self._to_device(numbers), tokens)
         return tokens, lines
 
-    def _forward(self, step: RunnableStep) -> tuple[HostBatch, Tensor]:
-        """The step's batch, and logits `[rows that draw, vocab]`."""
-        batch = host_batch(step, self._page_size)
-        size = self._graphs.bucket_for(batch) if self._graphs is not None else 0
-        batch = batch.padded(size) if size else batch
-        arrays = unpack(self._to_device(pack(batch)), batch.num_rows, len(batch.sampled))
-        if (batch.sources != KNOWN).any():
-            arrays = self._resolved(arrays)
-        if size and self._graphs is not None:
-            logits = self._graphs.replay(batch, arrays)
-            num_drawn = len(batch.sampled)
-            if (batch.sampled == np.arange(num_drawn)).all():
-                return batch, logits[:num_drawn]
-            return batch, logits.index_select(0, arrays.sampled)
-        self._attention.plan(batch, arrays)
-        return batch, self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled)
-
-    def _resolved(self, arrays: DeviceBatch) -> DeviceBatch:
-        """`arrays` with the tokens that the previous step drew filled in where the host does not know them."""
+    @override
+    def _resolved(self, batch: HostBatch, arrays: DeviceBatch) -> DeviceBatch:
+        """The tokens that the previous step drew are filled in where the host does not know them."""
+        if (batch.sources == KNOWN).all():
+            return arrays
         # A row that failed drew nothing: the row that continues it computes token 0 in vain, see `finish`.
         drawn = self._drawn.index_select(0, arrays.sources.clamp(min=0)).clamp_(min=0).to(torch.int32)
         return arrays._replace(token_ids=torch.where(arrays.sources == KNOWN, arrays.token_ids, drawn))

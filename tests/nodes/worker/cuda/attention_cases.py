@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from kvstore.layout import KVLayout
-from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.ops.torch.batch import HostBatch, host_batch, pack, unpack
+from nodes.worker.ops.torch.kinds import FULL, AttentionKind
 from nodes.worker.pool.view import PoolView
 from tests.nodes.worker.torch_running import Row, step
 

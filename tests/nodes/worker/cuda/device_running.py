@@ -7,13 +7,13 @@ import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
-from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.kinds import kinds_of
 from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.worker.attention.kinds import AttentionKind
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention
 from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.ops.torch.batch import HostBatch
+from nodes.worker.ops.torch.kinds import AttentionKind
 from nodes.worker.pool.view import PoolView
 from tests.nodes.worker.cuda import fake_flashinfer
 from tests.nodes.worker.cuda.attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of

@@ -85,9 +85,9 @@ def test_a_step_run_again_writes_the_same_bits() -> None:
     runner = device_runner(MODEL)
     fill(runner, 1)
     first = runner.run(mixed_step(1)).token_ids
-    pages = runner._attention._pool.pages.clone()
+    pages = runner._attention.pool.pages.clone()
     assert runner.run(mixed_step(1)).token_ids == first
-    assert torch.equal(runner._attention._pool.pages.view(torch.int32), pages.view(torch.int32))
+    assert torch.equal(runner._attention.pool.pages.view(torch.int32), pages.view(torch.int32))
 
 
 def decode_step(tokens: list[int], positions: list[int], *, from_rows: list[int] | None = None) -> RunnableStep:
@@ -124,7 +124,7 @@ def test_replayed_steps_draw_the_same_and_pad_on_page_0() -> None:
         before = recorder.num_replays
         assert text(runner, count, 12) == text(plain, count, 12)
         assert recorder.num_replays == before + 12
-    pages = runner._attention._pool.pages
+    pages = runner._attention.pool.pages
     assert not pages[0, :, :, 0].isnan().any(), "padding rows write page 0"
     assert pages[0, :, :, 1:].isnan().all(), "and of it the first cell only"
 

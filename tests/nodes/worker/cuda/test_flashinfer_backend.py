@@ -8,12 +8,12 @@ import torch
 
 from nodes.model_spec import resolve_model
 from nodes.models.parts import Activation
-from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.kinds import kinds_of
 from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.weights.random_weights import RandomWeights

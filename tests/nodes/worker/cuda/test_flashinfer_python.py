@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nodes.worker.attention.kinds import FULL
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
 from nodes.worker.cuda.graphs import padding_batch
 from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.ops.torch.batch import DeviceBatch, pack, unpack
+from nodes.worker.ops.torch.kinds import FULL
 from tests.nodes.worker.cuda import fake_flashinfer
 from tests.nodes.worker.cuda.attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of
 from tests.nodes.worker.cuda.fake_flashinfer import _attend

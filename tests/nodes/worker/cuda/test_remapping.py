@@ -119,7 +119,7 @@ def test_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[int] = []
 
     def capture(self: DecodeGraphs, network: Any, attention: Any, *more: Any) -> None:
-        captured.append(attention._pool.pages.data_ptr())
+        captured.append(attention.pool.pages.data_ptr())
 
     monkeypatch.setattr("nodes.worker.cuda.load.GraphRecorder", lambda _device: None)
     backends = load._backends

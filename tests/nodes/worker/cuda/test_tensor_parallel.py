@@ -128,7 +128,7 @@ def test_each_rank_keeps_its_heads_of_the_pages(saved: Any, name: str, size: int
     def pages(group: Collectives | None) -> torch.Tensor:
         runner = rank_runner(path, group)
         runner.run(step(Row(0, IDS[:100], PAGES[:7], GREEDY, prompt=100)))
-        return runner._attention._pool.pages[PAGES[0] : PAGES[6]].clone()
+        return runner._attention.pool.pages[PAGES[0] : PAGES[6]].clone()
 
     whole = pages(None)
     for rank, part in enumerate(in_ranks(size, pages)):

@@ -1,4 +1,4 @@
-"""Rotary position embedding: a table of cosines and sines, and its application.
+"""Rotary position embedding: frequencies, and a table of cosines and sines.
 
 The types of transformers' `rope_type`: `default`, `linear` (Chen et al. 2023), `llama3` (frequencies of short
 wavelengths stay, those of long ones are divided, with a smooth transition), `yarn` and `longrope`.
@@ -27,16 +27,11 @@ class RotaryTable:
         self._cos = torch.empty(0, head_dim)
         self._sin = torch.empty(0, head_dim)
 
-    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of `positions` (int64, `[rows]`), each `[rows, 1, head_dim]`.
+    def tables(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of at least the first `num_positions`, each `[positions, head_dim]`.
 
         The first half of the sines is negated: rotating is then one swap of halves and no negation.
         """
-        cos, sin = self.tables(int(positions.max()) + 1)
-        return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
-
-    def tables(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, as in `rows`, of at least the first `num_positions`: `[positions, head_dim]`."""
         while self._cos.shape[0] < num_positions:
             self._grow()
         return self._cos, self._sin
@@ -47,13 +42,6 @@ class RotaryTable:
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         self._cos = torch.cat((self._cos, torch.cat((cos, cos), -1)))
         self._sin = torch.cat((self._sin, torch.cat((-sin, sin), -1)))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x` (float32, `[rows, heads, head_dim]`, overwritten) by the table's rows."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
-    return x.mul_(cos).add_(swapped.mul_(sin))
 
 
 def inverse_frequencies(parameters: RopeParameters, head_dim: int) -> Tensor:

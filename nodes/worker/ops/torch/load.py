@@ -1,0 +1,64 @@
+"""Loads the runner of a worker on the CPU: native kernels, or torch where they do not compute the model."""
+
+from functools import cache
+
+import torch
+
+from kvstore.pool.page_pool import PagePool
+from nodes.model_spec import ModelSpec
+from nodes.worker.config import WorkerConfig
+from nodes.worker.numerics import TILE_ROWS, check_torch
+from nodes.worker.ops.native.load import load_native_runner
+from nodes.worker.ops.native.runner import NativeRunner
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.kinds import kinds_of
+from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.runner import TorchRunner
+from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from nodes.worker.weights.opening import open_weights
+from nodes.worker.weights.quantization import QuantizedWeights
+
+HostRunner = TorchRunner | NativeRunner
+
+
+def load_host_runner(
+    spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None
+) -> HostRunner:
+    """Load `spec`'s weights, with `collectives` this rank's part, and check this machine's numerics.
+
+    The bits of ranks are not those of one worker alone. Raises WorkerError, ModelError or CollectiveFailed. Must be
+    called in the thread that will run the steps: torch's number of threads is set per calling thread.
+    """
+    own_threads = default_threads()
+    num_threads = config.num_threads or own_threads
+    torch.set_num_threads(num_threads)
+    shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
+    with torch.inference_mode():
+        view = PoolView(pool.pages_view, pool.layout)
+        source = open_weights(spec, TORCH_DTYPES[spec.compute_dtype(config.dtype)], shard.size)
+        if (native := load_native_runner(spec, config, source, view, num_threads, collectives)) is not None:
+            return native
+        torch.set_num_threads(num_threads)
+        weights = source if spec.quantization == "none" else QuantizedWeights(source, spec)
+
+        def attention_over(over: PoolView) -> TorchAttention:
+            return TorchAttention(over, shard.num_heads, kinds_of(spec.layer_windows))
+
+        attention, device = attention_over(view), torch.device("cpu")
+        network = DeviceNetwork(spec, weights, TorchKernels(), device, collectives=collectives)
+        numerics = check_torch(spec, network, attention, "rows4", num_threads)
+        if numerics.rule == "varies":
+            del network
+            network = DeviceNetwork(spec, weights, TorchKernels(), device, TILE_ROWS, collectives)
+            numerics = check_torch(spec, network, attention, "tile16", num_threads)
+    runner = TorchRunner(network, attention, view.layout.page_size, numerics.fingerprint)
+    runner.over = lambda other: (attention_over(other), None)
+    return runner
+
+
+@cache
+def default_threads() -> int:
+    """How many threads torch uses by default, read at the first load, since native kernels leave it only one."""
+    return torch.get_num_threads()
