@@ -253,3 +253,10 @@ def test_the_first_token_that_mask_and_floor_allow() -> None:
     assert first_allowed([64, 2**31 - 1], edits) == 33
     edits.floor.add(33)
     assert first_allowed([33], edits) == -1
+
+
+def test_rows_that_all_draw_get_their_own_tokens_in_whatever_order_their_logits_come() -> None:
+    rows = rows_of(sequence_of(GREEDY), sequence_of(GREEDY))
+    logits = random_logits(2)
+    first, second = logits.argmax(-1).tolist()
+    assert Draws(rows, [1, 0]).on_host(logits).token_ids == [second, first]
