@@ -32,12 +32,14 @@ class Asked(HotPart, frozen=True):
     """One thing that a request asks of its draws, as it travels: its name with a version, and its value as bytes.
 
     Only the gateway that wrote it and the worker that draws read the value (`nodes/asks/`). `looks_back`: a draw
-    depends on the tokens before it as well as on its logits.
+    depends on the tokens before it as well as on its logits. `reads_prompt`: it wants to know something of each token
+    of the prompt.
     """
 
     name: str
     looks_back: bool
     value: bytes
+    reads_prompt: bool = False
 
 
 class Sampling(HotPart, frozen=True):
@@ -61,6 +63,11 @@ class Sampling(HotPart, frozen=True):
     def looks_back(self) -> bool:
         """Whether a draw depends on the tokens before it as well as on its logits."""
         return any(asked.looks_back for asked in self.asks)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether something is read of every token of the prompt, cached or not."""
+        return any(asked.reads_prompt for asked in self.asks)
 
     @property
     def is_greedy(self) -> bool:

@@ -31,6 +31,7 @@ from nodes.protocol import (
     OrderPrefills,
     PrefillNews,
     Prepare,
+    PromptRead,
     ReleaseMemory,
     Resend,
     ResumeMemory,
@@ -65,7 +66,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
-        TokenBatch, AttemptFailed,
+        TokenBatch, AttemptFailed, PromptRead,
     ),
     (WORKER,): (StepResult, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),

@@ -17,6 +17,7 @@ from nodes.asks.logit_bias import LogitBias
 from nodes.asks.logprobs import Logprobs
 from nodes.asks.min_tokens import MinTokens
 from nodes.asks.penalties import Penalties
+from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.request import MAX_ASK_BYTES, Asked
 
@@ -28,6 +29,7 @@ ASKS: Final[tuple[type[Ask], ...]] = (
     BadWords,
     Penalties,
     Logprobs,
+    PromptLogprobs,
     # The last one: it sees what the others have left.
     Grammar,
 )
@@ -78,7 +80,7 @@ def read_asks(body: Mapping[str, Any], limits: AskLimits) -> list[Ask]:
 
 def asked(asks: Sequence[Ask]) -> list[Asked]:
     """Asks as they go over the wire. Raises InvalidAsk if they are too long."""
-    sent = [Asked(ask.name, ask.looks_back, _encode(ask)) for ask in asks]
+    sent = [Asked(ask.name, ask.looks_back, _encode(ask), ask.reads_prompt) for ask in asks]
     if (num_bytes := sum(len(one.value) for one in sent)) > MAX_ASK_BYTES:
         longest = max(zip(sent, asks, strict=True), key=lambda pair: len(pair[0].value))[1]
         param = longest.field
@@ -96,6 +98,7 @@ class Opened(NamedTuple):
     editors: tuple[Editor, ...] = ()
     reads: RowReads | None = None
     problem: str = ""
+    prompt_reads: RowReads | None = None
 
 
 _NOTHING: Final = Opened()
@@ -107,6 +110,7 @@ def open_asks(asks: Collection[Asked], model: DrawnModel) -> Opened:
         return _NOTHING
     editors: list[Editor] = []
     reads: RowReads | None = None
+    prompt_reads: RowReads | None = None
     for one in asks:
         decoder = _DECODERS.get(one.name)
         if decoder is None:
@@ -119,7 +123,8 @@ def open_asks(asks: Collection[Asked], model: DrawnModel) -> Opened:
         if editor is not None:
             editors.append(editor)
         reads = ask.reads() or reads
-    return Opened(tuple(editors), reads)
+        prompt_reads = ask.reads_of_prompt() or prompt_reads
+    return Opened(tuple(editors), reads, prompt_reads=prompt_reads)
 
 
 __all__ = [

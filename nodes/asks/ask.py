@@ -67,6 +67,8 @@ class Ask(HotPart, frozen=True):
     name: ClassVar[str]
     looks_back: ClassVar[bool] = False
     """Whether its editor needs the tokens before the drawn one."""
+    reads_prompt: ClassVar[bool] = False
+    """Whether it wants to know something of the prompt's tokens, all of which then have to be computed for it."""
     ends: ClassVar[bool] = False
     """Whether it says when an answer is over: an end id ends it then, in spite of `ignore_eos`."""
     is_checked: ClassVar[bool] = False
@@ -110,4 +112,8 @@ class Ask(HotPart, frozen=True):
 
     def reads(self) -> RowReads | None:
         """What it reads beside a drawn token; None: nothing."""
+        return None
+
+    def reads_of_prompt(self) -> RowReads | None:
+        """What it reads beside each token of the prompt but the first; None: nothing."""
         return None

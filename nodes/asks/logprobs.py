@@ -72,6 +72,16 @@ class Likelihoods:
 
         Raises MalformedPayload.
         """
+        logprob, _, pairs = self.read_ranked(payload)
+        return logprob, pairs
+
+    @property
+    def size(self) -> int:
+        """Bytes of a payload."""
+        return self._layout.size
+
+    def read_ranked(self, payload: bytes) -> tuple[float, int, list[tuple[int, float]]]:
+        """The same, with the rank of the token among all, from 1. Raises MalformedPayload."""
         if len(payload) != self._layout.size:
             raise MalformedPayload(f"{len(payload)} bytes beside a token, where {self._layout.size} were asked for")
         numbers = self._layout.unpack(payload)
@@ -81,7 +91,7 @@ class Likelihoods:
             found = {token_id for token_id, _ in pairs}
             named = zip(self._ids, numbers[end:], strict=True)
             pairs += [(one, finite(logprob)) for one, logprob in dict(named).items() if one not in found]
-        return finite(numbers[0]), pairs
+        return finite(numbers[0]), numbers[1], pairs
 
 
 def finite(logprob: float) -> float:

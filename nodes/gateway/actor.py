@@ -15,7 +15,7 @@ from nodes.gateway.observer import HttpObserver
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.server import HttpServer, bind
 from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
-from nodes.protocol import AttemptFailed, TextBatch
+from nodes.protocol import AttemptFailed, PromptRead, TextBatch
 from nodes.roles import GATEWAY, NODE_CODEC
 
 
@@ -66,7 +66,7 @@ class Gateway(Actor):
             self.ctx.announce(url=f"http://{host}:{self.server.port}")
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        if isinstance(message, TextBatch | AttemptFailed):
+        if isinstance(message, TextBatch | PromptRead | AttemptFailed):
             self.service.handle(message)
         else:
             super().on_tell(sender, message, buffers)

@@ -27,6 +27,8 @@ from nodes.gateway.vocabulary import Vocabulary
 from nodes.protocol import Prepared
 
 Validate = Callable[[bytes, str], Job]
+_Prepared = tuple[Prepared, Vocabulary | None, list[str]]
+"""What a tokenizer has said before a call can begin; the texts of its prompts if it wants an echo."""
 
 
 class CompletionEndpoint:
@@ -75,9 +77,9 @@ class CompletionEndpoint:
         watcher = call.watch()
         generation: Generation | None = None
         try:
-            prepared, vocabulary = await self._prepare(job, watcher)
+            prepared, vocabulary, texts = await self._prepare(job, watcher)
             generation = self._service.open(job, prepared, arrived_at, call.names)
-            output, details = generation.output, TokenDetails(job, generation, vocabulary)
+            output, details = generation.output, TokenDetails(job, generation, vocabulary, texts)
             watcher.add_done_callback(lambda _: output.gone())
             if job.stream:
                 await self._stream(call, job, generation, details)
@@ -88,7 +90,7 @@ class CompletionEndpoint:
             if generation is not None:
                 self._service.abandon(generation)
 
-    async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> tuple[Prepared, Vocabulary | None]:
+    async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> _Prepared:
         asking = asyncio.ensure_future(self._ask(job))
         stopping = self._service.stopping
         try:
@@ -101,9 +103,14 @@ class CompletionEndpoint:
         finally:
             asking.cancel()
 
-    async def _ask(self, job: Job) -> tuple[Prepared, Vocabulary | None]:
-        prepared = await self._service.prepare(job.prepare, prompt_param=job.prompt_param)
-        return prepared, None if job.tokens.reads is None else await self._service.vocabulary.get()
+    async def _ask(self, job: Job) -> _Prepared:
+        prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens
+        texts = job.prepare.texts or []
+        if fields.echo and not texts:
+            texts = [await self._service.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids]
+        if fields.reads is None and fields.prompt_reads is None:
+            return prepared, None, texts
+        return prepared, await self._service.vocabulary.get(), texts
 
     async def _answer(self, call: HttpCall, job: Job, generation: Generation, details: TokenDetails) -> None:
         output = generation.output

@@ -34,6 +34,7 @@ from nodes.gateway.events import (
     CancelFailed,
     ClientGone,
     Command,
+    DeliverPrompt,
     DetokenizersChanged,
     Event,
     Failure,
@@ -62,7 +63,7 @@ from nodes.gateway.retrying import (
     QUIET_PACES,
     pause_before,
 )
-from nodes.protocol import AttemptFailed, TextBatch, TextDelta
+from nodes.protocol import AttemptFailed, PromptRead, TextBatch, TextDelta
 from nodes.protocol.memory import MEMORY_RELEASED
 
 REQUEST: Final = "request"
@@ -118,6 +119,8 @@ class GatewayCore:
             case TextBatch():
                 for delta in event.deltas:
                     self._on_delta(delta, now)
+            case PromptRead():
+                self._on_prompt_read(event, now)
             case AttemptFailed():
                 self._on_attempt_failed(event, now)
             case Opened():
@@ -172,6 +175,11 @@ class GatewayCore:
             return
         if state.phase is Phase.SUBMITTING:
             self._run(state, now)
+        if state.prompt_position:
+            # It was told before this, and is lost or late. Without it the output may not even begin.
+            self.resends.after_gap(state, len(state.output_ids), now)
+            self._arm(state)
+            return
         news = state.accept(delta, now)
         if isinstance(news, Gap):
             self.resends.after_gap(state, news.position, now)
@@ -191,10 +199,32 @@ class GatewayCore:
         if delta.finish_reason is not None:
             self._end(state, delta.finish_reason, None, now)
 
+    def _on_prompt_read(self, event: PromptRead, now: float) -> None:
+        state = self.requests.get(event.request_id)
+        if state is None or state.attempt != event.attempt or state.phase > Phase.RUNNING or not state.prompt_position:
+            self.num_refused += 1
+            return
+        if state.phase is Phase.SUBMITTING:
+            self._run(state, now)
+        assert state.reading is not None, "a position of the prompt is to be read"
+        if not state.reading.add(event.position, event.count, event.payload):
+            self.resends.after_gap(state, len(state.output_ids), now)
+            self._arm(state)
+            return
+        state.resend_at = now + self._config.quiet_s
+        state.num_resends = 0
+        self._say_read(state)
+
+    def _say_read(self, state: RequestState) -> None:
+        if state.reading is not None and state.reading.is_whole:
+            self._commands.append(DeliverPrompt(state.opened.request_id, state.reading.since(1)))
+
     def _on_opened(self, event: Opened, now: float) -> None:
         assert event.request_id not in self.requests, "request ids must be unique"
         state = self.requests[event.request_id] = RequestState(event)
         state.recover_by = now + self._config.recovery_timeout_s
+        # A prompt of one token has nothing to be read.
+        self._say_read(state)
         self._submit(state)
         self._arm(state)
 

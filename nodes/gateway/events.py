@@ -1,14 +1,14 @@
 """The events that the gateway's core handles, and the commands that it returns.
 
-Events come from the mesh (`TextBatch` and `AttemptFailed` as they are on the wire), from answers to asks, from clients
-and from the clock. Commands are performed by `service.py`, in order.
+Events come from the mesh (`TextBatch`, `PromptRead` and `AttemptFailed` as they are on the wire), from answers to asks,
+from clients and from the clock. Commands are performed by `service.py`, in order.
 """
 
 from typing import NamedTuple
 
 import msgspec
 
-from nodes.protocol import AttemptFailed, ChooseRoute, ResendFrom, Route, Submit, TextBatch
+from nodes.protocol import AttemptFailed, ChooseRoute, PromptRead, ResendFrom, Route, Submit, TextBatch
 from nodes.request import AttemptRef, RequestSpec, Stages
 
 
@@ -134,6 +134,7 @@ class Tick(NamedTuple):
 
 Event = (
     TextBatch
+    | PromptRead
     | AttemptFailed
     | Opened
     | SubmitAccepted
@@ -221,6 +222,13 @@ class Deliver(NamedTuple):
     tokens: Tokens | None = None
 
 
+class DeliverPrompt(NamedTuple):
+    """What was read of the prompt, all of it: before any output. Payloads of the same size, from position 1 on."""
+
+    request_id: str
+    payload: bytes
+
+
 class End(NamedTuple):
     """The one end of a request: finished, failed or (neither) client gone. `stall_s`: longest pause in its output."""
 
@@ -249,4 +257,16 @@ class SlowRequest(NamedTuple):
     route: Route
 
 
-Command = SendSubmit | AskRoute | SendCancel | SendResend | Suspect | AskAlive | Accepted | Deliver | End | SlowRequest
+Command = (
+    SendSubmit
+    | AskRoute
+    | SendCancel
+    | SendResend
+    | Suspect
+    | AskAlive
+    | Accepted
+    | DeliverPrompt
+    | Deliver
+    | End
+    | SlowRequest
+)

@@ -1,7 +1,7 @@
 """From a job and its prompts' token ids to requests: one for each sample of each prompt.
 
 Pure. Randomness is keyed by (seed, sample index, position), so sample 0 is the same for every `n`, and a prompt
-in a list gives the same as alone.
+in a list gives the same as alone. A prompt that is read is read for its first sample: it is the same for all.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,8 @@ def fan_out(
     `words`: the token ids of the texts of the job's asks, in their order. Raises `BadRequest`.
     """
     asks = asked_of(_encoded(job.asks, words))
-    sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed, asks=asks)
+    asks_of_others = [one for one in asks if not one.reads_prompt]
+    sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed)
     opened: list[Opened] = []
     for prompt_ids, route in zip(prompts, routes, strict=True):
         stop = msgspec.structs.replace(job.stop, max_tokens=max_tokens_of(job, len(prompt_ids), config))
@@ -74,7 +75,9 @@ def fan_out(
                 request_id=f"{job.prepare.request_id}-{len(opened)}",
                 prompt_ids=prompt_ids,
                 spec=RequestSpec(
-                    msgspec.structs.replace(sampling, sample_index=sample_index),
+                    msgspec.structs.replace(
+                        sampling, sample_index=sample_index, asks=asks_of_others if sample_index else asks
+                    ),
                     stop,
                     job.priority,
                     job.prepare.extra_key,

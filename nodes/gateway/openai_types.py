@@ -24,7 +24,8 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of message parts that are text; the text of a `REFUSAL_PART` is in its `refusal` field."""
 REFUSAL_PART = "refusal"
 
-TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]
+TokenCount = Annotated[int, Meta(ge=0, lt=2**31)]
+"""0 only where the prompt is shown: `validation.py` checks that."""
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 """One string or several; an empty string or list means none."""
@@ -186,14 +187,28 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 class TextLogprobs(Struct, frozen=True, kw_only=True):
     """Of each token, also of the one that ends the text; in `top_logprobs` the drawn one is beside the most likely.
+    With an echo, of the prompt's tokens first; nothing is said of the very first one.
 
     `text_offset`: the character of `text` that the token begins in.
     """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(Struct, frozen=True, kw_only=True):
+    """How likely a token was in one place of the prompt; `rank` from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By position of the prompt, and by token id: the prompt's own token first, then the most likely ones. Null for the
+first, which nothing precedes."""
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -217,6 +232,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
@@ -228,6 +244,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     logprobs: TextLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

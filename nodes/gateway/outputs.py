@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 class SampleOutput:
     """One sample: text and tokens not taken yet, the number of tokens and of cached ones of its prompt, and its end."""
 
-    __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "texts", "tokens")
+    __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "prompt", "texts", "tokens")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -41,19 +41,25 @@ class SampleOutput:
         self.end: End | None = None
         self.is_accepted = False
         self.is_news = False
+        # What was read of its prompt, which is known of the first sample of each prompt alone.
+        self.prompt: bytes | None = None
 
 
 class CallOutput:
     """All samples of one call. With `whole` the writer is woken for the end only, not for text.
 
     After `write_through`, `flush` has to be called whenever news came; before it, all news wakes the writer.
+    With `samples_per_read` the prompt of so many samples is read by the first of them, and none of them has news before
+    that is there: it is part of what the first piece shows. With `hides_output`, output is neither shown nor counted.
     """
 
-    def __init__(self, num_samples: int, *, whole: bool) -> None:
+    def __init__(self, num_samples: int, *, whole: bool, samples_per_read: int = 0, hides_output: bool = False) -> None:
         self.samples = [SampleOutput() for _ in range(num_samples)]
         self.failure: Failure | None = None
         self.is_gone = False
         self._whole = whole
+        self._samples_per_read = samples_per_read
+        self._hides_output = hides_output
         self._news: list[int] = []
         self._num_accepted = 0
         self._num_open = num_samples
@@ -89,6 +95,9 @@ class CallOutput:
     ) -> bool:
         """New output of a sample; `num_cached_tokens` of its prompt were cached. True if a flush has to follow."""
         sample = self.samples[index]
+        if self._hides_output:
+            sample.num_cached_tokens = num_cached_tokens
+            return False
         if tokens is not None:
             # They leave with the next text: by themselves they are no news.
             if sample.tokens is None:
@@ -99,23 +108,48 @@ class CallOutput:
         sample.num_cached_tokens = num_cached_tokens
         if text:
             sample.texts.append(text)
-            if not sample.is_news:
-                sample.is_news = True
-                self._news.append(index)
-                if self._write is not None:
-                    return True
-                if not self._whole:
-                    self._wake()
+            return self._is_shown(index) and self._note(index)
+        return False
+
+    def deliver_prompt(self, index: int, payload: bytes) -> bool:
+        """What was read of the prompt of this sample and those after it. True if a flush has to follow."""
+        self.samples[index].prompt = payload
+        held = range(index, index + self._samples_per_read)
+        is_news = [self._note(one) for one in held if self.samples[one].texts or self.samples[one].end is not None]
+        return any(is_news)
+
+    def prompt_of(self, index: int) -> bytes:
+        """What was read of the prompt of a sample that has news."""
+        return self.samples[index - index % self._samples_per_read].prompt or b""
+
+    def _is_shown(self, index: int) -> bool:
+        per_read = self._samples_per_read
+        return not per_read or self.samples[index - index % per_read].prompt is not None
+
+    def _note(self, index: int) -> bool:
+        """There is news of a sample. True if a flush has to follow."""
+        sample = self.samples[index]
+        if sample.is_news:
+            return False
+        sample.is_news = True
+        self._news.append(index)
+        if self._write is not None:
+            return True
+        if not self._whole:
+            self._wake()
         return False
 
     def end(self, index: int, end: End) -> None:
         sample = self.samples[index]
+        if self._hides_output and end.finish_reason is not None:
+            # Whatever was drawn: none of it was asked for.
+            end = end._replace(finish_reason="length")
         sample.end = end
         self._num_open -= 1
         # The first failure is the call's: later ones are mostly its other samples, ended because of the first.
         if end.failure is not None and self.failure is None:
             self.failure = end.failure
-        if not sample.is_news:
+        if self._is_shown(index) and not sample.is_news:
             sample.is_news = True
             self._news.append(index)
         if self.is_finished or not (self._whole or self._write is not None):

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from nodes.gateway.events import Command, Deliver, End, Failure, Opened, SlowRequest, Tokens
+from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import ChooseRoute, Submit, TextDelta
 from nodes.request import Stages
 
@@ -68,6 +69,7 @@ class RequestState:
         "output_ids",
         "pace_s",
         "phase",
+        "reading",
         "recover_by",
         "resend_at",
         "retry_at",
@@ -90,6 +92,8 @@ class RequestState:
         self.epoch = 0
         self.awaited_epoch = 0
         self.output_ids: list[int] = []
+        # What is read of the prompt, if anything: kept from attempt to attempt, as the output is.
+        self.reading = PromptPayloads(1, len(opened.prompt_ids)) if opened.spec.sampling.reads_prompt else None
         # The fingerprint under which the first output ids were computed; whether later ones were under another.
         self.numerics = ""
         self.has_other_numerics = False
@@ -119,6 +123,11 @@ class RequestState:
     @property
     def scheduler(self) -> str:
         return self.route.decode
+
+    @property
+    def prompt_position(self) -> int:
+        """The first position of the prompt that is still to be read; 0: none is."""
+        return 0 if self.reading is None or self.reading.is_whole else self.reading.next
 
     def due_at(self, timeout_s: float) -> float:
         """When its time is over, or earlier, when a try or resend is due. Output only ever postpones a resend."""
@@ -208,7 +217,9 @@ class RequestState:
             prompt_ids=opened.prompt_ids,
             spec=opened.spec,
             output_ids=self.output_ids[:num_ids],
-            prefill=self.route.prefill,
+            # What is read of a prompt comes from the scheduler that has the attempt.
+            prefill="" if self.reading is not None else self.route.prefill,
+            prompt_position=0 if self.reading is None else self.reading.next,
         )
 
     def choose_route(self) -> ChooseRoute:

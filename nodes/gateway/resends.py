@@ -43,7 +43,7 @@ class Resends:
             state.switched = True
         changed = state.detokenizer if state.switched else ""
         # Grouped: when a detokenizer dies, all its requests ask at once, in one message per scheduler.
-        stream = ResendFrom(state.opened.request_id, state.attempt, position)
+        stream = ResendFrom(state.opened.request_id, state.attempt, position, state.prompt_position)
         self._streams.setdefault((state.scheduler, changed), []).append(stream)
         # Not by a `Retrier`: the only answer is the text itself, from a position that moves on meanwhile.
         state.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(state.num_resends, 8))

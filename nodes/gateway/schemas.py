@@ -37,6 +37,8 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
     # Of completions, 0 asks for logprobs too.
     for name, asked in (("ChatCompletionBody", {"const": True}), ("CompletionBody", {"type": "integer"})):
         _narrow_logprobs(components[name], asked)
+    for name, shows in (("ChatCompletionBody", {}), ("CompletionBody", {"echo": {"const": True}})):
+        _narrow_prompt_logprobs(components[name], shows)
     for name in ("ChatCompletionBody", "TokenizeBody"):
         both = {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}}
         _all_of(components[name], {"not": {"properties": both, "required": list(both)}})
@@ -51,7 +53,7 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     # A prompt has at least one token.
     most = max(1, config.context_length - 1)
     for field in ("max_tokens", "max_completion_tokens"):
-        fields[field] = _or_null({"type": "integer", "minimum": 1, "maximum": most})
+        fields[field] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
     for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
@@ -73,6 +75,16 @@ def _narrow_logprobs(schema: Schema, asked: Schema) -> None:
         "logprob_token_ids": {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]},
     }
     _all_of(schema, {"anyOf": [{"properties": none}, _having({"logprobs": asked})]})
+
+
+def _narrow_prompt_logprobs(schema: Schema, echo: Schema) -> None:
+    """`echo` is the field that shows the prompt by itself, if the route has one."""
+    read = {"prompt_logprobs": {"type": "integer"}}
+    _all_of(schema, {"not": _having({"stream": {"const": True}, **read})})
+    # An answer has a token, unless it is about its prompt.
+    some = {field: {"not": {"const": 0}} for field in ("max_tokens", "max_completion_tokens")}
+    shown = [_having(fields) for fields in (read, echo) if fields]
+    _all_of(schema, {"anyOf": [{"properties": some}, *shown]})
 
 
 def _narrow_messages(components: dict[str, Schema]) -> None:

@@ -31,6 +31,7 @@ from nodes.gateway.events import (
     ClientGone,
     Command,
     Deliver,
+    DeliverPrompt,
     DetokenizersChanged,
     End,
     Event,
@@ -207,7 +208,13 @@ class GatewayService:
             most, num = self.config.max_inflight, self._core.num_requests
             message = f"{num} requests are in flight; {len(requests)} more would exceed the limit of {most}."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
-        output = CallOutput(len(requests), whole=not job.stream)
+        samples_per_prompt = len(requests) // len(prepared.token_ids)
+        output = CallOutput(
+            len(requests),
+            whole=not job.stream,
+            samples_per_read=samples_per_prompt if job.tokens.prompt_reads is not None else 0,
+            hides_output=job.tokens.hides_output,
+        )
         for index, request in enumerate(requests):
             self._outputs[request.request_id] = _Open(output, index, names)
             self.handle(request)
@@ -286,6 +293,10 @@ class GatewayService:
         match command:
             case Deliver():
                 self._deliver(command)
+            case DeliverPrompt(request_id, payload):
+                output, index, _ = self._outputs[request_id]
+                if output.deliver_prompt(index, payload):
+                    self._fresh.append(output)
             case Accepted():
                 output, index, _ = self._outputs[command.request_id]
                 output.accepted(index)

@@ -55,11 +55,17 @@ class ChunkWriter(ABC):
         """Text of a sample and the tokens that came with it; `usage` as counted so far (`continuous_usage_stats`)."""
         if self._is_plain and finish_reason is None and usage is None:
             return self._before[index] + ENCODE(text) + self._null
+        logprobs = b"null" if self._is_plain else ENCODE(self.logprobs(index, tokens, finish_reason))
+        return self.chunk(index, text, logprobs, ENCODE(finish_reason), usage, tokens)
+
+    def chunk(
+        self, index: int, text: str, logprobs: bytes, reason: bytes, usage: Usage | None, tokens: Tokens | None
+    ) -> bytes:
+        """One event of a sample; `logprobs` and `reason` are JSON."""
         end = self.ending if usage is None else b',"usage":' + ENCODE(usage) + b"}\n\n"
-        before, shown, reason = self._before[index], ENCODE(text), ENCODE(finish_reason)
-        if self._is_plain:
+        before, shown = self._before[index], ENCODE(text)
+        if self._is_plain and logprobs == b"null":
             return b"".join((before, shown, self._after, reason, b"}]", end))
-        logprobs = ENCODE(self.logprobs(index, tokens, finish_reason))
         after = self.after_text + b',"logprobs":' + logprobs + b',"finish_reason":'
         return b"".join((before, shown, after, reason, self.more(index, tokens), b"}]", end))
 

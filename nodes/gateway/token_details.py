@@ -1,13 +1,16 @@
 """What an answer says of its tokens beside their text: ids, logprobs, the prompt's ids. Pure; one for each call."""
 
 from codecs import getincrementaldecoder
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
 from nodes.asks.logprobs import Likelihoods, MalformedPayload
 from nodes.gateway.events import Tokens
+from nodes.gateway.openai_types import PromptLogprob, PromptLogprobs
 from nodes.gateway.outputs import Generation
+from nodes.gateway.prompt_details import PromptDetails
 from nodes.gateway.validation import Job
 from nodes.gateway.vocabulary import Vocabulary
 
@@ -23,10 +26,13 @@ class Drawn(NamedTuple):
 
 
 class TokenDetails:
-    """Details that `job` asks for; `vocabulary` is needed for logprobs alone."""
+    """Details that `job` asks for; `vocabulary` is needed for logprobs alone, `texts` of the prompts for an echo."""
 
-    def __init__(self, job: Job, generation: Generation, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(
+        self, job: Job, generation: Generation, vocabulary: Vocabulary | None = None, texts: Sequence[str] = ()
+    ) -> None:
         fields = job.tokens
+        self.of_prompts = PromptDetails(job, generation, texts)
         self._shows_ids = fields.ids
         self._as_ids = fields.as_ids
         self._prompts = generation.prompts if fields.prompt_ids else None
@@ -38,7 +44,8 @@ class TokenDetails:
     @property
     def is_plain(self) -> bool:
         """Whether chunks show text alone."""
-        return not self._shows_ids and self._likelihoods is None and self._prompts is None
+        is_alone = not self._shows_ids and self._likelihoods is None and self._prompts is None
+        return is_alone and not self.of_prompts.is_echoed
 
     @property
     def reads_logprobs(self) -> bool:
@@ -53,6 +60,22 @@ class TokenDetails:
     def prompt_ids_of(self, number: int) -> list[int] | UnsetType:
         """The prompt of a sample; UNSET if it is not to be shown."""
         return UNSET if self._prompts is None else self._prompts[number]
+
+    def prompt_logprobs_of(self, number: int) -> PromptLogprobs | UnsetType:
+        """How likely a sample's prompt was, by token; UNSET if that is not to be shown. Raises MalformedPayload."""
+        top = self.of_prompts.shown_top
+        if top is None:
+            return UNSET
+        found: PromptLogprobs = [None]
+        for token_id, logprob, rank, likely in self.of_prompts.read(number, top):
+            own = PromptLogprob(logprob=logprob, rank=rank, decoded_token=self._text_of(token_id))
+            others = {
+                str(one): PromptLogprob(logprob=its, rank=at, decoded_token=self._text_of(one))
+                for at, (one, its) in enumerate(likely, 1)
+            }
+            # Its own token first, as at vLLM, whether it is among the likeliest or not.
+            found.append({str(token_id): own} | others)
+        return found
 
     def drawn(self, tokens: Tokens | None) -> list[Drawn]:
         """The tokens of a piece with what was read beside them. Raises MalformedPayload."""
@@ -72,6 +95,9 @@ class TokenDetails:
         """How answers call a token: its text, where bytes of an incomplete character are U+FFFD."""
         return f"token_id:{token_id}" if self._as_ids else self.data_of(token_id).decode(errors="replace")
 
+    def _text_of(self, token_id: int) -> str:
+        return self.data_of(token_id).decode(errors="replace")
+
     def data_of(self, token_id: int) -> bytes:
         return self._vocabulary.bytes_of(token_id)
 
@@ -80,13 +106,16 @@ class TokenDetails:
 
 
 class TextOffsets:
-    """Where each token of one text begins, in characters; one that begins inside a character, at that character."""
+    """Where each token of one text begins, in characters; one that begins inside a character, at that character.
+
+    `num_chars` are before it.
+    """
 
     __slots__ = ("_decoder", "_num_chars")
 
-    def __init__(self) -> None:
+    def __init__(self, num_chars: int = 0) -> None:
         self._decoder = _DECODER("replace")
-        self._num_chars = 0
+        self._num_chars = num_chars
 
     def next(self, data: bytes) -> int:
         """The offset of the next token, whose bytes these are."""

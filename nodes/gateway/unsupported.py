@@ -8,12 +8,12 @@ from typing import Any
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
-    "prompt_logprobs": (),
+    # Of chats alone, whose prompts are messages.
+    "echo": (False,),
     "return_logprob": (False,),
     "logprob_start_len": (),
     "top_logprobs_num": (0,),
     "token_ids_logprob": (),
-    "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
     "length_penalty": (1,),

@@ -36,12 +36,20 @@ DEFAULT_TEXT_TOKENS: Final = 16
 
 
 class TokenFields(NamedTuple):
-    """What an answer says of its tokens beside their text. `as_ids`: in logprobs, ids stand for the tokens' texts."""
+    """What an answer says of its tokens beside their text. `as_ids`: in logprobs, ids stand for the tokens' texts.
+
+    `prompt_reads`: what is read of the prompt, shown as `prompt_logprobs`, or with its text (`echo`) in the logprobs.
+    `hides_output`: a token is drawn, because a request draws at least one, but none was asked for.
+    """
 
     reads: RowReads | None = None
     ids: bool = False
     prompt_ids: bool = False
     as_ids: bool = False
+    prompt_reads: RowReads | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    hides_output: bool = False
 
     @property
     def of_output(self) -> bool:
@@ -161,7 +169,8 @@ def asked_of(asks: Sequence[Ask]) -> list[Asked]:
 
 
 def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
-    max_tokens = body.max_completion_tokens or body.max_tokens or 0
+    # No token is asked for: one is drawn, and not shown.
+    max_tokens = 1 if (given := _given_tokens(body)) == 0 else given or 0
     min_tokens = body.min_tokens or 0
     if max_tokens and min_tokens > max_tokens:
         message = f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens are requested."
@@ -178,9 +187,23 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
     )
 
 
+def _given_tokens(body: GenerationBody) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
 def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
-    ids = bool(body.return_token_ids)
+    ids, fields = bool(body.return_token_ids), asdict(body)
+    prompt_reads = next((reads for ask in asks if (reads := ask.reads_of_prompt()) is not None), None)
+    echo, hides_output = bool(fields.get("echo")), _given_tokens(body) == 0
+    param = "max_completion_tokens" if body.max_completion_tokens == 0 else "max_tokens"
+    if fields[param] == 0 and not echo and prompt_reads is None:
+        message = f"'{param}' must be at least 1: an answer has at least one token, unless it shows the prompt."
+        raise BadRequest(message, param=param, code="invalid_value")
     return TokenFields(
+        prompt_reads=prompt_reads,
+        prompt_logprobs=fields["prompt_logprobs"],
+        echo=echo,
+        hides_output=hides_output,
         reads=next((reads for ask in asks if (reads := ask.reads()) is not None), None),
         ids=ids,
         # At vLLM `return_token_ids` asks for both, and the other name is SGLang's.

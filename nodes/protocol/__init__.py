@@ -13,7 +13,7 @@
     scheduler -> detokenizer            TokenBatch
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
-    scheduler -> gateway                AttemptFailed
+    scheduler -> gateway                AttemptFailed, PromptRead
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
@@ -48,6 +48,7 @@ from nodes.protocol.attempts import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    PromptRead,
     Resend,
     ResendFrom,
     Submit,
@@ -133,6 +134,7 @@ NodeMessage = (
     | AttemptsCancelled
     | Resend
     | AttemptFailed
+    | PromptRead
     | Adopt
     | Adopted
     | Fence
@@ -209,6 +211,7 @@ __all__ = [
     "PrefillsOrdered",
     "Prepare",
     "Prepared",
+    "PromptRead",
     "ReleaseMemory",
     "Resend",
     "ResendFrom",

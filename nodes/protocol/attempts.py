@@ -14,6 +14,8 @@ class Submit(Part, frozen=True):
 
     `prompt_ids` and `output_ids` are separate because usage, seeds and stop text depend on the boundary. Output
     positions count from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
+    If the sampling reads its prompt, `prompt_position` is the first of the prompt's positions of which nothing has come
+    (`PromptRead`): what is cached before it may be used. Such an attempt is not prefilled elsewhere.
     """
 
     request_id: str
@@ -24,6 +26,7 @@ class Submit(Part, frozen=True):
     spec: RequestSpec
     output_ids: list[int] = []
     prefill: str = ""
+    prompt_position: int = 0
 
 
 class SubmitAttempts(Message, frozen=True):
@@ -75,11 +78,15 @@ class AttemptsCancelled(Message, frozen=True):
 
 
 class ResendFrom(HotPart, frozen=True):
-    """One stream's gap: send output tokens again from `position` on."""
+    """One stream's gap: send output tokens again from `position` on.
+
+    A `prompt_position` above 0 asks for what was read of the prompt from there on, too (`PromptRead`).
+    """
 
     request_id: str
     attempt: int
     position: int
+    prompt_position: int = 0
 
 
 class Resend(Message, frozen=True):
@@ -95,6 +102,21 @@ class Resend(Message, frozen=True):
     streams: list[ResendFrom]
     detokenizer: str = ""
     streams_unknown: list[int] = []
+
+
+class PromptRead(Message, frozen=True):
+    """What a worker read of an attempt's prompt, if its sampling reads it: `count` payloads, one after the other.
+
+    Tell, scheduler -> gateway, after each step that read some and on `Resend`. The first payload is about the prompt's
+    token at `position` (from 1: nothing comes before the token at 0); all have the same size, at most
+    `MAX_EXTRA_BYTES`. A gateway takes what continues the payloads that it has, and no output before it has all.
+    """
+
+    request_id: str
+    attempt: int
+    position: int
+    count: int
+    payload: bytes
 
 
 class AttemptFailed(Message, frozen=True):

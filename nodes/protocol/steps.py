@@ -40,7 +40,8 @@ class Open(HotPart, frozen=True):
 
     It has no pages yet. `sequence` is the scheduler's number for it; `request_id` is for the worker's log. If its
     sampling looks back (a penalty, a grammar), `token_ids` are its tokens from position 0 on, at least up to its first
-    row, because pages hold what was computed from tokens and not the tokens themselves.
+    row, because pages hold what was computed from tokens and not the tokens themselves. If it reads its prompt, they
+    are at least the whole prompt: what is read at the end of a chunk is about the token after it.
     """
 
     slot: int
@@ -90,6 +91,9 @@ class StepResult(HotMessage, frozen=True):
 
     `extras[i]` accompanies `token_ids[i]` to the gateway, which knows what it means; at most `MAX_EXTRA_BYTES`, empty
     if row i has none. The list is empty if no row has one.
+    If the sampling of row i reads its prompt, `prompt_extras[i]` are as many payloads of one size, one after the other,
+    as the row has positions `p` with `p + 1 < num_prompt_tokens`: what the model said at `p` of the prompt's token at
+    `p + 1`. Of other rows and failed ones it is empty, and so is the list if that holds for all.
     A worker that answers anything else (other counts, ids outside the vocabulary) is fenced.
     """
 
@@ -99,6 +103,7 @@ class StepResult(HotMessage, frozen=True):
     errors: list[RowError] = []
     elapsed_s: float = 0.0
     extras: list[bytes] = []
+    prompt_extras: list[bytes] = []
 
 
 class StepMismatch(Message, frozen=True):

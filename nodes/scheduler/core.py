@@ -393,4 +393,4 @@ class SchedulerCore:
         return actor_id in self._ready and actor_id != self.address.actor_id and self.config.agent in self._ready
 
     def _match_pages(self, sequence: Sequence) -> list[int]:
-        return self.cache.match(sequence.token_ids, sequence.spec.extra_key).pages
+        return self.cache.match(sequence.reusable_ids, sequence.spec.extra_key).pages

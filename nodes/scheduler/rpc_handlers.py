@@ -99,6 +99,8 @@ class RpcHandlers:
                 self._outbox.tell(sender.actor_id, _unknown(gap.request_id, gap.attempt))
                 continue
             self._attempts.renew(sequence, now)
+            if gap.prompt_position > 0:
+                self._streams.tell_read(sequence, gap.prompt_position)
             # For any other sender, such as a gateway, the stream is opened again: only an open lets its tokens start
             # from another position.
             is_detokenizer = sender.actor_id == sequence.detokenizer and sequence.is_open

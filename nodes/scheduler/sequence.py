@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable
 
 from kvstore.cache.block_table import BlockTable
 from mesh.address import Address
+from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import PrefillOrder, Submit
 from nodes.protocol.steps import LAST_SEQUENCE, Open
 from nodes.request import RequestSpec, Stages, StopRules
@@ -74,6 +75,7 @@ class Sequence:
         "page_ids",
         "prefill",
         "prefill_s",
+        "reading",
         "request_id",
         "row_id",
         "slot",
@@ -132,6 +134,8 @@ class Sequence:
         self.stages: Stages | None = None
         # What accompanies output tokens, by output position.
         self.extras: dict[int, bytes] = {}
+        # What is read of the prompt, if anything.
+        self.reading: PromptPayloads | None = None
 
         self.detokenizer = ""
         self.is_open = False
@@ -157,6 +161,9 @@ class Sequence:
         # Counted from the prompt, so that outputs of earlier attempts do not raise the limit.
         self.max_length = min(num_prompt + stop.max_tokens, context_length)
         self.detokenizer = submit.detokenizer
+        if submit.spec.sampling.reads_prompt:
+            # Where it is prefilled it also decodes: only the scheduler that has its attempt tells the gateway.
+            self.reading, self.prefill = PromptPayloads(submit.prompt_position, num_prompt), ""
         return self
 
     @classmethod
@@ -186,6 +193,17 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def reusable_ids(self) -> "array[int]":
+        """Tokens whose KV may be taken from the cache, and one more, which is computed in any case."""
+        reading = self.reading
+        # What is read of a token comes from the position before it.
+        return self.token_ids if reading is None or reading.is_whole else self.token_ids[: reading.next]
+
+    def num_read_by(self, start: int, count: int) -> int:
+        """How many positions of its prompt a row reads."""
+        return 0 if self.reading is None else max(0, min(start + count, self.num_prompt_tokens - 1) - start)
+
+    @property
     def num_unscheduled(self) -> int:
         """Tokens whose KV is not computed by any step sent so far."""
         return self.length - self.num_scheduled
@@ -196,10 +214,10 @@ class Sequence:
         return self.max_length - 1
 
     def opening(self) -> Open:
-        # Only the few samplings that look back need them; otherwise a long prompt would be sent to the
-        # worker twice.
+        # Only the few samplings that look back or read the prompt need them; otherwise a long prompt would be sent to
+        # the worker twice.
         sampling = self.spec.sampling
-        token_ids = list(self.token_ids) if sampling.looks_back else []
+        token_ids = list(self.token_ids) if sampling.looks_back or sampling.reads_prompt else []
         return Open(self.slot, self.number, self.num_prompt_tokens, sampling, self.request_id, token_ids)
 
     def take_token(self, token_id: int, extra: bytes) -> None:

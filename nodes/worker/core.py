@@ -29,7 +29,7 @@ from nodes.worker.steps.check import Draws, check_rows
 from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
 from nodes.worker.steps.sequence_table import SequenceTable
 from nodes.worker.steps.step import NO_ROWS as NO_RUNNABLE
-from nodes.worker.steps.step import RunnableStep, StepOutcome
+from nodes.worker.steps.step import RunnableStep, StepOutcome, spread
 
 MAX_QUEUED: Final = 16
 """Eight times what a scheduler has on its way (`pipeline_depth`, 2): more are repeats and confusion."""
@@ -336,14 +336,13 @@ def _draws(running: _Running | None) -> Draws:
 
 def _result(running: _Running, done: StepDone) -> StepResult:
     rows, outcome = running.runnable.rows, done.outcome
-    token_ids, extras = list(outcome.token_ids), list(outcome.extras)
+    token_ids, extras, prompt_extras = list(outcome.token_ids), list(outcome.extras), list(outcome.prompt_extras)
     if len(rows) < running.num_rows:
         token_ids = [-1] * running.num_rows
         for number, token_id in zip(rows.numbers, outcome.token_ids, strict=True):
             token_ids[number] = token_id
-        extras = [b""] * running.num_rows if outcome.extras else []
-        for number, extra in zip(rows.numbers, outcome.extras, strict=False):
-            extras[number] = extra
+        extras = spread(extras, rows.numbers, range(running.num_rows))
+        prompt_extras = spread(prompt_extras, rows.numbers, range(running.num_rows))
     errors = [*running.errors, *outcome.errors]
     if len(errors) > 1:
         errors.sort(key=lambda error: error.row)
@@ -355,4 +354,5 @@ def _result(running: _Running, done: StepDone) -> StepResult:
         errors=errors,
         elapsed_s=done.elapsed_s,
         extras=extras,
+        prompt_extras=prompt_extras,
     )

@@ -27,7 +27,7 @@ READ_OTHERWISE = {
     "Tokenized.token_strs": HTTP,
     "ChatCompletion.prompt_token_ids": HTTP,
     "CompletionChoice.prompt_token_ids": HTTP,
-    "TextLogprobs.token_logprobs": HTTP,
+    "PromptLogprob.decoded_token": HTTP,
     "ActorFigures.output_tokens_per_s": "in `meshctl ps -o json`",
     "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,

@@ -50,6 +50,7 @@ class ChatSurface(Surface):
             usage=total_usage(generation),
             # All samples have one prompt.
             prompt_token_ids=details.prompt_ids_of(0),
+            prompt_logprobs=details.prompt_logprobs_of(0),
         )
 
     @override

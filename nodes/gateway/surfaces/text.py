@@ -1,13 +1,15 @@
 """POST /v1/completions: its whole answers and its chunks."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 from typing_extensions import override
 
 from nodes.gateway.events import Tokens
-from nodes.gateway.openai_types import Completion, CompletionChoice, TextLogprobs
-from nodes.gateway.outputs import Generation
+from nodes.gateway.openai_types import Completion, CompletionChoice, TextLogprobs, Usage
+from nodes.gateway.outputs import Generation, Piece
+from nodes.gateway.prompt_details import offsets_in
 from nodes.gateway.responses import Head, ended, total_usage
 from nodes.gateway.sse import ENCODE, ChunkWriter
 from nodes.gateway.surfaces.surface import Surface
@@ -29,11 +31,12 @@ class TextSurface(Surface):
         choices = [
             CompletionChoice(
                 index=piece.number,
-                text=piece.text,
+                text=details.of_prompts.text_of(piece.number) + piece.text,
                 finish_reason=reason,
-                logprobs=_logprobs(piece.tokens, TextOffsets(), details) if details.reads_logprobs else None,
+                logprobs=_logprobs_of_all(piece, details) if details.reads_logprobs else None,
                 token_ids=details.ids_of(piece.tokens),
                 prompt_token_ids=details.prompt_ids_of(piece.number),
+                prompt_logprobs=details.prompt_logprobs_of(piece.number),
             )
             for piece, reason in ended(generation)
         ]
@@ -60,8 +63,29 @@ class _TextChunks(ChunkWriter):
 
     def __init__(self, head: Head, details: TokenDetails, num_samples: int, *, usage: bool) -> None:
         super().__init__(head, details, num_samples, usage=usage)
-        self._offsets = [TextOffsets() for _ in range(num_samples if details.reads_logprobs else 0)]
+        texts = [details.of_prompts.text_of(number) for number in range(num_samples if details.reads_logprobs else 0)]
+        self._offsets = [TextOffsets(len(text)) for text in texts]
         self._begun: set[int] = set()
+        self._is_echoed = details.of_prompts.is_echoed
+
+    @override
+    def delta(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None,
+        usage: Usage | None = None,
+        tokens: Tokens | None = None,
+    ) -> bytes:
+        # The first chunk is of the prompt.
+        is_first = self._is_echoed and index not in self._begun
+        echo = self._echo(index, usage) if is_first else b""
+        return echo + super().delta(index, text, finish_reason, usage, tokens)
+
+    def _echo(self, index: int, usage: Usage | None) -> bytes:
+        prompt, details = self.details.of_prompts.text_of(index), self.details
+        logprobs = _logprobs_of_prompt(index, details) if details.reads_logprobs else None
+        return self.chunk(index, prompt, ENCODE(logprobs), b"null", usage, None)
 
     @override
     def logprobs(self, index: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
@@ -77,18 +101,45 @@ class _TextChunks(ChunkWriter):
         return super().more(index, tokens) + prompt
 
 
+def _logprobs_of_all(piece: Piece, details: TokenDetails) -> TextLogprobs:
+    """Of the prompt, if there is an echo, then of the output."""
+    offsets = TextOffsets(len(details.of_prompts.text_of(piece.number)))
+    of_output = _logprobs(piece.tokens, offsets, details)
+    if not details.of_prompts.is_echoed:
+        return of_output
+    both = _logprobs_of_prompt(piece.number, details), of_output
+    return TextLogprobs(
+        text_offset=[one for part in both for one in part.text_offset],
+        token_logprobs=[one for part in both for one in part.token_logprobs],
+        tokens=[one for part in both for one in part.tokens],
+        top_logprobs=[one for part in both for one in part.top_logprobs],
+    )
+
+
+def _logprobs_of_prompt(number: int, details: TokenDetails) -> TextLogprobs:
+    of_prompts = details.of_prompts
+    ids, read = of_prompts.ids_of(number), of_prompts.read(number, of_prompts.echoed_top)
+    return TextLogprobs(
+        text_offset=offsets_in(of_prompts.text_of(number), map(details.data_of, ids)),
+        token_logprobs=[None, *(one.logprob for one in read)],
+        tokens=[details.name(token_id) for token_id in ids],
+        top_logprobs=[None, *(_top(one.token_id, one.logprob, one.likely, details) for one in read)],
+    )
+
+
+def _top(token_id: int, logprob: float, likely: Sequence[tuple[int, float]], details: TokenDetails) -> dict[str, float]:
+    top = {details.name(token_id): logprob}
+    for one, its in likely:
+        # Parts of characters have one text in common: the likelier of them is meant.
+        top.setdefault(details.name(one), its)
+    return top
+
+
 def _logprobs(tokens: Tokens | None, offsets: TextOffsets, details: TokenDetails) -> TextLogprobs:
     drawn = details.drawn(tokens)
-    tops: list[dict[str, float]] = []
-    for one in drawn:
-        top = {details.name(one.token_id): one.logprob}
-        for token_id, logprob in one.likely:
-            # Parts of characters have one text in common: the likelier of them is meant.
-            top.setdefault(details.name(token_id), logprob)
-        tops.append(top)
     return TextLogprobs(
         text_offset=[offsets.next(details.data_of(one.token_id)) for one in drawn],
         token_logprobs=[one.logprob for one in drawn],
         tokens=[details.name(one.token_id) for one in drawn],
-        top_logprobs=tops,
+        top_logprobs=[_top(one.token_id, one.logprob, one.likely, details) for one in drawn],
     )

@@ -61,12 +61,16 @@ class Step(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A step that ran: `token_ids[i]` was drawn by row i, -1 for nothing, with `extras[i]` if any; `errors` by row."""
+    """A step that ran: `token_ids[i]` was drawn by row i, -1 for nothing, with `extras[i]` if any; `errors` by row.
+
+    `prompt_extras[i]` is what row i read of its prompt, if any row did.
+    """
 
     step: Step
     token_ids: list[int]
     errors: dict[int, RowError]
     extras: list[bytes]
+    prompt_extras: list[bytes]
 
     def drawn(self) -> dict[int, int]:
         """What each sequence drew, by `row_id`."""

@@ -35,7 +35,7 @@ class Results:
     def acknowledge(self, acknowledged: Acknowledged, now: float) -> bool:
         """Take in one step. True if more may be admitted now than before."""
         has_room = False
-        step, token_ids, errors, extras = acknowledged
+        step, token_ids, errors, extras, prompt_extras = acknowledged
         starts, counts, draws = (step.column(column) for column in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
         drawn: list[Sequence] = []
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
@@ -66,6 +66,11 @@ class Results:
             if not sequence.num_inflight and sequence.stage >= Stage.PREEMPTED:
                 has_room = True
                 self.settle(sequence)
+        for index, payload in enumerate(prompt_extras):
+            sequence = step.sequences[index]
+            if payload and index not in errors and sequence.stage is not Stage.ENDED:
+                self._streams.read(sequence, starts[index], counts[index], payload)
+        # After that: a gateway takes no output before it has what was read.
         self.draw(drawn, now)
         return has_room
 

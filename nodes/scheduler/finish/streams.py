@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from mesh.address import Address
 from mesh.transport.base import Channel
-from nodes.protocol import StreamFinish, StreamOpen, TokenBatch
+from nodes.protocol import PromptRead, StreamFinish, StreamOpen, TokenBatch
 from nodes.roles import DETOKENIZER
 from nodes.scheduler.events import Measured, Outbox, ReadyPeer
 from nodes.scheduler.sequence import Sequence, Stage
@@ -21,6 +21,11 @@ MAX_CLOSES = 1024
 """32 KB of row ids. A token may be long in going there; a detokenizer that misses some forgets by its own limit."""
 PROMPT_TAIL_TOKENS = 8
 """Prompt ids that a stream is opened with: more than the bytes of a character that the first output may end."""
+
+
+MOST_PROMPT_BYTES = 1 << 18
+"""Of what was read of a prompt, in one message: a prompt of 32,768 tokens may have 5.5 MB, which would hold up others
+in its link."""
 
 
 class _Batch:
@@ -92,6 +97,29 @@ class Streams:
         if sequence.finish_reason:
             finish = StreamFinish(sequence.row_id, sequence.num_output_tokens, sequence.finish_reason)
             batch.finishes.append(finish)
+
+    def read(self, sequence: Sequence, start: int, count: int, payload: bytes) -> None:
+        """A row from `start` on has read these payloads of its prompt: tell the gateway what it has not been told."""
+        reading = sequence.reading
+        if reading is not None:
+            first = reading.next
+            reading.add(start + 1, sequence.num_read_by(start, count), payload)
+            self.tell_read(sequence, first)
+
+    def tell_read(self, sequence: Sequence, position: int) -> None:
+        """Tell the gateway what was read of the prompt from `position` on; any of it may be lost."""
+        reading = sequence.reading
+        if reading is None or (position := max(position, reading.begin)) >= reading.next:
+            return
+        payload, most = reading.since(position), max(1, MOST_PROMPT_BYTES // reading.size)
+        for first in range(position, reading.next, most):
+            count = min(most, reading.next - first)
+            begin = (first - position) * reading.size
+            some = payload[begin : begin + count * reading.size]
+            said = PromptRead(
+                request_id=sequence.request_id, attempt=sequence.attempt, position=first, count=count, payload=some
+            )
+            self._outbox.tell(sequence.gateway.actor_id, said, Channel.DATA)
 
     def close(self, sequence: Sequence) -> None:
         """Nobody wants the stream any more, whether it has ended or not."""

@@ -111,7 +111,7 @@ class Admission:
                 credit.set_aside(self._num_pages(sequence.num_tokens))
                 num_skipped += 1
                 continue
-            match = self._cache.match(sequence.token_ids, sequence.spec.extra_key)
+            match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
             # By its uncached tokens, not by the prompt's length: a grant and a copy cost more than a short chunk here.
             is_elsewhere = is_open and num_left > self._config.local_prefill_max
@@ -131,7 +131,7 @@ class Admission:
     def _is_being_computed(self, sequence: Sequence, num_cached_tokens: int) -> bool:
         """Whether a running sequence computes more of the same prefix than is cached: it will be there in a moment."""
         page_size = self._config.page_size
-        most = (sequence.num_tokens - 1) // page_size * page_size
+        most = (len(sequence.reusable_ids) - 1) // page_size * page_size
         for other in self._running:
             # One that has decoded for a while is skipped: all its full pages are in the cache.
             if other.num_computed // page_size < other.num_tokens // page_size:
@@ -142,9 +142,10 @@ class Admission:
 
     def _enter(self, sequence: Sequence, is_elsewhere: bool, now: float) -> bool:
         """Take pages; False if locking the cached prefix left too few."""
-        kv = self._recovered.claim(sequence.token_ids, sequence.spec.extra_key) if len(self._recovered) else None
+        reusable_ids, extra_key = sequence.reusable_ids, sequence.spec.extra_key
+        kv = self._recovered.claim(reusable_ids, extra_key) if len(self._recovered) else None
         if kv is None:
-            kv = self._cache.start(sequence.token_ids, sequence.spec.extra_key)
+            kv = self._cache.start(reusable_ids, extra_key)
         sequence.hold(kv)
         lent, num_computed = None, kv.num_tokens
         if is_elsewhere:

@@ -35,6 +35,8 @@ def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
     if result.extras and (len(result.extras) != len(draws) or len(max(result.extras, key=len)) > MAX_EXTRA_BYTES):
         sizes = f"{len(result.extras)} values of up to {len(max(result.extras, key=len))} bytes"
         return f"step {result.step} has {len(draws)} rows and was answered with {sizes} beside its tokens"
+    if problem := _problem_of_reads(step, result, failed):
+        return problem
     end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
     if min(draws, default=0) and min(token_ids) >= 0 and max(token_ids) < end:
         # All rows draw, and all have drawn, as in decoding; checking row by row costs ten times as much.
@@ -45,4 +47,25 @@ def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
                 return f"row {index} of step {result.step} was answered with token {token_id}, not one of 0..{end - 1}"
         elif token_id != -1 and index not in failed:
             return f"row {index} of step {result.step} asked for no token and was answered with {token_id}"
+    return ""
+
+
+def _problem_of_reads(step: Step, result: StepResult, failed: set[int]) -> str:
+    """What is wrong with what rows read of their prompts, in words."""
+    found = result.prompt_extras
+    reading = [index for index, sequence in enumerate(step.sequences) if sequence.reading is not None]
+    if not (reading or found):
+        return ""
+    if found and len(found) != len(step.sequences):
+        return f"step {result.step} has {len(step.sequences)} rows and was answered with what {len(found)} rows read"
+    starts, counts = step.column(RowColumn.START), step.column(RowColumn.COUNT)
+    for index in reading:
+        sequence = step.sequences[index]
+        num = sequence.num_read_by(starts[index], counts[index])
+        num_bytes = len(found[index]) if found else 0
+        size, rest = divmod(num_bytes, num) if num else (0, num_bytes)
+        known = 0 if sequence.reading is None else sequence.reading.size
+        is_odd = rest or (num > 0 and not size) or size > MAX_EXTRA_BYTES or (known and num and size != known)
+        if is_odd and index not in failed:
+            return f"row {index} of step {result.step} reads {num} positions and was answered with {num_bytes} bytes"
     return ""

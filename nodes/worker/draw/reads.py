@@ -22,6 +22,13 @@ def certain(token_id: int, reads: RowReads) -> bytes:
     return packed(0.0, 1, likely, [0.0 if one == token_id else NEVER for one in reads.ids])
 
 
+def echoed(position: int, before: int, token_id: int, reads: RowReads) -> bytes:
+    """What the echo model says of the prompt's token at `position`, after the token `before`: any wrong one shows."""
+    logprob = -(position + before) / 4096
+    others = [one for one in range(reads.top + 1) if one != token_id]
+    return packed(logprob, 1, [(token_id, logprob), *((one, NEVER) for one in others)][: reads.top], ())
+
+
 def packed(logprob: float, rank: int, top: Iterable[tuple[int, float]], ids: Iterable[float]) -> bytes:
     """An extra of these numbers."""
     pairs = b"".join(struct.pack("<if", *pair) for pair in top)

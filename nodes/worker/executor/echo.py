@@ -22,7 +22,7 @@ from nodes.asks.edits import RowEdits
 from nodes.model_spec import EchoTimings
 from nodes.protocol import RowError
 from nodes.worker.draw.edits import EDITOR_FAILED, LEFT_NOTHING, edits_of, first_allowed
-from nodes.worker.draw.reads import certain
+from nodes.worker.draw.reads import certain, echoed
 from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, Runner, StepOutcome
 
 _WORD_BYTES: Final = 4
@@ -52,6 +52,7 @@ class EchoRunner(Runner):
         token_ids: list[int] = []
         errors: list[RowError] = []
         extras: list[bytes] = []
+        prompt_extras: list[bytes] = []
         num_tokens = 0
         for row in step.rows:
             num_tokens += row.num_tokens
@@ -71,8 +72,10 @@ class EchoRunner(Runner):
             token_ids.append(token_id)
             reads = row.sequence.reads
             extras.append(b"" if reads is None or token_id < 0 else certain(token_id, reads))
+            prompt_extras.append(b"" if isinstance(edits, RowError) else self._read(row, step.page_ids))
         delay_s = (self._timings.step_ms * 1e3 + self._timings.token_us * num_tokens) * 1e-6
-        return StepOutcome(token_ids, errors, delay_s, extras=extras if any(extras) else ())
+        beside = [some if any(some) else () for some in (extras, prompt_extras)]
+        return StepOutcome(token_ids, errors, delay_s, "", *beside)
 
     def _die_of(self, row: RunnableRow, step: RunnableStep) -> None:
         if self._timings.fatal_token in step.token_ids[row.token_offset : row.token_offset + row.num_tokens]:
@@ -112,6 +115,16 @@ class EchoRunner(Runner):
                     f"the pages of this sequence do not hold the {len(history)} tokens that its sampling looks back at"
                 )
         return ""
+
+    def _read(self, row: RunnableRow, page_ids: "array[int]") -> bytes:
+        """What the row's sequence wants to know of its prompt."""
+        one = row.sequence
+        if one.prompt_reads is None:
+            return b""
+        ends = range(row.start, min(row.end, one.num_prompt_tokens - 1))
+        before = [self._token_in(position, row.page_offset, page_ids) for position in ends]
+        said = zip(ends, before, strict=True)
+        return b"".join(echoed(at + 1, token, one.prompt_ids[at + 1], one.prompt_reads) for at, token in said)
 
     def _positions_to(self, end: int) -> memoryview:
         """0, 1, 2, ... in the form of the pages, so that slices compare without an object for each number."""

@@ -54,6 +54,7 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
     token_ids: list[int] = []
     errors: list[RowError] = []
     extras: list[bytes] = []
+    prompt_extras: list[bytes] = []
     delay_s, num_raised = 0.0, 0
     for index, row in enumerate(step.rows):
         try:
@@ -66,11 +67,13 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
         token_ids.extend(outcome.token_ids)
         errors.extend(outcome.errors)
         extras.extend(outcome.extras or [b""])
+        prompt_extras.extend(outcome.prompt_extras or [b""])
         delay_s += outcome.delay_s
     # One row that succeeded shows that the device works, so the other rows are to blame for their failures.
     if num_raised == len(step.rows):
         _check_device(runner, step)
-    return StepOutcome(token_ids, errors, delay_s, failure, extras if any(extras) else ())
+    beside = [some if any(some) else () for some in (extras, prompt_extras)]
+    return StepOutcome(token_ids, errors, delay_s, failure, *beside)
 
 
 def _blamed(row: RunnableRow, error: Exception) -> RowError:

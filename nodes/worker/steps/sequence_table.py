@@ -29,16 +29,22 @@ class OpenSequence:
     what its request changes about logits, and wants to know of probabilities; `problem`, if not empty, is why it cannot
     be drawn as it asks. `is_edited`: some of its logits may be changed; `is_plain`: it draws the most likely token of
     unchanged ones at every position, and nothing is read. `first_end` is the earliest end of a row that draws, for the
-    quick check of whole steps; if its draws look back, no row reaches it, so that its steps are checked row by row.
+    quick check of whole steps; if its draws look back or its prompt is read, no row reaches it, so that its steps are
+    checked row by row. `prompt_reads`: what is read of its prompt, whose tokens are `prompt_ids`.
     """
 
     __slots__ = (
         "drawn", "drawn_at", "editors", "first_end", "is_edited", "is_plain", "num_known", "num_prompt_tokens",
-        "pages", "problem", "reads", "request_id", "sampling", "sequence", "tokens",
+        "pages", "problem", "prompt_ids", "prompt_reads", "reads", "request_id", "sampling", "sequence", "tokens",
     )  # fmt: skip
 
     def __init__(
-        self, opening: Open, editors: "Sequence[Editor]" = (), reads: "RowReads | None" = None, problem: str = ""
+        self,
+        opening: Open,
+        editors: "Sequence[Editor]" = (),
+        reads: "RowReads | None" = None,
+        problem: str = "",
+        prompt_reads: "RowReads | None" = None,
     ) -> None:
         self.sequence = opening.sequence
         self.num_prompt_tokens = opening.num_prompt_tokens
@@ -54,6 +60,10 @@ class OpenSequence:
         if sampling.looks_back:
             self.tokens = array("i", opening.token_ids)
             self.num_known, self.first_end = len(self.tokens), LAST_SEQUENCE
+        self.prompt_reads, self.prompt_ids = prompt_reads, array("i")
+        if prompt_reads is not None:
+            self.prompt_ids = array("i", opening.token_ids[: opening.num_prompt_tokens])
+            self.first_end = LAST_SEQUENCE
 
     def write(self, start: int, token_ids: "array[int]") -> "array[int] | None":
         """Note a row's tokens, from position `start` on. Returns all tokens up to its end, if they are kept."""
@@ -101,6 +111,8 @@ class SequenceTable:
                     return (
                         f"sequence {one.sequence} ({one.num_prompt_tokens} prompt tokens) cannot have slot {one.slot}"
                     )
+                if one.sampling.reads_prompt and len(one.token_ids) < one.num_prompt_tokens:
+                    return f"the prompt of sequence {one.sequence} is to be read, but not all of its tokens are given"
             # In a copy: a step that is refused below must leave the table as it was.
             slots = slots | {one.slot: self._opened(one) for one in opens}
         # The same list object means the slots of the step before, and the same table that nothing was opened since.

@@ -161,7 +161,8 @@ class RunnableStep(NamedTuple):
 class StepOutcome(NamedTuple):
     """`token_ids[i]` is what `rows[i]` of the step drew, -1 for nothing. `delay_s`: how long to hold the answer back.
 
-    `extras[i]` goes beside `token_ids[i]` (`StepResult.extras`); empty if no row has one.
+    `extras[i]` goes beside `token_ids[i]` (`StepResult.extras`); empty if no row has one. `prompt_extras[i]` is what
+    was read of the prompt of `rows[i]` (`StepResult.prompt_extras`).
 
     `failure`: the traceback if the step raised and its rows were run one by one; else empty.
     """
@@ -171,6 +172,7 @@ class StepOutcome(NamedTuple):
     delay_s: float = 0.0
     failure: str = ""
     extras: Sequence[bytes] = ()
+    prompt_extras: Sequence[bytes] = ()
 
 
 class Runner(Protocol):
@@ -256,8 +258,16 @@ def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, err
     """The outcome of `step` if only its `part` was run, which gave `outcome`, and the rest gave `errors`."""
     found = dict(zip(part.rows.numbers, outcome.token_ids, strict=True))
     token_ids = [found.get(number, -1) for number in step.rows.numbers]
-    extras: Sequence[bytes] = ()
-    if outcome.extras:
-        beside = dict(zip(part.rows.numbers, outcome.extras, strict=True))
-        extras = [beside.get(number, b"") for number in step.rows.numbers]
-    return outcome._replace(token_ids=token_ids, errors=[*errors, *outcome.errors], extras=extras)
+    extras, prompt_extras = (
+        spread(some, part.rows.numbers, step.rows.numbers) for some in (outcome.extras, outcome.prompt_extras)
+    )
+    errors = [*errors, *outcome.errors]
+    return outcome._replace(token_ids=token_ids, errors=errors, extras=extras, prompt_extras=prompt_extras)
+
+
+def spread(extras: Sequence[bytes], numbers: Sequence[int], among: Sequence[int]) -> list[bytes]:
+    """`extras` of the rows `numbers` as those of the rows `among`; empty if there are none."""
+    if not extras:
+        return []
+    beside = dict(zip(numbers, extras, strict=True))
+    return [beside.get(number, b"") for number in among]

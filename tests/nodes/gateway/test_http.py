@@ -326,7 +326,12 @@ def test_bodies_that_are_no_json(client: httpx.Client, path: str, body: bytes) -
 def test_values(client: httpx.Client) -> None:
     refused(completion(client, temperature=-1), 400, "temperature")
     refused(completion(client, model="gpt-99"), 404, "model", "model_not_found")
-    refused(completion(client, prompt_logprobs=5), 400, "prompt_logprobs", "unsupported_parameter")
+    for value in (-1, 21, True, "2", 1.5):
+        refused(completion(client, prompt_logprobs=value), 400, "prompt_logprobs")
+        refused(chat(client, "a", prompt_logprobs=value), 400, "prompt_logprobs")
+    refused(completion(client, prompt_logprobs=1, stream=True), 400, "prompt_logprobs")
+    refused(chat(client, "a", echo=True), 400, "echo", "unsupported_parameter")
+    refused(chat(client, "a", max_tokens=0), 400, "max_tokens")
     refused(completion(client, logprobs=21), 400, "logprobs")
     refused(completion(client, logprobs=1, logprob_token_ids=[257]), 400, "logprob_token_ids")
     refused(chat(client, "a", top_logprobs=5), 400, "top_logprobs")

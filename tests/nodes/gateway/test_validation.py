@@ -311,7 +311,7 @@ def test_the_models_sampling_defaults_give_way_to_the_requests_own() -> None:
 
 @pytest.mark.parametrize("field", sorted(NEUTRAL_VALUES))
 def test_known_and_unsupported_fields(field: str) -> None:
-    ask = chat if field == "add_special_tokens" else text
+    ask = chat if field in ("add_special_tokens", "echo") else text
     error = refused(ask, **{field: {"some": "thing"}})
     assert (error.status, error.param, error.code) == (400, field, "unsupported_parameter")
     for value in (None, *NEUTRAL_VALUES[field]):
@@ -320,8 +320,6 @@ def test_known_and_unsupported_fields(field: str) -> None:
 
 UNSERVED: dict[str, list[Any]] = {
     "top_logprobs": [5],
-    "prompt_logprobs": [0],
-    "echo": [True],
     "best_of": [2, True],
     "suffix": ["x"],
     "guided_decoding_backend": ["xgrammar"],

@@ -175,6 +175,10 @@ class Recorder:
                 norm.norm, product.norm = index + 1, index
                 self._last[norm.x] = max(self._last[norm.x], index + 1)
 
+    def keep(self, value: Value) -> None:
+        """Let nothing take the buffer of `value` any more, so that what reads it can be computed again."""
+        self._last[value.number] = len(self.operations)
+
     def places(self) -> tuple[list[int], list[int]]:
         """The buffer of each value, and the bytes of a row of each buffer."""
         buffers: list[int] = []
@@ -217,6 +221,7 @@ class Program:
         self.attends = (AttendCall * len(recorder.attends))(*recorder.attends)
         self._counts = (c_int32 * len(recorder.operations))()
         self._owned, self._sums = recorder.owned, recorder.sums
+        self._select = next((at for at, one in enumerate(recorder.operations) if one.kind == SELECT), NONE)
         num_experts = max(one.num_experts for one in recorder.operations)
         self._chosen, self._ends = (c_int32 * (num_experts + 1))(), (c_int32 * num_experts)()
         self._head_width = sum(one.n for one in recorder.operations if one.kind == HEAD)
@@ -258,6 +263,13 @@ class Program:
             else:
                 self._rows(value, step.num_rows).copy_(total)
         self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step), done, len(self._operations))
+
+    def run_head(self, step: Step) -> None:
+        """Compute the logits of other rows of the step that was just run: `step` differs in what is sampled only."""
+        assert self._select != NONE, "a model selects rows before its head"
+        self._functions.kvmesh_step(
+            ctypes.byref(self._program), ctypes.byref(step), self._select, len(self._operations)
+        )
 
     def _rows(self, value: Value, num_rows: int) -> Tensor:
         """A float32 value of the running step, `[rows, width]`, in place."""

@@ -58,6 +58,7 @@ class Recording(Ops[Value]):
         self._recorder = Recorder()
         # The values in the model's dtype, by number; their size does not tell, as it may be the same as in float32.
         self._rounded: set[int] = set()
+        self._selected_of: Value | None = None
         self.ropes: list[RopeParameters] = []
         """The rotary embedding of each recorded attention."""
 
@@ -180,6 +181,7 @@ class Recording(Ops[Value]):
         self._require_wide(x)
         y = self._wide(x.width, is_selected=True)
         self._recorder.append(SELECT, x, y, n=x.width)
+        self._selected_of = x
         return y
 
     @override
@@ -188,6 +190,9 @@ class Recording(Ops[Value]):
         x, fields = self._narrow(x), self._product(by)
         self._recorder.append(HEAD, x, x, **fields)
         self._recorder.append(DRAW, x, x, n=fields["n"])
+        if self._selected_of is not None:
+            # The head may be run again on other rows, where a prompt is read.
+            self._recorder.keep(self._selected_of)
         return x
 
     def _product(self, by: Linear | Gated) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from kvstore.pool.page_pool import PagePool
+from nodes.worker.draw.prompt import TILE_ROWS, PromptReads
 from nodes.worker.draw.stage import Draws
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.parallel.collectives import of_all_ranks
@@ -50,6 +51,16 @@ class NativeRunner(RemappableRunner):
             return self._run(step)
 
     def _run(self, step: RunnableStep) -> StepOutcome:
+        outcome, prompt = self._draw(step), PromptReads(step.rows)
+        if not prompt.num:
+            return outcome
+        with torch.inference_mode():
+            places = prompt.places(first_rows(step))
+            for begin in range(0, len(places), TILE_ROWS):
+                prompt.take(self._steps.logits_of(places[begin : begin + TILE_ROWS]), begin)
+            return prompt.beside(outcome, prompt.lines())
+
+    def _draw(self, step: RunnableStep) -> StepOutcome:
         draws = Draws(step.rows)
         columns, wants_logits = columns_of(step, draws.places), draws.wants_logits
         if not wants_logits and self._steps.collectives is None:
@@ -83,6 +94,14 @@ def columns_of(step: RunnableStep, places: Sequence[int]) -> Columns:
     spans[0::4], spans[1::4], spans[2::4], spans[3::4] = starts, counts, rows.page_offsets, firsts
     sampled = [firsts[index] + counts[index] - 1 for index in places]
     return Columns(token_ids, _packed(spans), step.page_ids, _packed(sampled))
+
+
+def first_rows(step: RunnableStep) -> list[int]:
+    """Where each row's tokens begin in `columns_of`."""
+    rows = step.rows
+    if rows.is_whole or len(step.token_ids) == sum(rows.counts):
+        return list(rows.token_offsets)
+    return list(accumulate(rows.counts[:-1], initial=0))
 
 
 def _packed(numbers: list[int]) -> "array[int]":

@@ -111,6 +111,19 @@ class NativeSteps:
             drawn = array("i", [token for _, token in most_likely(logits)])
         return drawn, logits
 
+    def logits_of(self, sampled: Ints) -> Tensor:
+        """Logits `[sampled, vocab]` of other rows of the step that was just run. Raises CollectiveFailed."""
+        drawn = array("i", bytes(4 * len(sampled)))
+        logits = torch.empty(len(sampled), len(self._shard.vocab))
+        step = self._step
+        step.sampled, step.drawn, step.logits = _at(sampled), _at(drawn), logits.data_ptr()
+        # Attention is done, and the step's spans may be gone.
+        step.num_spans, step.num_sampled = 0, len(sampled)
+        self._program.run_head(step)
+        if self.collectives is None:
+            return logits
+        return self.collectives.all_gather(logits)[:, : self._vocab_size]
+
     def _reach(self, num_positions: int) -> None:
         """Make the angles of `num_positions` available to the kernels."""
         if num_positions <= self._num_positions:

@@ -4,7 +4,7 @@ Sequences with one row come first, then those with several. Everything that goes
 copy. Page tables are in FlashInfer's form: `indptr` into `indices`, and how full each last page is.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -137,7 +137,7 @@ def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
     columns = (rows.starts, rows.counts, rows.token_offsets, rows.page_offsets, rows.sources, rows.draws)
     fields = np.array(columns, dtype=np.int64)
     # Decoding sequences first: they go through another kernel than chunks, and each kernel takes one stretch of rows.
-    order = np.argsort(fields[1] > 1, kind="stable")
+    order = _order(fields[1])
     starts, counts, token_offsets, page_offsets, from_rows, draws = fields[:, order]
     ends = starts + counts
     positions = runs(starts, counts)
@@ -162,6 +162,19 @@ def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
         sampled=lasts[drawing].astype(np.int32),
         sampling=order[drawing].tolist(),
     )
+
+
+def first_rows(step: RunnableStep) -> list[int]:
+    """Where each row's tokens begin in `host_batch`."""
+    counts = np.array(step.rows.counts, dtype=np.int64)
+    order = _order(counts)
+    ordered, firsts = counts[order], np.empty_like(counts)
+    firsts[order] = ordered.cumsum() - ordered
+    return cast("list[int]", firsts.tolist())
+
+
+def _order(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    return np.argsort(counts > 1, kind="stable")
 
 
 def pack(batch: HostBatch) -> Ints:

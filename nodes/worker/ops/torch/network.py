@@ -10,6 +10,7 @@ the same ones and draws the same tokens. Embedding and head are both cut by the 
 are a tenth to a half of a model's weights, and one sum more among dozens is cheap.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,17 @@ class Hidden:
 Value = Tensor | Hidden
 
 
+class HeadTiles(NamedTuple):
+    """The first `num_drawn` sampled rows give logits as usual; those of the others go to `take`, `num_rows` at once.
+
+    `take` also gets the number of the first of them, counted behind those that are drawn.
+    """
+
+    num_drawn: int
+    num_rows: int
+    take: Callable[[Tensor, int], None]
+
+
 class _Step(NamedTuple):
     """What all layers share."""
 
@@ -50,6 +62,7 @@ class _Step(NamedTuple):
     positions: Tensor
     attention: DeviceAttention
     sampled: Tensor | None
+    tiles: HeadTiles | None
 
 
 class DeviceNetwork(Ops[Value]):
@@ -115,13 +128,20 @@ class DeviceNetwork(Ops[Value]):
         return "plain" if self._tile_rows or not can_pack(self.device, self.dtype) else "packed"
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attention: DeviceAttention, sampled: Tensor | None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: DeviceAttention,
+        sampled: Tensor | None,
+        tiles: HeadTiles | None = None,
     ) -> Tensor:
         """Logits `[len(sampled), vocab]` of the rows `sampled` (None: all); KV of all rows is written to the pages.
 
+        With `tiles`, some of them are given away as they are computed, and not returned.
+
         `token_ids` and `positions` are int32 `[rows]`; `attention` has been planned for these rows.
         """
-        self._step = _Step(token_ids, positions, attention, sampled)
+        self._step = _Step(token_ids, positions, attention, sampled, tiles)
         try:
             return rows_of(self.model.run(self))
         finally:
@@ -214,7 +234,17 @@ class DeviceNetwork(Ops[Value]):
     @override
     def head(self, x: Value, by: Linear) -> Value:
         """Logits `[sampled rows, vocab]`."""
-        logits = self._products[by.name](rows_of(x))
+        # Numerics are tried out outside of any step.
+        rows, tiles = rows_of(x), None if self._step is None else self._step.tiles
+        if tiles is None:
+            return self._logits(rows, by)
+        drawn, others = rows[: tiles.num_drawn], rows[tiles.num_drawn :]
+        for begin in range(0, len(others), tiles.num_rows):
+            tiles.take(self._logits(others[begin : begin + tiles.num_rows], by), begin)
+        return self._logits(drawn, by)
+
+    def _logits(self, rows: Tensor, by: Linear) -> Tensor:
+        logits = self._products[by.name](rows)
         if self.collectives is None:
             return logits
         return self.collectives.all_gather(logits)[:, : self.spec.vocab_size]

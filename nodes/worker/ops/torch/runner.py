@@ -18,11 +18,12 @@ from typing_extensions import override
 from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.draw.prompt import TILE_ROWS, PromptReads
 from nodes.worker.draw.sampler import NOT_DRAWN
 from nodes.worker.draw.stage import Draws
 from nodes.worker.ops.torch.attention import DeviceAttention
-from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, placed, unpack
-from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, first_rows, host_batch, pack, placed, unpack
+from nodes.worker.ops.torch.network import DeviceNetwork, HeadTiles
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.steps.step import (
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 class Launched(NamedTuple):
     """A step in flight. After `done`, `token_ids` (host, int64) has what the places of `draws` drew, `lines` what was
-    read. `before` is the step launched just before, if rows of this one take their input from it.
+    read, `prompt_lines` what `prompt` read. `before` is the step launched just before, if rows of this one take their
+    input from it.
     """
 
     rows: Rows
@@ -51,6 +53,8 @@ class Launched(NamedTuple):
     lines: Tensor | None
     done: "torch.cuda.Event | None"
     before: "Launched | None"
+    prompt: PromptReads
+    prompt_lines: Tensor | None
 
     def drawn(self) -> list[int]:
         """What the places drew; waits."""
@@ -96,8 +100,9 @@ class TorchRunner(RemappableRunner):
     def run(self, step: RunnableStep) -> StepOutcome:
         """Raises CollectiveFailed for any failure in a group of ranks."""
         with of_all_ranks(self._network.collectives, f"step {step.step}"), torch.inference_mode():
-            batch, logits = self._forward(step)
-            return Draws(step.rows, batch.sampling).on_host(logits)
+            prompt = PromptReads(step.rows)
+            batch, logits = self._forward(step, prompt)
+            return prompt.beside(Draws(step.rows, batch.sampling).on_host(logits), prompt.lines())
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
@@ -120,9 +125,11 @@ class TorchRunner(RemappableRunner):
         with torch.inference_mode():
             self._attention, self._graphs = self.over(self.view_of(pool))
 
-    def _forward(self, step: RunnableStep) -> tuple[HostBatch, Tensor]:
-        """The step's batch, and logits `[rows that draw, vocab]`."""
+    def _forward(self, step: RunnableStep, prompt: PromptReads | None = None) -> tuple[HostBatch, Tensor]:
+        """The step's batch, and logits `[rows that draw, vocab]`; `prompt` takes those that it reads."""
         batch = host_batch(step, self._page_size)
+        if prompt is not None and prompt.num:
+            return batch, self._forward_reading(batch, prompt, first_rows(step))
         size = self._graphs.bucket_for(batch) if self._graphs is not None else 0
         batch = batch.padded(size) if size else batch
         arrays = self._resolved(batch, unpack(placed(pack(batch), self._device), batch.num_rows, len(batch.sampled)))
@@ -134,6 +141,15 @@ class TorchRunner(RemappableRunner):
             return batch, logits.index_select(0, arrays.sampled)
         self._attention.plan(batch, arrays)
         return batch, self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled)
+
+    def _forward_reading(self, batch: HostBatch, prompt: PromptReads, firsts: list[int]) -> Tensor:
+        """Logits as of `_forward`, without a graph: none has been captured for the rows that are read."""
+        sampled = np.concatenate((batch.sampled, np.array(prompt.places(firsts), np.int32)))
+        wide = batch._replace(sampled=sampled)
+        arrays = self._resolved(wide, unpack(placed(pack(wide), self._device), wide.num_rows, len(sampled)))
+        self._attention.plan(wide, arrays)
+        tiles = HeadTiles(len(batch.sampled), TILE_ROWS, prompt.take)
+        return self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled, tiles)
 
     def _resolved(self, batch: HostBatch, arrays: DeviceBatch) -> DeviceBatch:
         del batch
@@ -170,15 +186,17 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
 
     def _launch(self, step: RunnableStep) -> Launched:
         with torch.inference_mode():
-            batch, logits = self._forward(step)
+            prompt = PromptReads(step.rows)
+            batch, logits = self._forward(step, prompt)
             # Editors run while the device computes.
             draws = Draws(step.rows, batch.sampling)
             tokens, lines = self._draw(step, batch, draws, logits) if batch.sampling else (None, None)
-            on_host, done = self._to_host(tokens, lines)
+            on_host, done = self._to_host(tokens, lines, prompt.lines())
         before = self._last if max(step.rows.sources) >= 0 else None
         # The step before the previous one is not needed any more: without this, every step would keep all before it.
         before = before and before._replace(before=None)
-        self._last = Launched(step.rows, draws, *on_host, done, before)
+        token_ids, lines, prompt_lines = on_host
+        self._last = Launched(step.rows, draws, token_ids, lines, done, before, prompt, prompt_lines)
         return self._last
 
     @override
@@ -187,7 +205,7 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
         drawn, unknown = launched.drawn(), launched.unknown()
         if self._network.collectives is not None:
             self._network.collectives.check()
-        return launched.draws.outcome(drawn, launched.lines, unknown)
+        return launched.prompt.beside(launched.draws.outcome(drawn, launched.lines, unknown), launched.prompt_lines)
 
     @override
     def synchronize(self) -> None:
@@ -247,13 +265,14 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
         return placed(array, self._device)
 
     def _to_host(
-        self, tokens: Tensor | None, lines: Tensor | None
-    ) -> "tuple[tuple[Tensor, Tensor | None], torch.cuda.Event | None]":
-        """Begin to copy both; returns the copies and an event that occurs when the step and these copies are done."""
+        self, tokens: Tensor | None, lines: Tensor | None, prompt_lines: Tensor | None
+    ) -> "tuple[tuple[Tensor, Tensor | None, Tensor | None], torch.cuda.Event | None]":
+        """Begin to copy all; returns the copies and an event that occurs when the step and these copies are done."""
         tokens = torch.empty(0, dtype=torch.int64) if tokens is None else tokens
         if self._device.type != "cuda":
-            return (tokens.clone(), lines), None
-        copies = _copied(tokens), None if lines is None else _copied(lines)
+            return (tokens.clone(), lines, prompt_lines), None
+        beside = [None if one is None else _copied(one) for one in (lines, prompt_lines)]
+        copies = _copied(tokens), beside[0], beside[1]
         # A thread that waits for it sleeps, instead of keeping a core busy.
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
