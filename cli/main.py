@@ -66,6 +66,9 @@ PortsOption = Annotated[
 InsecureOption = Annotated[
     bool | None, typer.Option("--insecure", help="Allow links between hosts without keys, unencrypted.")
 ]
+LogprobsOption = Annotated[
+    str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -106,6 +109,7 @@ def up(
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
+    logprobs_of: LogprobsOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,

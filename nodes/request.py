@@ -19,15 +19,34 @@ MAX_REPETITION_PENALTY: Final = 10.0
 """Wider than any use needs, and far from where logits would stop being finite."""
 
 
+MAX_TOKEN_ID: Final = 2**31 - 1
+"""Ids go as i32 through steps and kernels, where -1 means a token that is not known yet."""
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+MAX_ASKS: Final = 16
+"""More than there are kinds of asks: one request has at most one of each."""
+MAX_ASK_BYTES: Final = 64 * 1024
+"""Of all asks of a request together: they go with each attempt, each order of a prefill, each opening at a worker."""
+
+
+class Asked(HotPart, frozen=True):
+    """One thing that a request asks of its draws, as it travels: its name with a version, and its value as bytes.
+
+    Only the gateway that wrote it and the worker that draws read the value (`nodes/asks/`). `looks_back`: a draw
+    depends on the tokens before it as well as on its logits.
+    """
+
+    name: str
+    looks_back: bool
+    value: bytes
+
+
 class Sampling(HotPart, frozen=True):
     """How one request's tokens are drawn.
 
     Randomness is counter-based, keyed by (seed, sample_index, position), so a draw does not depend on batch, row,
     worker, or on how often the request was started again. `temperature` 0, or below what float32 can divide by, is
-    greedy. `top_k` 0 and `min_p` 0 are off. None of `masked_token_ids` is drawn at output positions before
-    `min_tokens`: the scheduler lists the ids there that would end the request. Logits of tokens that already occur in
-    prompt or output are divided by `repetition_penalty` if positive, else multiplied by it (Keskar et al. 2019, as in
-    transformers and vLLM); 1 is off.
+    greedy. `top_k` 0 and `min_p` 0 are off. `asks` change the logits first, or read them: at most `MAX_ASKS`, together
+    at most `MAX_ASK_BYTES`.
     """
 
     temperature: float = 1.0
@@ -36,15 +55,12 @@ class Sampling(HotPart, frozen=True):
     min_p: float = 0.0
     seed: int = 0
     sample_index: int = 0
-    logit_bias: dict[int, float] | None = None
-    min_tokens: int = 0
-    masked_token_ids: list[int] | None = None
-    repetition_penalty: float = 1.0
+    asks: list[Asked] = []
 
     @property
     def looks_back(self) -> bool:
         """Whether a draw depends on the tokens before it as well as on its logits."""
-        return self.repetition_penalty != 1.0
+        return any(asked.looks_back for asked in self.asks)
 
     @property
     def is_greedy(self) -> bool:
@@ -84,6 +100,19 @@ class StopRules(HotPart, frozen=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     include_stop: bool = False
+
+
+class RequestSpec(HotPart, frozen=True):
+    """What a client wants of one sample of its prompt: the same for every attempt, and handed on in parts.
+
+    A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one.
+    """
+
+    sampling: Sampling
+    stop: StopRules
+    priority: int = 0
+    extra_key: str = ""
+    skip_special_tokens: bool = True
 
 
 class Stages(HotPart, frozen=True):

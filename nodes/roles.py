@@ -17,6 +17,7 @@ from nodes.protocol import (
     ChooseRoute,
     CloseGrant,
     ClosePair,
+    DescribeVocabulary,
     Detokenize,
     Fence,
     HotNodeMessage,
@@ -60,7 +61,7 @@ KV_EVENTS_TOPIC: Final = "kv_events"
 LOAD_TOPIC: Final = "load"
 
 SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
-    (GATEWAY,): (Prepare, ChooseRoute, Detokenize, SubmitAttempts, CancelAttempts),
+    (GATEWAY,): (Prepare, ChooseRoute, Detokenize, DescribeVocabulary, SubmitAttempts, CancelAttempts),
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
@@ -83,7 +84,8 @@ class SchedulerAttributes(Part, frozen=True):
 
     `worker_ready` is false while its worker is being replaced: it takes requests, and they wait. `policy` is the order
     in which waiting requests are admitted; empty if not announced. `numerics` is the fingerprint of its worker, or of
-    the last one it had (`Adopted.numerics`): groups of equal numerics compute the same bits. Empty: not known.
+    the last one it had (`Adopted.numerics`): groups of equal numerics compute the same bits. Empty: not known. `asks`
+    are the names of what that worker can do for a draw (`Adopted.asks`).
     """
 
     group: str = ""
@@ -92,6 +94,7 @@ class SchedulerAttributes(Part, frozen=True):
     worker_ready: bool = True
     policy: str = ""
     numerics: str = ""
+    asks: list[str] = []
 
 
 class KVAgentAttributes(Part, frozen=True):

@@ -50,6 +50,7 @@ PLANNED: Final = {
     "directory": "kv.directory",
     "group": _GROUPS,
     "host": "host",
+    "logprobs_of": "logprobs_of",
     "model": "model",
     "model_name": "served_name",
     "page_size": "kv.page_size",

@@ -28,6 +28,7 @@ from cli.plan.hosts import (
 from cli.plan.role_configs import CONFIG_TYPES, typed_roles
 from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
+from nodes.asks import LogprobsOf
 from nodes.model_spec import Quantization
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
@@ -98,9 +99,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     groups of that kind. `served_name` is what clients call the model, by default the model's own name; several names
     are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
-    browsers may send requests, or `*`. `roles` overrides fields of a role's own configuration:
-    `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
-    roles too, and are sent requests.
+    browsers may send requests, or `*`. `logprobs_of` is the distribution of which logprobs are answered: the model's
+    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. `roles` overrides fields of a
+    role's own configuration: `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the
+    mesh knows may have its roles too, and are sent requests.
 
     With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
     in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry
@@ -121,6 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()
+    logprobs_of: LogprobsOf = "raw"
     prefill: Count | None = None
     decode: Count | None = None
     mixed: Count | None = None

@@ -269,6 +269,7 @@ class _Planner:
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,
+            logprobs_of=settings.logprobs_of,
             # Several gateways share the port; a single one must not share it with a stranger.
             reuse_port=settings.own_counts.gateways > 1,
         )
@@ -323,6 +324,7 @@ class _Planner:
             tp_rank=rank,
             tp_size=group.tp_size,
             workers=group.worker_ids if group.tp_size > 1 else (),
+            end_token_ids=self._spec.eos_token_ids,
         )
 
     @property

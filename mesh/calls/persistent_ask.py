@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from mesh.calls.asking import Answer
 from mesh.context import Context
 from mesh.errors import NOT_SERVED, CallError, RemoteError
 from mesh.wire.codec import AnyMessage
@@ -68,8 +69,8 @@ class PersistentAsk:
 
     async def ask_any(
         self, ctx: Context, role: str, message: AnyMessage, *, timeout_s: float, patience_s: float
-    ) -> Any:
-        """The message of the first of a role's ready actors that answers; they are asked in turn, `timeout_s` each.
+    ) -> Answer:
+        """The reply of the first of a role's ready actors that answers; they are asked in turn, `timeout_s` each.
 
         One that knows the ask but does not serve it (`not_served`, such as somebody's own actor of that role) is
         skipped, like one that fails: it is an error only if all of them say so. One that does not know the message, as
@@ -95,12 +96,12 @@ class PersistentAsk:
             await _wait(changed, min(remaining_s, self._retry_s) if ready else remaining_s)
 
 
-async def _ask_one_of(actor_ids: Iterable[str], ctx: Context, message: AnyMessage, timeout_s: float) -> Any:
+async def _ask_one_of(actor_ids: Iterable[str], ctx: Context, message: AnyMessage, timeout_s: float) -> Answer:
     """The first answer. Raises a final refusal at once, or the most informative failure if all fail."""
     failure: CallError | None = None
     for actor_id in actor_ids:
         try:
-            return (await ctx.ask(actor_id, message, timeout_s=timeout_s)).message
+            return await ctx.ask(actor_id, message, timeout_s=timeout_s)
         except CallError as error:
             if not error.retryable and error.code != NOT_SERVED:
                 raise

@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 4
-MIN_PROTOCOL_VERSION: Final = 4
-"""A peer of version 3 may send streams of items (verbs 7 to 10), which nobody here reads."""
+PROTOCOL_VERSION: Final = 5
+MIN_PROTOCOL_VERSION: Final = 5
+"""A peer of version 4 sends what a request wants of its draws as fields that are no longer read: its answers would be
+drawn as if nothing had been asked."""
 
 
 class Verb(enum.IntEnum):

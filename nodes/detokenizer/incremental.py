@@ -5,21 +5,19 @@ can be opened again, here or at another detokenizer, and go on at the same text 
 three bytes, or a window of a few tokens. Used by `nodes/detokenizer/core.py`.
 """
 
-import json
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from nodes.bundled.byte_tokenizer import byte_alphabet
+from nodes.model_spec.token_bytes import bytes_of_stand_ins, is_byte_level
 
 MAX_PENDING_TOKENS: Final = 8
 """A character is at most four bytes; tokens that have shown nothing after this many are shown as they are."""
 
 _REPLACEMENT: Final = "\ufffd"
-_BYTE_OF: Final = {character: byte for byte, character in enumerate(byte_alphabet())}
 
 
 class TokenDecoder(Protocol):
@@ -154,25 +152,13 @@ class DecoderFactory:
         )
 
 
-def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer's decoder only concatenates bytes (GPT-2, Llama 3, Qwen)."""
-    if tokenizer.decoder is None:
-        return False
-    kind = cast("dict[str, object]", json.loads(tokenizer.decoder.__getstate__()))
-    parts = cast("list[dict[str, object]]", kind["decoders"]) if kind["type"] == "Sequence" else [kind]
-    return [part["type"] for part in parts] == ["ByteLevel"]
-
-
 def _token_of(tokenizer: Tokenizer, token_id: int) -> str | None:
     # Models may draw ids that the tokenizer does not have (padded vocabularies): those have no text.
     return tokenizer.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
 
 
 def _piece_of(token: str) -> str | bytes:
-    try:
-        data = bytes([_BYTE_OF[character] for character in token])
-    except KeyError:
-        return token
+    data = bytes_of_stand_ins(token)
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -18,27 +18,15 @@ from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
-from nodes.gateway.responses import Head, whole_response
+from nodes.gateway.responses import Head
 from nodes.gateway.service import GatewayService
-from nodes.gateway.sse import ChunkWriter
+from nodes.gateway.surfaces.surface import Surface
+from nodes.gateway.token_details import TokenDetails
 from nodes.gateway.validation import Job
+from nodes.gateway.vocabulary import Vocabulary
 from nodes.protocol import Prepared
 
 Validate = Callable[[bytes, str], Job]
-
-
-class Surface(msgspec.Struct, frozen=True):
-    """What differs between the two routes."""
-
-    kind: str
-    path: str
-    id_prefix: str
-    whole_object: str
-    chunk_object: str
-
-
-CHAT = Surface("chat", "/v1/chat/completions", "chatcmpl-", "chat.completion", "chat.completion.chunk")
-TEXT = Surface("text", "/v1/completions", "cmpl-", "text_completion", "text_completion")
 
 
 class CompletionEndpoint:
@@ -87,21 +75,21 @@ class CompletionEndpoint:
         watcher = call.watch()
         generation: Generation | None = None
         try:
-            prepared = await self._prepare(job, watcher)
+            prepared, vocabulary = await self._prepare(job, watcher)
             generation = self._service.open(job, prepared, arrived_at, call.names)
-            output = generation.output
+            output, details = generation.output, TokenDetails(job, generation, vocabulary)
             watcher.add_done_callback(lambda _: output.gone())
             if job.stream:
-                await self._stream(call, job, generation)
+                await self._stream(call, job, generation, details)
             else:
-                await self._answer(call, job, generation)
+                await self._answer(call, job, generation, details)
         finally:
             watcher.cancel()
             if generation is not None:
                 self._service.abandon(generation)
 
-    async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> Prepared:
-        asking = asyncio.ensure_future(self._service.prepare(job.prepare, prompt_param=job.prompt_param))
+    async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> tuple[Prepared, Vocabulary | None]:
+        asking = asyncio.ensure_future(self._ask(job))
         stopping = self._service.stopping
         try:
             await asyncio.wait((asking, watcher, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -113,7 +101,11 @@ class CompletionEndpoint:
         finally:
             asking.cancel()
 
-    async def _answer(self, call: HttpCall, job: Job, generation: Generation) -> None:
+    async def _ask(self, job: Job) -> tuple[Prepared, Vocabulary | None]:
+        prepared = await self._service.prepare(job.prepare, prompt_param=job.prompt_param)
+        return prepared, None if job.tokens.reads is None else await self._service.vocabulary.get()
+
+    async def _answer(self, call: HttpCall, job: Job, generation: Generation, details: TokenDetails) -> None:
         output = generation.output
         while not output.is_finished:
             await output.wait()
@@ -121,10 +113,10 @@ class CompletionEndpoint:
             raise ClientLeft
         if output.failure is not None:
             raise failed(self._service, output.failure, job)
-        answer = whole_response(self._head(job, self._surface.whole_object), generation)
+        answer = self._surface.whole(self._head(job, self._surface.whole_object), generation, details)
         await call.respond(200, msgspec.json.encode(answer))
 
-    async def _stream(self, call: HttpCall, job: Job, generation: Generation) -> None:
+    async def _stream(self, call: HttpCall, job: Job, generation: Generation, details: TokenDetails) -> None:
         output = generation.output
         # Until schedulers have taken every sample, an error can still be answered with its own status.
         while not (output.is_started or output.has_news or output.is_finished):
@@ -134,8 +126,7 @@ class CompletionEndpoint:
         if output.failure is not None:
             raise failed(self._service, output.failure, job)
         head = self._head(job, self._surface.chunk_object)
-        kind, num_samples = self._surface.kind, len(output.samples)
-        writer = ChunkWriter(head, kind=kind, num_samples=num_samples, usage=job.include_usage)
+        writer = self._surface.chunks(head, details, len(output.samples), usage=job.include_usage)
         await EventStream(self._service, call, job, generation, writer).run()
 
     def _head(self, job: Job, name: str) -> Head:

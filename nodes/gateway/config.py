@@ -2,6 +2,7 @@
 
 import msgspec
 
+from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
 from nodes.model_spec import Quantization
 from nodes.request import SamplingDefaults
@@ -12,6 +13,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` says what is served (a directory, or a name such as `echo`), `model_name` is what clients ask for; they may
     ask for one of `aliases` as well. `sampling_defaults` apply where a request does not say how it is sampled.
+    `logprobs_of` is whose logprobs are answered: the model's own, or of what edits and temperature made of it.
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
@@ -33,6 +35,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    logprobs_of: LogprobsOf = "raw"
 
     max_body_bytes: int = 8 << 20
     max_buffered_bytes: int = 256 << 20

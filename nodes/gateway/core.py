@@ -177,7 +177,7 @@ class GatewayCore:
             self.resends.after_gap(state, news.position, now)
             self._arm(state)
             return
-        if news.num_tokens and len(state.output_ids) > state.opened.stop.max_tokens:
+        if news.num_tokens and len(state.output_ids) > state.opened.spec.stop.max_tokens:
             # The scheduler or the detokenizer is broken.
             failure = Failure("internal", "more tokens arrived than were requested", retryable=False)
             self._end(state, None, failure, now)

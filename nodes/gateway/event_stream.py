@@ -66,12 +66,12 @@ class EventStream:
 
     def _chunks(self) -> list[bytes]:
         chunks: list[bytes] = []
-        for number, text, end in self._output.take():
+        for number, text, end, tokens in self._output.take():
             reason = None if end is None else end.finish_reason
             if not text and reason is None:
                 continue
             usage = usage_so_far(self._generation, number) if self._job.continuous_usage else None
-            chunks.append(self._writer.delta(number, text, reason, usage))
+            chunks.append(self._writer.delta(number, text, reason, usage, tokens))
         return chunks
 
     def _error(self, failure: Failure) -> bytes:

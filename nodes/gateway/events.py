@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from nodes.protocol import AttemptFailed, ChooseRoute, ResendFrom, Route, Submit, TextBatch
-from nodes.request import AttemptRef, Sampling, Stages, StopRules
+from nodes.request import AttemptRef, RequestSpec, Stages
 
 
 class Failure(NamedTuple):
@@ -22,18 +22,18 @@ class Failure(NamedTuple):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A client wants one sample of one prompt, read at `arrived_at`; a tokenizer took `tokenize_s` for its call."""
+    """A client wants one sample of one prompt, read at `arrived_at`; a tokenizer took `tokenize_s` for its call.
+
+    `shows_tokens`: its answer says something of tokens beside their text.
+    """
 
     request_id: str
     prompt_ids: list[int]
-    sampling: Sampling
-    stop: StopRules
+    spec: RequestSpec
     route: Route
     arrived_at: float
-    extra_key: str = ""
-    priority: int = 0
-    skip_special_tokens: bool = True
     tokenize_s: float = 0.0
+    shows_tokens: bool = False
 
 
 class SubmitAccepted(NamedTuple):
@@ -199,8 +199,18 @@ class Accepted(NamedTuple):
     request_id: str
 
 
+class Tokens(NamedTuple):
+    """Output ids, and what a worker read beside each of them if the request reads anything."""
+
+    ids: list[int]
+    extras: list[bytes]
+
+
 class Deliver(NamedTuple):
-    """New output, `since_s` after the last or, if `first`, after arrival; `num_cached_tokens` as far as is known."""
+    """New output, `since_s` after the last or, if `first`, after arrival; `num_cached_tokens` as far as is known.
+
+    `tokens` if the request shows them.
+    """
 
     request_id: str
     text: str
@@ -208,6 +218,7 @@ class Deliver(NamedTuple):
     since_s: float
     first: bool
     num_cached_tokens: int = 0
+    tokens: Tokens | None = None
 
 
 class End(NamedTuple):

@@ -8,15 +8,23 @@ from collections.abc import Sequence
 
 import msgspec
 
+from nodes.asks import Ask
 from nodes.context_length import over_context
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.events import Opened
-from nodes.gateway.validation import Job
+from nodes.gateway.validation import Job, asked_of
 from nodes.protocol import Route
+from nodes.request import RequestSpec
 
-DEFAULT_MAX_TOKENS = 16
-"""Of text completions, as in OpenAI's API; a chat completion may fill the context."""
+
+def _encoded(asks: Sequence[Ask], words: Sequence[list[int]]) -> list[Ask]:
+    encoded: list[Ask] = []
+    for ask in asks:
+        num = len(ask.texts())
+        encoded.append(ask.with_token_ids(list(words[:num])) if num else ask)
+        words = words[num:]
+    return encoded
 
 
 def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> int:
@@ -33,8 +41,7 @@ def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> in
         raise _too_long(job, num_prompt_tokens, job.stop.min_tokens, config, "min_tokens")
     if wanted:
         return wanted
-    default = room if job.kind == "chat" else min(DEFAULT_MAX_TOKENS, room)
-    return max(default, job.stop.min_tokens)
+    return max(min(job.default_tokens or room, room), job.stop.min_tokens)
 
 
 def _too_long(job: Job, num_prompt: int, num_output: int, config: GatewayConfig, param: str) -> BadRequest:
@@ -51,9 +58,14 @@ def fan_out(
     arrived_at: float,
     config: GatewayConfig,
     tokenize_s: float = 0.0,
+    words: Sequence[list[int]] = (),
 ) -> list[Opened]:
-    """Requests in the order of the answer's choices; `seed` is used if the client gave none."""
-    sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed)
+    """Requests in the order of the answer's choices; `seed` is used if the client gave none.
+
+    `words`: the token ids of the texts of the job's asks, in their order. Raises `BadRequest`.
+    """
+    asks = asked_of(_encoded(job.asks, words))
+    sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed, asks=asks)
     opened: list[Opened] = []
     for prompt_ids, route in zip(prompts, routes, strict=True):
         stop = msgspec.structs.replace(job.stop, max_tokens=max_tokens_of(job, len(prompt_ids), config))
@@ -61,14 +73,17 @@ def fan_out(
             request = Opened(
                 request_id=f"{job.prepare.request_id}-{len(opened)}",
                 prompt_ids=prompt_ids,
-                sampling=msgspec.structs.replace(sampling, sample_index=sample_index),
-                stop=stop,
+                spec=RequestSpec(
+                    msgspec.structs.replace(sampling, sample_index=sample_index),
+                    stop,
+                    job.priority,
+                    job.prepare.extra_key,
+                    job.skip_special_tokens,
+                ),
                 route=route,
                 arrived_at=arrived_at,
-                extra_key=job.prepare.extra_key,
-                priority=job.priority,
-                skip_special_tokens=job.skip_special_tokens,
                 tokenize_s=tokenize_s,
+                shows_tokens=job.tokens.of_output,
             )
             opened.append(request)
     return opened

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.actor_figures import actor_figures
 from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.completions import CHAT, TEXT, CompletionEndpoint
+from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
@@ -33,6 +33,8 @@ from nodes.gateway.request_names import names_of
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
+from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 

@@ -1,15 +1,17 @@
 """Bodies of the HTTP surface as types: what is decoded, what is answered, and what `/openapi.json` says.
 
-Only fields that have an effect are declared; `unsupported.py` lists the known ones that are refused. Limits that do not
+Only fields that have an effect are declared; `unsupported.py` lists the known ones that are refused. Those of asks
+(`nodes/asks/`) are in `CHAT_BODY` and `COMPLETION_BODY`, which are what is decoded. Limits that do not
 depend on the model are part of the types, so that a decoding error names the parameter.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
+from nodes.asks import fields_of
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
-from nodes.request import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
+from nodes.request import TokenId
 
 MAX_STOPS = 16
 """OpenAI takes 4, vLLM any number. Each costs the detokenizer half a microsecond a token (docs/benchmarks.md)."""
@@ -17,23 +19,16 @@ MAX_STOP_CHARS = 256
 """A detokenizer holds back as much text of each stream as may be the beginning of a stop string."""
 MAX_STOP_TOKEN_IDS = 64
 """Each goes with every attempt and is masked in logits below `min_tokens`; models name a handful."""
-MAX_LOGIT_BIAS = 1024
-"""Added to a row's logits at every token, and sent again with each attempt: 1,024 pairs are about 10 KB."""
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of message parts that are text; the text of a `REFUSAL_PART` is in its `refusal` field."""
 REFUSAL_PART = "refusal"
 
-MAX_TOKEN_ID = 2**31 - 1
-"""Ids go as i32 through steps and kernels, where -1 means a token that is not known yet."""
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 """One string or several; an empty string or list means none."""
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
 Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 """Text, texts, token ids, or lists of token ids; `validation.py` checks that they are of one kind and not empty."""
 
@@ -60,20 +55,21 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: CacheSalt | None = None
     extra_key: CacheSalt | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
     request_id: Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)] | None = None
     rid: Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)] | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
@@ -108,6 +104,17 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
     prompt: Prompt
     add_special_tokens: bool | None = None
+
+
+def _with_asks(body: type[Struct], route: Literal["chat", "text"]) -> type[Struct]:
+    fields: list[tuple[str, Any, Any]] = [(name, kind | None, None) for name, kind in fields_of(route).items()]
+    return defstruct(body.__name__, fields, bases=(body,), frozen=True, kw_only=True, module=__name__)
+
+
+CHAT_BODY: Final = _with_asks(ChatCompletionBody, "chat")
+"""`ChatCompletionBody` with the fields of what a request may ask of its draws."""
+COMPLETION_BODY: Final = _with_asks(CompletionBody, "text")
+"""The same of `CompletionBody`."""
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
@@ -153,13 +160,50 @@ class AssistantMessage(Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class TokenLogprob(Struct, frozen=True, kw_only=True):
+    """A token that could have been drawn. `bytes` are exact where `token` has U+FFFD for part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class DrawnTokenLogprob(Struct, frozen=True, kw_only=True):
+    """The token that was drawn, and the most likely ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True, kw_only=True):
+    """Of each token of a message, without the one that ends it."""
+
+    content: list[DrawnTokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(Struct, frozen=True, kw_only=True):
+    """Of each token, also of the one that ends the text; in `top_logprobs` the drawn one is beside the most likely.
+
+    `text_offset`: the character of `text` that the token begins in.
+    """
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
 class ChatChoice(Struct, frozen=True, kw_only=True):
     """One sample of a chat completion."""
 
     index: int
     message: AssistantMessage
     finish_reason: str
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -172,6 +216,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
@@ -180,7 +225,9 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     index: int
     text: str
     finish_reason: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

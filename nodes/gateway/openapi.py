@@ -7,10 +7,10 @@ import msgspec
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.openai_types import (
+    CHAT_BODY,
+    COMPLETION_BODY,
     ChatCompletion,
-    ChatCompletionBody,
     Completion,
-    CompletionBody,
     DetokenizeBody,
     DetokenizedText,
     ErrorBody,
@@ -50,7 +50,7 @@ OPERATIONS = (
         "post",
         "Answer a chat",
         ChatCompletion,
-        ChatCompletionBody,
+        CHAT_BODY,
         _GENERATION_ERRORS,
         streams=True,
         example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32, "stream": True},
@@ -60,7 +60,7 @@ OPERATIONS = (
         "post",
         "Continue text",
         Completion,
-        CompletionBody,
+        COMPLETION_BODY,
         _GENERATION_ERRORS,
         streams=True,
         example={"prompt": "Once upon a time", "max_tokens": 32},

@@ -13,24 +13,29 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nodes.gateway.events import End, Failure, Opened
+from nodes.gateway.events import End, Failure, Opened, Tokens
 
 
 class Piece(NamedTuple):
-    """News of one sample: its text since the last piece, and its end if this is the last."""
+    """News of one sample: its text since the last piece, and its end if this is the last.
+
+    `tokens` since the last piece, if the call shows any of them: those whose text is held back, too.
+    """
 
     number: int
     text: str
     end: End | None
+    tokens: Tokens | None = None
 
 
 class SampleOutput:
-    """One sample: text not taken yet, the number of tokens so far and of cached ones of its prompt, and its end."""
+    """One sample: text and tokens not taken yet, the number of tokens and of cached ones of its prompt, and its end."""
 
-    __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "texts")
+    __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "texts", "tokens")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.tokens: Tokens | None = None
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.end: End | None = None
@@ -79,9 +84,17 @@ class CallOutput:
             if self.is_started and not self._whole:
                 self._wake()
 
-    def deliver(self, index: int, text: str, num_tokens: int, num_cached_tokens: int = 0) -> bool:
+    def deliver(
+        self, index: int, text: str, num_tokens: int, num_cached_tokens: int = 0, tokens: Tokens | None = None
+    ) -> bool:
         """New output of a sample; `num_cached_tokens` of its prompt were cached. True if a flush has to follow."""
         sample = self.samples[index]
+        if tokens is not None:
+            # They leave with the next text: by themselves they are no news.
+            if sample.tokens is None:
+                sample.tokens = Tokens([], [])
+            sample.tokens.ids.extend(tokens.ids)
+            sample.tokens.extras.extend(tokens.extras)
         sample.num_tokens += num_tokens
         sample.num_cached_tokens = num_cached_tokens
         if text:
@@ -145,8 +158,10 @@ class CallOutput:
         for index in self._news:
             sample = self.samples[index]
             texts = sample.texts
-            pieces.append(Piece(index, texts[0] if len(texts) == 1 else "".join(texts), sample.end))
+            text = texts[0] if len(texts) == 1 else "".join(texts)
+            pieces.append(Piece(index, text, sample.end, sample.tokens))
             sample.texts = []
+            sample.tokens = None
             sample.is_news = False
         self._news = []
         return pieces
@@ -164,4 +179,5 @@ class Generation:
         self.request_ids = [request.request_id for request in requests]
         self.output = output
         self.samples_per_prompt = len(requests) // num_prompts
-        self.num_prompt_tokens = [len(request.prompt_ids) for request in requests]
+        self.prompts = [request.prompt_ids for request in requests]
+        self.num_prompt_tokens = [len(prompt) for prompt in self.prompts]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodes.gateway.events import Command, Deliver, End, Failure, Opened, SlowRequest
+from nodes.gateway.events import Command, Deliver, End, Failure, Opened, SlowRequest, Tokens
 from nodes.protocol import ChooseRoute, Submit, TextDelta
 from nodes.request import Stages
 
@@ -49,7 +49,6 @@ class RequestState:
         "detokenizer",
         "epoch",
         "excluded",
-        "extras",
         "failure",
         "first_token_s",
         "gap_until",
@@ -91,8 +90,6 @@ class RequestState:
         self.epoch = 0
         self.awaited_epoch = 0
         self.output_ids: list[int] = []
-        # Values beside the output ids, by output position: opaque here, meant for the caller that asked for them.
-        self.extras: dict[int, bytes] = {}
         # The fingerprint under which the first output ids were computed; whether later ones were under another.
         self.numerics = ""
         self.has_other_numerics = False
@@ -142,9 +139,6 @@ class RequestState:
             return Gap(0)
         token_ids = delta.token_ids[num_known:] if num_known else delta.token_ids
         text = delta.text[num_known_chars:] if num_known_chars else delta.text
-        if delta.extras:
-            beside = enumerate(delta.extras[num_known : len(delta.token_ids)], len(self.output_ids))
-            self.extras |= {position: extra for position, extra in beside if extra}
         self.output_ids.extend(token_ids)
         self.num_chars += len(text)
         if delta.stages is not None and delta.attempt > self.staged_attempt:
@@ -163,7 +157,8 @@ class RequestState:
                 self.stall_s = max(self.stall_s, since_s)
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
-        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens)
+        tokens = Tokens(token_ids, delta.extras[num_known:]) if self.opened.shows_tokens else None
+        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens, tokens)
 
     def _add_stages(self, attempt: int, more: Stages) -> None:
         """Add the stages of each attempt once, however often its stream is opened."""
@@ -204,20 +199,16 @@ class RequestState:
         """If all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws it
         again and ends the request by its own rule, and the log drops the repeated token.
         """
-        opened, num_ids = self.opened, self.opened.stop.max_tokens - 1
+        opened, num_ids = self.opened, self.opened.spec.stop.max_tokens - 1
         return Submit(
             request_id=opened.request_id,
             attempt=self.attempt,
             gateway=gateway,
             detokenizer=self.detokenizer,
             prompt_ids=opened.prompt_ids,
-            sampling=opened.sampling,
-            stop=opened.stop,
+            spec=opened.spec,
             output_ids=self.output_ids[:num_ids],
             prefill=self.route.prefill,
-            extra_key=opened.extra_key,
-            priority=opened.priority,
-            skip_special_tokens=opened.skip_special_tokens,
         )
 
     def choose_route(self) -> ChooseRoute:
@@ -225,9 +216,10 @@ class RequestState:
             request_id=self.opened.request_id,
             # Output included: the next scheduler should be one that has pages of all that was computed so far.
             token_ids=[*self.opened.prompt_ids, *self.output_ids],
-            extra_key=self.opened.extra_key,
+            extra_key=self.opened.spec.extra_key,
             excluded=list(self.excluded),
             numerics=self.numerics,
+            asks=[asked.name for asked in self.opened.spec.sampling.asks],
         )
 
     def end(self, finish_reason: str | None, failure: Failure | None, now: float, slow_s: float) -> list[Command]:

@@ -1,17 +1,9 @@
-"""Whole responses of completions, and what they share with streamed ones. Pure."""
+"""What whole and streamed answers of all surfaces have in common. Pure."""
 
 import msgspec
 
-from nodes.gateway.openai_types import (
-    AssistantMessage,
-    ChatChoice,
-    ChatCompletion,
-    Completion,
-    CompletionChoice,
-    PromptTokensDetails,
-    Usage,
-)
-from nodes.gateway.outputs import Generation
+from nodes.gateway.openai_types import PromptTokensDetails, Usage
+from nodes.gateway.outputs import Generation, Piece
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,30 +41,14 @@ def usage_so_far(generation: Generation, number: int) -> Usage:
     return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, sample.num_cached_tokens)
 
 
-def whole_response(head: Head, generation: Generation) -> ChatCompletion | Completion:
-    """The response to a call whose samples have all finished; takes their text out of its output."""
-    finished: list[tuple[int, str, str]] = []
-    for number, text, end in sorted(generation.output.take(), key=lambda piece: piece.number):
-        assert end is not None, "a whole response needs samples that have ended"
-        finished.append((number, text, end.finish_reason or ""))
-    usage = total_usage(generation)
-    if head.object == "chat.completion":
-        return ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.system_fingerprint,
-            choices=[
-                ChatChoice(index=number, message=AssistantMessage(content=text), finish_reason=reason)
-                for number, text, reason in finished
-            ],
-            usage=usage,
-        )
-    return Completion(
-        id=head.id,
-        created=head.created,
-        model=head.model,
-        system_fingerprint=head.system_fingerprint,
-        choices=[CompletionChoice(index=number, text=text, finish_reason=reason) for number, text, reason in finished],
-        usage=usage,
-    )
+def ended(generation: Generation) -> list[tuple[Piece, str]]:
+    """What is left of a call whose samples have all ended, with their finish reasons, in the order of choices.
+
+    Takes it out of the call's output.
+    """
+    pieces = sorted(generation.output.take(), key=lambda piece: piece.number)
+    reasons: list[str] = []
+    for piece in pieces:
+        assert piece.end is not None, "a whole response needs samples that have ended"
+        reasons.append(piece.end.finish_reason or "")
+    return list(zip(pieces, reasons, strict=True))

@@ -3,9 +3,12 @@
 from typing import Final
 
 from mesh.errors import NOT_SERVED
+from nodes.protocol.attempts import UNSUPPORTED_ASK
 
 DRAINING: Final = "draining"
-NOT_HELD: Final = frozenset({"unreachable", "mailbox_full", "overloaded", DRAINING, "not_ready", NOT_SERVED})
+NOT_HELD: Final = frozenset(
+    {"unreachable", "mailbox_full", "overloaded", DRAINING, "not_ready", NOT_SERVED, UNSUPPORTED_ASK}
+)
 """Codes after which the scheduler certainly does not hold the attempt, so its number can be used again."""
 
 ATTEMPT_PAUSES_S: Final = (0.0, 0.0, 0.2, 0.5, 1.0)

@@ -2,15 +2,17 @@
 fields. Whatever the document allows is served, and whatever `validation.py` refuses, the document does not allow.
 
 What no schema can say is left to errors: that prompt and answer fit the context, that `min_tokens` is at most
-`max_tokens`, that samples times prompts are within their limit, and what a chat template makes of messages. Pure.
+`max_tokens`, that samples times prompts are within their limit, what a chat template makes of messages, that the output
+is described only once, and whether a text is a JSON schema, an expression or a grammar. Pure.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.openai_types import MAX_TOKEN_ID, REFUSAL_PART, TEXT_PARTS
+from nodes.gateway.openai_types import REFUSAL_PART, TEXT_PARTS
 from nodes.gateway.unsupported import NEUTRAL_VALUES
+from nodes.request import MAX_TOKEN_ID
 
 Schema = dict[str, Any]
 
@@ -32,6 +34,9 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
                 }
     for name in BODIES[:2]:
         _narrow_generation(components[name], token_id, config, takes_priority=takes_priority)
+    # Of completions, 0 asks for logprobs too.
+    for name, asked in (("ChatCompletionBody", {"const": True}), ("CompletionBody", {"type": "integer"})):
+        _narrow_logprobs(components[name], asked)
     for name in ("ChatCompletionBody", "TokenizeBody"):
         both = {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}}
         _all_of(components[name], {"not": {"properties": both, "required": list(both)}})
@@ -49,7 +54,8 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
         fields[field] = _or_null({"type": "integer", "minimum": 1, "maximum": most})
     fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
-    fields["stop_token_ids"]["anyOf"][0]["items"] = token_id
+    for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        fields[field]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
     if not takes_priority:
         fields["priority"] = {
@@ -59,6 +65,14 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     # Stream options without `stream` are refused, not ignored.
     no_options = {"properties": {"stream_options": _NULL}}
     _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
+
+
+def _narrow_logprobs(schema: Schema, asked: Schema) -> None:
+    none: dict[str, Schema] = {
+        "top_logprobs": {"enum": [None, 0]},
+        "logprob_token_ids": {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]},
+    }
+    _all_of(schema, {"anyOf": [{"properties": none}, _having({"logprobs": asked})]})
 
 
 def _narrow_messages(components: dict[str, Schema]) -> None:

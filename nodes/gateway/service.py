@@ -54,10 +54,12 @@ from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.validation import Job
+from nodes.gateway.vocabulary import VocabularySource
 from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    DescribeVocabulary,
     Detokenize,
     Detokenized,
     Prepare,
@@ -116,6 +118,7 @@ class GatewayService:
             redact=PromptRedactor,
         )
         self._tokenizers = PersistentAsk()
+        self.vocabulary = VocabularySource(lambda: self._ask_tokenizer(DescribeVocabulary(), "logprobs"))
         self.schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
         # Outputs for which this turn of the loop has brought something, some of them more than once.
@@ -162,22 +165,22 @@ class GatewayService:
 
     async def prepare(self, question: Prepare, *, prompt_param: str) -> Prepared:
         """Token ids and routes from a tokenizer; raises `ApiError`."""
-        answer = await self._ask_tokenizer(question, prompt_param)
+        answer = (await self._ask_tokenizer(question, prompt_param)).message
         num_prompts = len(question.texts or question.token_ids or [None])
-        num_routes = num_prompts if question.route else 0
-        if not isinstance(answer, Prepared) or (len(answer.token_ids), len(answer.routes)) != (num_prompts, num_routes):
+        due = (num_prompts, num_prompts if question.route else 0, len(question.words))
+        if not isinstance(answer, Prepared) or due != (len(answer.token_ids), len(answer.routes), len(answer.words)):
             raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer
 
     async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids; raises `ApiError`."""
         question = Detokenize(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        answer = await self._ask_tokenizer(question, "tokens")
+        answer = (await self._ask_tokenizer(question, "tokens")).message
         if not isinstance(answer, Detokenized):
             raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer.text
 
-    async def _ask_tokenizer(self, question: Prepare | Detokenize, param: str) -> object:
+    async def _ask_tokenizer(self, question: Prepare | Detokenize | DescribeVocabulary, param: str) -> Answer:
         timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
         try:
             return await self._tokenizers.ask_any(
@@ -197,6 +200,7 @@ class GatewayService:
             arrived_at=arrived_at,
             config=self.config,
             tokenize_s=prepared.elapsed_s,
+            words=prepared.words,
         )
         # Counted in requests here; `enter_call` counts calls, which may have many samples each.
         if self._core.num_requests + len(requests) > self.config.max_inflight:
@@ -311,7 +315,7 @@ class GatewayService:
 
     def _deliver(self, command: Deliver) -> None:
         output, index, _ = self._outputs[command.request_id]
-        if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens):
+        if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens, command.tokens):
             self._fresh.append(output)
         self._account.delivered(command)
 
@@ -368,9 +372,10 @@ class GatewayService:
     async def _ask_route(self, command: AskRoute) -> None:
         request_id = command.message.request_id
         try:
-            answer = await self._tokenizers.ask_any(
+            asked = self._tokenizers.ask_any(
                 self.ctx, TOKENIZER, command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0
             )
+            answer = (await asked).message
         except CallError as error:
             self.handle(RouteFailed(request_id, command.attempt, _failure_of(error)))
             return

@@ -1,53 +1,80 @@
 """Server-sent events of a streamed completion: `data: {chunk}` lines, the last of them `data: [DONE]`.
 
 What does not change within a call (id, model, time, fingerprint) is encoded once; a token costs the encoding of its
-text and a join. Made by `completions.py`, one for each call.
+text and a join. What differs between surfaces is in `surfaces/`.
 """
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Final
 
 import msgspec
 
 from nodes.gateway.errors import ApiError
+from nodes.gateway.events import Tokens
 from nodes.gateway.openai_types import Usage
 from nodes.gateway.responses import Head
+from nodes.gateway.token_details import TokenDetails
 
 DONE = b"data: [DONE]\n\n"
 
-_ENCODE = msgspec.json.Encoder().encode
+ENCODE: Final = msgspec.json.Encoder().encode
 
 
-class ChunkWriter:
-    """Chunks of one call as bytes. `kind` is chat or text; with `usage` every chunk has a usage field, mostly null."""
+class ChunkWriter(ABC):
+    """Chunks of one call as bytes; with `usage` every chunk has a usage field, mostly null.
 
-    def __init__(self, head: Head, *, kind: str, num_samples: int, usage: bool) -> None:
-        opening = b"data: " + _ENCODE(head)[:-1] + b',"choices":['
-        self._opening = opening
-        self._is_chat = kind == "chat"
-        # `{"index":N,` is followed by the text of the sample, which is followed by `_after`.
-        key = b'"delta":{"content":' if self._is_chat else b'"text":'
-        self._before = [opening + b'{"index":%d,' % index + key for index in range(num_samples)]
-        after = b'},"logprobs":null,"finish_reason":' if self._is_chat else b',"logprobs":null,"finish_reason":'
-        self._after = after
-        self._end = b',"usage":null}\n\n' if usage else b"}\n\n"
-        self._null = after + b"null}]" + self._end
+    A choice is `{"index":N,`, `before_text`, its text, `after_text`, its logprobs and finish reason, and `more`.
+    """
+
+    before_text: ClassVar[bytes]
+    after_text: ClassVar[bytes]
+
+    def __init__(self, head: Head, details: TokenDetails, num_samples: int, *, usage: bool) -> None:
+        opening = b"data: " + ENCODE(head)[:-1] + b',"choices":['
+        self.details = details
+        self.num_samples = num_samples
+        self.opening = opening
+        self.ending = b',"usage":null}\n\n' if usage else b"}\n\n"
+        self._is_plain = details.is_plain
+        self._before = [opening + b'{"index":%d,' % index + self.before_text for index in range(num_samples)]
+        self._after = self.after_text + b',"logprobs":null,"finish_reason":'
+        self._null = self._after + b"null}]" + self.ending
 
     def start(self) -> bytes:
-        """The first event of each sample: a chat message has a role before it has text."""
-        if not self._is_chat:
-            return b""
-        role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return b"".join(
-            self._opening + b'{"index":%d,' % index + role + self._end for index in range(len(self._before))
-        )
+        """The first events, before there is output."""
+        return b""
 
-    def delta(self, index: int, text: str, finish_reason: str | None, usage: Usage | None = None) -> bytes:
-        """Text of a sample; with `usage` as counted so far (`continuous_usage_stats`)."""
-        if finish_reason is None and usage is None:
-            return self._before[index] + _ENCODE(text) + self._null
-        end = self._end if usage is None else b',"usage":' + _ENCODE(usage) + b"}\n\n"
-        return b"".join((self._before[index], _ENCODE(text), self._after, _ENCODE(finish_reason), b"}]", end))
+    def delta(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None,
+        usage: Usage | None = None,
+        tokens: Tokens | None = None,
+    ) -> bytes:
+        """Text of a sample and the tokens that came with it; `usage` as counted so far (`continuous_usage_stats`)."""
+        if self._is_plain and finish_reason is None and usage is None:
+            return self._before[index] + ENCODE(text) + self._null
+        end = self.ending if usage is None else b',"usage":' + ENCODE(usage) + b"}\n\n"
+        before, shown, reason = self._before[index], ENCODE(text), ENCODE(finish_reason)
+        if self._is_plain:
+            return b"".join((before, shown, self._after, reason, b"}]", end))
+        logprobs = ENCODE(self.logprobs(index, tokens, finish_reason))
+        after = self.after_text + b',"logprobs":' + logprobs + b',"finish_reason":'
+        return b"".join((before, shown, after, reason, self.more(index, tokens), b"}]", end))
+
+    @abstractmethod
+    def logprobs(self, index: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
+        """Logprobs of a piece. Raises MalformedPayload."""
+
+    def more(self, index: int, tokens: Tokens | None) -> bytes:
+        """What follows in the choice: `,"name":value` for each field."""
+        ids = self.details.ids_of(tokens)
+        return b"" if ids is msgspec.UNSET else b',"token_ids":' + ENCODE(ids)
 
     def usage(self, usage: Usage) -> bytes:
-        return self._opening + b'],"usage":' + _ENCODE(usage) + b"}\n\n"
+        """The event after the last text: what all samples took."""
+        return self.opening + b'],"usage":' + ENCODE(usage) + b"}\n\n"
 
 
 def error_event(error: ApiError, request_id: str) -> bytes:

@@ -5,15 +5,18 @@ Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the l
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Raw
+from msgspec.structs import asdict, replace
 
+from nodes.asks import Ask, AskLimits, InvalidAsk, RowReads, asked, read_asks
 from nodes.gateway.body_reader import BodyReader, Decoded
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest, UnknownModel
 from nodes.gateway.openai_types import (
-    MAX_TOKEN_ID,
+    CHAT_BODY,
+    COMPLETION_BODY,
     REFUSAL_PART,
     TEXT_PARTS,
     ChatCompletionBody,
@@ -25,20 +28,37 @@ from nodes.gateway.openai_types import (
     TokenizeBody,
 )
 from nodes.protocol import Prepare
-from nodes.request import Sampling, StopRules
+from nodes.request import Asked, Sampling, StopRules
 
 _MASK = 2**63 - 1
+DEFAULT_TEXT_TOKENS: Final = 16
+"""Of text completions, as in OpenAI's API; a chat completion may fill the context."""
+
+
+class TokenFields(NamedTuple):
+    """What an answer says of its tokens beside their text. `as_ids`: in logprobs, ids stand for the tokens' texts."""
+
+    reads: RowReads | None = None
+    ids: bool = False
+    prompt_ids: bool = False
+    as_ids: bool = False
+
+    @property
+    def of_output(self) -> bool:
+        """Whether any of it is about output tokens."""
+        return self.reads is not None or self.ids
 
 
 class Job(NamedTuple):
     """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name one of the two `_param`s.
 
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
-    `stop.max_tokens` is 0 if the client set none. `seed` is None if it is to be drawn.
+    `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
+    that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
     """
 
-    kind: Literal["chat", "text"]
     prompt_param: str
+    default_tokens: int
     prepare: Prepare
     sampling: Sampling
     seed: int | None
@@ -52,6 +72,8 @@ class Job(NamedTuple):
     skip_special_tokens: bool
     unknown_fields: list[str]
     client_id: str = ""
+    asks: Sequence[Ask] = ()
+    tokens: TokenFields = TokenFields()
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
@@ -117,18 +139,6 @@ def prompts_of(
 
 
 def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
-    logit_bias: dict[int, float] | None = None
-    if body.logit_bias:
-        logit_bias = {}
-        for key, bias in body.logit_bias.items():
-            # `int()` also takes underscores, signs, spaces and other scripts' digits; "07" and "7" would be one id.
-            if not (key.isascii() and key.isdigit() and len(key) <= 10 and key == str(int(key))):
-                message = f"Keys of 'logit_bias' must be token ids, not {key[:40]!r}."
-                raise BadRequest(message, param="logit_bias", code="invalid_value")
-            logit_bias[int(key)] = bias
-        if max(logit_bias) > MAX_TOKEN_ID:
-            raise BadRequest("A token id in 'logit_bias' is too large.", param="logit_bias", code="invalid_value")
-        _check_token_ids(list(logit_bias), config, "logit_bias")
     defaults = config.sampling_defaults
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_p = defaults.top_p if body.top_p is None else body.top_p
@@ -139,9 +149,15 @@ def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
         # 0 and -1 mean off: a choice of the request, not the lack of one.
         top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
-        logit_bias=logit_bias,
-        repetition_penalty=defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
     )
+
+
+def asked_of(asks: Sequence[Ask]) -> list[Asked]:
+    """Asks as they go over the wire. Raises `BadRequest` if they are too long."""
+    try:
+        return asked(asks)
+    except InvalidAsk as error:
+        raise BadRequest(error.message, param=error.param, code=error.code) from None
 
 
 def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
@@ -159,6 +175,17 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
         include_stop=bool(body.include_stop_str_in_output),
+    )
+
+
+def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
+    ids = bool(body.return_token_ids)
+    return TokenFields(
+        reads=next((reads for ask in asks if (reads := ask.reads()) is not None), None),
+        ids=ids,
+        # At vLLM `return_token_ids` asks for both, and the other name is SGLang's.
+        prompt_ids=ids or bool(body.return_prompt_token_ids),
+        as_ids=bool(body.return_tokens_as_token_ids),
     )
 
 
@@ -184,8 +211,9 @@ class Validator:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._chat = BodyReader(ChatCompletionBody)
-        self._text = BodyReader(CompletionBody)
+        self._limits = AskLimits(config.vocab_size, config.sampling_defaults, config.logprobs_of)
+        self._chat = BodyReader(CHAT_BODY)
+        self._text = BodyReader(COMPLETION_BODY)
         self._tokenize = BodyReader(TokenizeBody)
         self._detokenize = BodyReader(DetokenizeBody)
 
@@ -203,7 +231,7 @@ class Validator:
             continue_final_message=continues,
             extra_key=_extra_key(body),
         )
-        return self._job("chat", "messages", decoded, prepare)
+        return self._job("messages", 0, decoded, prepare)
 
     def text(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)
@@ -217,7 +245,7 @@ class Validator:
             add_special_tokens=body.add_special_tokens is not False,
             extra_key=_extra_key(body),
         )
-        return self._job("text", "prompt", decoded, prepare)
+        return self._job("prompt", DEFAULT_TEXT_TOKENS, decoded, prepare)
 
     def tokenize(self, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
         """What to ask a tokenizer, and the unknown fields. Raises `BadRequest`."""
@@ -247,7 +275,7 @@ class Validator:
         _check_token_ids(body.tokens, self._config, "tokens")
         return body, decoded.unknown_fields
 
-    def _job(self, kind: Literal["chat", "text"], prompt_param: str, decoded: Decoded, prepare: Prepare) -> Job:
+    def _job(self, prompt_param: str, default_tokens: int, decoded: Decoded, prepare: Prepare) -> Job:
         body: GenerationBody = decoded.body
         options = body.stream_options
         if options is not None and not body.stream:
@@ -263,13 +291,23 @@ class Validator:
             most = self._config.max_samples_per_call
             message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
             raise BadRequest(message, param="n", code="invalid_value")
+        asks, stop = self._asks(body), _stop_rules(body, self._config)
+        if asks:
+            prepare = replace(
+                prepare,
+                asks=[ask.name for ask in asks],
+                words=[text for ask in asks for text in ask.texts()],
+                checks=asked_of([ask for ask in asks if ask.is_checked]),
+            )
+        if any(ask.ends for ask in asks):
+            stop = replace(stop, ignore_eos=False)
         return Job(
-            kind=kind,
             prompt_param=prompt_param,
+            default_tokens=default_tokens,
             prepare=prepare,
             sampling=_sampling(body, self._config),
             seed=None if body.seed is None else body.seed & _MASK,
-            stop=_stop_rules(body, self._config),
+            stop=stop,
             n=n,
             stream=bool(body.stream),
             include_usage=options is not None and bool(options.include_usage),
@@ -279,4 +317,15 @@ class Validator:
             skip_special_tokens=body.skip_special_tokens is not False,
             unknown_fields=decoded.unknown_fields,
             client_id=body.request_id or body.rid or "",
+            asks=asks,
+            tokens=_token_fields(body, asks),
         )
+
+    def _asks(self, body: GenerationBody) -> list[Ask]:
+        try:
+            asks = read_asks(asdict(body), self._limits)
+        except InvalidAsk as error:
+            raise BadRequest(error.message, param=error.param, code=error.code) from None
+        # For its refusal alone: what is too long should not be prepared first.
+        asked_of(asks)
+        return asks

@@ -11,7 +11,11 @@ from nodes.models.spec import AddedText, ModelSpec, VocabularyFacts
 
 def vocabulary_facts(spec: ModelSpec) -> VocabularyFacts:
     """Load the tokenizer of a model and describe it. Raises ModelDamaged as `load_tokenizer` does."""
-    tokenizer = load_tokenizer(spec)
+    return facts_of(load_tokenizer(spec), spec)
+
+
+def facts_of(tokenizer: Tokenizer, spec: ModelSpec) -> VocabularyFacts:
+    """Describe a model's tokenizer."""
     named = spec.special_tokens.get("eos_token")
     return VocabularyFacts(
         num_tokens=tokenizer.get_vocab_size(with_added_tokens=True),

@@ -1,6 +1,7 @@
 """Messages between roles: a request's way round the ring, and steps between scheduler and worker.
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
+    gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
@@ -84,12 +85,14 @@ from nodes.protocol.output import (
 from nodes.protocol.ranks import GroupFormed, JoinGroup
 from nodes.protocol.routing import (
     ChooseRoute,
+    DescribeVocabulary,
     Detokenize,
     Detokenized,
     Load,
     Prepare,
     Prepared,
     Route,
+    VocabularyIs,
 )
 from nodes.protocol.steps import (
     Adopt,
@@ -122,6 +125,8 @@ NodeMessage = (
     | ChooseRoute
     | Detokenize
     | Detokenized
+    | DescribeVocabulary
+    | VocabularyIs
     | SubmitAttempts
     | AttemptsSubmitted
     | CancelAttempts
@@ -168,6 +173,7 @@ __all__ = [
     "ChooseRoute",
     "CloseGrant",
     "ClosePair",
+    "DescribeVocabulary",
     "Detokenize",
     "Detokenized",
     "Fence",
@@ -224,4 +230,5 @@ __all__ = [
     "TokenBatch",
     "TransferFailed",
     "TransferNews",
+    "VocabularyIs",
 ]

@@ -1,11 +1,16 @@
 """Between gateway and scheduler: one attempt of one request, from submission to its end."""
 
+from typing import Final
+
 from mesh.wire.message import HotPart, Message, Part
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec
+
+UNSUPPORTED_ASK: Final = "unsupported_ask"
+"""A worker cannot do something that a request asks of its draws."""
 
 
 class Submit(Part, frozen=True):
-    """One attempt of one request, to be started; idempotent by (request_id, attempt). A smaller `priority` goes first.
+    """One attempt of one request, to be started; idempotent by (request_id, attempt).
 
     `prompt_ids` and `output_ids` are separate because usage, seeds and stop text depend on the boundary. Output
     positions count from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
@@ -16,13 +21,9 @@ class Submit(Part, frozen=True):
     gateway: str
     detokenizer: str
     prompt_ids: list[int]
-    sampling: Sampling
-    stop: StopRules
+    spec: RequestSpec
     output_ids: list[int] = []
     prefill: str = ""
-    extra_key: str = ""
-    priority: int = 0
-    skip_special_tokens: bool = True
 
 
 class SubmitAttempts(Message, frozen=True):
@@ -38,6 +39,7 @@ class AttemptRefused(Part, frozen=True):
     """Why one attempt is refused; `param` is the field of the request that would have to change.
 
     Codes: `never_fits` (400, more tokens than context or pool can hold), `empty_prompt` and `bad_token_id` (400),
+    `bad_asks` (400, too many), `unsupported_ask` (this group's worker cannot do what the request asks of its draws),
     `overloaded` (503, queue full), `draining` (try another scheduler), `attempt_over` (this attempt or a later one was
     here and has been cancelled, superseded or forgotten).
     """

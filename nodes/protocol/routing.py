@@ -1,6 +1,7 @@
 """Between gateway and tokenizer: token ids and routes; and the load that schedulers publish for it."""
 
 from mesh.wire.message import Message
+from nodes.request import Asked
 
 
 class Prepare(Message, frozen=True):
@@ -10,8 +11,12 @@ class Prepare(Message, frozen=True):
     one prompt. `add_special_tokens` applies to texts only: a chat template writes its own.
 
     Errors, all but the last three the client's fault: `template_error`, `unsupported_content`, `empty_prompt`,
-    `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `no_capacity`, `memory_released`, `overloaded`.
+    `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `unsupported_ask`, `invalid_value`,
+    `unsupported_schema`, `no_capacity`, `memory_released`, `overloaded`.
     With `route` a prompt has to leave room for an output token; without, it may have any length.
+    `asks` are the names of what the request asks of its draws: only groups that can do all of them are chosen
+    (`unsupported_ask` if there is none). `words` are texts whose ids an ask needs, each encoded by itself, without
+    special tokens. `checks` are those asks whose values have to be tried out before they are served.
     """
 
     request_id: str
@@ -26,6 +31,9 @@ class Prepare(Message, frozen=True):
     extra_key: str = ""
     route: bool = True
     excluded: list[str] = []
+    asks: list[str] = []
+    words: list[str] = []
+    checks: list[Asked] = []
 
 
 class Route(Message, frozen=True):
@@ -37,18 +45,22 @@ class Route(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """Token ids and a route for each prompt (no routes if none were requested). `elapsed_s`: how long it took."""
+    """Token ids and a route for each prompt (no routes if none were requested), and ids for each of the `words`.
+
+    `elapsed_s`: how long it took.
+    """
 
     token_ids: list[list[int]]
     routes: list[Route] = []
     elapsed_s: float = 0.0
+    words: list[list[int]] = []
 
 
 class ChooseRoute(Message, frozen=True):
     """Ask for the route of a later attempt: its ids are known; `excluded` names actors where it just failed.
 
     `numerics` is the fingerprint (`SchedulerAttributes.numerics`) under which the request's first output was computed:
-    output computed under an equal one has the same bits. Empty: no output yet, or not known.
+    output computed under an equal one has the same bits. Empty: no output yet, or not known. `asks` as in `Prepare`.
     """
 
     request_id: str
@@ -56,6 +68,7 @@ class ChooseRoute(Message, frozen=True):
     extra_key: str = ""
     excluded: list[str] = []
     numerics: str = ""
+    asks: list[str] = []
 
 
 class Detokenize(Message, frozen=True):
@@ -69,6 +82,21 @@ class Detokenized(Message, frozen=True):
     """Answer to `Detokenize`."""
 
     text: str
+
+
+class DescribeVocabulary(Message, frozen=True):
+    """Ask a tokenizer for the bytes of every token, which a gateway names tokens by."""
+
+
+class VocabularyIs(Message, frozen=True):
+    """Answer to `DescribeVocabulary`: which tokens end an answer, and two buffers.
+
+    The first holds little-endian uint32 offsets, one more than `num_tokens`; token `i` is in the second, from offset
+    `i` to offset `i + 1`. Special tokens are their text; ids that the tokenizer does not have are empty.
+    """
+
+    num_tokens: int
+    end_token_ids: list[int] = []
 
 
 class Load(Message, frozen=True):

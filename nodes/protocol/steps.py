@@ -39,7 +39,7 @@ class Open(HotPart, frozen=True):
     """`sequence` (`num_prompt_tokens` of prompt, drawn by `sampling`) takes `slot`; its previous owner is forgotten.
 
     It has no pages yet. `sequence` is the scheduler's number for it; `request_id` is for the worker's log. If its
-    sampling looks back (`repetition_penalty`), `token_ids` are its tokens from position 0 on, at least up to its first
+    sampling looks back (a penalty, a grammar), `token_ids` are its tokens from position 0 on, at least up to its first
     row, because pages hold what was computed from tokens and not the tokens themselves.
     """
 
@@ -71,14 +71,18 @@ class StepPlan(HotMessage, frozen=True):
 
 
 class RowError(HotPart, frozen=True):
-    """A row that could not be computed; the other rows of the step were.
+    """A row that could not be computed or drawn; the other rows of the step were.
 
-    Codes: `bad_step`, `bad_row`, `missing_input`, `corrupt_page`, `poisoned_request`, `editor_failed`.
+    `retryable` False: it would fail anywhere, so the request ends.
+
+    Codes: `bad_step`, `bad_row`, `missing_input`, `corrupt_page`, `poisoned_request`, `unsupported_ask`,
+    `editor_failed`, `grammar_failed`.
     """
 
     row: int
     code: str
     message: str
+    retryable: bool = True
 
 
 class StepResult(HotMessage, frozen=True):
@@ -128,7 +132,7 @@ class Adopted(Message, frozen=True):
     `incarnation` is that of the pool that the worker computes on (0: not said). A scheduler that has mapped another
     incarnation ends, because its pages are not in that pool.
     `group_epoch` is the epoch of rank 0 in the group of tensor-parallel ranks that the worker computes with; 0: it
-    computes alone.
+    computes alone. `asks` are the names, with versions, of what it can do for a draw (`Asked.name`).
     """
 
     worker_epoch: int
@@ -137,6 +141,7 @@ class Adopted(Message, frozen=True):
     max_batch_tokens: int = 0
     incarnation: int = 0
     group_epoch: int = 0
+    asks: list[str] = []
 
 
 class Fence(Message, frozen=True):

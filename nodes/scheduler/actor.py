@@ -320,7 +320,7 @@ class SchedulerActor(Actor):
                 self._observe(stages)
             case Publish(topic, message):
                 self.ctx.publish(topic, message)
-            case Announce(state, worker_ready, numerics):
+            case Announce(state, worker_ready, numerics, asks):
                 attributes = SchedulerAttributes(
                     group=self._config.group,
                     phase=self._config.phase,
@@ -328,6 +328,7 @@ class SchedulerActor(Actor):
                     worker_ready=worker_ready,
                     policy=self._config.policy,
                     numerics=numerics,
+                    asks=list(asks),
                 )
                 self.ctx.announce(state, **msgspec.structs.asdict(attributes))
             case _:

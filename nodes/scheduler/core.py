@@ -37,7 +37,6 @@ from nodes.scheduler.batch.running import Running
 from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import (
-    Announce,
     Answered,
     Asked,
     AskFailed,
@@ -179,7 +178,7 @@ class SchedulerCore:
                 self.endings.abort_all(self.orders, MEMORY_RELEASED, "the memory of this group is released", now)
             case DrainAsked():
                 self.handlers.is_draining = True
-                self.outbox.add(Announce("draining", self.pipeline.adopted is not None, self.pipeline.numerics))
+                self.outbox.add(self.pipeline.announcement("draining", worker_ready=self.pipeline.adopted is not None))
             case Wake():
                 self._wake(now)
             case _:
@@ -237,17 +236,18 @@ class SchedulerCore:
             self._on_outcomes(self.grants.on_ask_failed(event.tag, event.code, now), now)
 
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
-        self.handlers.vocab_size = adopted.vocab_size
+        self.handlers.vocab_size, self.handlers.asks = adopted.vocab_size, frozenset(adopted.asks)
         self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
         # The first worker makes this scheduler ready; a draining one stays so.
-        self.outbox.add(Announce(None if self._is_announced else "ready", True, adopted.numerics))
+        state = None if self._is_announced else "ready"
+        self.outbox.add(self.pipeline.announcement(state, worker_ready=True))
         self._is_announced = self.admission.is_due = True
 
     def _on_peer_lost(self, peer: Address, now: float) -> None:
         if peer.actor_id in self.config.ranks:
             self.pipeline.on_worker_lost(peer, now)
             if self.pipeline.adopted is None:
-                self.outbox.add(Announce(None, False, self.pipeline.numerics))
+                self.outbox.add(self.pipeline.announcement(None, worker_ready=False))
         for sequence in self.attempts.of_gateway(peer):
             self.endings.cancel(sequence, now)
         self.streams.on_lost(peer, self.attempts)
@@ -393,4 +393,4 @@ class SchedulerCore:
         return actor_id in self._ready and actor_id != self.address.actor_id and self.config.agent in self._ready
 
     def _match_pages(self, sequence: Sequence) -> list[int]:
-        return self.cache.match(sequence.token_ids, sequence.extra_key).pages
+        return self.cache.match(sequence.token_ids, sequence.spec.extra_key).pages

@@ -149,11 +149,12 @@ class Publish(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Announce `state` (None: unchanged), whether there is a worker, and its or the last one's `numerics`."""
+    """Announce `state` (None: unchanged), whether there is a worker, its or the last one's `numerics` and `asks`."""
 
     state: str | None
     worker_ready: bool
     numerics: str = ""
+    asks: Sequence[str] = ()
 
 
 class Measured(NamedTuple):

@@ -27,7 +27,8 @@ from nodes.protocol import (
     Submit,
     SubmitAttempts,
 )
-from nodes.request import AttemptRef
+from nodes.protocol.attempts import UNSUPPORTED_ASK
+from nodes.request import MAX_ASK_BYTES, MAX_ASKS, AttemptRef, Sampling
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
@@ -68,6 +69,8 @@ class RpcHandlers:
         self.is_worker_drained = False
         # Of the worker's model; 0 while not known.
         self.vocab_size = 0
+        # What the worker can do for a draw; None while not known: a row that it cannot draw then fails by itself.
+        self.asks: frozenset[str] | None = None
         self.num_prompt_tokens = 0
 
     def on_ask(self, event: Asked, now: float) -> None:
@@ -151,7 +154,8 @@ class RpcHandlers:
         if self.is_draining or self.is_worker_drained:
             # Clients read this if no other group takes the request either.
             return "draining", f"no worker group can take this request now: {self._what_drains}", True, None
-        if (problem := self._problem(submit.prompt_ids, submit.output_ids, submit.stop.max_tokens)) is not None:
+        problem = self._problem(submit.prompt_ids, submit.output_ids, submit.spec.stop.max_tokens)
+        if problem := problem or self._problem_of_asks(submit.spec.sampling):
             return problem
         if len(self._queue) >= self._config.max_waiting:
             message = f"{self._config.max_waiting} requests are already waiting; try again later or elsewhere"
@@ -203,7 +207,7 @@ class RpcHandlers:
             self._orders.renew(sender, message, now)
             return None
         refusal = self._orders.refusal(message)
-        problem = self._problem(message.token_ids, [], 1)
+        problem = self._problem(message.token_ids, [], 1) or self._problem_of_asks(message.sampling)
         if refusal is None and (self.is_draining or self.is_worker_drained):
             refusal = OrderRefused("draining", f"this group takes no order: {self._what_drains}", True)
         if refusal is None and problem is not None:
@@ -232,6 +236,18 @@ class RpcHandlers:
         # is refused.
         if min(len(prompt_ids) + max_tokens, self._config.context_length) > limit:
             return "never_fits", over_context(limit, "prompt", len(prompt_ids), max_tokens), False, "max_tokens"
+        return None
+
+    def _problem_of_asks(self, sampling: Sampling) -> Problem | None:
+        """Why the worker here would not draw as the request asks."""
+        asks, known = sampling.asks, self.asks
+        num_bytes = sum(len(asked.value) for asked in asks)
+        if len(asks) > MAX_ASKS or num_bytes > MAX_ASK_BYTES:
+            what = f"{len(asks)} asks with {num_bytes} bytes"
+            return "bad_asks", f"{what} are too many: at most {MAX_ASKS} with {MAX_ASK_BYTES} are taken", False, None
+        for asked in asks:
+            if known is not None and asked.name not in known:
+                return UNSUPPORTED_ASK, f"the worker of this group cannot do {asked.name!r}", True, None
         return None
 
     @property

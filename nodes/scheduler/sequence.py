@@ -18,13 +18,11 @@ import enum
 from array import array
 from collections.abc import Collection, Iterable
 
-from msgspec.structs import replace
-
 from kvstore.cache.block_table import BlockTable
 from mesh.address import Address
 from nodes.protocol import PrefillOrder, Submit
 from nodes.protocol.steps import LAST_SEQUENCE, Open
-from nodes.request import Sampling, Stages, StopRules
+from nodes.request import RequestSpec, Stages, StopRules
 
 
 class Stage(enum.IntEnum):
@@ -52,7 +50,6 @@ class Sequence:
         "commit_at",
         "detokenizer",
         "entered_at",
-        "extra_key",
         "extras",
         "finish_reason",
         "gateway",
@@ -77,15 +74,12 @@ class Sequence:
         "page_ids",
         "prefill",
         "prefill_s",
-        "priority",
         "request_id",
         "row_id",
-        "sampling",
-        "skip_special_tokens",
         "slot",
+        "spec",
         "stage",
         "stages",
-        "stop",
         "stop_ids",
         "table",
         "token_ids",
@@ -93,7 +87,7 @@ class Sequence:
     )
 
     def __init__(
-        self, row_id: int, token_ids: Iterable[int], num_prompt_tokens: int, sampling: Sampling, arrived_at: float
+        self, row_id: int, token_ids: Iterable[int], num_prompt_tokens: int, spec: RequestSpec, arrived_at: float
     ) -> None:
         self.row_id = row_id
         # Its number in the worker's table, of 32 bits; sequences that are alive at one time have different ones.
@@ -102,16 +96,13 @@ class Sequence:
         self.length = len(self.token_ids)
         self.num_prompt_tokens = num_prompt_tokens
         self.num_prior_outputs = self.length - num_prompt_tokens
-        self.sampling = sampling
+        self.spec = spec
         self.arrived_at = arrived_at
         self.request_id = ""
         self.attempt = 0
         self.gateway = Address("", 0)
-        self.extra_key = ""
-        self.priority = 0
         self.prefill = ""
         self.order_id = ""
-        self.stop = NO_STOP
         self.stop_ids: frozenset[int] = frozenset()
         self.max_length = self.length + 1
 
@@ -144,7 +135,6 @@ class Sequence:
 
         self.detokenizer = ""
         self.is_open = False
-        self.skip_special_tokens = True
         # Output tokens sent to the detokenizer, earlier attempts' included.
         self.num_sent = self.num_prior_outputs
 
@@ -159,28 +149,23 @@ class Sequence:
         now: float,
     ) -> "Sequence":
         num_prompt = len(submit.prompt_ids)
-        self = cls(row_id, [*submit.prompt_ids, *submit.output_ids], num_prompt, submit.sampling, now)
+        self = cls(row_id, [*submit.prompt_ids, *submit.output_ids], num_prompt, submit.spec, now)
         self.request_id, self.attempt, self.gateway = submit.request_id, submit.attempt, gateway
-        self.extra_key, self.priority, self.prefill = submit.extra_key, submit.priority, submit.prefill
-        self.stop = submit.stop
-        eos = () if submit.stop.ignore_eos else eos_token_ids
-        self.stop_ids = frozenset([*eos, *submit.stop.stop_token_ids])
-        if submit.stop.min_tokens:
-            # The model's end ids are masked even with `ignore_eos`, as in vLLM: a mask is about what is drawn.
-            masked = sorted({*eos_token_ids, *submit.stop.stop_token_ids})
-            self.sampling = replace(submit.sampling, min_tokens=submit.stop.min_tokens, masked_token_ids=masked)
+        self.prefill, stop = submit.prefill, submit.spec.stop
+        eos = () if stop.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset([*eos, *stop.stop_token_ids])
         # Counted from the prompt, so that outputs of earlier attempts do not raise the limit.
-        self.max_length = min(num_prompt + submit.stop.max_tokens, context_length)
+        self.max_length = min(num_prompt + stop.max_tokens, context_length)
         self.detokenizer = submit.detokenizer
-        self.skip_special_tokens = submit.skip_special_tokens
         return self
 
     @classmethod
     def from_order(cls, row_id: int, order: PrefillOrder, now: float) -> "Sequence":
         """A prefill that another scheduler orders: one token is drawn, for that scheduler."""
-        self = cls(row_id, order.token_ids, order.num_prompt_tokens, order.sampling, now)
+        spec = RequestSpec(order.sampling, NO_STOP, extra_key=order.extra_key)
+        self = cls(row_id, order.token_ids, order.num_prompt_tokens, spec, now)
         self.request_id, self.attempt = order.request_id, order.attempt
-        self.extra_key, self.order_id = order.extra_key, order.grant_id
+        self.order_id = order.grant_id
         return self
 
     def measure(self, now: float) -> Stages:
@@ -211,10 +196,11 @@ class Sequence:
         return self.max_length - 1
 
     def opening(self) -> Open:
-        # Only the few samplings that look back (penalties) need them; otherwise a long prompt would be sent to the
+        # Only the few samplings that look back need them; otherwise a long prompt would be sent to the
         # worker twice.
-        token_ids = list(self.token_ids) if self.sampling.looks_back else []
-        return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id, token_ids)
+        sampling = self.spec.sampling
+        token_ids = list(self.token_ids) if sampling.looks_back else []
+        return Open(self.slot, self.number, self.num_prompt_tokens, sampling, self.request_id, token_ids)
 
     def take_token(self, token_id: int, extra: bytes) -> None:
         if extra:

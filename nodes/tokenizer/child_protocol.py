@@ -1,7 +1,8 @@
 """What a process says to its rendering child (`render_child.py`), and how that child is started.
 
 A frame is 4 little-endian bytes of length, then MessagePack. The child gets one `Setup`, answers it, and then gets
-`ChatRequest`s, each answered by a `Rendered`. Imports no jinja, since `meshctl up` checks templates without rendering.
+`ChatRequest`s, or else `AsksToCheck`, each answered by a `Rendered`. Imports no jinja, since `meshctl up` checks
+templates without rendering.
 """
 
 import os
@@ -12,6 +13,7 @@ import msgspec
 
 from mesh.wire.message import Part
 from nodes.models.spec import ModelSpec, VocabularyFacts
+from nodes.request import Asked
 from nodes.tokenizer.dialect import TemplateDialect
 
 HEAD_BYTES: Final = 4
@@ -21,7 +23,8 @@ CHILD_DIRECTORY: Final = "/"
 
 
 class Setup(Part, frozen=True):
-    """What the child is for: with `vocabulary`, to load that model's tokenizer; with a template, to render it.
+    """What the child is for: with `vocabulary`, to load that model's tokenizer; with a template, to render it; with
+    `checks_asks`, to check what requests ask of their draws, and nothing else.
 
     `memory_bytes` bounds the address space of the child, but while it loads the tokenizer that is `vocabulary_bytes`,
     and thereafter `memory_bytes` on top of what is mapped then. `seconds`: how long it may load the tokenizer and probe
@@ -36,6 +39,13 @@ class Setup(Part, frozen=True):
     vocabulary: ModelSpec | None = None
     vocabulary_bytes: int = 0
     seconds: tuple[float, float] = (0.0, 0.0)
+    checks_asks: bool = False
+
+
+class AsksToCheck(Part, frozen=True):
+    """What a request asks of its draws; the answer's text says in lines what of it will be ignored."""
+
+    asks: list[Asked]
 
 
 class Rendered(Part, frozen=True):

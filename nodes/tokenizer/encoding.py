@@ -1,14 +1,20 @@
 """Text to token ids and back, as transformers does it with the same files. Pure; used by `nodes/tokenizer/actor.py`."""
 
 import os
+import struct
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 from tokenizers import Tokenizer
 
 from nodes.context_length import over_context, over_context_in_chars
 from nodes.model_spec import ModelSpec
-from nodes.model_spec.vocabulary import load_tokenizer
+from nodes.model_spec.end_tokens import with_vocabulary
+from nodes.model_spec.token_bytes import token_bytes
+from nodes.model_spec.vocabulary import facts_of, load_tokenizer
+from nodes.protocol import VocabularyIs
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
 
 MIN_CHARS_PER_TOKEN: Final = 8
@@ -20,8 +26,11 @@ class TextEncoder:
     the vocabulary's longest: it is refused without being encoded.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_length: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, context_length: int, end_token_ids: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
+        self._end_token_ids = list(end_token_ids)
         self._vocab_size = vocab_size
         self.context_length = context_length
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -65,6 +74,14 @@ class TextEncoder:
         """Text of token ids; ids that the tokenizer does not have give no text."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    @cached_property
+    def vocabulary(self) -> tuple[VocabularyIs, tuple[bytes, bytes]]:
+        """The bytes of every token as they go to gateways: the message and its buffers."""
+        table = token_bytes(self._tokenizer)
+        offsets = list(accumulate(map(len, table), initial=0))
+        packed = struct.pack(f"<{len(offsets)}I", *offsets)
+        return VocabularyIs(num_tokens=len(table), end_token_ids=self._end_token_ids), (packed, b"".join(table))
+
 
 def load_encoder(spec: ModelSpec, context_length: int = 0) -> TextEncoder:
     """`context_length` 0 is the model's own. Raises `nodes.model_spec.ModelError`. If there is a tokenizer.json, its
@@ -73,4 +90,7 @@ def load_encoder(spec: ModelSpec, context_length: int = 0) -> TextEncoder:
     """
     # One text at a time gains nothing from a thread pool, and cores belong to the workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return TextEncoder(load_tokenizer(spec), spec.vocab_size, context_length or spec.context_length)
+    tokenizer = load_tokenizer(spec)
+    # As in the plan, which tells schedulers what ends an answer.
+    ends = with_vocabulary(spec, facts_of(tokenizer, spec)).eos_token_ids
+    return TextEncoder(tokenizer, spec.vocab_size, context_length or spec.context_length, ends)

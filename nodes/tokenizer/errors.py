@@ -7,6 +7,9 @@
     ├── EmptyPrompt             empty_prompt               no token to begin with
     ├── InvalidTokenId          invalid_token_id           an id the model has no embedding for
     ├── ContextLengthExceeded   context_length_exceeded    longer than the model's context
+    ├── UnsupportedAsk          unsupported_ask            no group can do what the request asks of its draws
+    ├── InvalidValue            invalid_value              a value that no worker could do anything with
+    ├── UnsupportedSchema       unsupported_schema         a schema with keywords that cannot be enforced
     ├── NoCapacity              no_capacity             r  no scheduler or no detokenizer is ready
     │   └── MemoryReleased      memory_released         r  the memory of all groups is released
     └── Overloaded              overloaded              r  too many long texts are being worked on
@@ -15,6 +18,7 @@
 """
 
 from mesh.errors import TypedError
+from nodes.protocol.attempts import UNSUPPORTED_ASK
 from nodes.protocol.memory import MEMORY_RELEASED
 
 
@@ -46,6 +50,18 @@ class ContextLengthExceeded(PrepareError, code="context_length_exceeded"):
     """The prompt leaves no room for an output token."""
 
 
+class UnsupportedAsk(PrepareError, code=UNSUPPORTED_ASK):
+    """No ready group has a worker that can do what the request asks of its draws; `param` is the ask's name."""
+
+
+class InvalidValue(PrepareError, code="invalid_value"):
+    """What the request asks of its draws was tried out, and cannot be done."""
+
+
+class UnsupportedSchema(PrepareError, code="unsupported_schema"):
+    """Not all of a schema can be enforced, and the client wants all or nothing."""
+
+
 class NoCapacity(PrepareError, code="no_capacity", retryable=True):
     """No actor that could serve the request is ready."""
 
@@ -66,6 +82,8 @@ ERRORS_BY_CODE = {
         EmptyPrompt,
         InvalidTokenId,
         ContextLengthExceeded,
+        InvalidValue,
+        UnsupportedSchema,
         NoCapacity,
         MemoryReleased,
         Overloaded,

@@ -1,13 +1,15 @@
-"""The process that runs the model's chat template, so that a template can harm nothing but this process.
+"""The process that runs the model's chat template, so that a template can harm nothing but this process. Another one
+compiles the schemas and expressions of clients, for the same reason.
 
 A loop inside jinja cannot be interrupted from Python, and memory it takes cannot be taken back: both are bounded by a
 process that is killed at its deadline and has a limit on its address space. It talks in frames (`child_protocol.py`)
 on its standard input and output, and ends when its input ends or its parent dies. Started by
-`nodes/tokenizer/rendering.py`, and by `checking.py`, for which it loads the model's tokenizer as well.
+`nodes/tokenizer/bounded_child.py`, and by `checking.py`, for which it loads the model's tokenizer as well.
 """
 
 import contextlib
 import ctypes
+import importlib
 import os
 import resource
 import signal
@@ -17,13 +19,14 @@ from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
+from mesh.errors import TypedError
 from mesh.wire.message import Part
 from nodes.models.errors import ModelDamaged, ModelError
 from nodes.models.spec import ModelSpec
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
-from nodes.tokenizer.child_protocol import HEAD_BYTES, Rendered, Setup, frame
+from nodes.tokenizer.child_protocol import HEAD_BYTES, AsksToCheck, Rendered, Setup, frame
 from nodes.tokenizer.dialect import TemplateDialect
-from nodes.tokenizer.errors import PrepareError
+from nodes.tokenizer.errors import InvalidValue, PrepareError
 
 _PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h."""
@@ -37,6 +40,10 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     if setup is None:
         return
     _watch_parent(setup.parent_pid)
+    if setup.checks_asks:
+        _limit_memory(setup.memory_bytes)
+        _serve_checks(source, sink)
+        return
     if setup.vocabulary is None:
         _limit_memory(setup.memory_bytes)
     else:
@@ -53,6 +60,24 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     _write(sink, template if isinstance(template, Rendered) else Rendered(dialect=template.dialect))
     while (request := _read(source, ChatRequest)) is not None:
         _write(sink, template if isinstance(template, Rendered) else _render(template, request))
+
+
+def _serve_checks(source: BinaryIO, sink: BinaryIO) -> None:
+    # Imported here: the asks come with the library that compiles grammars, for which a rendering child has no use.
+    importlib.import_module("llguidance")
+
+    from nodes.asks import check_asks
+
+    _write(sink, Rendered())
+    while (request := _read(source, AsksToCheck)) is not None:
+        try:
+            answer = Rendered(text="\n".join(check_asks(request.asks)))
+        except TypedError as error:
+            answer = Rendered(code=error.code, message=error.message, param=error.param)
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception, and the client's fault
+            what = f"{type(error).__name__}: {error}"
+            answer = Rendered(code=InvalidValue.code, message=f"It cannot be compiled: {what[:_SHOWN_CHARS]}.")
+        _write(sink, answer)
 
 
 def _describe(spec: ModelSpec) -> Rendered:

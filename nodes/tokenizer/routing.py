@@ -23,7 +23,7 @@ from nodes.protocol import Load, Route
 from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
 from nodes.tokenizer.cache_index import CacheIndex
 from nodes.tokenizer.config import RoutingLimits
-from nodes.tokenizer.errors import MemoryReleased, NoCapacity
+from nodes.tokenizer.errors import MemoryReleased, NoCapacity, UnsupportedAsk
 
 PREFILL = "prefill"
 MIXED = "mixed"
@@ -159,20 +159,18 @@ class RoutingCore:
         excluded: Collection[str],
         now: float,
         numerics: str = "",
+        asks: Collection[str] = (),
     ) -> Route:
         """The route of one request. Excluded actors are chosen only if no others are left.
 
         A request that has output, computed under `numerics`, goes on at a scheduler of the same numerics, whatever that
-        costs, if one can begin at once; else at any that can. `now` is any monotonic clock, seconds.
+        costs, if one can begin at once; else at any that can. Only groups whose workers can do all of `asks` are
+        chosen, for the prefill too. `now` is any monotonic clock, seconds.
 
-        Raises NoCapacity.
+        Raises NoCapacity, UnsupportedAsk.
         """
         detokenizer = self._choose_detokenizer(request_id, excluded)
-        ready = [scheduler for scheduler in self.schedulers.values() if scheduler.ready]
-        if not ready:
-            if any(scheduler.released for scheduler in self.schedulers.values()):
-                raise MemoryReleased("the memory of all worker groups is released; `meshctl resume` brings it back")
-            raise NoCapacity("no scheduler is ready; try again in a moment")
+        ready = self._able(asks)
         overlaps = _overlaps(ready, token_ids, extra_key)
 
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
@@ -208,6 +206,21 @@ class RoutingCore:
             prefill="" if prefill is None else prefill.actor_id,
             detokenizer=detokenizer,
         )
+
+    def _able(self, asks: Collection[str]) -> list[_Scheduler]:
+        """The ready schedulers whose workers can do all of `asks`. Raises NoCapacity, UnsupportedAsk."""
+        ready = [scheduler for scheduler in self.schedulers.values() if scheduler.ready]
+        if not ready:
+            if any(scheduler.released for scheduler in self.schedulers.values()):
+                raise MemoryReleased("the memory of all worker groups is released; `meshctl resume` brings it back")
+            raise NoCapacity("no scheduler is ready; try again in a moment")
+        able = [scheduler for scheduler in ready if set(asks).issubset(scheduler.attributes.asks)]
+        if not able:
+            missing = next((ask for ask in asks if not any(ask in one.attributes.asks for one in ready)), "")
+            name = missing.partition("/")[0]
+            what = f"'{name}'" if name else "all that it asks of its draws together"
+            raise UnsupportedAsk(f"no worker group of this mesh can do {what} for this request", name or None)
+        return able
 
     def _cost(self, scheduler: _Scheduler, num_tokens: int, overlap: int, now: float) -> float:
         """Prompt tokens to compute before the first token of a prompt of `num_tokens`, `overlap` of them cached."""

@@ -26,6 +26,8 @@ from mesh.membership.view import RELEASED, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
+from nodes.asks import DrawnModel, possible
+from nodes.model_spec import ModelSpec
 from nodes.protocol import (
     Adopt,
     Adopted,
@@ -121,24 +123,26 @@ class WorkerActor(Actor, Resident):
         spec = config.spec()
         asks = self._persistent
         pool = self._pool = await wait_for_pool(self.ctx, asks, self._host, config, spec, self._on_refusal)
+        # Beside the load of the weights: a vocabulary of 152,000 tokens takes 1.2 s, and a successor is waited for.
+        possible_asks = asyncio.ensure_future(_possible_asks(spec))
         runner = await self._engine.load(self.ctx, asks, spec, pool)
         if note := self._engine.kernels_note:
             self.ctx.log.warning("slow_kernels", why=note)
         make_core = WorkerCore if self._ranks is None else RankCore
         limits = Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
-        core = self._core = make_core(limits, depth=(depth := self._depth))
+        core = self._core = make_core(limits, depth=(depth := self._depth), end_token_ids=spec.eos_token_ids, spec=spec)
         self._driver = CoreDriver(
             self,
             "worker",
             lambda event, _: core.handle(event),
             self._perform,
-            setup={"limits": limits, "depth": depth},
+            setup={"limits": limits, "depth": depth, "end_token_ids": spec.eos_token_ids, "model": spec.name},
             redact=PromptRedactor,
         )
         model: dict[str, Any] = {"numerics": runner.numerics, "vocab_size": spec.vocab_size}
         model |= {"max_batch_tokens": config.max_batch_tokens}
         own = {"incarnation": pool.info.incarnation, "group_epoch": self._ranks.epoch if self._ranks else 0}
-        self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, **own, **model)
+        self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, asks=await possible_asks, **own, **model)
         model |= {"model": spec.name, "kernels": self._engine.kernels_note, "quantization": spec.quantization}
         saves_memory = config.memory_saver and self._releases_in_place
         self.ctx.announce("ready", group=config.group, memory_saver=saves_memory, **model)
@@ -395,3 +399,9 @@ class WorkerActor(Actor, Resident):
         self.ctx.log.warning(
             "step failed, its rows ran alone", step=step.step, rows=len(step.rows), traceback=traceback
         )
+
+
+async def _possible_asks(spec: ModelSpec) -> list[str]:
+    model = DrawnModel(spec.vocab_size, spec.eos_token_ids, spec)
+    # The echo model has no tokenizer to load, and does everything on the event loop.
+    return possible(model) if spec.source == "echo" else await asyncio.to_thread(possible, model)

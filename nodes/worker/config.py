@@ -18,6 +18,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `dtype` is `auto` (the model's own), `float32` or `bfloat16`. `num_threads` 0 leaves torch's own choice.
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
 
+    `end_token_ids` are those that end an answer, with what the tokenizer's files say; empty: what the configs say.
+
     `quantize` rounds weights to `int8` when they are loaded; only for one rank alone, on the CPU.
 
     `context_length` is the requested length, which may be more than config.json's and selects how LongRoPE and dynamic
@@ -62,10 +64,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     adopt_grace_s: float = 10.0
     map_retry_s: float = 0.2
     prefill_attention: Literal["paged", "merged"] = "paged"
+    end_token_ids: tuple[int, ...] = ()
 
     def spec(self) -> ModelSpec:
         """The model as this worker computes it. Raises ModelError."""
-        return resolve_model(self.model).within(self.context_length).quantized(self.quantize)
+        spec = resolve_model(self.model).within(self.context_length).quantized(self.quantize)
+        return msgspec.structs.replace(spec, eos_token_ids=self.end_token_ids) if self.end_token_ids else spec
 
     def __post_init__(self) -> None:
         if self.quantize != "none" and (self.device != CPU or self.tp_size > 1):

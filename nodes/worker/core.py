@@ -18,10 +18,12 @@ A step with a sequence that is not open, or with a gap in its pages, is not run:
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from mesh.transport.base import Buffer
+from nodes.asks import DrawnModel
+from nodes.models.spec import ModelSpec
 from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
 from nodes.worker.steps.check import Draws, check_rows
 from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
@@ -122,13 +124,15 @@ class _Running(NamedTuple):
 class WorkerCore:
     """The decisions of one worker; owned by `WorkerActor`."""
 
-    def __init__(self, limits: Limits, depth: int = 1) -> None:
+    def __init__(
+        self, limits: Limits, depth: int = 1, end_token_ids: Collection[int] = (), spec: ModelSpec | None = None
+    ) -> None:
         self._limits = limits
         self._depth = depth
         self._epoch = 0
         self._is_adopted = False
         self._next_step = 0
-        self._table = SequenceTable()
+        self._table = SequenceTable(DrawnModel(limits.vocab_size, tuple(end_token_ids), spec))
         self._columns = NO_ROWS
         self._queue: dict[int, _Queued] = {}
         self._results: dict[int, StepResult] = {}

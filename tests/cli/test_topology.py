@@ -103,6 +103,14 @@ def test_gateways_know_the_pages_that_may_ask():
     assert gateway.cors_origins == ("https://chat.example",)
 
 
+def test_gateways_know_whose_logprobs_to_answer():
+    (gateway,) = configs(planned(logprobs_of="processed"), "gateway")
+    assert gateway.logprobs_of == "processed"
+    assert configs(planned(), "gateway")[0].logprobs_of == "raw"
+    with pytest.raises(BadConfig, match="logprobs_of"):
+        planned(roles={"gateway": {"logprobs_of": "processed"}})
+
+
 def test_only_what_differs_from_the_defaults_is_written():
     gateway = next(launch for launch in planned().actors if launch.role == "gateway")
     assert set(gateway.config) == {"model_name", "model", "context_length", "context", "vocab_size"}

@@ -108,6 +108,23 @@ def test_stop(client: openai.OpenAI, stop: Any) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "what a "
 
 
+def test_logprobs(client: openai.OpenAI) -> None:
+    fields: Any = {"model": "bytes", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    logprobs = client.chat.completions.create(**fields).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(one.token for one in logprobs.content) == TEXT
+    assert {len(one.top_logprobs) for one in logprobs.content} == {2}
+    with client.chat.completions.stream(**fields) as stream:
+        assert stream.get_final_completion().choices[0].logprobs == logprobs
+    choice = client.completions.create(model="bytes", prompt=TEXT, logprobs=2, max_tokens=50).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == [*TEXT, "<end>"]
+    chunks = client.completions.create(model="bytes", prompt=TEXT, logprobs=2, max_tokens=50, stream=True)
+    parts: list[Any] = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [one for part in parts if part for one in part.token_logprobs] == choice.logprobs.token_logprobs
+
+
 def test_message_parts(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     with pytest.raises(openai.BadRequestError) as caught:
@@ -126,8 +143,11 @@ def test_errors_are_typed(client: openai.OpenAI) -> None:
         client.completions.create(model="bytes", prompt="x" * 200)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.completions.create(model="bytes", prompt="x", logprobs=1, stream=True)
-    assert unsupported.value.param == "logprobs"
+        client.completions.create(model="bytes", prompt="x", suffix="y", stream=True)
+    assert unsupported.value.param == "suffix"
+    with pytest.raises(openai.BadRequestError) as alone:
+        client.chat.completions.create(model="bytes", messages=MESSAGES, top_logprobs=2)
+    assert alone.value.param == "top_logprobs"
 
 
 def test_a_stream_that_breaks_raises(served: Any, client: openai.OpenAI) -> None:

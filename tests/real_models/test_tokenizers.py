@@ -1,7 +1,9 @@
 """Published tokenizers and chat templates: ids, texts, streams and prompts are those of transformers."""
 
 import random
+import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -59,6 +61,28 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     spec = spec_of(folder, tmp_path_factory.mktemp(family))
     reference = PreTrainedTokenizerFast.from_pretrained(folder) if family in NOT_AS_AUTO else auto
     return Loaded(family, auto, reference, spec, load_encoder(spec), DecoderFactory(load_tokenizer(spec)))
+
+
+def test_bytes_of_every_token(loaded: Loaded) -> None:
+    """Each beside another token, as at the beginning of a text some decoders take a space away."""
+    tokenizer = load_tokenizer(loaded.spec)
+    message, (offsets, data) = loaded.encoder.vocabulary
+    ends = struct.unpack(f"<{message.num_tokens + 1}I", offsets)
+    table = [data[begin:end] for begin, end in pairwise(ends)]
+    anchor = loaded.encoder.encode("a", add_special_tokens=False)[-1]
+    before = tokenizer.decode([anchor])
+    texts = tokenizer.decode_batch([[anchor, token_id] for token_id in range(len(table))], skip_special_tokens=False)
+    wrong = [n for n, text in enumerate(texts) if text != before + table[n].decode(errors="replace")]
+    assert not wrong, [(n, tokenizer.id_to_token(n), table[n], texts[n]) for n in wrong[:10]]
+
+
+@pytest.mark.parametrize("name", TOKENIZED)
+def test_texts_are_the_bytes_of_their_tokens(loaded: Loaded, name: str) -> None:
+    _, (offsets, data) = loaded.encoder.vocabulary
+    ids = loaded.reference(TOKENIZED[name], add_special_tokens=False)["input_ids"]
+    ends = [struct.unpack_from("<II", offsets, 4 * token_id) for token_id in ids]
+    text = b"".join(data[begin:end] for begin, end in ends).decode()
+    assert loaded.reference.decode(ids, skip_special_tokens=False) in (text, text.removeprefix(" "))
 
 
 def streamed(loaded: Loaded, ids: list[int], *, skip: bool) -> str:

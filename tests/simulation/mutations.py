@@ -18,6 +18,8 @@ from kvstore.transfer import puller
 from kvstore.transfer.session import Phase as TransferPhase
 from kvstore.transfer.session import SenderLost, TransferSession
 from mesh.membership.view import MemberChange, Membership
+from nodes.asks import asked
+from nodes.asks.min_tokens import MinTokens
 from nodes.detokenizer.core import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
@@ -178,13 +180,22 @@ def _same_incarnation(update: Any, self: Membership, *arguments: Any) -> MemberC
 
 def _count_from_the_attempt(from_submit: Any, *arguments: Any) -> Sequence:
     sequence = from_submit(*arguments)
-    least = sequence.sampling.min_tokens and sequence.sampling.min_tokens + sequence.num_prior_outputs
-    sequence.sampling = altered(sequence.sampling, min_tokens=least)
+    sampling = sequence.spec.sampling
+    asks = [
+        altered(ask, value=asked([MinTokens(least + sequence.num_prior_outputs, stops)])[0].value)
+        for ask in sampling.asks
+        if ask.name == MinTokens.name
+        for least, stops in (msgspec.msgpack.decode(ask.value),)
+    ]
+    others = [ask for ask in sampling.asks if ask.name != MinTokens.name]
+    sequence.spec = altered(sequence.spec, sampling=altered(sampling, asks=others + asks))
     return sequence
 
 
 def _fail_all(_: Any, runner: Any, step: Any, failure: str) -> StepOutcome:
-    return StepOutcome([-1] * len(step.rows), [RowError(row.row, "poisoned_request", failure) for row in step.rows])
+    return StepOutcome(
+        [-1] * len(step.rows), [RowError(row.row, "poisoned_request", failure, retryable=False) for row in step.rows]
+    )
 
 
 # messages that carry several items, each of which has to come to its own end
@@ -332,6 +343,9 @@ SCENARIO = {
     "deltas are taken wherever they belong":
         bug(5, (RequestState, "accept", lambda accept, self, delta, now: accept(
             self, altered(delta, position=len(self.output_ids), text_offset=self.num_chars), now))),
+    "what comes beside tokens moves to others when tokens are repeated":
+        bug(13, (RequestState, "accept", lambda accept, self, delta, now: accept(
+            self, altered(delta, extras=[b""] * (len(self.output_ids) - delta.position) + delta.extras), now))),
     "a detokenizer takes tokens behind a gap": bug(13, (Step, "_take_run", _take_gaps)),
     "a cancel is asked once":
         bug(24, (CancelLedger, "failed", lambda _, self, scheduler, now: self.lost(scheduler)), ZOMBIES_GO_ON),

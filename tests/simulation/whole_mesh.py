@@ -27,7 +27,8 @@ from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.validation import Validator
+from nodes.gateway.events import Tokens
+from nodes.gateway.validation import TokenFields, Validator
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import resolve_model
@@ -69,6 +70,7 @@ class Outcome:
     """What one client saw of one sample."""
 
     text: str = ""
+    num_tokens: int = 0
     finish_reason: str | None = None
     failure: Any = None
     num_ends: int = 0
@@ -359,7 +361,7 @@ class SimulatedMesh:
     async def _request(
         self, service: Any, body: bytes, request_id: str, abandon_after_s: float | None, outcomes: list[Outcome]
     ) -> None:
-        job = self.validator.text(body, request_id)
+        job = self.validator.text(body, request_id)._replace(tokens=TokenFields(ids=self.says_more))
         arrived_at = service.now()
         prepared = await service.prepare(job.prepare, prompt_param=job.prompt_param)
         generation = service.open(job, prepared, arrived_at)
@@ -372,24 +374,17 @@ class SimulatedMesh:
             except TimeoutError:
                 service.abandon(generation)
                 break
-            self._look_beside(service, generation.request_ids)
             for piece in generation.output.take():
                 outcome = outcomes[piece.number]
                 outcome.text += piece.text
+                if piece.tokens is not None:
+                    _look_beside(piece.tokens, outcome)
                 if piece.end is not None:
                     outcome.num_ends += 1
                     outcome.finish_reason = piece.end.finish_reason
                     outcome.failure, outcome.stall_s = piece.end.failure, piece.end.stall_s
         # One sample that failed ends the call, as on the HTTP side.
         service.abandon(generation)
-
-    def _look_beside(self, service: Any, request_ids: list[str]) -> None:
-        """Whatever was lost, sent again or begun anew: with each output token is what its worker sent along."""
-        for request_id in request_ids:
-            log = service.core.requests.get(request_id)
-            if log is not None and self.says_more:
-                expected = {at: extra_of(at, token_id) for at, token_id in enumerate(log.output_ids)}
-                assert log.extras == expected, f"{request_id} has {log.extras} beside {log.output_ids}"
 
     async def settle(self) -> None:
         """End all faults: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""
@@ -462,6 +457,13 @@ class SimulatedMesh:
         """The run is over, however it ended."""
         for process in [*self._dead, *self.processes.values()]:
             process.bury()
+
+
+def _look_beside(tokens: Tokens, outcome: Outcome) -> None:
+    """Whatever was lost, sent again or begun anew: with each output token is what its worker sent along."""
+    expected = [extra_of(at, token_id) for at, token_id in enumerate(tokens.ids, outcome.num_tokens)]
+    assert tokens.extras == expected, f"{tokens.extras} beside {tokens.ids} from {outcome.num_tokens} on"
+    outcome.num_tokens += len(tokens.ids)
 
 
 HELD = ("_running", "_waiting", "_grants", "_orders", "_streams", "_inflight", "_finished", "_grants_open", "_held")

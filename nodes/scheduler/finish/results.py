@@ -15,7 +15,6 @@ from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence, Stage
 
 POISONED = "poisoned_request"
-_FOR_GOOD = (POISONED, "editor_failed")
 """Codes of rows that would fail at any other worker too."""
 
 
@@ -135,4 +134,4 @@ class Results:
             self._orders.fail(sequence.order_id, error.code, error.message, now)
             self._endings.leave(sequence, now)
         else:
-            self._endings.fail(sequence, error.code, error.message, error.code not in _FOR_GOOD, now)
+            self._endings.fail(sequence, error.code, error.message, error.retryable, now)

@@ -177,11 +177,11 @@ class Streams:
                 request_id=sequence.request_id,
                 attempt=sequence.attempt,
                 gateway=sequence.gateway.actor_id,
-                stop=sequence.stop,
+                stop=sequence.spec.stop,
                 prompt_tail=tail.tolist(),
                 output_ids=sequence.token_ids[num_prompt : num_prompt + position].tolist(),
                 num_cached_tokens=max(0, sequence.num_cached_tokens),
-                skip_special_tokens=sequence.skip_special_tokens,
+                skip_special_tokens=sequence.spec.skip_special_tokens,
                 stages=sequence.stages,
             )
         )

@@ -60,9 +60,9 @@ class Handoff:
             num_prompt_tokens=sequence.num_prompt_tokens,
             # Pages cached here are not sent; nor are they computed, if the prefill scheduler has them cached, too.
             num_skip_tokens=self.lent.first * page_size,
-            sampling=sequence.sampling,
+            sampling=sequence.spec.sampling,
             agent=agent,
-            extra_key=sequence.extra_key,
+            extra_key=sequence.spec.extra_key,
             # The time left for the handoff at each renewal: the prefill is given up no later there than here.
             timeout_s=max(0.0, self.deadline - now),
         )

@@ -111,7 +111,7 @@ class Admission:
                 credit.set_aside(self._num_pages(sequence.num_tokens))
                 num_skipped += 1
                 continue
-            match = self._cache.match(sequence.token_ids, sequence.extra_key)
+            match = self._cache.match(sequence.token_ids, sequence.spec.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
             # By its uncached tokens, not by the prompt's length: a grant and a copy cost more than a short chunk here.
             is_elsewhere = is_open and num_left > self._config.local_prefill_max
@@ -142,9 +142,9 @@ class Admission:
 
     def _enter(self, sequence: Sequence, is_elsewhere: bool, now: float) -> bool:
         """Take pages; False if locking the cached prefix left too few."""
-        kv = self._recovered.claim(sequence.token_ids, sequence.extra_key) if len(self._recovered) else None
+        kv = self._recovered.claim(sequence.token_ids, sequence.spec.extra_key) if len(self._recovered) else None
         if kv is None:
-            kv = self._cache.start(sequence.token_ids, sequence.extra_key)
+            kv = self._cache.start(sequence.token_ids, sequence.spec.extra_key)
         sequence.hold(kv)
         lent, num_computed = None, kv.num_tokens
         if is_elsewhere:
@@ -172,7 +172,7 @@ class Admission:
 
 def num_shared_tokens(left: Sequence, right: Sequence, page_size: int) -> int:
     """Length in tokens, of whole pages, of the prefix that two sequences share."""
-    if left.extra_key != right.extra_key:
+    if left.spec.extra_key != right.spec.extra_key:
         return 0
     low, high = 0, min(left.num_tokens, right.num_tokens) // page_size
     while low < high:

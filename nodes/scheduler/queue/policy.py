@@ -105,7 +105,7 @@ class WaitingQueue:
     def _sort(self, waiting: list[Sequence]) -> list[Sequence]:
         policy = self._policy
         if policy == "priority":
-            return sorted(waiting, key=lambda one: (one.priority, one.arrived_at, one.row_id))
+            return sorted(waiting, key=lambda one: (one.spec.priority, one.arrived_at, one.row_id))
         if policy == "random":
             return self._random.sample(waiting, len(waiting))
         if len(waiting) > MAX_MATCHED:

@@ -90,7 +90,7 @@ class Pipeline:
         self.ranks = AdoptedRanks(config.ranks)
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
-        self.numerics = ""
+        self.numerics, self.asks = "", tuple[str, ...]()
         self.table = 0
         """Number of the worker's table: every `Adopted` starts a new one, assumed to be empty."""
         self._fenced: dict[str, Fence] = {}
@@ -163,12 +163,16 @@ class Pipeline:
                 self._asks.answered(_adopt_tag(rank))
         return whole
 
+    def announcement(self, state: str | None, *, worker_ready: bool) -> Announce:
+        """What the mesh is told of this scheduler; `state` None: unchanged."""
+        return Announce(state, worker_ready, self.numerics, self.asks)
+
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
         """Returns the steps that are not sent again, because too many workers have died in one of them."""
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
-        self.numerics = adopted.numerics
+        self.numerics, self.asks = adopted.numerics, tuple(adopted.asks)
         self._repeat_s = STEP_REPEAT_S
         self.table += 1
         if is_new:
@@ -302,7 +306,7 @@ class Pipeline:
             fence = Fence(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
             self._fenced[actor_id] = fence
             self._outbox.add(FenceWorker(actor_id, fence))
-        self._outbox.add(Announce(None, worker_ready=False, numerics=self.numerics))
+        self._outbox.add(self.announcement(None, worker_ready=False))
         self.adopt(now)
 
     def on_repeat_due(self, now: float) -> None:

@@ -76,6 +76,7 @@ class AdoptedRanks:
             # The least of all: a token or a batch that one rank cannot take must not be sent to any.
             vocab_size=_least(answer.vocab_size for answer in answers),
             max_batch_tokens=_least(answer.max_batch_tokens for answer in answers),
+            asks=[ask for ask in answers[0].asks if all(ask in answer.asks for answer in answers)],
         )
 
     def rank_of(self, worker: Address) -> int:

@@ -1,20 +1,22 @@
 """What requests change about their rows' logits, gathered before there are any. Needs neither torch nor numpy."""
 
+from array import array
 from collections.abc import Iterable
 from itertools import chain
 from itertools import count as count_up
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from nodes.asks.edits import RowEdits
+from nodes.asks.edits import EditFailed, RowEdits
 from nodes.protocol import RowError
-from nodes.request import Sampling
+from nodes.protocol.attempts import UNSUPPORTED_ASK
 from nodes.worker.steps.step import RunnableRow
-
-if TYPE_CHECKING:
-    from array import array
 
 EDITOR_FAILED: Final = "editor_failed"
 LEFT_NOTHING: Final = "what the request asks of its tokens leaves none that could be drawn"
+_SHOWN_CHARS: Final = 500
+"""An error goes with a step's result, and may quote what the request asks for."""
+
+_NO_HISTORY: Final = array("i")
 
 
 def edits_of(row: RunnableRow) -> RowEdits | RowError | None:
@@ -22,28 +24,20 @@ def edits_of(row: RunnableRow) -> RowEdits | RowError | None:
     sequence = row.sequence
     if not sequence.is_edited:
         return None
-    edits = sampling_edits(sequence.sampling, row.output_position, row.history) or RowEdits()
+    if sequence.problem:
+        return RowError(row.row, UNSUPPORTED_ASK, sequence.problem)
+    edits = RowEdits()
+    history = _NO_HISTORY if row.history is None else row.history
     try:
         for editor in sequence.editors:
-            assert row.history is not None, "a sequence with editors keeps its tokens"
-            editor.edit(row.history, sequence.num_prompt_tokens, edits)
+            editor.edit(history, row.output_position, edits)
+    except EditFailed as error:
+        return RowError(row.row, error.code, error.message[:_SHOWN_CHARS], retryable=False)
     except (KeyboardInterrupt, SystemExit):
         raise
     # Whatever one request provokes must not end the batch; a panic of an extension is no Exception.
     except BaseException as error:  # noqa: BLE001
-        return RowError(row.row, EDITOR_FAILED, f"{type(error).__name__}: {error}"[:500])
-    return edits if _is_any(edits) else None
-
-
-def sampling_edits(sampling: Sampling, position: int, history: "array[int] | None") -> RowEdits | None:
-    """What `sampling` alone changes at an output position after `history`, which is needed only if it looks back."""
-    edits = RowEdits()
-    if sampling.masked_token_ids and position < sampling.min_tokens:
-        edits.floor.update(sampling.masked_token_ids)
-    if sampling.logit_bias:
-        edits.bias.update(sampling.logit_bias)
-    if sampling.looks_back and history:
-        edits.scale = dict.fromkeys(history, sampling.repetition_penalty)
+        return RowError(row.row, EDITOR_FAILED, f"{type(error).__name__}: {error}"[:_SHOWN_CHARS], retryable=False)
     return edits if _is_any(edits) else None
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nodes.worker.draw.reads import NEVER, RowReads
+from nodes.asks.edits import RowReads
+from nodes.worker.draw.reads import NEVER
 from nodes.worker.draw.sampler import Draw, adjusted, piece_sums
 from nodes.worker.ops.torch.batch import placed
 

@@ -5,23 +5,13 @@ for each of the `top` most likely tokens int32 id and float32 logarithm, then a 
 """
 
 import struct
-from array import array
 from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple
+from typing import Final
+
+from nodes.asks.edits import RowReads
 
 NEVER: Final = -9999.0
 """Written for the logarithm of 0: JSON has no infinity."""
-
-
-class RowReads(NamedTuple):
-    """`top`: 0 to 20. `of`: the model's own logits, or those that edits and temperature have changed.
-
-    Filters (`top_k`, `top_p`, `min_p`) change nothing: a token that they leave out keeps its probability.
-    """
-
-    top: int = 0
-    ids: "array[int]" = array("i")
-    of: Literal["raw", "processed"] = "raw"
 
 
 def certain(token_id: int, reads: RowReads) -> bytes:

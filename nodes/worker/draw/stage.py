@@ -9,7 +9,7 @@ A row whose editors raise, or leave nothing to draw, fails alone: nothing is com
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ from nodes.worker.steps.step import POISONED, Rows, StepOutcome
 if TYPE_CHECKING:
     from array import array
 
-    from nodes.worker.draw.reads import RowReads
+    from nodes.asks.edits import RowReads
+
+
+NOT_FINITE: Final = "the model's logits are not finite"
 
 
 class Draws:
@@ -100,10 +103,10 @@ class Draws:
             if at in self._failed:
                 errors[index] = self._failed[at]
             elif token_id == NO_CANDIDATE:
-                errors[index] = RowError(rows.numbers[index], EDITOR_FAILED, LEFT_NOTHING)
+                errors[index] = RowError(rows.numbers[index], EDITOR_FAILED, LEFT_NOTHING, retryable=False)
             elif token_id < 0:
                 # Only a row's own input can make its numbers overflow: rows do not mix.
-                errors[index] = RowError(rows.numbers[index], POISONED, "the model's logits are not finite")
+                errors[index] = RowError(rows.numbers[index], POISONED, NOT_FINITE, retryable=False)
             else:
                 token_ids[index] = token_id
         extras: list[bytes] = []

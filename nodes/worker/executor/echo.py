@@ -65,7 +65,7 @@ class EchoRunner(Runner):
             if row.draws and not isinstance(edits, RowError):
                 token_id = self._answer(row, edits, step.page_ids)
                 if token_id < 0:
-                    edits = RowError(row.row, EDITOR_FAILED, LEFT_NOTHING)
+                    edits = RowError(row.row, EDITOR_FAILED, LEFT_NOTHING, retryable=False)
             if isinstance(edits, RowError):
                 errors.append(edits)
             token_ids.append(token_id)

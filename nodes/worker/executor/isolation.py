@@ -74,7 +74,7 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
 
 
 def _blamed(row: RunnableRow, error: Exception) -> RowError:
-    return RowError(row.row, POISONED, f"{type(error).__name__}: {error}"[:500])
+    return RowError(row.row, POISONED, f"{type(error).__name__}: {error}"[:500], retryable=False)
 
 
 def _check_device(runner: Runner, step: RunnableStep) -> None:

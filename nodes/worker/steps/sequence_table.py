@@ -12,13 +12,13 @@ from itertools import repeat
 from operator import add
 from typing import TYPE_CHECKING, Final
 
+from nodes.asks import DrawnModel, open_asks
 from nodes.protocol.steps import LAST_SEQUENCE, MAX_SLOTS, Open
 from nodes.request import Sampling
 from nodes.worker.steps.columns import Columns
 
 if TYPE_CHECKING:
-    from nodes.worker.draw.editor import Editor
-    from nodes.worker.draw.reads import RowReads
+    from nodes.asks.edits import Editor, RowReads
 
 
 class OpenSequence:
@@ -26,31 +26,32 @@ class OpenSequence:
 
     `tokens` are its tokens from position 0 on, if its draws look back; the array is replaced, never changed, since
     running rows refer to it. `num_known` is the last position at which its next row may begin. `editors` and `reads`:
-    what its request changes about logits, and wants to know of probabilities. `is_edited`: some of its logits may be
-    changed; `is_plain`: it draws the most likely token of unchanged ones at every position, and nothing is read.
-    `first_end` is the earliest end of a row that draws, for the quick check of whole steps; if its draws look back, no
-    row reaches it, so that its steps are checked row by row.
+    what its request changes about logits, and wants to know of probabilities; `problem`, if not empty, is why it cannot
+    be drawn as it asks. `is_edited`: some of its logits may be changed; `is_plain`: it draws the most likely token of
+    unchanged ones at every position, and nothing is read. `first_end` is the earliest end of a row that draws, for the
+    quick check of whole steps; if its draws look back, no row reaches it, so that its steps are checked row by row.
     """
 
     __slots__ = (
         "drawn", "drawn_at", "editors", "first_end", "is_edited", "is_plain", "num_known", "num_prompt_tokens",
-        "pages", "reads", "request_id", "sampling", "sequence", "tokens",
+        "pages", "problem", "reads", "request_id", "sampling", "sequence", "tokens",
     )  # fmt: skip
 
-    def __init__(self, opening: Open, editors: "Sequence[Editor]" = (), reads: "RowReads | None" = None) -> None:
+    def __init__(
+        self, opening: Open, editors: "Sequence[Editor]" = (), reads: "RowReads | None" = None, problem: str = ""
+    ) -> None:
         self.sequence = opening.sequence
         self.num_prompt_tokens = opening.num_prompt_tokens
         self.sampling = sampling = opening.sampling
-        self.editors, self.reads = editors, reads
-        looks_back = sampling.looks_back or bool(editors)
-        self.is_edited = bool(sampling.logit_bias or sampling.masked_token_ids or looks_back)
+        self.editors, self.reads, self.problem = editors, reads, problem
+        self.is_edited = bool(editors or problem)
         self.is_plain = sampling.is_greedy and not self.is_edited and reads is None
         self.request_id = opening.request_id
         self.pages = array("i")
         self.drawn_at = self.drawn = -1
         self.tokens: array[int] | None = None
         self.num_known, self.first_end = LAST_SEQUENCE, opening.num_prompt_tokens
-        if looks_back:
+        if sampling.looks_back:
             self.tokens = array("i", opening.token_ids)
             self.num_known, self.first_end = len(self.tokens), LAST_SEQUENCE
 
@@ -71,7 +72,8 @@ _NOBODY: Final = OpenSequence(Open(0, -1, 0, Sampling()))
 class SequenceTable:
     """Open sequences by slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: DrawnModel) -> None:
+        self._model = model
         self.clear()
 
     def clear(self) -> None:
@@ -135,7 +137,8 @@ class SequenceTable:
                 one.drawn, one.drawn_at = token_id, end
 
     def _opened(self, opening: Open) -> OpenSequence:
-        one, before = OpenSequence(opening), self._slots.get(opening.slot, _NOBODY)
+        one = OpenSequence(opening, *open_asks(opening.sampling.asks, self._model))
+        before = self._slots.get(opening.slot, _NOBODY)
         if before.sequence == one.sequence:
             # Opened again for a step that is sent again, whose input may be the token drawn before.
             one.drawn, one.drawn_at = before.drawn, before.drawn_at

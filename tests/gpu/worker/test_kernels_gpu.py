@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nodes.asks.logit_bias import LogitBias
 from nodes.model_spec import resolve_model
 from nodes.request import Sampling
 from nodes.worker.cuda.flashinfer_backend import FlashInferKernels, load_flashinfer
@@ -11,7 +12,7 @@ from nodes.worker.draw.sampler import NOT_DRAWN, sample
 from nodes.worker.ops.torch.kernels import TorchKernels, cos_sin_table
 from nodes.worker.pool.device_view import view_device_pages
 from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
-from tests.nodes.worker.torch_running import drawing_of
+from tests.nodes.worker.torch_running import asking, drawing_of
 
 pytestmark = GPU
 # One rounding to bfloat16 apart.
@@ -66,7 +67,7 @@ def test_kernels_agree_with_torch(rows: int) -> None:
 
 KINDS = [
     Sampling(temperature=0.0), Sampling(seed=1), Sampling(seed=2, top_p=0.9), Sampling(seed=3, top_k=50),
-    Sampling(seed=4, min_p=0.02), Sampling(seed=5, top_k=40, top_p=0.8), Sampling(seed=6, logit_bias={3: 30.0}),
+    Sampling(seed=4, min_p=0.02), Sampling(seed=5, top_k=40, top_p=0.8), asking(LogitBias({3: 30.0}), seed=6),
     Sampling(seed=7, temperature=9.0), Sampling(seed=8, top_p=0.99), Sampling(seed=9, top_k=3000),
 ]  # fmt: skip
 

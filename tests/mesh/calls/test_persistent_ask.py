@@ -134,7 +134,8 @@ def outcome(answers, patience_s=0.0):
     async def main():
         context = Role(answers)
         try:
-            answer = await PersistentAsk().ask_any(context, "r", "?", timeout_s=1.0, patience_s=patience_s)
+            asking = PersistentAsk().ask_any(context, "r", "?", timeout_s=1.0, patience_s=patience_s)
+            answer = (await asking).message
         except CallError as error:
             answer = error.code
         return answer, sorted(context.asked)

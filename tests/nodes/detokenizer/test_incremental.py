@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
-from nodes.detokenizer.incremental import MAX_PENDING_TOKENS, DecoderFactory, is_byte_level
+from nodes.detokenizer.incremental import MAX_PENDING_TOKENS, DecoderFactory
+from nodes.model_spec.token_bytes import is_byte_level
 
 TEXT = ["the cat sat on the mat", "naïve café — 你好世界", "🙂👩‍👩‍👧‍👦 emoji 🇩🇪", "def f(x):\n    return x\n"] * 3
 

@@ -8,6 +8,7 @@ that block.
 import asyncio
 import codecs
 import contextlib
+import struct
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from mesh.address import Address
 from mesh.options import SystemOptions
 from mesh.simulation.network import SimulatedNetwork
 from mesh.testing.actors import Actors
+from nodes.asks import DrawnModel, RowReads, open_asks
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
 from nodes.protocol import (
@@ -30,6 +32,7 @@ from nodes.protocol import (
     AttemptsSubmitted,
     CancelAttempts,
     ChooseRoute,
+    DescribeVocabulary,
     Detokenize,
     Detokenized,
     Prepare,
@@ -40,6 +43,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TextBatch,
     TextDelta,
+    VocabularyIs,
 )
 from nodes.registry.actor import RegistryActor
 from nodes.request import AttemptRef
@@ -47,6 +51,7 @@ from nodes.roles import DETOKENIZER, NODE_CODEC, SCHEDULER, TOKENIZER, WORKER
 from tests.mesh.mesh_under_test import until
 
 END_OF_TEXT = 256
+END_TEXT = b"<end>"
 QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, retry_min_s=0.01, retry_max_s=0.1)
 CONFIG = GatewayConfig(
     quantization="int8", model_name="bytes", model="test", aliases=("other-bytes",), context_length=200,
@@ -69,6 +74,7 @@ class Faults:
     silent: bool = False
     drop_batches: int = 0
     prepare_silent: bool = False
+    vocabulary_silent: bool = False
     tokenizer_error: tuple[str, bool] | None = None
 
 
@@ -81,6 +87,7 @@ class Seen:
     resends: list[Resend] = field(default_factory=list)
     prepares: list[Prepare] = field(default_factory=list)
     traceparents: list[str] = field(default_factory=list)
+    num_vocabularies: int = 0
 
 
 class FakeTokenizer(Actor):
@@ -105,6 +112,13 @@ class FakeTokenizer(Actor):
                 self.prepare(call, call.message)
             case ChooseRoute():
                 call.reply(self.route(call.message.excluded))
+            case DescribeVocabulary():
+                self.seen.num_vocabularies += 1
+                if self.faults.vocabulary_silent:
+                    return
+                offsets = struct.pack("<258I", *range(257), 256 + len(END_TEXT))
+                ends = VocabularyIs(num_tokens=257, end_token_ids=[END_OF_TEXT])
+                call.reply(ends, (offsets, bytes(range(256)) + END_TEXT))
             case Detokenize():
                 call.reply(Detokenized(text=bytes(i for i in call.message.token_ids if i < 256).decode()))
             case _:
@@ -222,28 +236,32 @@ class FakeScheduler(Actor):
             return
         submit, position = held.submit, len(held.output_ids)
         prompt = submit.prompt_ids
-        at_end = position >= len(prompt) and not submit.stop.ignore_eos and position >= submit.stop.min_tokens
+        at_end = position >= len(prompt) and not submit.spec.stop.ignore_eos and position >= submit.spec.stop.min_tokens
         held.output_ids.append(
-            END_OF_TEXT if at_end else prompt[(position + submit.sampling.sample_index) % len(prompt)]
+            END_OF_TEXT if at_end else prompt[(position + submit.spec.sampling.sample_index) % len(prompt)]
         )
         text = decode(held.output_ids, final=False)
         if (
             at_end
-            or any(stop in text for stop in submit.stop.stop)
-            or held.output_ids[-1] in submit.stop.stop_token_ids
+            or any(stop in text for stop in submit.spec.stop.stop)
+            or held.output_ids[-1] in submit.spec.stop.stop_token_ids
         ):
             held.finish = "stop"
-        elif len(held.output_ids) >= submit.stop.max_tokens:
+        elif len(held.output_ids) >= submit.spec.stop.max_tokens:
             held.finish = "length"
 
     def delta(self, held: Held, start: int) -> TextDelta:
         submit = held.submit
-        before = shown(held.output_ids[:start], submit.stop.stop, final=False)
-        text = shown(held.output_ids, submit.stop.stop, final=held.finish is not None)
+        before = shown(held.output_ids[:start], submit.spec.stop.stop, final=False)
+        text = shown(held.output_ids, submit.spec.stop.stop, final=held.finish is not None)
+        reads = open_asks(submit.spec.sampling.asks, DrawnModel(257)).reads
+        new = range(start, len(held.output_ids))
+        beside = [] if reads is None else [payload_of(at, held.output_ids[at], reads) for at in new]
         return TextDelta(
             request_id=submit.request_id, attempt=submit.attempt, position=start, token_ids=held.output_ids[start:],
             text_offset=len(before), text=text[len(before):], finish_reason=held.finish,
             num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
+            extras=beside,
         )  # fmt: skip
 
     def stats(self) -> dict[str, float]:
@@ -255,6 +273,19 @@ class FakeScheduler(Actor):
             'mesh_scheduler_pages{state="free"}': 7.0,
             "mesh_preemptions_total": 3.0,
         }
+
+
+def logprob_of(position: int, token_id: int) -> float:
+    """Any number that float32 has, another for each token and position; every fifth token was impossible."""
+    return float("-inf") if token_id % 5 == 0 else -(token_id + 1) / 64 - position / 1024
+
+
+def payload_of(position: int, token_id: int, reads: RowReads) -> bytes:
+    """What a worker would read: the drawn token is the most likely, and its followers by id come next."""
+    likely = [(token_id + 7 * n) % 257 for n in range(reads.top)]
+    pairs = b"".join(struct.pack("<if", one, logprob_of(position, one)) for one in likely)
+    named = b"".join(struct.pack("<f", logprob_of(position, one)) for one in reads.ids)
+    return struct.pack("<fi", logprob_of(position, token_id), 1) + pairs + named
 
 
 def decode(token_ids: list[int], *, final: bool) -> str:

@@ -34,9 +34,10 @@ from nodes.gateway.events import (
     SubmitFailed,
     Suspect,
     Tick,
+    Tokens,
 )
 from nodes.protocol import AttemptFailed, ResendFrom, Route, TextBatch, TextDelta
-from nodes.request import AttemptRef, Sampling, Stages, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, Stages, StopRules
 
 CONFIG = GatewayConfig(model_name="m", context_length=100)
 LOST = Failure("deadline_exceeded", "no answer")
@@ -44,7 +45,7 @@ LOST = Failure("deadline_exceeded", "no answer")
 
 def opened(request_id: str = "r", *, max_tokens: int = 8, route: Route | None = None) -> Opened:
     return Opened(
-        request_id=request_id, prompt_ids=[1, 2, 3], sampling=Sampling(), stop=StopRules(max_tokens),
+        request_id=request_id, prompt_ids=[1, 2, 3], spec=RequestSpec(Sampling(), StopRules(max_tokens)),
         route=route or Route(decode="d0", detokenizer="t0", prefill="p0"), arrived_at=0.0,
     )  # fmt: skip
 
@@ -197,14 +198,18 @@ def test_a_gap_in_text_alone_is_asked_for_from_the_start(running: GatewayCore) -
     assert running.handle(batch(delta(1, [8], 2, "c")), 0.2) == [from_start]
 
 
-def test_what_comes_beside_tokens_is_kept_by_position_over_repeats_and_attempts(running: GatewayCore) -> None:
-    log = running.requests["r"]
-    running.handle(batch(delta(0, [7, 8], 0, "ab", extras=[b"0", b""])), 0.1)
-    running.handle(batch(delta(0, [7, 8, 9], 0, "abc", extras=[b"!", b"!", b"2"])), 0.2)
-    running.handle(batch(delta(3, [10], 3, "d")), 0.3)
-    # Of the next attempt, which begins with what was delivered.
-    log.accept(delta(2, [9, 10, 11], 2, "cde", extras=[b"!", b"!", b"4"], attempt=1), 0.5)
-    assert (log.output_ids, log.extras) == ([7, 8, 9, 10, 11], {0: b"0", 2: b"2", 4: b"4"})
+def test_what_comes_beside_tokens_is_delivered_once_if_the_request_shows_it(core: GatewayCore) -> None:
+    core.handle(msgspec.structs.replace(opened(), shows_tokens=True), 0.0)
+
+    def beside(event: TextBatch, at: float) -> list[Tokens | None]:
+        return [one.tokens for one in core.handle(event, at) if isinstance(one, Deliver)]
+
+    assert beside(batch(delta(0, [7, 8], 0, "ab", extras=[b"0", b"1"])), 0.1) == [Tokens([7, 8], [b"0", b"1"])]
+    repeated = delta(0, [7, 8, 9], 0, "abc", extras=[b"!", b"!", b"2"])
+    assert beside(batch(repeated), 0.2) == [Tokens([9], [b"2"])]
+    assert beside(batch(delta(3, [10], 3, "d")), 0.3) == [Tokens([10], [])]
+    core.handle(opened("s"), 0.0)
+    assert beside(batch(delta(0, [7], 0, "a", extras=[b"0"], request_id="s")), 0.4) == [None], "costs nothing"
 
 
 def test_gaps_of_one_frame_share_a_message(running: GatewayCore) -> None:

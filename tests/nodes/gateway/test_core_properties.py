@@ -38,7 +38,7 @@ from nodes.gateway.events import (
     Tick,
 )
 from nodes.protocol import AttemptFailed, Route, Submit, TextBatch, TextDelta
-from nodes.request import Sampling, StopRules
+from nodes.request import RequestSpec, Sampling, StopRules
 
 SCHEDULERS = ("d0", "d1")
 DETOKENIZERS = ("t0", "t1")
@@ -177,7 +177,7 @@ class Ring:
         request_id = str(next(self.numbers))
         self.clients[request_id] = Client(length=1 + n % 12)
         opened = Opened(
-            request_id=request_id, prompt_ids=[1, 2], sampling=Sampling(), stop=StopRules(1 + n % 12),
+            request_id=request_id, prompt_ids=[1, 2], spec=RequestSpec(Sampling(), StopRules(1 + n % 12)),
             route=Route(decode=SCHEDULERS[n % 2], detokenizer="t0"), arrived_at=self.now,
         )  # fmt: skip
         self.feed(opened)

@@ -15,6 +15,7 @@ from nodes.gateway.events import Failure
         (Failure("never_fits", "m", False, "prompt"), 400, "messages"),
         (Failure("template_error", "m", False), 400, "messages"),
         (Failure("context_length_exceeded", "m", False, "prompt"), 400, "messages"),
+        (Failure("grammar_failed", "m", False), 400, None),
         (Failure("poisoned_request", "m", False), 500, None),
         (Failure("internal", "m", False), 500, None),
         (Failure("overloaded", "m"), 503, None),

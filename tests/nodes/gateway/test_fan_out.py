@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from nodes.gateway.config import GatewayConfig
@@ -32,15 +33,15 @@ def test_samples_of_prompts_in_the_order_of_choices() -> None:
     requests = opened(job(n=2, seed=5), 3, 4)
     assert [request.request_id for request in requests] == ["cmpl-1-0", "cmpl-1-1", "cmpl-1-2", "cmpl-1-3"]
     assert [len(request.prompt_ids) for request in requests] == [3, 3, 4, 4]
-    assert [request.sampling.sample_index for request in requests] == [0, 1, 0, 1]
-    assert {request.sampling.seed for request in requests} == {5}
+    assert [request.spec.sampling.sample_index for request in requests] == [0, 1, 0, 1]
+    assert {request.spec.sampling.seed for request in requests} == {5}
     assert [request.route.decode for request in requests] == ["d0", "d0", "d1", "d1"]
     assert {request.arrived_at for request in requests} == {1.5}
 
 
 def test_a_seed_is_drawn_where_none_was_given() -> None:
-    assert opened(job(), 3)[0].sampling.seed == 99
-    assert opened(job(seed=0), 3)[0].sampling.seed == 0
+    assert opened(job(), 3)[0].spec.sampling.seed == 99
+    assert opened(job(seed=0), 3)[0].spec.sampling.seed == 0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_a_seed_is_drawn_where_none_was_given() -> None:
     ],
 )
 def test_how_many_tokens(kind: str, fields: dict[str, int], length: int, max_tokens: int) -> None:
-    assert opened(job(kind, **fields), length)[0].stop.max_tokens == max_tokens
+    assert opened(job(kind, **fields), length)[0].spec.stop.max_tokens == max_tokens
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,14 @@ def test_no_room(kind: str, fields: dict[str, int], length: int, param: str, wor
     assert caught.value.code == ("context_length_exceeded" if length else "invalid_value")
     assert words in caught.value.message
     assert caught.value.message.startswith("This model's maximum context length is 100 tokens. ") == bool(length)
+
+
+def test_texts_of_asks_travel_as_the_ids_that_a_tokenizer_gave() -> None:
+    asked_for = job(bad_words=["no"], presence_penalty=1.0)
+    requests = fan_out(
+        asked_for, [[1, 2]], [Route(decode="d")], seed=1, arrived_at=0.0, config=CONFIG, words=[[7, 8], [9]]
+    )
+    words, penalties = requests[0].spec.sampling.asks
+    assert (words.name, penalties.name) == ("bad_words/1", "penalties/1")
+    assert msgspec.msgpack.decode(words.value) == [[], [[7, 8], [9]]]
+    assert requests[0].spec.sampling.looks_back

@@ -69,7 +69,7 @@ async def test_a_failed_attempt_is_not_seen(ring, client) -> None:
     assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == (PROMPT, len(PROMPT) + 1)
     first, second = ring.seen.submits
     assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
-    assert (second.prompt_ids, second.sampling) == (first.prompt_ids, first.sampling)
+    assert (second.prompt_ids, second.spec) == (first.prompt_ids, first.spec)
 
 
 async def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it(ring, client) -> None:

@@ -117,12 +117,12 @@ def test_stop_strings(client: httpx.Client) -> None:
 def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> None:
     completion(client, temperature=0.5, top_k=4, seed=7, logit_bias={"65": -1}, min_tokens=2, priority=3)
     submit = served.seen.submits[-1]
-    assert (submit.sampling.temperature, submit.sampling.top_k, submit.sampling.seed) == (0.5, 4, 7)
-    assert submit.sampling.logit_bias == {65: -1.0}
-    assert (submit.stop.min_tokens, submit.priority, submit.detokenizer) == (2, 3, "t0")
+    assert (submit.spec.sampling.temperature, submit.spec.sampling.top_k, submit.spec.sampling.seed) == (0.5, 4, 7)
+    assert [asked.name for asked in submit.spec.sampling.asks] == ["logit_bias/1", "min_tokens/1"]
+    assert (submit.spec.stop.min_tokens, submit.spec.priority, submit.detokenizer) == (2, 3, "t0")
     completion(client)
     completion(client)
-    assert served.seen.submits[-1].sampling.seed != served.seen.submits[-2].sampling.seed
+    assert served.seen.submits[-1].spec.sampling.seed != served.seen.submits[-2].spec.sampling.seed
 
 
 def test_models(client: httpx.Client) -> None:
@@ -326,7 +326,10 @@ def test_bodies_that_are_no_json(client: httpx.Client, path: str, body: bytes) -
 def test_values(client: httpx.Client) -> None:
     refused(completion(client, temperature=-1), 400, "temperature")
     refused(completion(client, model="gpt-99"), 404, "model", "model_not_found")
-    refused(completion(client, logprobs=5), 400, "logprobs", "unsupported_parameter")
+    refused(completion(client, prompt_logprobs=5), 400, "prompt_logprobs", "unsupported_parameter")
+    refused(completion(client, logprobs=21), 400, "logprobs")
+    refused(completion(client, logprobs=1, logprob_token_ids=[257]), 400, "logprob_token_ids")
+    refused(chat(client, "a", top_logprobs=5), 400, "top_logprobs")
     refused(completion(client, stream=True, max_tokens=0), 400, "max_tokens")
     refused(chat(client, 5), 400, "messages.0.content")
 

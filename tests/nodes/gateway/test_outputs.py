@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
+from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import Internal
 from nodes.gateway.events import End, Failure, Opened
 from nodes.gateway.outputs import CallOutput, Generation, Piece
-from nodes.gateway.responses import Head, total_usage, usage_so_far, whole_response
-from nodes.gateway.sse import DONE, ChunkWriter, error_event
+from nodes.gateway.responses import Head, total_usage, usage_so_far
+from nodes.gateway.sse import DONE, error_event
+from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.surface import Surface
+from nodes.gateway.surfaces.text import TEXT
+from nodes.gateway.token_details import TokenDetails
+from nodes.gateway.validation import Validator
 from nodes.protocol import Route
-from nodes.request import Sampling, StopRules
+from nodes.request import RequestSpec, Sampling, StopRules
 
 HEAD = Head(id="x-1", object="o", created=7, model='m"ü', system_fingerprint="fp")
 
@@ -24,7 +30,7 @@ def end(reason: str | None = "stop", failure: Failure | None = None, cached: int
 def generation(num_prompts: int, n: int, *, whole: bool = False) -> Generation:
     requests = [
         Opened(
-            request_id=str(i), prompt_ids=[1] * (10 + i // n), sampling=Sampling(), stop=StopRules(9),
+            request_id=str(i), prompt_ids=[1] * (10 + i // n), spec=RequestSpec(Sampling(), StopRules(9)),
             route=Route(decode="d"), arrived_at=0.0,
         )
         for i in range(num_prompts * n)
@@ -177,18 +183,24 @@ def test_usage_counts_each_prompt_once() -> None:
     assert so_far.prompt_tokens_details.cached_tokens == 3
 
 
-@pytest.mark.parametrize("name", ["chat.completion", "text_completion"])
-def test_whole_responses_are_in_order(name: str) -> None:
+def details(made: Generation) -> TokenDetails:
+    job = Validator(GatewayConfig(model_name="m", context_length=100)).text(b'{"prompt": "x"}', "cmpl-1")
+    return TokenDetails(job, made)
+
+
+@pytest.mark.parametrize("surface", [CHAT, TEXT])
+def test_whole_responses_are_in_order(surface: Surface) -> None:
     made = generation(1, 2, whole=True)
     made.output.deliver(1, "b", 1)
     made.output.deliver(0, "a", 1)
     for number in (1, 0):
         made.output.end(number, end("length"))
-    head = Head(id="x", object=name, created=1, model="m", system_fingerprint="f")
-    answer: Any = whole_response(head, made)
-    assert answer.object == name
-    texts = [choice.message.content if name == "chat.completion" else choice.text for choice in answer.choices]
-    assert (texts, [choice.finish_reason for choice in answer.choices]) == (["a", "b"], ["length", "length"])
+    head = Head(id="x", object=surface.whole_object, created=1, model="m", system_fingerprint="f")
+    answer: Any = surface.whole(head, made, details(made))
+    assert answer.object == surface.whole_object
+    texts = [choice.message.content if surface is CHAT else choice.text for choice in answer.choices]
+    assert texts == ["a", "b"]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
 
 
 def event(data: bytes) -> Any:
@@ -202,7 +214,7 @@ COMMON = {"id": "x-1", "object": "o", "created": 7, "model": 'm"ü', "system_fin
 
 
 def test_chat_chunks() -> None:
-    writer = ChunkWriter(HEAD, kind="chat", num_samples=2, usage=False)
+    writer = CHAT.chunks(HEAD, details(generation(1, 2)), 2, usage=False)
     start = [event(line + b"\n\n") for line in writer.start().split(b"\n\n") if line]
     assert [chunk["choices"][0]["index"] for chunk in start] == [0, 1]
     assert start[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -216,7 +228,7 @@ def test_text_chunks_with_usage() -> None:
     made = generation(1, 1)
     made.output.deliver(0, "x", 5)
     usage = total_usage(made)
-    writer = ChunkWriter(HEAD, kind="text", num_samples=1, usage=True)
+    writer = TEXT.chunks(HEAD, details(made), 1, usage=True)
     assert writer.start() == b""
     chunk = event(writer.delta(0, "x", None))
     assert chunk == {

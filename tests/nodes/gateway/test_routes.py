@@ -35,7 +35,7 @@ async def test_health_is_readiness_and_healthz_is_life(ring, client) -> None:
 async def test_health_generate_has_one_token_generated_by_the_whole_ring(ring, client) -> None:
     for path in GENERATE:
         await client.get(path)
-    assert [submit.stop.max_tokens for submit in ring.seen.submits] == [1, 1]
+    assert [submit.spec.stop.max_tokens for submit in ring.seen.submits] == [1, 1]
     assert ring.gateway.ctx.metrics.value("mesh_generation_tokens_total") == 2
 
 

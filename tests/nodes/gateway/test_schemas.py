@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.asks.grammar import Grammar
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError
 from nodes.gateway.fan_out import max_tokens_of
@@ -32,7 +33,7 @@ TYPES = {
     "null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str, "array": list,
     "object": dict,
 }  # fmt: skip
-COMMENTS = frozenset({"title", "description", "default"})
+COMMENTS = frozenset({"title", "description", "default", "discriminator"})
 
 
 def is_a(value: Any, name: str) -> bool:
@@ -111,6 +112,9 @@ LISTS = st.lists(SCALARS, max_size=4) | st.lists(st.lists(NUMBERS, max_size=2), 
 VALUES = SCALARS | LISTS | st.dictionaries(STRINGS, SCALARS, max_size=2)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "prompt": STRINGS | LISTS,
+    "logprobs": st.none() | st.booleans() | st.sampled_from([-1, 0, 20, 21]),
+    "top_logprobs": st.sampled_from([None, -1, 0, 1, 20, 21]),
+    "logprob_token_ids": st.lists(st.sampled_from([-1, 0, 299, 300]), max_size=2),
     "logit_bias": st.dictionaries(STRINGS, st.sampled_from([0, 1, 100, -100, 101]), max_size=3),
     "stream_options": st.dictionaries(
         st.sampled_from(["include_usage", "include_obfuscation", "x"]), st.booleans() | st.none()
@@ -125,7 +129,15 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "refusal": st.none() | STRINGS,
     "role": STRINGS,
     "tokens": LISTS,
+    "response_format": VALUES | st.sampled_from([
+        {"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "strict": 1}}, {"type": "yaml"},
+    ]),
+    "structured_outputs": VALUES | st.sampled_from([{"regex": "a"}, {"json": {}}, {"choice": []}, {"choice": ["a"]}]),
+    "guided_choice": LISTS | st.just(["a"]),
 }  # fmt: skip
+STRUCTURED = frozenset(Grammar.chat_fields)
+"""Of these no schema can say that the output is described only once, or that a text is a JSON schema."""
 FIELDS["messages"] = VALUES | st.lists(
     st.fixed_dictionaries(
         {"role": STRINGS},
@@ -167,7 +179,9 @@ def refusal_of(name: str, body: dict[str, Any]) -> ApiError | None:
 
 
 def is_beyond_schemas(body: dict[str, Any], param: str | None) -> bool:
-    """The two rules that no schema can say."""
+    """The rules that no schema can say."""
+    if param is not None and param.partition(".")[0] in STRUCTURED:
+        return True
     if param == "min_tokens":
         return bool(body["min_tokens"] > (body.get("max_completion_tokens") or body.get("max_tokens") or 100))
     prompts = body.get("prompt")
@@ -213,7 +227,12 @@ def test_what_clients_are_told_of_each_limit() -> None:
     assert allowed("CompletionBody", prompt=[299])
     assert not allowed("ChatMessage", role="user", content=None)
     assert not allowed("DetokenizeBody", tokens=[300])
-    assert not allowed("CompletionBody", prompt="a", logprobs=3)
+    assert allowed("CompletionBody", prompt="a", logprobs=3, logprob_token_ids=[299])
+    assert not allowed("CompletionBody", prompt="a", logprobs=21)
+    assert not allowed("CompletionBody", prompt="a", logprob_token_ids=[299])
+    user = [{"role": "user", "content": "a"}]
+    assert allowed("ChatCompletionBody", messages=user, logprobs=True, top_logprobs=20)
+    assert not allowed("ChatCompletionBody", messages=user, top_logprobs=20)
     plain = json.loads(document("1", CONFIG, takes_priority=False))["components"]["schemas"]["CompletionBody"]
     assert not allows(plain, {"prompt": "a", "priority": 1})
     assert allows(plain, {"prompt": "a", "priority": 0})

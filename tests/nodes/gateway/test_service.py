@@ -223,4 +223,4 @@ async def test_seeds_may_be_drawn_by_a_simulation() -> None:
     async with Ring(serve_http=False) as ring:
         await take_place(ring, "g0", Gateway(CONFIG, serve_http=False, draw_seed=lambda: 42))
         await generate(ring)
-        assert ring.seen.submits[-1].sampling.seed == 42
+        assert ring.seen.submits[-1].spec.sampling.seed == 42

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodes.asks import RowReads
+from nodes.asks.logit_bias import LogitBias
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
+from nodes.gateway.openai_types import CHAT_BODY, COMPLETION_BODY
 from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.validation import Job, TokenFields, Validator
 from nodes.request import SamplingDefaults
 
 CONFIG = GatewayConfig(
@@ -53,7 +56,9 @@ def test_everything_set() -> None:
     assert (job.stop.max_tokens, job.stop.min_tokens, job.stop.stop, job.stop.stop_token_ids) == (9, 3, ["x"], [5])
     assert job.stop.include_stop
     assert job.stop.ignore_eos
-    assert (job.sampling.logit_bias, job.sampling.top_k, job.seed) == ({7: -100, 8: 2.5}, 0, 2**63 - 1)
+    assert LogitBias({7: -100, 8: 2.5}) in job.asks
+    assert job.sampling.top_k == 0
+    assert job.seed == 2**63 - 1
     assert job.prepare.extra_key == "s"
     assert not job.prepare.add_special_tokens
     assert not job.skip_special_tokens
@@ -214,7 +219,7 @@ def test_messages_may_be_calls_or_refusals_without_content(said: dict[str, Any])
 def test_empty_stops_are_none() -> None:
     assert text(stop="").stop == text(stop=[]).stop == text().stop
     assert text(stop_token_ids=[]).stop == text().stop
-    assert text(logit_bias={}).sampling == text().sampling
+    assert text(logit_bias={}).asks == text().asks
 
 
 def test_a_nucleus_of_nothing_is_greedy() -> None:
@@ -282,7 +287,7 @@ def test_an_unknown_model() -> None:
 def test_every_served_name_is_the_model_and_no_other() -> None:
     validator = Validator(msgspec.structs.replace(CONFIG, aliases=("gpt-4o", "org/m")))
     for name in ("m", "gpt-4o", "org/m"):
-        assert validator.text(json.dumps({"prompt": "hi", "model": name}).encode(), "cmpl-1").kind == "text"
+        assert validator.text(json.dumps({"prompt": "hi", "model": name}).encode(), "cmpl-1").prepare.texts
     with pytest.raises(UnknownModel, match=r"'gpt'.*'m', 'gpt-4o', 'org/m'"):
         validator.text(b'{"prompt": "hi", "model": "gpt"}', "cmpl-1")
 
@@ -292,8 +297,9 @@ def test_the_models_sampling_defaults_give_way_to_the_requests_own() -> None:
     validator = Validator(msgspec.structs.replace(CONFIG, sampling_defaults=defaults))
 
     def sampled(**fields: Any) -> tuple[float, float, int, float, float]:
-        found = validator.text(json.dumps({"prompt": "hi"} | fields).encode(), "cmpl-1").sampling
-        return found.temperature, found.top_p, found.top_k, found.min_p, found.repetition_penalty
+        job = validator.text(json.dumps({"prompt": "hi"} | fields).encode(), "cmpl-1")
+        found, penalties = job.sampling, [ask.penalty for ask in job.asks]
+        return found.temperature, found.top_p, found.top_k, found.min_p, *(penalties or [1.0])
 
     assert sampled() == sampled(temperature=None, top_k=None) == (0.6, 0.95, 20, 0.1, 1.1)
     assert sampled(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1) == (0.0, 1.0, 0, 0.0, 1.0)
@@ -313,12 +319,12 @@ def test_known_and_unsupported_fields(field: str) -> None:
 
 
 UNSERVED: dict[str, list[Any]] = {
-    "logprobs": [0, True, 5],
+    "top_logprobs": [5],
+    "prompt_logprobs": [0],
     "echo": [True],
     "best_of": [2, True],
-    "presence_penalty": [0.5],
     "suffix": ["x"],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
+    "guided_decoding_backend": ["xgrammar"],
     "tools": [[{"type": "function"}]],
     "tool_choice": ["required"],
     "modalities": [["text", "audio"]],
@@ -336,6 +342,75 @@ UNSERVED: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field in UNSERVED for value in UNSERVED[field]])
 def test_values_that_would_change_the_answer(field: str, value: Any) -> None:
     assert refused(text, **{field: value}).param == field
+
+
+def test_what_describes_the_output_is_checked_by_a_tokenizer_and_ends_it() -> None:
+    job = text(regex="a+", ignore_eos=True, min_tokens=3)
+    assert job.prepare.asks == ["min_tokens/1", "grammar/1"]
+    assert [one.name for one in job.prepare.checks] == ["grammar/1"]
+    # The end that the grammar leaves alone has to end it.
+    assert (job.stop.ignore_eos, job.stop.min_tokens) == (False, 3)
+    plain = text(ignore_eos=True, response_format={"type": "text"}, min_tokens=3)
+    assert (plain.stop.ignore_eos, plain.prepare.checks) == (True, [])
+    assert refused(chat, regex="a", guided_choice=["b"]).param == "guided_choice"
+    assert refused(chat, response_format={"type": "yaml"}).param == "response_format.type"
+    assert refused(chat, response_format={"type": "json_schema"}).param == "response_format.json_schema"
+    assert refused(chat, guided_choice=[]).param == "guided_choice"
+
+
+def test_no_field_is_both_served_and_refused() -> None:
+    served = set(CHAT_BODY.__struct_fields__) & set(COMPLETION_BODY.__struct_fields__)
+    assert not served & (NEUTRAL_VALUES.keys() | IGNORED)
+
+
+def test_logprobs_of_chats() -> None:
+    assert chat(logprobs=False, top_logprobs=0, logprob_token_ids=[]).tokens == TokenFields()
+    assert chat(logprobs=True).tokens == TokenFields(reads=RowReads(0))
+    job = chat(logprobs=True, top_logprobs=20, logprob_token_ids=[5, 999])
+    assert job.tokens.reads == RowReads(20, (5, 999), "raw")
+    assert job.prepare.asks == ["logprobs/1"]
+    processed = Validator(msgspec.structs.replace(CONFIG, logprobs_of="processed"))
+    body = json.dumps({"messages": USER, "logprobs": True}).encode()
+    assert processed.chat(body, "c").tokens.reads == RowReads(0, (), "processed")
+
+
+def test_logprobs_of_completions() -> None:
+    assert text().tokens == text(logprobs=None).tokens == TokenFields()
+    assert text(logprobs=0).tokens.reads == RowReads(0)
+    assert text(logprobs=20, logprob_token_ids=[7]).tokens.reads == RowReads(20, (7,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        (chat, {"top_logprobs": 1}, "top_logprobs"),
+        (chat, {"top_logprobs": 1, "logprobs": False}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        (chat, {"logprobs": 3}, "logprobs"),
+        (chat, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+        (chat, {"logprobs": True, "logprob_token_ids": [1000]}, "logprob_token_ids"),
+        (chat, {"logprobs": True, "logprob_token_ids": [-1]}, "logprob_token_ids.0"),
+        (chat, {"logprobs": True, "logprob_token_ids": [1] * 129}, "logprob_token_ids"),
+        (text, {"logprobs": 21}, "logprobs"),
+        (text, {"logprobs": -1}, "logprobs"),
+        (text, {"logprobs": True}, "logprobs"),
+        (text, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+        (text, {"logprobs": 1, "logprob_token_ids": [1000]}, "logprob_token_ids"),
+        (text, {"return_token_ids": 1}, "return_token_ids"),
+    ],
+)
+def test_logprobs_that_cannot_be(kind: Any, fields: dict[str, Any], param: str) -> None:
+    error = refused(kind, **fields)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_ids_beside_the_text() -> None:
+    assert chat(return_token_ids=True).tokens == TokenFields(ids=True, prompt_ids=True)
+    assert text(return_prompt_token_ids=True).tokens == TokenFields(prompt_ids=True)
+    assert not text(return_prompt_token_ids=True).tokens.of_output
+    assert text(logprobs=1, return_tokens_as_token_ids=True).tokens == TokenFields(RowReads(1), as_ids=True)
 
 
 def test_unknown_fields_are_reported_and_ignored_ones_are_not() -> None:
@@ -396,3 +471,13 @@ def test_any_object_is_a_job_or_an_error_of_the_client(body: dict[str, Any], fun
 def test_any_bytes_are_a_job_or_an_error_of_the_client(data: bytes) -> None:
     with pytest.raises(BadRequest):
         VALIDATOR.chat(data, "id")
+
+
+def test_asks_are_read_from_a_body_and_named_to_tokenizers() -> None:
+    job = chat(presence_penalty=0.5, bad_words=["no"], min_tokens=2)
+    assert job.prepare.asks == ["min_tokens/1", "bad_words/1", "penalties/1"]
+    assert job.prepare.words == ["no", " no"]
+    assert refused(chat, bad_words=["a", ""]).param == "bad_words"
+    assert refused(chat, allowed_token_ids=[1000]).param == "allowed_token_ids"
+    assert refused(chat, presence_penalty=2.5).param == "presence_penalty"
+    assert refused(chat, frequency_penalty=float("nan")).param is None, "JSON has no such number"

@@ -17,6 +17,8 @@ from kvstore.layout import KVLayout
 from kvstore.protocol import AnnouncePages, CloseGrant, OpenGrants, PoolHandle, TransferFailed, TransferNews
 from kvstore.transfer.session import CopyEnded
 from mesh.address import Address
+from nodes.asks import ASK_NAMES, RowEdits, asked
+from nodes.asks.min_tokens import MinTokens
 from nodes.kv_agent import events as agent_events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.core import AgentCore
@@ -36,7 +38,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.roles import DETOKENIZER, KV_AGENT, NODE_CODEC, SCHEDULER
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -61,6 +63,7 @@ from nodes.scheduler.events import (
 )
 from nodes.worker import core as worker_core
 from nodes.worker.core import WorkerCore
+from nodes.worker.draw.edits import edits_of
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
 
@@ -72,6 +75,11 @@ EDGE = "edge"
 
 def prompt(length: int, base: int = 0) -> list[int]:
     return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
+
+
+def asks_of(stop: StopRules) -> list[Any]:
+    """What a gateway adds for `min_tokens`."""
+    return asked([MinTokens(stop.min_tokens, stop.stop_token_ids)]) if stop.min_tokens else []
 
 
 def next_token(token_ids: list[int], masked: Container[int] = ()) -> int:
@@ -112,7 +120,7 @@ class Worker:
     def restart(self) -> None:
         self.epoch += 1
         # Of contexts and steps the scheduler is the judge here: what any test lets it send is shorter.
-        self.core = WorkerCore(Limits(len(self.memory), PAGE, VOCAB, 1 << 20, 1 << 20))
+        self.core = WorkerCore(Limits(len(self.memory), PAGE, VOCAB, 1 << 20, 1 << 20), end_token_ids=(EOS,))
 
     @property
     def num_rows(self) -> int:
@@ -120,7 +128,7 @@ class Worker:
 
     def adopted(self) -> Adopted:
         """What is answered to the scheduler that adopts. Ranks, and tests of liars, say something else."""
-        return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB)
+        return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB, asks=list(ASK_NAMES))
 
     def told(self, result: StepResult) -> list[StepResult]:
         """What goes out for a result. Tests of liars put something else here."""
@@ -150,14 +158,14 @@ class Worker:
             pages = step.page_ids[row.page_offset :]
             drawn.append(-1)
             if self.poison & set(tokens):
-                errors.append(RowError(row.row, POISONED, "the row raised"))
+                errors.append(RowError(row.row, POISONED, "the row raised", retryable=False))
                 continue
             self.write(pages, row.start, tokens)
             if row.sampling is not None:
                 # Out of the pages and not of what was sent, so that a page that is another's shows in the token.
                 context = [self.memory[pages[position // PAGE]][position % PAGE] for position in range(row.end)]
-                is_masked = row.output_position < row.sampling.min_tokens
-                drawn[-1] = next_token(context, (row.sampling.masked_token_ids or ()) if is_masked else ())
+                edits = edits_of(row)
+                drawn[-1] = next_token(context, edits.floor if isinstance(edits, RowEdits) else ())
         return StepOutcome(drawn, errors)
 
     def write(self, pages: Sequence[int], start: int, tokens: Sequence[int]) -> None:
@@ -409,7 +417,7 @@ class World:
                     self.refuse(self.calls[call], code)
                 case Publish(topic, message):
                     self.published.append((name, topic, message))
-                case Announce(state, worker_ready):
+                case Announce(state, worker_ready, _, _):
                     self.announced.append((name, state, worker_ready))
 
     def refuse(self, packet: Packet, code: str) -> None:
@@ -470,11 +478,17 @@ class World:
 
     def send_submit(self, request: Request) -> None:
         message = Submit(
-            request_id=request.request_id, attempt=request.attempt, gateway=EDGE, detokenizer=EDGE,
-            prompt_ids=request.prompt, sampling=Sampling(seed=7), stop=request.stop,
+            request_id=request.request_id,
+            attempt=request.attempt,
+            gateway=EDGE,
+            detokenizer=EDGE,
+            prompt_ids=request.prompt,
+            spec=RequestSpec(
+                Sampling(seed=7, asks=asks_of(request.stop)), request.stop, request.priority, request.extra_key
+            ),
             output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
-            prefill=request.prefill, extra_key=request.extra_key, priority=request.priority,
-        )  # fmt: skip
+            prefill=request.prefill,
+        )
         self.ask_from_edge(request.scheduler, message)
 
     def ask_from_edge(self, scheduler: str, message: Any) -> None:

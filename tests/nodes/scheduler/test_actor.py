@@ -34,7 +34,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.asks import ASK_RETRY_S
 from nodes.scheduler.config import ConfigError, SchedulerConfig
@@ -103,9 +103,10 @@ async def started(made: Made) -> tuple[SchedulerActor, RecordingContext]:
     return one, ctx
 
 
-def submit(request_id: str = "r", **more) -> RecordedCall:
-    fields = {"prompt_ids": [5, 6, 7], "stop": StopRules(max_tokens=2), **more}
-    one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
+def submit(request_id: str = "r", stop: StopRules | None = None, **more) -> RecordedCall:
+    spec = RequestSpec(Sampling(), stop or StopRules(max_tokens=2))
+    fields = {"prompt_ids": [5, 6, 7], "spec": spec, **more}
+    one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", **fields)
     return RecordedCall(SubmitAttempts(attempts=[one]), G)
 
 
@@ -133,7 +134,7 @@ async def test_ready_once_the_worker_is_ours(actor: Maker) -> None:
     assert ctx.announced == []
     await asyncio.sleep(0.01)
     attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True, "policy": "fcfs"}
-    assert ctx.announced == [("ready", attributes | {"numerics": ""})]
+    assert ctx.announced == [("ready", attributes | {"numerics": "", "asks": []})]
     adopting = [Adopt(scheduler_epoch=7), Adopt(scheduler_epoch=7, next_step=1)]
     assert [message for _, message in ctx.asked] == [MapPool(group="m"), *adopting]
     assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]

@@ -3,18 +3,21 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from nodes.protocol.steps import RowColumn
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.batch.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
 from nodes.scheduler.queue.admission import Credit, num_shared_tokens
-from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.sequence import NO_STOP, Sequence, Stage
 from tests.nodes.scheduler.scheduler_world import PAGE, World, prompt, started
 from tests.nodes.step_plans import column
 
+SPEC = RequestSpec(Sampling(), NO_STOP)
+
 
 def sequence(length: int, max_length: int, *, prompt: int | None = None) -> Sequence:
-    one = Sequence(1, range(length), length if prompt is None else prompt, Sampling(), 0.0)
+    one = Sequence(1, range(length), length if prompt is None else prompt, SPEC, 0.0)
     one.max_length = max_length
     return one
 
@@ -82,8 +85,8 @@ def test_pages_are_left_to_those_who_go_first(growth: GrowthEstimate) -> None:
 )
 def test_shared_tokens(left, right, same, key) -> None:
     right = left[:same] + right
-    one, two = (Sequence(1, tokens, len(tokens), Sampling(), 0.0) for tokens in (left, right))
-    two.extra_key = "x" if key else ""
+    other = replace(SPEC, extra_key="x" if key else "")
+    one, two = (Sequence(1, tokens, len(tokens), spec, 0.0) for tokens, spec in ((left, SPEC), (right, other)))
     common = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     assert num_shared_tokens(one, two, PAGE) == (0 if key else common // PAGE * PAGE)
 

@@ -5,7 +5,7 @@ import pytest
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Submit
-from nodes.request import Sampling, StopRules
+from nodes.request import RequestSpec, Sampling, StopRules
 from nodes.scheduler import attempts as module
 from nodes.scheduler.attempts import FINISHED, Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
@@ -16,8 +16,8 @@ CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99, ma
 
 def submit(request_id: str, attempt: int = 0) -> Submit:
     return Submit(
-        request_id=request_id, attempt=attempt, gateway="g", detokenizer="x", prompt_ids=[1], sampling=Sampling(),
-        stop=StopRules(max_tokens=1),
+        request_id=request_id, attempt=attempt, gateway="g", detokenizer="x", prompt_ids=[1],
+        spec=RequestSpec(Sampling(), StopRules(max_tokens=1)),
     )  # fmt: skip
 
 

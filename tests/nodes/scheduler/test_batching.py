@@ -6,14 +6,14 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from nodes.protocol.steps import ROW_WIDTH, RowColumn
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.batch.batching import compose_step
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import NO_STOP, Sequence
 
 CONFIG = SchedulerConfig(
     group="m", worker="w", agent="a", context_length=999, page_size=4, step_tokens=20, chunk_tokens=8, max_running=8
@@ -23,7 +23,7 @@ UNPACED = StepPace(0.0, 4)
 
 
 def sequence(row: int, length: int, computed: int, *, pages: int | None = None) -> Sequence:
-    one = Sequence(row, range(100, 100 + length), length, GREEDY, 0.0)
+    one = Sequence(row, range(100, 100 + length), length, RequestSpec(GREEDY, NO_STOP), 0.0)
     one.max_length = length + 5
     one.num_computed = one.num_scheduled = computed
     num_pages = -(-length // 4) if pages is None else pages

@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.protocol import CacheCleared, CacheEvents, PageStored
 from mesh.address import Address
+from nodes.asks import ASK_NAMES
 from nodes.protocol import (
     Adopt,
     Adopted,
@@ -23,7 +24,7 @@ from nodes.protocol import (
     TokenBatch,
 )
 from nodes.protocol.steps import RowColumn
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.cache_news import RESTATE_PAUSE_S
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
@@ -131,7 +132,7 @@ def test_the_context_ends_a_request() -> None:
 
 def submits(*prompts: tuple[str, list[int]], max_tokens: int) -> SubmitAttempts:
     """Attempts by their names, of a gateway that the world knows nothing of."""
-    same = {"attempt": 0, "gateway": "g", "detokenizer": "x", "sampling": Sampling(), "stop": StopRules(max_tokens)}
+    same = {"attempt": 0, "gateway": "g", "detokenizer": "x", "spec": RequestSpec(Sampling(), StopRules(max_tokens))}
     return SubmitAttempts(attempts=[Submit(request_id=name, prompt_ids=ids, **same) for name, ids in prompts])
 
 
@@ -699,7 +700,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_here(world: World) ->
     request = world.submit(prompt(30), "m", max_tokens=9)
     world.flush("w-m")
     core = world.cores["m"]
-    assert core.handle(DrainAsked(), world.now) == [Announce("draining", worker_ready=True)]
+    assert core.handle(DrainAsked(), world.now) == [Announce("draining", worker_ready=True, asks=ASK_NAMES)]
     assert core.handlers.is_draining
     late = world.submit(prompt(9), "m")
     world.flush("w-m")

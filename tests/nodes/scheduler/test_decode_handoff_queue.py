@@ -29,7 +29,7 @@ from nodes.protocol import (
     PrefillRefused,
     PrefillsOrdered,
 )
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox
@@ -46,7 +46,7 @@ from nodes.scheduler.handoff.decode import (
     HandoffDone,
     HandoffFailed,
 )
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import NO_STOP, Sequence
 
 PAGE = 4
 CONFIG = SchedulerConfig(
@@ -77,8 +77,8 @@ class Bench:
             before.advance(range(PAGE))
             before.release()
         self.rows += 1
-        one = Sequence(self.rows, range(10), 8, Sampling(seed=5), 0.0)
-        one.request_id, one.attempt, one.prefill, one.extra_key = "r", 4, prefill, ""
+        one = Sequence(self.rows, range(10), 8, RequestSpec(Sampling(seed=5), NO_STOP), 0.0)
+        one.request_id, one.attempt, one.prefill = "r", 4, prefill
         one.hold(self.cache.start(one.token_ids))
         assert one.reserve(10, PAGE)
         self.grants.open(one, one.kv.export(), 0.0)

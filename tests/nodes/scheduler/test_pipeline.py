@@ -8,12 +8,12 @@ from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Adopt, Adopted, Fence, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import RowColumn
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.asks import ASK_RETRY_S, RETRY, PersistentAsks
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Announce, Ask, FenceWorker, Outbox, ReadyPeer, SendStep
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import NO_STOP, Sequence
 from nodes.scheduler.worker_link.pipeline import ADOPT, ADOPT_TIMEOUT_S, REPEAT, STEP_REPEAT_S, WORKER_LOST, Pipeline
 from tests.nodes.step_plans import column
 
@@ -23,7 +23,7 @@ DRAW = Sampling()
 
 
 def sequence(slot: int) -> Sequence:
-    one = Sequence(7 + slot, range(4), 3, DRAW, 0.0)
+    one = Sequence(7 + slot, range(4), 3, RequestSpec(DRAW, NO_STOP), 0.0)
     one.slot, one.page_ids = slot, array("i", [slot + 1])
     return one
 

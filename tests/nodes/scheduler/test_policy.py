@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.queue.policy import MAX_MATCHED, STARVED_TURN, WaitingQueue
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import NO_STOP, Sequence
 
 PAGES = {1: [10, 11], 2: [], 3: [10], 4: [20], 5: [10, 12], 6: [10, 11, 13]}
 
@@ -18,9 +18,7 @@ def queue(policy: str, **settings) -> WaitingQueue:
 
 
 def sequence(row: int, *, length: int = 20, arrived_at: float = 0.0, priority: int = 0) -> Sequence:
-    one = Sequence(row, range(length), length, Sampling(), arrived_at)
-    one.priority = priority
-    return one
+    return Sequence(row, range(length), length, RequestSpec(Sampling(), NO_STOP, priority), arrived_at)
 
 
 def rows(waiting: WaitingQueue, now: float = 0.0) -> list[int]:

@@ -5,7 +5,7 @@ import pytest
 from mesh.address import Address
 from mesh.transport.base import Channel
 from nodes.protocol import StreamFinish, Submit, TokenBatch
-from nodes.request import Sampling, StopRules
+from nodes.request import RequestSpec, Sampling, StopRules
 from nodes.scheduler.events import Measured, Outbox, ReadyPeer
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.sequence import Sequence, Stage
@@ -26,7 +26,7 @@ class Bench:
     def sequence(self, row: int, *, outputs: tuple[int, ...] = (), detokenizer: str = "x") -> Sequence:
         submit = Submit(
             request_id=f"r{row}", attempt=0, gateway="g", detokenizer=detokenizer, prompt_ids=[*range(1, 13)],
-            output_ids=list(outputs), sampling=Sampling(), stop=StopRules(max_tokens=9),
+            output_ids=list(outputs), spec=RequestSpec(Sampling(), StopRules(max_tokens=9)),
         )  # fmt: skip
         one = Sequence.from_submit(row, submit, Address("g", 1), (), 99, 0.0)
         self.all.append(one)

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import shutil
+import struct
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -18,8 +20,22 @@ from mesh.errors import RemoteError
 from mesh.options import SystemOptions
 from mesh.simulation.network import SimulatedNetwork
 from mesh.testing.actors import Actors
+from nodes.asks import asked
+from nodes.asks.grammar import Grammar
 from nodes.model_spec import ModelDamaged, resolve_model
-from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, StopAt
+from nodes.model_spec.end_tokens import with_vocabulary
+from nodes.model_spec.token_bytes import token_bytes
+from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
+from nodes.protocol import (
+    ChooseRoute,
+    DescribeVocabulary,
+    Detokenize,
+    Detokenized,
+    Load,
+    Prepare,
+    Prepared,
+    StopAt,
+)
 from nodes.registry.actor import RegistryActor
 from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER
 from nodes.tokenizer.actor import TokenizerActor
@@ -265,3 +281,30 @@ async def test_a_chat_template_that_cannot_be_read_ends_the_start(tmp_path):
     with pytest.raises(ModelDamaged, match=r"not-text\.jinja cannot be read as text"):
         async with mesh_with(chat_template=str(template)):
             pytest.fail("it has started")
+
+
+async def test_what_a_request_asks_of_its_draws_is_tried_out_first(mesh):
+    [good] = asked([Grammar("regex", "a+", "regex")])
+    [bad] = asked([Grammar("json", '{"uniqueItems":true}', "it", strict=True)])
+    [part] = asked([Grammar("json", '{"uniqueItems":true}', "it")])
+    with structlog.testing.capture_logs() as logs:
+        for kind in ({"token_ids": [[1, 2]]}, {"texts": ["ab"]}):
+            for checks in ([good], [part, good]):
+                answer = await ask(mesh, Prepare(request_id="r", checks=checks, **kind))
+                assert len(answer.token_ids) == 1
+            code, param, _ = await failure(mesh, Prepare(request_id="r", checks=[good, bad], **kind))
+            assert (code, param) == ("unsupported_schema", "it")
+    assert [one["ignored"] for one in logs if "not enforced" in one["event"]] == ['Unimplemented keys: ["uniqueItems"]']
+    assert (await ask(mesh, chat("hello", checks=[good]))).token_ids
+
+
+@pytest.mark.settings(model="tiny")
+async def test_a_vocabulary_is_described_by_offsets_and_bytes(mesh):
+    answer = await mesh.gateway.ctx.ask("tok", DescribeVocabulary(), timeout_s=20)
+    spec = resolve_model("tiny")
+    table = token_bytes(load_tokenizer(spec))
+    offsets, data = map(bytes, answer.buffers)
+    ends = struct.unpack(f"<{len(table) + 1}I", offsets)
+    assert [data[begin:end] for begin, end in pairwise(ends)] == table
+    assert answer.message.num_tokens == len(table)
+    assert answer.message.end_token_ids == list(with_vocabulary(spec, vocabulary_facts(spec)).eos_token_ids)

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from nodes.model_spec import resolve_model
-from nodes.tokenizer import render_child, rendering
+from nodes.tokenizer import bounded_child, render_child
 from nodes.tokenizer.chat_template import ChatRequest
 from nodes.tokenizer.child_protocol import Rendered, Setup, child_command, frame
 from nodes.tokenizer.config import RenderingLimits
@@ -52,7 +52,7 @@ async def renderer(settings):
         await renderer.start()
         yield renderer
     finally:
-        pid = renderer.child.pid if renderer.child else None
+        pid = renderer.child.pid
         await renderer.stop()
         if pid is not None:
             with pytest.raises(ProcessLookupError):
@@ -150,7 +150,7 @@ async def test_a_cancelled_request_does_not_answer_the_next(renderer):
 
 
 async def test_a_reply_that_is_too_long_is_not_read(renderer, monkeypatch):
-    monkeypatch.setattr(rendering, "_REPLY_MARGIN_BYTES", 10)
+    monkeypatch.setattr(bounded_child, "_REPLY_MARGIN_BYTES", 10)
     renderer._max_chars = 0
     with pytest.raises(TemplateError):
         await renderer.render(chat("x" * 100))

@@ -11,7 +11,7 @@ from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.protocol import Load
 from nodes.tokenizer.config import RoutingLimits
-from nodes.tokenizer.errors import MemoryReleased, NoCapacity
+from nodes.tokenizer.errors import MemoryReleased, NoCapacity, UnsupportedAsk
 from nodes.tokenizer.routing import (
     CacheChanged,
     CacheUnknown,
@@ -345,3 +345,22 @@ def test_a_scheduler_whose_link_is_lost_is_the_last_choice_until_it_is_heard_aga
     assert choose(core, now=20.1).decode == "d", "the next one is there"
     core.handle(LinkLost(Address("d", 1), 20.2))
     assert choose(core, now=20.3).decode == "d", "late news"
+
+
+def test_only_groups_that_can_do_what_a_request_asks_of_its_draws_are_chosen() -> None:
+    core = router(
+        member("d", phase="decode", asks=["a/1", "b/1"]),
+        member("e", phase="decode", asks=["a/2"]),
+        member("p", phase="prefill", asks=["a/1"]),
+        member("q", phase="prefill", asks=["a/1", "b/1"]),
+    )
+    core.handle(LoadChanged("q", load(num_running=50)))
+    route = core.choose("r", [1, 2, 3], "", [], 0.0, asks=["b/1", "a/1"])
+    assert (route.decode, route.prefill) == ("d", "q")
+    assert core.choose("r", [1, 2, 3], "", ["d"], 0.0, asks=["b/1"]).decode == "q", "it stands in, and not e"
+    assert core.choose("r", [1, 2, 3], "", ["q"], 0.0, asks=["b/1"]).prefill == ""
+    with pytest.raises(UnsupportedAsk, match="'c'") as raised:
+        core.choose("r", [1], "", [], 0.0, asks=["a/1", "c/1"])
+    assert (raised.value.param, raised.value.retryable) == ("c", False)
+    with pytest.raises(UnsupportedAsk, match="together"):
+        core.choose("r", [1], "", [], 0.0, asks=["a/2", "b/1"])

@@ -16,6 +16,7 @@ from kvstore.protocol import MapPool
 from mesh.address import Endpoint
 from mesh.errors import RemoteError, Unreachable
 from mesh.membership.view import Member
+from nodes.asks import ASK_NAMES
 from nodes.protocol import Adopt, Adopted, Fence, StepResult
 from nodes.worker.actor import WorkerActor
 from nodes.worker.errors import LayoutMismatch
@@ -83,7 +84,7 @@ async def test_echo_over_the_pool() -> None:
     assert state == "ready"
     assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
     assert adopt(actor) == Adopted(
-        worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1
+        worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1, asks=list(ASK_NAMES)
     )
     actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
     actor.on_tell(SCHEDULER, *plan(2, [7], start=3))

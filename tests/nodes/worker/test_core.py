@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.protocol import Adopt, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import MAX_SLOTS, Open
 from nodes.request import Sampling
@@ -25,6 +26,7 @@ from nodes.worker.core import (
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome
 from tests.nodes.step_plans import Row, plan_of
+from tests.nodes.worker.torch_running import asking
 
 LIMITS = Limits(num_pages=100, page_size=4, vocab_size=50, context_length=64, max_batch_tokens=32)
 
@@ -276,7 +278,7 @@ def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once
 
 def opening(event: StepArrived, *token_ids: int, slot: int = 0) -> StepArrived:
     """The same, of a sequence that looks back and had `token_ids` before."""
-    penal = Sampling(repetition_penalty=1.5)
+    penal = asking(RepetitionPenalty(1.5))
     opens = [
         msgspec.structs.replace(one, sampling=penal, token_ids=list(token_ids)) if one.slot == slot else one
         for one in event.plan.opens

@@ -12,17 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.asks import Editor, RowReads
 from nodes.asks.edits import RowEdits
+from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.request import Sampling
 from nodes.worker.draw.device_sampler import sample_on_device
-from nodes.worker.draw.editor import Editor
 from nodes.worker.draw.edits import EDITOR_FAILED, first_allowed
 from nodes.worker.draw.measuring import measured, payloads
-from nodes.worker.draw.reads import RowReads, certain
+from nodes.worker.draw.reads import certain
 from nodes.worker.draw.sampler import NO_CANDIDATE, Draw, sample
 from nodes.worker.draw.stage import Draws
 from nodes.worker.steps.step import POISONED, Rows, RunnableRow, StepOutcome
-from tests.nodes.worker.torch_running import GREEDY, sequence_of
+from tests.nodes.worker.torch_running import GREEDY, asking, sequence_of
 
 SIZE = 2500
 
@@ -33,8 +34,8 @@ class Says(Editor):
     def __init__(self, edit: Callable[[list[int], int, RowEdits], None]) -> None:
         self._edit = edit
 
-    def edit(self, history: "array[int]", num_prompt: int, edits: RowEdits) -> None:
-        self._edit(history.tolist(), num_prompt, edits)
+    def edit(self, history: Sequence[int], position: int, edits: RowEdits) -> None:
+        self._edit(list(history), position, edits)
 
 
 class Panic(BaseException):
@@ -93,7 +94,7 @@ def test_every_backend_gets_the_same_outcome_of_rows_of_all_kinds() -> None:
         sequence_of(Sampling(seed=4, top_p=0.5), 1, only(3, 4, 5)),
         sequence_of(GREEDY, reads=RowReads(3)),
         sequence_of(GREEDY),
-        sequence_of(Sampling(repetition_penalty=5.0, temperature=0.0)),
+        sequence_of(asking(RepetitionPenalty(5.0), temperature=0.0)),
     )
     logits = random_logits(8)
     logits[6, 8] = math.nan
@@ -134,9 +135,9 @@ def test_edits_that_leave_nothing_fail_their_row_and_the_model_is_not_blamed() -
 
 def test_an_editor_is_asked_with_the_tokens_so_far_for_rows_that_draw_only() -> None:
     asked: list[tuple[list[int], int]] = []
-    one = sequence_of(GREEDY, 3, Says(lambda history, num_prompt, _: asked.append((history, num_prompt))))
+    one = sequence_of(GREEDY, 3, Says(lambda history, position, _: asked.append((history, position))))
     draws = Draws(rows_of(one, one, draws=[1, 0]))
-    assert asked == [([5, 6, 7, 8, 9], 3)]
+    assert asked == [([5, 6, 7, 8, 9], 2)]
     assert not draws.wants_logits, "nothing was edited"
     assert draws.on_host(None, array("i", [44])) == StepOutcome([44, -1], [], extras=[])
 
@@ -200,7 +201,7 @@ def test_what_is_read_is_a_log_softmax_with_ties_in_the_order_of_ids(dtype: torc
     logits = random_logits(6).round().to(dtype)
     logits[2, 5:900] = -math.inf
     logits[4, 17] = -0.0
-    wanted = [RowReads(top, array("i", ids)) for top, ids in ((0, []), (5, [7, SIZE, -1]), (20, [6]))] * 2
+    wanted = [RowReads(top, tuple(ids)) for top, ids in ((0, []), (5, [7, SIZE, -1]), (20, [6]))] * 2
     tokens = torch.tensor([0, 7, 1000, 30, 17, 5])
     found = payloads(measured(logits, tokens, [Draw(GREEDY, 0)] * 6, wanted), wanted)
     for row, token, reads, payload in zip(logits.double(), tokens.tolist(), wanted, found, strict=True):
@@ -220,7 +221,7 @@ def test_what_is_read_does_not_depend_on_the_rows_beside_it() -> None:
     edits = RowEdits()
     edits.mask, edits.bias = mask_of(*range(0, 1000, 3), words=40), {3: 2.0}
     draws = [Draw(Sampling(temperature=0.5, seed=i), i, edits if i % 3 else None) for i in range(40)]
-    wanted = [RowReads(i % 21, array("i", range(i % 4)), "processed" if i % 2 else "raw") for i in range(40)]
+    wanted = [RowReads(i % 21, tuple(range(i % 4)), "processed" if i % 2 else "raw") for i in range(40)]
     tokens = torch.tensor(sample(logits, draws))
     together = payloads(measured(logits, tokens, draws, wanted), wanted)
     for i in range(40):
@@ -237,7 +238,7 @@ def test_what_is_read_does_not_depend_on_the_rows_beside_it() -> None:
 
 
 def test_what_a_certain_token_reads_needs_no_logits() -> None:
-    reads = RowReads(3, array("i", [1, 9]))
+    reads = RowReads(3, (1, 9))
     assert unpacked(certain(1, reads), 3) == (0.0, 1, [(1, 0.0), (0, -9999.0), (2, -9999.0)], [0.0, -9999.0])
     assert certain(7, RowReads()) == struct.pack("<fi", 0.0, 1)
 

@@ -1,19 +1,22 @@
 """The echo model answers out of the pages, whatever the chunks, and sees a page that is not its own."""
 
 from array import array
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.layout import KVLayout
+from nodes.asks import RowReads
 from nodes.asks.edits import RowEdits
+from nodes.asks.min_tokens import MinTokens
 from nodes.model_spec import EchoTimings, resolve_model
 from nodes.request import Sampling
-from nodes.worker.draw.reads import RowReads, certain
+from nodes.worker.draw.reads import certain
 from nodes.worker.executor.echo import EchoRunner
 from nodes.worker.steps.step import CORRUPT_PAGE, Rows, RunnableRow, RunnableStep, StepOutcome
-from tests.nodes.worker.torch_running import sequence_of
+from tests.nodes.worker.torch_running import asking, sequence_of
 
 SPEC = resolve_model("echo")
 EOS = SPEC.eos_token_ids[0]
@@ -64,7 +67,7 @@ def test_a_masked_token_gives_way_to_the_next_that_may_be_drawn_until_min_tokens
 
     def answers(masked: list[int], min_tokens: int, count: int) -> list[int]:
         runner, _ = make()
-        sampling = Sampling(min_tokens=min_tokens, masked_token_ids=masked)
+        sampling = asking(MinTokens(min_tokens, masked))
         ids, start = list(prompt), 0
         while len(ids) < len(prompt) + count:
             outcome = runner.run(step((start, ids[start:], pages, len(prompt)), sampling=sampling))
@@ -134,8 +137,8 @@ class Editing:
         self.allowed, self.floor = allowed, floor
         self.asked: list[tuple[list[int], int]] = []
 
-    def edit(self, history: "array[int]", num_prompt: int, edits: RowEdits) -> None:
-        self.asked.append((history.tolist(), num_prompt))
+    def edit(self, history: Sequence[int], position: int, edits: RowEdits) -> None:
+        self.asked.append((list(history), position))
         edits.floor |= self.floor
         if self.allowed is not None:
             edits.mask = sum(1 << one for one in self.allowed).to_bytes(64, "little")
@@ -151,7 +154,7 @@ def test_edits_choose_among_what_echo_proposes_and_a_row_that_they_leave_nothing
 
     editor = Editing([8, 9, 30], {8})
     assert run(editor).token_ids == [9]
-    assert editor.asked == [([7, 8, 9], 3)]
+    assert editor.asked == [([7, 8, 9], 0)]
     assert run(Editing([30, 40], set())).token_ids == [30]
     failed = run(Editing([30], {30}))
     assert failed.token_ids == [-1]

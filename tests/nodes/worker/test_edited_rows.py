@@ -1,15 +1,15 @@
 """Rows with editors in a step, whatever computes it, on ranks too: they fail alone, and all is computed once."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from nodes.asks import RowReads
 from nodes.asks.edits import RowEdits
 from nodes.request import Sampling
 from nodes.worker.draw.edits import EDITOR_FAILED
-from nodes.worker.draw.reads import RowReads
 from nodes.worker.executor.isolation import run_isolated
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.steps.step import Rows, RunnableRow, RunnableStep, Runner, StepOutcome
@@ -29,8 +29,8 @@ class Allowing:
     def __init__(self, deadly: int = -1, *, nothing: bool = False) -> None:
         self.deadly, self.nothing = deadly, nothing
 
-    def edit(self, history: "array[int]", num_prompt: int, edits: RowEdits) -> None:
-        del num_prompt
+    def edit(self, history: Sequence[int], position: int, edits: RowEdits) -> None:
+        del position
         if history[-1] == self.deadly:
             raise Panic("the editor is broken")
         allowed = [] if self.nothing else [(history[-1] + one) % 256 for one in (40, 41, 42)]

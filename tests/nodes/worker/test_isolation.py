@@ -53,7 +53,7 @@ def test_only_the_guilty_row_fails_and_the_device_is_not_asked() -> None:
     device = Device(2)
     outcome = run_isolated(device, step(1, 2, 3))
     assert outcome.token_ids == [2, -1, 4]
-    assert outcome.errors == [RowError(1, POISONED, "RuntimeError: no [2]")]
+    assert outcome.errors == [RowError(1, POISONED, "RuntimeError: no [2]", retryable=False)]
     assert device.pages == [[1, 2, 3], [1], [2], [3]]
 
 

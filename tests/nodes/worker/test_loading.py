@@ -272,3 +272,10 @@ def test_an_engine_tells_of_a_load_as_long_as_it_runs() -> None:
     asyncio.run(engine.load(context, PersistentAsk(1.0), SPEC, HeapHost().create("g", info)))
     assert said[0].startswith("loaded 3/3 layers, ")
     assert engine.progress is None
+
+
+def test_what_ends_an_answer_is_what_the_plan_has_found() -> None:
+    # The tokenizer's files may name an end that no config does; a worker's own specification is without it.
+    config = WorkerConfig(group="g", model="tiny", agent="a")
+    assert config.spec().eos_token_ids == resolve_model("tiny").eos_token_ids
+    assert msgspec.structs.replace(config, end_token_ids=(2, 0, 7)).spec().eos_token_ids == (2, 0, 7)

@@ -5,6 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodes.asks import DrawnModel
 from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.steps.check import check_rows
@@ -48,7 +49,7 @@ def blamed(row: Row, ahead: bool) -> str:
 
 @given(st.lists(ROW, min_size=1, max_size=6), st.booleans())
 def test_each_row_is_run_as_it_is_or_blamed(drawn_rows: list[Row], ahead: bool) -> None:
-    rows, table = of_slots(drawn_rows), SequenceTable()
+    rows, table = of_slots(drawn_rows), SequenceTable(DrawnModel(1 << 16))
     plan, buffers = plan_of(1, rows)
     columns = read_columns(plan, buffers, LIMITS)
     found = table.apply(plan.opens, columns)
@@ -76,7 +77,7 @@ def test_each_row_is_run_as_it_is_or_blamed(drawn_rows: list[Row], ahead: bool) 
 
 def test_what_was_drawn_is_known_to_a_sequence_that_is_opened_again_and_to_nobody_else() -> None:
     """A step that is sent again opens its sequences; its input may be what the one before it drew."""
-    table = SequenceTable()
+    table = SequenceTable(DrawnModel(1 << 16))
 
     def opened(sequence: int) -> tuple[int, int]:
         found = table.apply(

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.asks.logit_bias import LogitBias
 from nodes.request import Sampling
 from nodes.worker.draw.sampler import NOT_DRAWN, sample, uniform
-from tests.nodes.worker.torch_running import drawing_of
+from tests.nodes.worker.torch_running import asking, drawing_of
 
 
 def draws(logits: torch.Tensor, sampling: Sampling, count: int) -> Counter[int]:
@@ -29,11 +30,16 @@ def assert_follows(counted: Counter[int], expected: dict[int, float]) -> None:
     assert squares < freedom + 5 * math.sqrt(2 * max(freedom, 1)) + 5, (counted, expected)
 
 
+def biases(sampling: Sampling) -> dict[int, float]:
+    return msgspec.msgpack.decode(sampling.asks[0].value, type=LogitBias).bias if sampling.asks else {}
+
+
 def reference(logits: torch.Tensor, sampling: Sampling) -> dict[int, float]:
     """The distribution, written down naively."""
     values = logits.double() / sampling.temperature
-    for token, bias in (sampling.logit_bias or {}).items():
-        values[token] += bias / sampling.temperature
+    for token, bias in biases(sampling).items():
+        if token < len(values):
+            values[token] += bias / sampling.temperature
     weights = {i: math.exp(v - max(values.tolist())) for i, v in enumerate(values.tolist())}
     kept = sorted(weights, key=lambda i: (-weights[i], i))
     kept = [i for i in kept if weights[i] >= sampling.min_p * weights[kept[0]]]
@@ -61,17 +67,15 @@ SAMPLINGS = [
     Sampling(min_p=1e-12, top_p=0.9),
     Sampling(min_p=1.0),
     Sampling(top_k=5, top_p=0.6, min_p=0.01, temperature=1.5),
-    Sampling(logit_bias={3: 2.5, 5: -100.0, 4000: 3.0}),
-    Sampling(top_p=0.8, logit_bias={0: -1.0}, sample_index=3),
+    asking(LogitBias({3: 2.5, 5: -100.0, 4000: 3.0})),
+    asking(LogitBias({0: -1.0}), top_p=0.8, sample_index=3),
 ]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
     logits = torch.tensor([0.5, 2.0, -1.0, 1.0, 1.0, 0.0, -6.0, 1.9, -15.0, -30.0])
-    known = {t: b for t, b in (sampling.logit_bias or {}).items() if t < 10}
-    expected = reference(logits, msgspec.structs.replace(sampling, logit_bias=known))
-    assert_follows(draws(logits, sampling, 4000), expected)
+    assert_follows(draws(logits, sampling, 4000), reference(logits, sampling))
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,7 +111,7 @@ def test_greedy_is_the_lowest_of_the_highest_beside_any_neighbour(
     logits = torch.randint(-3, 4, (4, vocab_size), generator=generator).to(dtype)
     logits[1, vocab_size // 2] = math.nan
     logits[3, -1] = 9.0
-    greedy, biased = Sampling(temperature=0.0), Sampling(temperature=0.0, logit_bias={0: 20.0})
+    greedy, biased = Sampling(temperature=0.0), asking(LogitBias({0: 20.0}), temperature=0.0)
     drawn = sample(logits, [drawing_of(s, 0) for s in (greedy, greedy, biased, greedy)])
     assert drawn[0] == logits[0].tolist().index(logits[0].max().item())
     assert drawn[1:] == [NOT_DRAWN, 0, vocab_size - 1]
@@ -118,7 +122,7 @@ def test_a_draw_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     rows = (torch.randn(16, 151_936, generator=torch.Generator().manual_seed(3)) * 2).to(dtype)
     params = [
         Sampling(seed=1), Sampling(seed=2, top_p=0.9), Sampling(seed=3, top_k=50), Sampling(seed=4, min_p=0.02),
-        Sampling(temperature=0.0), Sampling(seed=5, top_k=40, top_p=0.8), Sampling(seed=6, logit_bias={3: 30.0}),
+        Sampling(temperature=0.0), Sampling(seed=5, top_k=40, top_p=0.8), asking(LogitBias({3: 30.0}), seed=6),
         Sampling(seed=7, temperature=0.2),
     ] * 2  # fmt: skip
     requests = [drawing_of(params[i], 100 + i) for i in range(16)]

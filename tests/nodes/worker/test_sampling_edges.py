@@ -1,17 +1,23 @@
 """The edges of sampling, in both samplers: they draw the same, and what can be said of the draw beforehand holds."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from nodes.asks import asked
+from nodes.asks.logit_bias import LogitBias
+from nodes.asks.min_tokens import MinTokens
+from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.request import LOWEST_TEMPERATURE, Sampling
 from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NO_CANDIDATE, NOT_DRAWN, Draw, sample
-from tests.nodes.worker.torch_running import drawing_of
+from tests.nodes.worker.torch_running import asking, drawing_of
 
 # Below, at and above what float32 holds as a normal, a subnormal and any number at all.
 TEMPERATURES = (
@@ -41,8 +47,26 @@ def both(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     return drawn
 
 
-def samplings() -> st.SearchStrategy[Sampling]:
-    return st.builds(
+class Wanted(NamedTuple):
+    """Sampling, and what changes its logits."""
+
+    plain: Sampling
+    logit_bias: dict[int, float] | None
+    min_tokens: int
+    masked: list[int]
+    repetition_penalty: float
+
+    def sampling(self) -> Sampling:
+        asks = [
+            *([LogitBias(self.logit_bias)] if self.logit_bias else []),
+            *([MinTokens(self.min_tokens, self.masked)] if self.min_tokens else []),
+            *([RepetitionPenalty(self.repetition_penalty)] if self.repetition_penalty != 1 else []),
+        ]
+        return replace(self.plain, asks=asked(asks))
+
+
+def samplings() -> st.SearchStrategy[Wanted]:
+    plain = st.builds(
         Sampling,
         temperature=st.sampled_from(TEMPERATURES),
         top_p=st.sampled_from([0.0, 5e-324, 1e-300, 1e-45, 1e-7, 0.1, 0.5, 0.9, 0.999999, 1 - 2.0**-53, 1.0, 1.0]),
@@ -50,9 +74,13 @@ def samplings() -> st.SearchStrategy[Sampling]:
         min_p=st.sampled_from([0.0, 0.0, 0.0, 5e-324, 1e-300, 1e-40, 1e-7, 0.05, 1 - 2.0**-53, 1.0]),
         seed=st.integers(-(2**63), 2**64 - 1),
         sample_index=st.integers(0, 5),
+    )
+    return st.builds(
+        Wanted,
+        plain,
         logit_bias=st.sampled_from(BIASES),
         min_tokens=st.sampled_from([0, 0, 1, 5, 2**31 - 1]),
-        masked_token_ids=st.sampled_from([None, [0], [0, 1, 2], [3, 2**31 - 1], list(range(64))]),
+        masked=st.sampled_from([[], [0], [0, 1, 2], [3, 2**31 - 1], list(range(64))]),
         repetition_penalty=st.sampled_from([1.0, 1.0, 1.0, 0.01, 0.9, 1.1, 10.0]),
     )
 
@@ -60,18 +88,18 @@ def samplings() -> st.SearchStrategy[Sampling]:
 HISTORIES = st.lists(st.one_of(st.integers(0, 20), st.integers(-1, 2**31 - 1)), max_size=12)
 
 
-def biased(logits: list[float], sampling: Sampling, position: int, history: list[int]) -> list[float]:
+def biased(logits: list[float], sampling: Wanted, position: int, history: list[int]) -> list[float]:
     """What is drawn from, in float32, written down without regard to speed."""
     values = torch.tensor(logits, dtype=torch.float32)
     for token, bias in (sampling.logit_bias or {}).items():
         if token < len(logits):
             values[token] += bias
     if position < sampling.min_tokens:
-        for token in sampling.masked_token_ids or ():
+        for token in sampling.masked:
             if token < len(logits):
                 values[token] = -math.inf
     seen = [token for token in history if 0 <= token < len(logits)]
-    if seen and sampling.looks_back:
+    if seen and sampling.repetition_penalty != 1:
         oracle = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
         return oracle(torch.tensor([seen]), values.unsqueeze(0))[0].tolist()
     return values.tolist()
@@ -88,7 +116,7 @@ def biased(logits: list[float], sampling: Sampling, position: int, history: list
 )
 def test_both_samplers_draw_the_same_and_what_the_edges_leave(
     vocab_size: int,
-    requests: list[tuple[Sampling, int, list[int]]],
+    requests: list[tuple[Wanted, int, list[int]]],
     seed: int,
     scale: float,
     kind: str,
@@ -105,9 +133,9 @@ def test_both_samplers_draw_the_same_and_what_the_edges_leave(
     if kind == "equal":
         logits[:] = scale
     logits = logits.to(dtype)
-    drawn = both(logits, [drawing_of(*request) for request in requests])
-    for row, (sampling, position, history), token in zip(logits.tolist(), requests, drawn, strict=True):
-        values = biased(row, sampling, position, history)
+    drawn = both(logits, [drawing_of(wanted.sampling(), *rest) for wanted, *rest in requests])
+    for row, (wanted, position, history), token in zip(logits.tolist(), requests, drawn, strict=True):
+        values, sampling = biased(row, wanted, position, history), wanted.plain
         highest = max(values)
         if highest == -math.inf:
             assert token == (NO_CANDIDATE if max(row) > -math.inf else NOT_DRAWN)
@@ -132,7 +160,7 @@ def test_a_temperature_that_float32_cannot_divide_by_is_greedy_beside_any_neighb
 
 def test_a_bias_of_100_forces_a_token_and_of_minus_100_bans_it() -> None:
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(1)).expand(50, -1) * 5
-    forced, banned = Sampling(logit_bias={7: 100.0}, seed=1), Sampling(logit_bias=dict.fromkeys(range(2999), -100.0))
+    forced, banned = asking(LogitBias({7: 100.0}), seed=1), asking(LogitBias(dict.fromkeys(range(2999), -100.0)))
     assert set(both(logits, [drawing_of(forced, i) for i in range(50)])) == {7}
     assert set(both(logits, [drawing_of(banned, i) for i in range(50)])) == {2999}
 
@@ -141,10 +169,7 @@ def test_a_bias_of_100_forces_a_token_and_of_minus_100_bans_it() -> None:
 def test_masked_ids_are_not_drawn_before_min_tokens_and_are_from_then_on(sampling: Sampling) -> None:
     logits = torch.zeros(6, 300)
     logits[:, [4, 9]] = 60.0
-    masking = Sampling(
-        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_tokens=3,
-        masked_token_ids=[4, 9], logit_bias={4: 100.0, 20: 50.0},
-    )  # fmt: skip
+    masking = replace(sampling, asks=asked([MinTokens(3, [4, 9]), LogitBias({4: 100.0, 20: 50.0})]))
     assert both(logits, [drawing_of(masking, position) for position in range(6)]) == [20, 20, 20, 4, 4, 4]
-    everything = Sampling(temperature=sampling.temperature, min_tokens=1, masked_token_ids=list(range(300)))
+    everything = asking(MinTokens(1, list(range(300))), temperature=sampling.temperature)
     assert both(logits, [drawing_of(everything, position) for position in range(6)])[0] == NO_CANDIDATE

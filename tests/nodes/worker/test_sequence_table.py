@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodes.asks import DrawnModel
 from nodes.worker.steps.columns import Columns, Limits, read_columns
 from nodes.worker.steps.sequence_table import SequenceTable
 from tests.nodes.step_plans import Row, plan_of
@@ -38,7 +39,7 @@ def known(table: SequenceTable, model: dict[int, tuple[int, list[int]]]) -> dict
 
 @given(st.lists(STEP, max_size=12))
 def test_pages_are_where_a_dictionary_has_them(steps: list[list[Row]]) -> None:
-    table = SequenceTable()
+    table = SequenceTable(DrawnModel(1 << 16))
     model: dict[int, tuple[int, list[int]]] = {}
     for rows in steps:
         after = {slot: (owner, list(pages)) for slot, (owner, pages) in model.items()}

@@ -110,7 +110,7 @@ def test_a_launch_that_raises_is_run_row_by_row_with_what_was_drawn() -> None:
     steps = step(1, [12, 20]), step(2, [-1, -1], [0, 1]), step(3, [-1, -1], [0, 1]), step(4, [-1], [1])
     outcomes = run_all(device, *steps, release=3)
     assert [list(outcome.token_ids) for outcome in outcomes] == [[13, 21], [-1, 22], [-1, 23], [24]]
-    assert outcomes[1].errors == [RowError(0, POISONED, "MemoryError: thirteen")]
+    assert outcomes[1].errors == [RowError(0, POISONED, "MemoryError: thirteen", retryable=False)]
     assert [(error.row, error.code) for error in outcomes[2].errors] == [(0, MISSING_INPUT)]
     assert list(outcomes[3].errors) == []
     assert ["thirteen" in outcome.failure for outcome in outcomes] == [False, True, False, False]

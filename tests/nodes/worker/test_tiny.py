@@ -6,13 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.model_spec import resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.request import Sampling
 from nodes.worker.executor.isolation import run_isolated
 from nodes.worker.ops.torch.load import HostRunner
 from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
-from tests.nodes.worker.torch_running import Row, make_runner, step, with_rows
+from tests.nodes.worker.torch_running import Row, asking, make_runner, step, with_rows
 
 SPEC = resolve_model("tiny")
 PROMPTS = [
@@ -44,6 +45,10 @@ def write(runner: HostRunner, prompt: list[int], output: list[int], count: int, 
     return output
 
 
+def penalised(penalty: float) -> Sampling:
+    return asking(*([RepetitionPenalty(penalty)] if penalty != 1 else []), temperature=0.0)
+
+
 @pytest.fixture(scope="module")
 def runner() -> HostRunner:
     return make_runner("tiny")
@@ -63,7 +68,13 @@ def test_greedy_text_is_that_of_transformers(runner: HostRunner, penalty: float)
             do_sample=False,
             repetition_penalty=penalty,
         )
-        written = write(runner, prompt, [], NUM_TOKENS, Sampling(temperature=0.0, repetition_penalty=penalty))
+        written = write(
+            runner,
+            prompt,
+            [],
+            NUM_TOKENS,
+            penalised(penalty),
+        )
         assert written == expected[0, len(prompt) :].tolist()
         texts.add(tokenizer.decode(written))
     assert len(texts) == len(PROMPTS)

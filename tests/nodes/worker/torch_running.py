@@ -3,18 +3,16 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
+from nodes.asks import Ask, DrawnModel, Editor, RowEdits, RowReads, asked, open_asks
 from nodes.model_spec import ModelSpec, Quantization, resolve_model
 from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
-from nodes.worker.draw.editor import Editor
-from nodes.worker.draw.edits import sampling_edits
-from nodes.worker.draw.reads import RowReads
 from nodes.worker.draw.sampler import Draw
 from nodes.worker.ops.torch.load import HostRunner, load_host_runner
 from nodes.worker.steps.sequence_table import OpenSequence
@@ -69,15 +67,25 @@ def step(*rows: Row) -> RunnableStep:
     return RunnableStep(1, Rows.of(result), tokens, pages)
 
 
+def asking(*asks: Ask, **fields: Any) -> Sampling:
+    """Sampling that asks this of its draws."""
+    return Sampling(asks=asked(asks), **fields)
+
+
 def sequence_of(
     sampling: Sampling, num_prompt: int = 1, *editors: Editor, reads: RowReads | None = None
 ) -> OpenSequence:
-    return OpenSequence(Open(0, 1, num_prompt, sampling), editors, reads)
+    opened = open_asks(sampling.asks, DrawnModel(1 << 16))
+    return OpenSequence(Open(0, 1, num_prompt, sampling), (*opened.editors, *editors), reads or opened.reads)
 
 
 def drawing_of(sampling: Sampling, position: int, history: Sequence[int] = ()) -> Draw:
     """How a row draws whose sampling is all that changes its logits."""
-    return Draw(sampling, position, sampling_edits(sampling, position, array("i", history)))
+    edits = RowEdits()
+    for editor in open_asks(sampling.asks, DrawnModel(1 << 16)).editors:
+        editor.edit(array("i", history), position, edits)
+    is_any = any(getattr(edits, field) for field in RowEdits.__slots__)
+    return Draw(sampling, position, edits if is_any else None)
 
 
 def with_rows(plan: RunnableStep, rows: Iterable[RunnableRow]) -> RunnableStep:

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
+from nodes.asks.logit_bias import LogitBias
 from nodes.request import Sampling
 from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NOT_DRAWN, Draw, sample
-from tests.nodes.worker.torch_running import drawing_of
+from tests.nodes.worker.torch_running import asking, drawing_of
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -25,9 +26,9 @@ def test_a_large_vocabulary() -> None:
     logits = torch.randn(24, 151_936, generator=torch.Generator().manual_seed(3)) * 2
     kinds = [
         GREEDY, Sampling(seed=1), Sampling(seed=2, top_p=0.9), Sampling(seed=3, top_k=50), Sampling(seed=4, min_p=0.02),
-        Sampling(seed=5, top_k=40, top_p=0.8), Sampling(seed=6, logit_bias={3: 30.0}), Sampling(seed=7, temperature=9),
+        Sampling(seed=5, top_k=40, top_p=0.8), asking(LogitBias({3: 30.0}), seed=6), Sampling(seed=7, temperature=9),
         Sampling(seed=8, top_p=0.99), Sampling(seed=9, top_k=3000), Sampling(seed=10, min_p=1e-7, top_p=0.999),
-        Sampling(temperature=0.0, logit_bias={77: 40.0}),
+        asking(LogitBias({77: 40.0}), temperature=0.0),
     ]  # fmt: skip
     draws = [drawing_of(kinds[i % len(kinds)], i) for i in range(24)]
     together = assert_same(logits, draws)
@@ -37,7 +38,7 @@ def test_a_large_vocabulary() -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [GREEDY, Sampling(), Sampling(top_k=2), Sampling(top_p=0.5), Sampling(min_p=0.1), Sampling(logit_bias={1: 1.0})],
+    [GREEDY, Sampling(), Sampling(top_k=2), Sampling(top_p=0.5), Sampling(min_p=0.1), asking(LogitBias({1: 1.0}))],
     ids=repr,
 )
 def test_rows_without_a_finite_highest_logit_are_not_drawn(sampling: Sampling) -> None:
@@ -59,12 +60,12 @@ def test_greedy_takes_the_first_of_equal_ones() -> None:
     rows[2, -1] = 0.5
     assert assert_same(rows, [drawing_of(GREEDY, 0)] * 3) == [700, 0, 151_935]
     assert assert_same(rows.bfloat16(), [drawing_of(GREEDY, 0)] * 3) == [700, 0, 151_935]
-    assert assert_same(rows, [drawing_of(Sampling(temperature=0.0, logit_bias={9: 10.0, 10: 10.0}), 0)] * 3) == [
+    assert assert_same(rows, [drawing_of(asking(LogitBias({9: 10.0, 10: 10.0}), temperature=0.0), 0)] * 3) == [
         9,
         9,
         9,
     ]
-    assert assert_same(rows, [drawing_of(Sampling(temperature=0.0, logit_bias={151_936: 9.0}), 0)] * 3) == [
+    assert assert_same(rows, [drawing_of(asking(LogitBias({151_936: 9.0}), temperature=0.0), 0)] * 3) == [
         700,
         0,
         151_935,

@@ -1,0 +1,202 @@
+"""The fields of structured output: what they mean, what of them is refused, and what the check of a tokenizer finds."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodes.asks import InvalidAsk, check_asks, field_of, grammar_text
+from nodes.asks.grammar_text import _unanchored
+from nodes.asks.schema_annotations import MAX_SCHEMAS, TooManySchemas, without_annotations
+from nodes.request import Asked
+from tests.nodes.asks.grammars import schema_of, sent
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
+TAGS = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": ""}], "triggers": ["<a"]}
+TAGS_TEXT = '{"triggers":["<a"],"structures":[["<a>",' + TEXT + ',""]]}'
+NAMED = "response_format.json_schema.schema"
+
+
+def value_of(asks: list[Asked]) -> list[Any]:
+    [one] = asks
+    assert one.name == "grammar/1"
+    return msgspec.msgpack.decode(one.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text", "param"),
+    [
+        ({"response_format": schema_of(SCHEMA)}, "json", TEXT, NAMED),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": TEXT}}}, "json", TEXT, NAMED),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "json", '{"type":"object"}', NAMED),
+        ({"response_format": {"type": "json_object"}}, "json", '{"type":"object"}', "response_format"),
+        ({"response_format": {"type": "structural_tag", **TAGS}}, "tags", TAGS_TEXT, "response_format"),
+        ({"structured_outputs": {"json": SCHEMA}}, "json", TEXT, "structured_outputs.json"),
+        ({"structured_outputs": {"json": TEXT, "json_object": False}}, "json", TEXT, "structured_outputs.json"),
+        ({"structured_outputs": {"json_object": True}}, "json", '{"type":"object"}', "structured_outputs.json_object"),
+        ({"structured_outputs": {"regex": "a"}}, "regex", "a", "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["a", "b."]}}, "regex", r"a|b\.", "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "x"}}, "grammar", "x", "structured_outputs.grammar"),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, "tags", TAGS_TEXT,
+         "structured_outputs.structural_tag"),
+        ({"json_schema": TEXT}, "json", TEXT, "json_schema"),
+        ({"regex": "a"}, "regex", "a", "regex"),
+        ({"ebnf": "x"}, "grammar", "x", "ebnf"),
+        ({"structural_tag": json.dumps({"type": "structural_tag", **TAGS})}, "tags", TAGS_TEXT, "structural_tag"),
+        ({"guided_json": SCHEMA}, "json", TEXT, "guided_json"),
+        ({"guided_regex": "a"}, "regex", "a", "guided_regex"),
+        ({"guided_choice": ["a"]}, "regex", "a", "guided_choice"),
+        ({"guided_grammar": "x"}, "grammar", "x", "guided_grammar"),
+    ],
+)  # fmt: skip
+def test_fields(given: dict[str, Any], kind: str, text: str, param: str) -> None:
+    asks = sent(**given)
+    assert value_of(asks) == [kind, text, param, False, False]
+    assert asks[0].looks_back
+    assert field_of(asks[0]) == param
+
+
+def test_what_asks_for_nothing() -> None:
+    assert sent(response_format={"type": "text"}) == []
+    assert value_of(sent(regex="a", ignore_eos=True))[4] is True
+    assert value_of(sent(response_format=schema_of(SCHEMA, strict=True)))[3] is True
+    assert field_of(Asked("unknown/1", False, b"")) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+        ({"regex": "a", "guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+         "structured_outputs.disable_any_whitespace"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": "[]"}, "json_schema"),
+        ({"structural_tag": "[]"}, "structural_tag"),
+        ({"structural_tag": "{"}, "structural_tag"),
+        ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag"),
+        ({"structural_tag": {**TAGS, "triggers": ["<b"]}}, "structural_tag.structures.0.begin"),
+        ({"guided_json": {"a": "x" * 70_000}}, "guided_json"),
+        ({"regex": "x" * 70_000}, "regex"),
+        ({"json_schema": '{"items":' * 3000 + "{}" + "}" * 3000}, "json_schema"),
+        ({"guided_json": {"anyOf": [{}] * (MAX_SCHEMAS + 1)}}, "guided_json"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_at_once_names_its_field(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidAsk) as raised:
+        sent(**given)
+    assert raised.value.param == param
+
+
+def test_annotations_are_cut_and_properties_of_their_names_are_not() -> None:
+    schema = {
+        "title": "T", "$comment": "c", "x-guidance": {"lenient": True}, "$defs": {"default": {"description": "d"}},
+        "properties": {
+            "title": {"type": "string", "examples": ["e"], "default": 1},
+            "anyOf": {"anyOf": [{"title": "x", "enum": [{"title": "kept"}]}], "items": {"default": 0, "const": 1}},
+        },
+        "prefixItems": [True, {"deprecated": True}], "items": False,
+        "dependencies": {"a": ["b"], "c": {"title": "t"}}, "unknown": {"title": "kept"},
+    }  # fmt: skip
+    assert without_annotations(schema) == {
+        "$defs": {"default": {}},
+        "properties": {
+            "title": {"type": "string"},
+            "anyOf": {"anyOf": [{"enum": [{"title": "kept"}]}], "items": {"const": 1}},
+        },
+        "prefixItems": [True, {}], "items": False,
+        "dependencies": {"a": ["b"], "c": {}}, "unknown": {"title": "kept"},
+    }  # fmt: skip
+    assert [*without_annotations({"properties": {"z": {}, "a": {}}})["properties"]] == ["z", "a"]
+    with pytest.raises(TooManySchemas):
+        without_annotations({"anyOf": [{}] * (MAX_SCHEMAS + 1)})
+
+
+def test_a_schema_counts_without_its_annotations() -> None:
+    described = {**SCHEMA, "description": "x" * 100_000}
+    assert value_of(sent(guided_json=described))[1] == TEXT
+
+
+@pytest.mark.parametrize(
+    ("regex", "bare"), [("^a$", "a"), (r"a\$", r"a\$"), (r"a\\$", r"a\\"), ("^", ""), ("$", ""), (r"\^a", r"\^a")]
+)
+def test_anchors_are_left_out(regex: str, bare: str) -> None:
+    assert _unanchored(regex) == bare
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"not": {}}, '"not"'),
+        ({"if": {}}, '"if"'),
+        ({"contains": {}}, "contains"),
+        ({"propertyNames": {"pattern": "a"}}, "propertyNames"),
+        ({"type": "string", "format": "of-ours"}, "of-ours"),
+        ({"type": "object", "properties": {"a": {"items": {"uniqueItems": True}}}}, "uniqueItems"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_if_strict_and_else_told(schema: dict[str, Any], word: str) -> None:
+    with pytest.raises(InvalidAsk, match=word) as raised:
+        check_asks(sent(response_format=schema_of(schema, strict=True)))
+    assert (raised.value.code, raised.value.param) == ("unsupported_schema", NAMED)
+    [note] = check_asks(sent(response_format=schema_of(schema)))
+    assert word in note
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"guided_json": {"$ref": "#"}}, "no text matches"),
+        ({"guided_json": {"$ref": "http://localhost/x"}}, "cannot be compiled"),
+        ({"guided_json": {"type": "foo"}}, "Invalid type"),
+        ({"guided_json": {"enum": []}}, "Unsatisfiable"),
+        ({"guided_json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
+        ({"json_schema": '{"items":' * 200 + "{}" + "}" * 200}, "recursion limit"),
+        ({"regex": r"[^\s\S]"}, "no text matches"),
+        ({"regex": "("}, "cannot be compiled"),
+        ({"ebnf": "root = 1"}, "Expected ::="),
+        ({"ebnf": ""}, "root"),
+        ({"ebnf": "root ::= root"}, "no text matches"),
+        ({"guided_grammar": "start: nobody"}, "cannot be compiled"),
+        ({"guided_json": {"type": "object", "properties": {f"a{i}": {} for i in range(1000)}}}, "row has|complex"),
+    ],
+)
+def test_what_no_worker_could_serve(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidAsk, match=words) as raised:
+        check_asks(sent(**given))
+    assert (raised.value.code, raised.value.param) == ("invalid_value", next(iter(given)))
+    assert len(raised.value.message) < 500
+
+
+def test_what_takes_too_long_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_text, "MAX_COMPILE_S", 0.0)
+    with pytest.raises(InvalidAsk, match="'regex' is too complex: it takes") as raised:
+        check_asks(sent(regex="a+"))
+    assert raised.value.param == "regex"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}}},
+        {"guided_json": {"type": "object", "properties": {f"a{i}": {"type": "string"} for i in range(300)}}},
+        {"regex": ""},
+        {"regex": "((a{1,100}){1,100}){1,100}"},
+        {"guided_grammar": "start: <|tool|> /a*/"},
+        {"structural_tag": TAGS},
+        {"guided_choice": [f"choice {i}" for i in range(3000)]},
+    ],
+)
+def test_what_passes(given: dict[str, Any]) -> None:
+    assert [note for note in check_asks(sent(**given)) if "special_token" not in note] == []
+
+
+def test_asks_without_a_check_pass() -> None:
+    assert check_asks(sent(presence_penalty=1.0)) == []
+    assert check_asks([Asked("unknown/1", False, b"")]) == []

@@ -1,0 +1,159 @@
+"""Logprobs through real meshes with the bundled model: those of transformers, streamed as whole, and over a death."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+TINY = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny"
+
+pytestmark = [pytest.mark.process, pytest.mark.clients]
+
+DISAGGREGATED = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
+MIXED = ("--model", "tiny", "--mixed", "1")
+MESSAGES: Any = [{"role": "user", "content": "What color is the sky?"}]
+TOP = 5
+
+
+@pytest.fixture(params=[DISAGGREGATED, MIXED], ids=["disaggregated", "mixed"])
+def mesh(request: pytest.FixtureRequest, mesh_of: Any) -> Any:
+    return mesh_of(*request.param)
+
+
+@pytest.fixture
+def client(mesh: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=mesh.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+
+
+def expected(model: Any, prompt_ids: list[int], token_ids: list[int]) -> torch.Tensor:
+    """Logprobs of the whole vocabulary at each output token: float32[tokens, vocabulary]."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt_ids, *token_ids]])).logits[0]
+    return torch.log_softmax(logits[len(prompt_ids) - 1 : -1].float(), dim=-1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chat_s_are_those_of_transformers(client: openai.OpenAI, model: Any, temperature: float) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        temperature=temperature,
+        seed=3,
+        logprobs=True,
+        top_logprobs=TOP,
+        extra_body={"return_token_ids": True, "return_tokens_as_token_ids": True, "logprob_token_ids": [5]},
+    )
+    choice: Any = answer.choices[0]
+    assert choice.finish_reason == "stop"
+    ids = choice.token_ids
+    rows = expected(model, answer.prompt_token_ids, ids)  # type: ignore[attr-defined]
+    content = choice.logprobs.content
+    assert [one.token for one in content] == [f"token_id:{token_id}" for token_id in ids[:-1]], "without the end"
+    assert b"".join(bytes(one.bytes) for one in content).decode() == choice.message.content
+    for one, row, token_id in zip(content, rows, ids, strict=False):
+        assert one.logprob == pytest.approx(row[token_id].item(), abs=1e-4)
+        tops = [(int(top.token.removeprefix("token_id:")), top.logprob) for top in one.top_logprobs]
+        named = [logprob for top_id, logprob in tops if top_id == 5]
+        assert named == [pytest.approx(row[5].item(), abs=1e-4)]
+        assert [logprob for _, logprob in tops[:TOP]] == pytest.approx(row.topk(TOP).values.tolist(), abs=1e-4)
+        assert all(logprob == pytest.approx(row[top_id].item(), abs=1e-4) for top_id, logprob in tops)
+
+
+def test_a_completion_s_are_those_of_transformers(client: openai.OpenAI, model: Any) -> None:
+    answer = client.completions.create(
+        model="tiny",
+        prompt="The sky is",
+        temperature=0,
+        max_tokens=12,
+        logprobs=TOP,
+        extra_body={"return_token_ids": True},
+    )
+    choice: Any = answer.choices[0]
+    rows = expected(model, choice.prompt_token_ids, choice.token_ids)
+    found = choice.logprobs
+    assert found.token_logprobs == pytest.approx(
+        [row[token_id].item() for row, token_id in zip(rows, choice.token_ids, strict=True)], abs=1e-4
+    )
+    for row, top, drawn in zip(rows, found.top_logprobs, found.token_logprobs, strict=True):
+        assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(TOP).values.tolist(), abs=1e-4)
+        assert drawn in top.values()
+    assert [
+        choice.text[at:][: len(token)] for at, token in zip(found.text_offset, found.tokens, strict=True)
+    ] == found.tokens
+
+
+def test_of_the_processed_distribution_if_the_mesh_says_so(mesh_of: Any, model: Any) -> None:
+    mesh = mesh_of(*MIXED, "--logprobs-of", "processed")
+    fields = {"temperature": 0.5, "logit_bias": {"7": 3}, "logprobs": 0, "logprob_token_ids": [7, 9]}
+    body = {"prompt": "The sky is", "max_tokens": 5, "return_token_ids": True, "seed": 1} | fields
+    status, answer = mesh.post("/v1/completions", body)
+    assert status == 200, answer
+    (choice,) = answer["choices"]
+    raw = expected(model, choice["prompt_token_ids"], choice["token_ids"])
+    raw[:, 7] += 3
+    rows = torch.log_softmax(raw / 0.5, dim=-1)
+    found = [row[token_id].item() for row, token_id in zip(rows, choice["token_ids"], strict=True)]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(found, abs=1e-4)
+    for row, top in zip(rows, choice["logprobs"]["top_logprobs"], strict=True):
+        assert {round(value, 3) for value in top.values()} >= {round(row[one].item(), 3) for one in (7, 9)}
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    body = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "temperature": 0.8,
+        "seed": 11,
+        "n": 2,
+        "max_tokens": 400,
+        "logprobs": True,
+        "top_logprobs": TOP,
+    }
+    return body | fields
+
+
+def whole(client: openai.OpenAI, **fields: Any) -> list[Any]:
+    answer = client.chat.completions.create(**asked(**fields))
+    return [(choice.message.content, choice.logprobs.content) for choice in answer.choices]
+
+
+def streamed(client: openai.OpenAI, chunks: Any, num: int = 2) -> list[Any]:
+    texts, contents = [""] * num, [[] for _ in range(num)]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            contents[choice.index] += choice.logprobs.content if choice.logprobs else []
+    return list(zip(texts, contents, strict=True))
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": ["e", "q"]}, {"ignore_eos": True, "max_tokens": 60}], ids=str)
+def test_a_stream_joins_to_the_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    extra = {"extra_body": {"ignore_eos": True}} if fields.pop("ignore_eos", None) else {}
+    one = whole(client, **fields, **extra)
+    assert streamed(client, client.chat.completions.create(**asked(stream=True, **fields, **extra))) == one
+
+
+def test_a_worker_s_death_changes_no_logprob(mesh: Any, client: openai.OpenAI) -> None:
+    fields: Any = {"extra_body": {"ignore_eos": True}, "max_tokens": 400}
+    undisturbed = whole(client, **fields)
+    # The last one decodes, in either kind of mesh.
+    worker = [actor for actor in mesh.ps() if actor["role"] == "worker"][-1]
+    assert "prefill" not in worker["actor_id"]
+    chunks = client.chat.completions.create(**asked(stream=True, **fields))
+    first = [next(chunks) for _ in range(20)]
+    os.kill(worker["pid"], signal.SIGKILL)
+    assert streamed(client, [*first, *chunks]) == undisturbed
+    (now,) = (actor for actor in mesh.ps() if actor["actor_id"] == worker["actor_id"])
+    assert now["pid"] != worker["pid"], "it was replaced before the stream ended"
