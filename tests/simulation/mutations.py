@@ -30,6 +30,7 @@ from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Reply
 from nodes.kv_agent.pools import taking
 from nodes.kv_agent.pools.taking import take_pool
+from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import Adopt, RowError
 from nodes.protocol.steps import Open
 from nodes.registry.core import RegistryCore
@@ -49,12 +50,13 @@ from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.ranks import AdoptedRanks
 from nodes.worker.core import AnswerAdopt, WorkerCore
 from nodes.worker.executor import isolation
+from nodes.worker.executor.echo import EchoRunner
 from nodes.worker.executor.step_watch import StepWatch
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.steps.columns import Columns
 from nodes.worker.steps.sequence_table import OpenSequence, SequenceTable
-from nodes.worker.steps.step import StepOutcome
+from nodes.worker.steps.step import RunnableRow, StepOutcome
 from tests.simulation.planting import bug, meanwhile, no_items, nothing, returns
 
 altered = msgspec.structs.replace
@@ -307,6 +309,17 @@ def _trust_a_free_slot(opened: Any, self: SequenceTable, opening: Any) -> OpenSe
     return one
 
 
+def _one_late(read: Any, self: EchoRunner, row: RunnableRow, page_ids: Any) -> bytes:
+    data = read(self, row, page_ids)
+    size = len(data) // max(1, min(row.end, row.sequence.num_prompt_tokens - 1) - row.start)
+    return data[-size:] + data[:-size] if data else data
+
+
+def _add_again(add: Any, self: PromptPayloads, position: int, count: int, data: bytes) -> bool:
+    """Whatever is known of it already, it is put behind that."""
+    return add(self, self.next if position + count < self._end else position, count, data)
+
+
 def _believe_in_the_same_table(on_adopted: Any, self: Pipeline, adopted: Any, now: float) -> Any:
     self.table = max(0, self.table - 1)
     return on_adopted(self, adopted, now)
@@ -409,6 +422,12 @@ SCENARIO = {
     "sequences are not opened again after an adoption": bug(26, NOT_OPENED_AGAIN),
     "a step that does not match is run": bug(7, NOT_OPENED_AGAIN, (SequenceTable, "apply", _run_all_the_same)),
     "pages are appended, not placed": bug(13, (SequenceTable, "apply", _append_pages)),
+}  # fmt: skip
+
+PROMPTS = {
+    "what is read of a prompt is one position late": bug(0, (EchoRunner, "_read", _one_late)),
+    "a chunk of a prompt is read twice": bug(15, (PromptPayloads, "add", _add_again)),
+    "what is cached is not read": bug(0, (Sequence, "reusable_ids", property(lambda self: self.token_ids))),
 }  # fmt: skip
 
 TABLES = {

@@ -39,6 +39,8 @@ class Client:
     leaves_after_s: float | None
     min_tokens: int = 0
     repetition_penalty: float = 1.0
+    # How many tokens it wants to know of in each place of its prompt; -1: none, not even the prompt's own.
+    prompt_top: int = -1
 
     def body(self) -> bytes:
         fields = {
@@ -248,7 +250,9 @@ async def ask(mesh: SimulatedMesh, client: Client, number: int, judge: Judge) ->
     loop = asyncio.get_running_loop()
     began, request_id = loop.time(), f"cmpl-{number}"
     async with asyncio.timeout(REQUEST_LIMIT_S):
-        outcomes = await mesh.request(client.body(), request_id, abandon_after_s=client.leaves_after_s)
+        outcomes = await mesh.request(
+            client.body(), request_id, abandon_after_s=client.leaves_after_s, prompt_top=client.prompt_top
+        )
     elapsed_s = loop.time() - began
     return [
         f"{request_id}-{index} ({client}) after {elapsed_s:.1f} s: {problem}"
@@ -320,12 +324,17 @@ def play(mesh: SimulatedMesh, scenario: Coroutine[Any, Any, list[str]], *told: o
     assert not problems, "\n".join([*problems, mesh.network.report(60), *map(str, told)])
 
 
-def run_seed(seed: int) -> Counter[str]:
+Alter = Callable[[int, list[Client]], list[Client]]
+"""What another suite makes of a seed's clients."""
+
+
+def run_seed(seed: int, alter: Alter | None = None, suite: str = "scenario") -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
     mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
     clients = draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme)))
+    clients = clients if alter is None else alter(seed, clients)
     faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, except that connections of the dead may end silently.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)
@@ -333,7 +342,7 @@ def run_seed(seed: int) -> Counter[str]:
     mesh.tp_sizes = draw_tp_sizes(seed, mesh.groups)
     ranks = [worker for group in mesh.groups for worker in mesh.worker_ids(group)[1:]]
     calamities = draw_calamities(draw, theme, mesh.groups, clients, ranks)
-    replay = f"replay: python -m tests.simulation scenario {seed}"
+    replay = f"replay: python -m tests.simulation {suite} {seed}"
     play(mesh, _scenario(mesh, clients, calamities), mesh.faults, calamities, replay)
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     ranks = Counter({"steps of ranks": sum(len(one[0]) for one in mesh.lockstep.begun.values())})

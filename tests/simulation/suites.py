@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.simulation import drains, hosts, keys, releases, returns, scenario, strangers, tables
+from tests.simulation import drains, hosts, keys, prompts, releases, returns, scenario, strangers, tables
 from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, RELEASES, RETURNS, STRANGERS
-from tests.simulation.mutations import SCENARIO, TABLES
+from tests.simulation.mutations import PROMPTS, SCENARIO, TABLES
 from tests.simulation.planting import Bug
 
 
@@ -39,5 +39,6 @@ SUITES = {
         strangers.run_seed, STRANGERS, 10, 4,
         {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 30},
     ),
+    "prompts": Suite(prompts.run_seed, PROMPTS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}),
     "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

@@ -13,7 +13,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
+
+import msgspec
 
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
@@ -23,12 +26,15 @@ from mesh.simulation.faults import Faults
 from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
 from mesh.testing.processes import ProcessState, SimulatedProcess
+from nodes.asks import RowReads
+from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import Tokens
-from nodes.gateway.validation import TokenFields, Validator
+from nodes.gateway.outputs import Generation
+from nodes.gateway.validation import Job, TokenFields, Validator
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import resolve_model
@@ -39,6 +45,7 @@ from nodes.scheduler.metrics import leaks
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
+from nodes.worker.draw.reads import echoed
 from tests.simulation.bad_devices import BadDevices
 from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
@@ -338,10 +345,12 @@ class SimulatedMesh:
         else:
             process.go_on()
 
-    async def request(self, body: bytes, request_id: str, *, abandon_after_s: float | None = None) -> list[Outcome]:
+    async def request(
+        self, body: bytes, request_id: str, *, abandon_after_s: float | None = None, prompt_top: int = -1
+    ) -> list[Outcome]:
         """One client's call. Returns its samples' outcomes; if it is abandoned, what came until then.
 
-        The same if the gateway dies, with `gateway_died` set.
+        The same if the gateway dies, with `gateway_died` set. With a `prompt_top` of 0 or more its prompt is read.
         """
         while self.actors[self.gateway_id]._service is None:
             # Nobody listens: a client would try again.
@@ -349,7 +358,7 @@ class SimulatedMesh:
         process, service = self.processes[self.gateway_id], self.actors[self.gateway_id].service
         outcomes: list[Outcome] = []
         died = asyncio.ensure_future(self._dead.setdefault(process, asyncio.Event()).wait())
-        task = process.spawn(self._request(service, body, request_id, abandon_after_s, outcomes))
+        task = process.spawn(self._request(service, self._job(body, request_id, prompt_top), abandon_after_s, outcomes))
         await asyncio.wait([task, died], return_when=asyncio.FIRST_COMPLETED)
         if not died.done():
             died.cancel()
@@ -358,10 +367,16 @@ class SimulatedMesh:
             outcome.gateway_died = died.done() and not died.cancelled()
         return outcomes
 
-    async def _request(
-        self, service: Any, body: bytes, request_id: str, abandon_after_s: float | None, outcomes: list[Outcome]
-    ) -> None:
+    def _job(self, body: bytes, request_id: str, prompt_top: int) -> Job:
         job = self.validator.text(body, request_id)._replace(tokens=TokenFields(ids=self.says_more))
+        if prompt_top < 0:
+            return job
+        ask = PromptLogprobs(prompt_top)
+        prepare = msgspec.structs.replace(job.prepare, asks=[*job.prepare.asks, ask.name])
+        tokens = job.tokens._replace(prompt_reads=ask.reads_of_prompt())
+        return job._replace(asks=[*job.asks, ask], prepare=prepare, tokens=tokens)
+
+    async def _request(self, service: Any, job: Job, abandon_after_s: float | None, outcomes: list[Outcome]) -> None:
         arrived_at = service.now()
         prepared = await service.prepare(job.prepare, prompt_param=job.prompt_param)
         generation = service.open(job, prepared, arrived_at)
@@ -377,6 +392,8 @@ class SimulatedMesh:
             for piece in generation.output.take():
                 outcome = outcomes[piece.number]
                 outcome.text += piece.text
+                if job.tokens.prompt_reads is not None and (piece.end is None or piece.end.failure is None):
+                    _look_at_prompt(generation, piece.number, job.tokens.prompt_reads)
                 if piece.tokens is not None:
                     _look_beside(piece.tokens, outcome)
                 if piece.end is not None:
@@ -464,6 +481,14 @@ def _look_beside(tokens: Tokens, outcome: Outcome) -> None:
     expected = [extra_of(at, token_id) for at, token_id in enumerate(tokens.ids, outcome.num_tokens)]
     assert tokens.extras == expected, f"{tokens.extras} beside {tokens.ids} from {outcome.num_tokens} on"
     outcome.num_tokens += len(tokens.ids)
+
+
+def _look_at_prompt(generation: Generation, number: int, reads: RowReads) -> None:
+    """Before the first output there is all that was read of the prompt, whatever was lost, sent again or begun anew."""
+    prompt = generation.prompts[number]
+    said = zip(count(1), prompt, prompt[1:], strict=False)
+    expected = b"".join(echoed(at, before, token_id, reads) for at, before, token_id in said)
+    assert generation.output.prompt_of(number) == expected, f"what was read of {bytes(prompt)!r} is not what was said"
 
 
 HELD = ("_running", "_waiting", "_grants", "_orders", "_streams", "_inflight", "_finished", "_grants_open", "_held")

@@ -56,9 +56,9 @@ def _problem_of_reads(step: Step, result: StepResult, failed: set[int]) -> str:
     reading = [index for index, sequence in enumerate(step.sequences) if sequence.reading is not None]
     if not (reading or found):
         return ""
-    if found and len(found) != len(step.sequences):
-        return f"step {result.step} has {len(step.sequences)} rows and was answered with what {len(found)} rows read"
     starts, counts = step.column(RowColumn.START), step.column(RowColumn.COUNT)
+    if found and len(found) != len(starts):
+        return f"step {result.step} has {len(starts)} rows and was answered with what {len(found)} rows read"
     for index in reading:
         sequence = step.sequences[index]
         num = sequence.num_read_by(starts[index], counts[index])

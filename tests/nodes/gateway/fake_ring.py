@@ -37,6 +37,7 @@ from nodes.protocol import (
     Detokenized,
     Prepare,
     Prepared,
+    PromptRead,
     Resend,
     Route,
     Submit,
@@ -73,6 +74,7 @@ class Faults:
     refuse_submits: str = ""
     silent: bool = False
     drop_batches: int = 0
+    drop_reads: int = 0
     prepare_silent: bool = False
     vocabulary_silent: bool = False
     tokenizer_error: tuple[str, bool] | None = None
@@ -172,6 +174,7 @@ class FakeScheduler(Actor):
                         ))  # fmt: skip
                         continue
                     self.held[submit.request_id] = Held(submit, list(submit.output_ids))
+                    self.tell_read(submit, submit.prompt_position)
                     held.append(AttemptRef(submit.request_id, submit.attempt))
                 call.reply(AttemptsSubmitted(held=held, refused=refused))
                 self.wake()
@@ -194,8 +197,26 @@ class FakeScheduler(Actor):
                 self.ctx.tell(sender.actor_id, AttemptFailed(
                     request_id=stream.request_id, attempt=stream.attempt, code="unknown_attempt"
                 ))  # fmt: skip
-            elif held.output_ids:
+                continue
+            if stream.prompt_position:
+                self.tell_read(held.submit, stream.prompt_position)
+            if held.output_ids:
                 self.ctx.tell(sender.actor_id, TextBatch(deltas=[self.delta(held, stream.position)]))
+
+    def tell_read(self, submit: Submit, begin: int) -> None:
+        """What was read of the prompt from a position on, told in pieces of three positions."""
+        reads, prompt = open_asks(submit.spec.sampling.asks, DrawnModel(257)).prompt_reads, submit.prompt_ids
+        if reads is None:
+            return
+        for first in range(max(1, begin), len(prompt), 3):
+            places = range(first, min(first + 3, len(prompt)))
+            if self.faults.drop_reads:
+                self.faults.drop_reads -= 1
+                continue
+            self.ctx.tell(submit.gateway, PromptRead(
+                request_id=submit.request_id, attempt=submit.attempt, position=first, count=len(places),
+                payload=b"".join(payload_of(at, prompt[at], reads) for at in places),
+            ))  # fmt: skip
 
     def wake(self) -> None:
         if not self.stepping and not self.faults.silent:
