@@ -202,7 +202,7 @@ def failing(bench: Bench, cause: str) -> HandoffFailed:
     grants = bench.grants
     match cause:
         case "prefill failed":
-            return grants.on_failed(P, PrefillFailed(grant_id=ID, code="x", message=""), 2.0)
+            return grants.on_failed(P, PrefillFailed(grant_id=ID, code="x", message="why"), 2.0)
         case "transfer failed":
             return grants.on_transfer_failed(TransferFailed(grant_id=ID, code="x", message=""), 2.0)
         case "order refused":
@@ -226,6 +226,7 @@ def test_pages_of_a_failed_handoff_wait_for_the_agents_word(bench: Bench, cause)
     one = bench.ordered()
     outcome = failing(bench, cause)
     assert (outcome.sequence, outcome.complete) == (one, False)
+    assert outcome.message == ("why" if cause == "prefill failed" else "")
     assert bench.taken() == [CLOSING, CANCELLING]
     assert one.kv is None
     assert bench.pages(PageState.QUARANTINED) == 3
