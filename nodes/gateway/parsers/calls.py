@@ -16,6 +16,8 @@ from nodes.gateway.parsers.stage import Stage
 OfferedTools = Mapping[str, Mapping[str, Any]]
 # Around a name there may be a blank, a quote or a namespace; more is not a name.
 NAME_SLACK: Final = 32
+# What models write beside name and arguments. Any other key first, and it is an answer in JSON, which is not held.
+_PASSED_OVER: Final = ("id", "type")
 
 
 class Calls(Stage):
@@ -37,8 +39,12 @@ class Calls(Stage):
     def __init__(self, tools: OfferedTools) -> None:
         self.tools: Final = tools
         self.name_limit: Final = max(map(len, tools), default=0) + NAME_SLACK
+        # A character of a JSON string may be written as six.
+        self.value_limit: Final = 6 * self.name_limit
         self._index = -1
         self._open = False
+        # What was read is text, all of it, if it is no call.
+        self._all_is_text = False
         super().__init__()
 
     @abstractmethod
@@ -54,16 +60,28 @@ class Calls(Stage):
         cursor = self.cursor
         after_trigger = cursor.pos - cursor.taken + len(trigger)
         num_takes = cursor.num_takes
+        self._all_is_text = False
         try:
             yield from calls
         except NotACall:
             if self._open:
                 self._end_call(whole=False)
+            # What was read of arguments, and all of a call that is cut, is not read again for calls inside it: to
+            # begin at each of many marks one inside the other would take time quadratic in the text.
+            if cursor.closed:
+                cursor.pos = len(cursor.text)
+                self._not_a_call()
+            elif self._all_is_text:
+                self._not_a_call()
             elif cursor.num_takes == num_takes:
                 cursor.pos = cursor.taken + after_trigger
-                self._in_gap = False
-                self._emit_text()
+                self._not_a_call()
         cursor.pos = cursor.taken
+
+    def _not_a_call(self) -> None:
+        if self.cursor.pos > self.cursor.taken:
+            self._in_gap = False
+            self._emit_text()
 
     def _begin_call(self, name: str) -> None:
         self._index += 1
@@ -107,10 +125,11 @@ class Calls(Stage):
             yield
 
     def _json_call(self) -> Reading[None]:
-        """A call as one object with name and arguments, in any order; other keys are passed over."""
+        """A call as one object with name and arguments, in any order; a few short values are passed over."""
         cursor = self.cursor
         name: str | None = None
         held: str | None = None
+        num_passed = 0
         yield from cursor.expect("{")
         while True:
             key = yield from self._string()
@@ -122,18 +141,22 @@ class Calls(Stage):
                 if held is not None:
                     self._begin_call(name)
                     self._arguments(held)
-            elif key in self.argument_keys and held is None and not self._open:
+            elif key in self.argument_keys and not self._all_is_text and not self._open:
                 if not (yield from cursor.ahead("{")):
                     raise NotACall
                 if name is None:
+                    self._all_is_text = True
                     held = yield from cursor.value()
                 else:
                     self._begin_call(name)
                     yield from self._object()
+            elif key in _PASSED_OVER or self._open:
+                yield from cursor.value(self.value_limit)
+                num_passed += 1
             else:
-                yield from cursor.value()
+                raise NotACall
             yield from cursor.blanks()
-            if not (yield from cursor.literal(",")):
+            if num_passed > len(_PASSED_OVER) or not (yield from cursor.literal(",")):
                 break
         yield from cursor.expect("}")
         if not self._open:
@@ -147,4 +170,4 @@ class Calls(Stage):
         yield from self.cursor.blanks()
         if not (yield from self.cursor.ahead('"')):
             raise NotACall
-        return json.loads((yield from self.cursor.value()))
+        return json.loads((yield from self.cursor.value(self.value_limit)))

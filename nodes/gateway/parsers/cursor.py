@@ -5,6 +5,7 @@ ends too early, it raises `NotACall`; nothing that was not taken is lost then.
 """
 
 import re
+import sys
 from collections.abc import Generator, Iterable
 from typing import Final, TypeAlias, TypeVar
 
@@ -13,7 +14,7 @@ from nodes.gateway.parsers.json_scanner import JsonScanner
 _T = TypeVar("_T")
 # A reader: yields when it has read everything there is, and returns what it read.
 Reading: TypeAlias = Generator[None, None, _T]
-_BLANKS: Final = re.compile(r"[ \t\r\n]*")
+BLANKS: Final = re.compile(r"[ \t\r\n]*")
 
 
 class NotACall(Exception):
@@ -75,14 +76,16 @@ class Cursor:
             raise NotACall
 
     def blanks(self) -> Reading[None]:
-        yield from self.run(_BLANKS)
+        yield from self.run(BLANKS)
 
-    def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Reads what matches `pattern`, which is one set of characters, any number of times."""
+    def run(self, pattern: re.Pattern[str], limit: int = sys.maxsize) -> Reading[str]:
+        """Reads what matches `pattern`, which is one set of characters, up to `limit` times."""
         offset = self.pos - self.taken
         while True:
             match = pattern.match(self.text, self.pos)
             self.pos = match.end() if match else self.pos
+            if self.pos - self.taken - offset > limit:
+                raise NotACall
             if self.pos < len(self.text) or self.closed:
                 return self.text[self.taken + offset : self.pos]
             yield
@@ -99,15 +102,16 @@ class Cursor:
                 raise NotACall
             yield
 
-    def value(self) -> Reading[str]:
-        """Reads one JSON value, and returns it as written."""
+    def value(self, limit: int = sys.maxsize) -> Reading[str]:
+        """Reads one JSON value of at most `limit` characters, and returns it as written."""
         offset = self.pos - self.taken
         scanner = JsonScanner()
         while True:
             self.pos = scanner.scan(self.text, self.pos)
-            if scanner.done:
+            too_long = self.pos - self.taken - offset > limit
+            if scanner.done and not too_long:
                 return self.text[self.taken + offset : self.pos]
-            if scanner.broken or self.closed:
+            if scanner.broken or too_long or self.closed:
                 raise NotACall
             yield
 

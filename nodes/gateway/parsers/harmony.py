@@ -71,6 +71,7 @@ class HarmonyParser(Calls):
         if not header:
             raise NotACall
         recipient: str = header["first"] or header["second"] or ""
+        self._all_is_text = bool(recipient)
         if recipient.startswith(_FUNCTIONS):
             yield from self._call(recipient.removeprefix(_FUNCTIONS))
             self._in_message = False

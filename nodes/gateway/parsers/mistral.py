@@ -42,10 +42,10 @@ class MistralCalls(Calls):
 
     def _named(self) -> Reading[None]:
         cursor = self.cursor
-        name = yield from cursor.run(_NAME)
+        name = yield from cursor.run(_NAME, self.name_limit)
         yield from cursor.blanks()
         if (yield from cursor.literal("[CALL_ID]")):
-            yield from cursor.run(_CALL_ID)
+            yield from cursor.run(_CALL_ID, self.name_limit)
         yield from cursor.literal("[ARGS]")
         if name not in self.tools:
             raise NotACall

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from nodes.gateway.parsers.calls import Calls
-from nodes.gateway.parsers.cursor import NotACall, Reading, held_suffix
+from nodes.gateway.parsers.cursor import BLANKS, NotACall, Reading, held_suffix
 from nodes.gateway.parsers.xml_values import is_text, json_of, text_of
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -98,10 +98,12 @@ class Qwen3CoderCalls(Calls):
                 return
             if ended is False:
                 search = at + len(_PARAMETER_END) - cursor.taken
-            elif cursor.closed:
+                continue
+            if at < 0:
+                search = max(search, len(cursor.text) - len(_PARAMETER_END) - cursor.taken)
+            if cursor.closed:
                 raise NotACall
-            else:
-                yield
+            yield
 
     def _value_end(self, search: int) -> tuple[int, bool | None]:
         """Where the next `</parameter>` is, or -1, and whether it ends the value; None if more has to come first."""
@@ -109,9 +111,8 @@ class Qwen3CoderCalls(Calls):
         at = text.find(_PARAMETER_END, self.cursor.taken + search)
         if at < 0:
             return -1, None
-        rest = text[at + len(_PARAMETER_END) : at + len(_PARAMETER_END) + _KEY_LIMIT].lstrip(" \t\r\n")
-        if any(rest.startswith(mark) for mark in (_PARAMETER, _FUNCTION_END)):
+        blanks = BLANKS.match(text, at + len(_PARAMETER_END))
+        rest = text[blanks.end() : blanks.end() + len(_PARAMETER)] if blanks else ""
+        if rest.startswith((_PARAMETER, _FUNCTION_END)):
             return at, True
-        if any(mark.startswith(rest) for mark in (_PARAMETER, _FUNCTION_END)):
-            return at, None
-        return at, False
+        return at, None if _PARAMETER.startswith(rest) or _FUNCTION_END.startswith(rest) else False

@@ -140,6 +140,17 @@ def test_an_object_within_a_line_is_text():
     assert answer("llama3_json", text) == (text, "", [])
 
 
+def test_an_answer_in_json_is_not_held():
+    parser = make_parser(ParserNames("llama3_json"), "", TOOLS)
+    assert whole_answer(parser.feed('{"city": [1')).text == '{"city": [1'
+
+
+def test_a_call_inside_what_was_read_of_another_is_not_looked_for():
+    inner = '\n{"name": "get", "parameters": {}}'
+    for text in ('{"parameters": {"x": ' + inner, '{"parameters": {"x": ' + inner + "}, 7"):
+        assert answer("llama3_json", text) == (text, "", [])
+
+
 def test_code_after_the_python_tag_is_text():
     text = '<|python_tag|>brave_search.call(query="x")'
     assert answer("llama3_json", text) == (text, "", [])
@@ -177,6 +188,14 @@ def test_messages_of_harmony():
         "<|start|>assistant<|channel|>final<|message|>Done.<|return|>"
     )
     assert answer("openai", text) == ("I look.Done.", "Think.", [("get", '{"n": 1}')])
+
+
+@pytest.mark.parametrize(
+    "message", ["functions.got<|channel|>commentary json<|message|>{}", "functions.get<|message|>7"]
+)
+def test_a_message_to_a_function_that_is_no_call_is_text_as_written(message):
+    for text in (f" to={message}<|call|>", f"<|start|>assistant to={message}<|call|>"):
+        assert answer("openai", text) == (text, "", [])
 
 
 def test_harmony_goes_on_where_the_prompt_ends():

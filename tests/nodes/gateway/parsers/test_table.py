@@ -1,8 +1,6 @@
 """Which parser a model has, what its marks are, ids of calls, and parsers of other packages."""
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -32,37 +30,11 @@ SMALL = {
     "<|start|>assistant<|channel|>": ("openai", "openai_gptoss"),
     "<|im_start|>": (None, None),
 }  # fmt: skip
-PUBLISHED = {
-    "meta-llama-Llama-3.1-8B-Instruct": ("llama3_json", None),
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", None),
-    "Qwen3-Coder": ("qwen3_coder", None),
-    "Qwen-Qwen3-0.6B": ("hermes", "qwen3"),
-    "Qwen-Qwen2.5-7B-Instruct": ("hermes", None),
-    "openai-gpt-oss-120b": ("openai", "openai_gptoss"),
-    "deepseek-ai-DeepSeek-V3.1": ("deepseek_v31", "deepseek_v3"),
-    "llama-cpp-deepseek-r1": ("deepseek_v3", "deepseek_r1"),
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek_v3", "deepseek_r1"),
-    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", None),
-    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral", None),
-    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", "mistral"),
-    "GLM-4.6": (None, "qwen3"),
-    "MiniMax-M3": (None, None),
-    "google-gemma-2-2b-it": (None, None),
-}
 
 
 @pytest.mark.parametrize("template", SMALL)
 def test_marks_of_a_template_say_which_parser_it_is(template):
     assert parser_of_template(template) == SMALL[template]
-
-
-@pytest.mark.real_models
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parsers_of_published_templates(name):
-    folder = os.environ.get("TEST_TEMPLATES")
-    if not folder or not (file := Path(folder, f"{name}.jinja")).exists():
-        pytest.skip("TEST_TEMPLATES names no folder with this template (as vendor/llama.cpp/models/templates)")
-    assert parser_of_template(file.read_text()) == PUBLISHED[name]
 
 
 def test_every_parser_names_its_marks():
