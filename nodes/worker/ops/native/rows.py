@@ -40,7 +40,7 @@ class NativeRows:
 
     def __init__(self, library: Library) -> None:
         self._functions = library.functions
-        self._scratch = np.empty(0, np.int64)
+        self._scratch = torch.empty(0, dtype=torch.int64)
 
     def draw(
         self, logits: Tensor, altered: Mapping[int, Draw], reads: Mapping[int, RowReads], drawn: Sequence[int]
@@ -86,11 +86,11 @@ class NativeRows:
         size = logits.shape[1]
         if self._scratch.nbytes < (needed := self._functions.kvmesh_rows_scratch(size)):
             # Pages are made as they are first used: most rows need few of them.
-            self._scratch = np.empty(needed // 8, np.int64)
+            self._scratch = torch.empty(needed // 8, dtype=torch.int64)
         held = (tasks, packing.masks, packing.ids, packing.values, packing.read_ids, tokens)
         addresses = [one.buffer_info()[0] for one in held]
         call = _RowsCall(
-            logits.data_ptr(), *addresses, 0 if lines is None else lines.data_ptr(), self._scratch.ctypes.data,
+            logits.data_ptr(), *addresses, 0 if lines is None else lines.data_ptr(), self._scratch.data_ptr(),
             logits.stride(0), size, num_tasks,
         )  # fmt: skip
         self._functions.kvmesh_rows(byref(call))
