@@ -133,6 +133,28 @@ def test_whitespace_is_the_servers_decision() -> None:
     assert "  " not in text_of(output).replace(json.loads(text_of(output))["name"], "")
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"guided_choice": ["a<|im_end|>b"]}, "a<|im_end|>b"),
+        ({"regex": r"<\|im_start\|>x"}, "<|im_start|>x"),
+        ({"guided_json": {"const": "<|im_end|>"}}, '"<|im_end|>"'),
+        ({"guided_grammar": 'start: "é<|im_end|><|im_end|>"'}, "é<|im_end|><|im_end|>"),
+    ],
+)
+def test_names_of_special_tokens_are_spelled(given: dict[str, Any], text: str) -> None:
+    output, has_ended = walk(sent(**given), 1, 60)
+    assert has_ended
+    assert text_of(output) == text
+    assert not {*output} & {*MODEL.end_token_ids, *ids_of("<|im_start|>")}
+
+
+def test_special_tokens_that_a_grammar_names_are_drawn() -> None:
+    output, has_ended = walk(sent(guided_grammar='start: "a" <|im_start|> "b"'), 1, 60)
+    assert has_ended
+    assert output == ids_of("a<|im_start|>b")
+
+
 @pytest.mark.parametrize("trigger", ["<f=", "<|im_start|>"])
 def test_tags_in_free_text(trigger: str) -> None:
     tags = {"structures": [{"begin": f"{trigger}a>", "schema": {"enum": [1]}, "end": "</f>"}], "triggers": [trigger]}
