@@ -104,6 +104,7 @@ def test_every_text_that_ends_is_one_of_the_schema() -> None:
         ({"structured_outputs": {"json_object": True}}, r"\{.*\}"),
         ({"ebnf": 'root ::= "a" ("b" | "c") "."'}, r"a[bc]\."),
         ({"guided_grammar": 'start: "a" X\nX: /[0-9]{2}/'}, "a[0-9]{2}"),
+        ({"guided_grammar": '?start: one\n?one: "a" X\nX: /[0-9]{2}/'}, "a[0-9]{2}"),
         ({"json_schema": '{"enum": [1, "b"]}'}, r' ?(1|"b") ?'),
         ({"guided_json": {"const": {"a": [1, 2]}}}, r"[^\n]*"),
     ],
