@@ -106,6 +106,8 @@ def test_every_text_that_ends_is_one_of_the_schema() -> None:
         ({"guided_grammar": 'start: "a" X\nX: /[0-9]{2}/'}, "a[0-9]{2}"),
         ({"guided_grammar": '?start: one\n?one: "a" X\nX: /[0-9]{2}/'}, "a[0-9]{2}"),
         ({"json_schema": '{"enum": [1, "b"]}'}, r' ?(1|"b") ?'),
+        ({"guided_json": {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}}, "9007199254740994"),
+        ({"guided_json": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}}, "-?[0-9]{1,19}"),
         ({"guided_json": {"const": {"a": [1, 2]}}}, r"[^\n]*"),
     ],
 )  # fmt: skip
