@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nodes.protocol import RowError
 from nodes.worker.draw.device_sampler import sample_on_device
-from nodes.worker.draw.edits import EDITOR_FAILED, LEFT_NOTHING, edits_of
+from nodes.worker.draw.edits import LEFT_NOTHING, NOTHING_LEFT, edits_of
 from nodes.worker.draw.measuring import measured, payloads
 from nodes.worker.draw.sampler import NO_CANDIDATE, PLAIN, Draw, sample
 from nodes.worker.steps.step import POISONED, Rows, StepOutcome
@@ -121,7 +121,7 @@ class Draws:
             if at in self._failed:
                 errors[index] = self._failed[at]
             elif token_id == NO_CANDIDATE:
-                errors[index] = RowError(rows.numbers[index], EDITOR_FAILED, LEFT_NOTHING, retryable=False)
+                errors[index] = RowError(rows.numbers[index], NOTHING_LEFT, LEFT_NOTHING, retryable=False)
             elif token_id < 0:
                 # Only a row's own input can make its numbers overflow: rows do not mix.
                 errors[index] = RowError(rows.numbers[index], POISONED, NOT_FINITE, retryable=False)

@@ -17,7 +17,7 @@ from nodes.asks.edits import RowEdits
 from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.request import Sampling
 from nodes.worker.draw.device_sampler import sample_on_device
-from nodes.worker.draw.edits import EDITOR_FAILED, first_allowed
+from nodes.worker.draw.edits import EDITOR_FAILED, NOTHING_LEFT, first_allowed
 from nodes.worker.draw.measuring import measured, payloads
 from nodes.worker.draw.reads import certain
 from nodes.worker.draw.sampler import NO_CANDIDATE, Draw, sample
@@ -132,7 +132,7 @@ def test_edits_that_leave_nothing_fail_their_row_and_the_model_is_not_blamed() -
     nothing = [only(), only(SIZE + 1, words=90), Says(lambda _, __, edits: edits.floor.update(range(SIZE)))]
     rows = rows_of(*(sequence_of(Sampling(seed=1), 1, one) for one in nothing), sequence_of(GREEDY))
     for outcome in outcomes(rows, random_logits(4)):
-        assert [(error.row, error.code) for error in outcome.errors] == [(i, EDITOR_FAILED) for i in (10, 11, 12)]
+        assert [(error.row, error.code) for error in outcome.errors] == [(i, NOTHING_LEFT) for i in (10, 11, 12)]
         assert outcome.token_ids[3] >= 0
 
 
