@@ -6,7 +6,7 @@ import time
 
 BENCHMARKS = (
     "mesh_calls", "encryption", "kv_transfer", "tcp_transfer", "cores", "rebuild", "detokenizer", "linears",
-    "worker_steps", "idle", "ring", "engine", "recovery",
+    "worker_steps", "row_pass", "idle", "ring", "engine", "recovery", "parsers",
 )  # fmt: skip
 
 

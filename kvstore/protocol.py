@@ -67,8 +67,6 @@ class GrantRefused(Part, frozen=True):
 
     grant_id: str
     code: str
-    message: str
-    retryable: bool = False
 
 
 class GrantsOpened(Message, frozen=True):

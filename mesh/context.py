@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from mesh.address import Endpoint
 from mesh.calls.asking import Asking
@@ -92,11 +91,6 @@ class Context:
         """End this actor's process without a drain: what it depends on is gone. Its supervisor starts it again."""
         if self._me.end(reason):
             self.log.warning("ending", why=reason)
-
-    def capabilities(self, actor_id: str) -> dict[str, Any]:
-        """The capabilities that a linked peer stated in `hello` or `welcome`; empty if there is no link yet."""
-        peer = self._links.get(actor_id)
-        return {} if peer is None else peer.capabilities
 
     def traceparent(self) -> str:
         """The W3C trace context of the message being handled; starts a new trace if there is none."""

@@ -23,10 +23,9 @@ class SystemOptions:
     `mesh` is the name of the mesh to join, if that is to be checked, and `spec` what this host takes it to be.
     `supervisor` is where heartbeats go besides the registry. `usage` reports the process's resource usage, if the actor
     has a process of its own. `random` draws trace ids and jitter; pass a seeded one if runs have to repeat.
-    `capabilities` is what `hello` and `welcome` say about this actor (numerics and so on). `secret` is the
-    supervisor's, with which this actor proves its identity and checks others; without it, it checks no proofs, and
-    shows the `proof` that it was given, if any. `vet_host` raises `FrameRefused` for a member of another host that
-    its key does not allow, where links between hosts have keys.
+    `secret` is the supervisor's, with which this actor proves its identity and checks others; without it, it checks no
+    proofs, and shows the `proof` that it was given, if any. `vet_host` raises `FrameRefused` for a member of another
+    host that its key does not allow, where links between hosts have keys.
     """
 
     mesh: str = ""
@@ -35,7 +34,6 @@ class SystemOptions:
     pid: int = 0
     supervisor: tuple[Address, Endpoint] | None = None
     usage: Callable[[], ProcessUsage] | None = None
-    capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
     secret: HostSecret | None = None
     proof: bytes = b""
     vet_host: Callable[[Member], None] | None = None

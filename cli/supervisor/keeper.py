@@ -197,7 +197,7 @@ class ProcessKeeper:
         match command:
             case Spawn(actor_id, epoch):
                 self._spawn(self._actors[actor_id], Address(actor_id, epoch))
-            case Kill(actor_id, _) | Terminate(actor_id, _):
+            case Kill(actor_id) | Terminate(actor_id):
                 process = self._actors[actor_id].process
                 assert process is not None, f"{actor_id} has a process that can be told to end"
                 # By pid, which is safe: a child's pid cannot be reused before it is reaped, here, on this loop.

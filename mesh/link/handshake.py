@@ -45,10 +45,8 @@ class Handshake:
         peer = connection.link.peer
         self._deadlines.set((WELCOME, peer.actor_id), now + self._options.hello_timeout_s)
         # The listener has proved nothing yet.
-        me, capabilities = self._introduce(peer, is_proved=False), self._options.capabilities
-        hello = Hello(
-            min_version=MIN_PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=me, capabilities=capabilities
-        )
+        me = self._introduce(peer, is_proved=False)
+        hello = Hello(min_version=MIN_PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=me)
         body = SYSTEM_CODEC.encode(hello)
         for channel in Channel:
             self._outgoing.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
@@ -65,12 +63,11 @@ class Handshake:
         if is_hello == link.dialed:
             raise FrameRefused("unexpected", "only the dialing side sends hello, and only the other side welcome")
         peer.is_proved = self._vet(greeting.member)
-        peer.member, peer.capabilities = greeting.member, greeting.capabilities
+        peer.member = greeting.member
         state.phase = Phase.OPEN
         if is_hello:
             me = self._introduce(link.peer, is_proved=peer.is_proved)
-            welcome = Welcome(version=PROTOCOL_VERSION, member=me, capabilities=self._options.capabilities)
-            body = SYSTEM_CODEC.encode(welcome)
+            body = SYSTEM_CODEC.encode(Welcome(version=PROTOCOL_VERSION, member=me))
             self._outgoing.say(connection, channel, Verb.WELCOME, body, (), answer_to(header), header.trace)
         while state.waiting:
             self._outgoing.say(connection, channel, *state.waiting.popleft())

@@ -8,7 +8,7 @@ message from an older connection counts as a repeat, and a connection that has s
 import enum
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mesh.address import Address
 from mesh.transport.base import Buffer, Channel, Link
@@ -97,14 +97,13 @@ class Peer:
     """
 
     __slots__ = (
-        "address", "capabilities", "connections", "heard_by_beat", "is_proved", "is_watched", "member", "pings",
-        "refusal", "route", "silent_beats",
+        "address", "connections", "heard_by_beat", "is_proved", "is_watched", "member", "pings", "refusal", "route",
+        "silent_beats",
     )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.member: Member | None = None
-        self.capabilities: dict[str, Any] = {}
         self.connections: list[Connection] = []
         self.route: Connection | None = None
         self.is_proved = False

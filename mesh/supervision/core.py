@@ -351,7 +351,7 @@ class Supervisor:
         watch.deadline = None
         watch.killed_for = cause
         self._enter(watch, DYING, reason)
-        self._commands.append(Kill(watch.spec.actor_id, watch.epoch))
+        self._commands.append(Kill(watch.spec.actor_id))
 
     def _stop(self, reason: str, force: bool, now: float) -> None:
         self.stopping = True
@@ -380,7 +380,7 @@ class Supervisor:
     def _drain(self, watch: Watch, now: float) -> None:
         watch.deadline = now + self.policy.drain_timeout_s
         self._enter(watch, DRAINING)
-        self._commands.append(Terminate(watch.spec.actor_id, watch.epoch))
+        self._commands.append(Terminate(watch.spec.actor_id))
 
     def _enter(self, watch: Watch, state: str, reason: str = "", wait_s: float | None = None) -> None:
         was_ready = watch.state == READY

@@ -148,7 +148,6 @@ class Kill:
     """End the process at once; answer with Exited once it is reaped."""
 
     actor_id: str
-    epoch: int
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,6 @@ class Terminate:
     """Ask the process to finish its work and exit."""
 
     actor_id: str
-    epoch: int
 
 
 @dataclass(frozen=True)

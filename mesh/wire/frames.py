@@ -20,7 +20,6 @@ class Hello(Message, frozen=True):
     min_version: int
     max_version: int
     member: Member
-    capabilities: dict[str, Any] = {}
 
 
 class Welcome(Message, frozen=True):
@@ -28,13 +27,11 @@ class Welcome(Message, frozen=True):
 
     version: int
     member: Member
-    capabilities: dict[str, Any] = {}
 
 
 class Heartbeat(Message, frozen=True):
     """A sign of life. From a registry: its membership version, and whether it knows the receiver."""
 
-    state: str = ""
     registry_epoch: int = 0
     version: int = 0
     known: bool = True
@@ -76,8 +73,6 @@ class Cancel(Message, frozen=True):
 class Bye(Message, frozen=True):
     """The sender closes its side in an orderly way; nothing more comes from this incarnation."""
 
-    reason: str = ""
-
 
 class Join(Message, frozen=True):
     """Ask the registry to admit a member, or to update its entry. Idempotent. Answer: `Joined`.
@@ -99,11 +94,10 @@ class Join(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """The member holds a lease of `lease_s` from now, renewed by `Renew`. `members`: a snapshot, None if not needed."""
+    """The member holds a lease from now, renewed by `Renew`. `members`: a snapshot, None if not needed."""
 
     registry_epoch: int
     version: int
-    lease_s: float
     members: list[Member] | None = None
 
 
@@ -242,8 +236,6 @@ class Members(Message, frozen=True):
     without a topology file adopts.
     """
 
-    registry_epoch: int
-    version: int
     members: list[Member]
     mesh: str = ""
     release: str = ""

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from nodes.asks.ask import Fields, InvalidAsk
-from nodes.asks.schema_annotations import Schema, TooManySchemas, without_annotations
+from nodes.asks.schema_annotations import TooManySchemas, without_annotations
+from nodes.asks.schema_numbers import NumberTooLarge, Schema
 
 Kind = Literal["json", "regex", "grammar", "tags"]
 """`grammar`: llguidance's Lark, or GBNF. `tags`: `StructuralTags` as JSON."""
@@ -108,6 +109,8 @@ def wanted_of(body: Mapping[str, Any]) -> Wanted | None:
         return found[0][2](found[0][1], found[0][0]) if found else None
     except TooManySchemas:
         raise InvalidAsk(f"The schema in '{found[0][0]}' is too large.", found[0][0]) from None
+    except NumberTooLarge as error:
+        raise InvalidAsk(f"The schema in '{found[0][0]}' cannot be enforced: {error}.", found[0][0]) from None
     # Raised at some thousand nested brackets; what llguidance reads has 128.
     except RecursionError:
         raise InvalidAsk(f"The schema in '{found[0][0]}' is nested too deeply.", found[0][0]) from None

@@ -6,6 +6,7 @@ not hold for everything (a `multipleOf` of seven digits compiles for minutes). I
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable
 from functools import cache
@@ -34,6 +35,8 @@ _STEPS_TRIED: Final = 32
 _SHOWN_CHARS: Final = 300
 """Errors quote the grammar."""
 _UNSUPPORTED: Final = ("Unimplemented keys", "Unknown format")
+_IS_LARK: Final = re.compile(r"^\s*(?:%llguidance\b|[?!]*start\s*:)", re.MULTILINE)
+"""Not as the library tells them apart: to it `?start: x` is GBNF, which vLLM's documents show as Lark."""
 _ONE_SPACE: Final = "[ ]?"
 """Where JSON allows any whitespace, models draw it without end if they may."""
 
@@ -58,7 +61,7 @@ def grammar_of(kind: Kind, text: str, is_special: Callable[[str], bool], *, stri
     Raises ValueError if the text is not of its kind, as far as that shows without compiling it.
     """
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     match kind:
         case "json":
@@ -67,7 +70,7 @@ def grammar_of(kind: Kind, text: str, is_special: Callable[[str], bool], *, stri
             return LLMatcher.grammar_from_regex(_unanchored(text))
         case "grammar":
             try:
-                return LLMatcher.grammar_from_lark(any_to_lark(text))
+                return LLMatcher.grammar_from_lark(text if _IS_LARK.search(text) else gbnf_to_lark(text))
             except RecursionError:
                 raise ValueError("it is nested too deeply") from None
             # Its own error has no base but Exception, and wrong texts make it raise others as well.

@@ -185,6 +185,8 @@ class _Within:
         if matcher.is_error():
             raise self._failed(matcher.get_error())
         self._check_time(began, len(new))
+        if (spelled := _spelled(matcher, mask, vocabulary)) is not None:
+            return spelled
         num_bytes = len(vocabulary.only_ends)
         if len(mask) > num_bytes:
             mask = _cut(mask[:num_bytes], vocabulary.size)
@@ -198,6 +200,26 @@ class _Within:
         # A matcher stays in error for ever, while the next call may be for an earlier position.
         self._matcher, self._seen = None, array("i")
         return GrammarFailed(f"the grammar cannot be followed: {_shown(why)}")
+
+
+def _spelled(matcher: "LLMatcher", mask: bytes, vocabulary: Vocabulary) -> bytes | None:
+    """The mask where a grammar forces a text that begins like the name of a special token, or None.
+
+    The library tokenizes forced texts as prompts are, so it would allow only that token: an end, amid an answer.
+    """
+    # What forces a text allows one token. 5 us for a mask of 150,000.
+    if mask.count(0) != len(mask) - 1:
+        return None
+    only = int.from_bytes(mask, "little").bit_length() - 1
+    # Where the grammar itself names the token, its bytes are none of UTF-8.
+    if not vocabulary.tokenizer.is_special_token(only) or not (text := _forced_text(matcher)):
+        return None
+    return mask_of(vocabulary.tokenizer.greedy_tokenize(text)[:1], vocabulary.size)
+
+
+def _forced_text(matcher: "LLMatcher") -> str:
+    forced = matcher.compute_ff_bytes()
+    return "" if forced[:1] == b"\xff" else forced.decode(errors="ignore")
 
 
 def _cut(mask: bytes, size: int) -> bytes:

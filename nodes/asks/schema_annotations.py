@@ -1,4 +1,4 @@
-"""Cuts from a JSON schema what constrains nothing, before it travels with each attempt of a request.
+"""Cuts from a JSON schema what constrains nothing, before it travels with each attempt of a request, and fits numbers.
 
 Descriptions are often most of a schema that a program wrote. A property may be called `title` as well, so a word is an
 annotation only where a schema stands, and what no keyword here says to be a schema is left as it is.
@@ -6,7 +6,7 @@ annotation only where a schema stands, and what no keyword here says to be a sch
 
 from typing import Any, Final
 
-Schema = dict[str, Any]
+from nodes.asks.schema_numbers import Schema, fit_numbers
 
 _CUT: Final = frozenset(
     {
@@ -44,7 +44,7 @@ class TooManySchemas(ValueError):
 def without_annotations(schema: Schema) -> Schema:
     """A copy without annotations; the order of properties is kept, since it is the order of what is drawn.
 
-    Raises TooManySchemas.
+    Raises TooManySchemas, NumberTooLarge.
     """
     whole: Schema = {}
     left = [(schema, whole)]
@@ -72,4 +72,5 @@ def without_annotations(schema: Schema) -> Schema:
                 copy[key] = [copied(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
             else:
                 copy[key] = copied(value) if key in _ONE else value
+        fit_numbers(copy)
     return whole

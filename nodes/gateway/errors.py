@@ -157,8 +157,9 @@ def error_from(failure: Failure, *, retry_after_s: int, default_param: str | Non
         return TimedOut(message)
     if failure.retryable:
         return Unavailable(message, code=code, param=param, retry_after_s=retry_after_s)
-    if code == "grammar_failed":
-        # The fault of a schema or expression; a worker does not know which field had it, and it was not the prompt.
+    if code in ("grammar_failed", "nothing_left"):
+        # The fault of a schema, or of fields that contradict each other; a worker does not know which of them had it,
+        # and it was not the prompt.
         return BadRequest(message, code=code)
     if param is not None or code in _CLIENTS_FAULT:
         return BadRequest(message, param=param or default_param, code=code)

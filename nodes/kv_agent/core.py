@@ -160,18 +160,17 @@ class AgentCore:
             if refusal is None:
                 opened.append(grant.grant_id)
             else:
-                _, code, why, retryable = refusal
-                refused.append(GrantRefused(grant_id=grant.grant_id, code=code, message=why, retryable=retryable))
+                refused.append(GrantRefused(grant_id=grant.grant_id, code=refusal))
         return [*commands, Reply(event.call, GrantsOpened(opened=opened, refused=refused))]
 
-    def _open_one(self, event: OpenAsked, grant: OpenGrant, now: float) -> Refuse | None:
-        call = event.call
+    def _open_one(self, event: OpenAsked, grant: OpenGrant, now: float) -> str | None:
+        """Open a grant, or again; the error code if it is refused."""
         if event.sender != (grant.holder, grant.holder_epoch):
-            return Refuse(call, "not_holder", f"{event.sender} is not the holder, {grant.holder}#{grant.holder_epoch}")
+            return "not_holder"
         session = self._sessions.get(grant.grant_id)
         if session is not None:
-            return self._open_again(call, session, grant, now)
-        if (refusal := self._refusal(call, grant)) is not None:
+            return self._open_again(session, grant, now)
+        if (refusal := self._refusal(grant)) is not None:
             return refusal
         session = TransferSession(grant, now, self._bounds.session)
         self._sessions[grant.grant_id] = session
@@ -182,29 +181,24 @@ class AgentCore:
         self._arm(session)
         return None
 
-    def _open_again(self, call: int, session: TransferSession, grant: OpenGrant, now: float) -> Refuse | None:
+    def _open_again(self, session: TransferSession, grant: OpenGrant, now: float) -> str | None:
         old = session.grant
         if any(getattr(old, name) != getattr(grant, name) for name in _SAME_IN_REPEATS):
-            return Refuse(call, "grant_id_taken", f"grant {grant.grant_id} was opened with different pages or epoch")
+            return "grant_id_taken"
         if session.has_ended or session.is_closed:
-            return Refuse(call, "grant_used", f"grant {grant.grant_id} has ended; retry with a new grant and new pages")
+            return "grant_used"
         session.renew(grant.timeout_s, now)
         self._arm(session)
         return None
 
-    def _refusal(self, call: int, grant: OpenGrant) -> Refuse | None:
+    def _refusal(self, grant: OpenGrant) -> str | None:
         if self._is_draining:
-            return Refuse(call, "draining", f"{self._actor_id} takes no new grants", retryable=True)
-        # Retryable: grants end by themselves at their deadline, by default 60 s in schedulers.
+            return "draining"
         if self.num_live >= self._bounds.max_grants:
-            return Refuse(call, "too_many_grants", f"{self.num_live} grants are open already", retryable=True)
-        if (refusal := self._own.misfit(call, grant)) is not None:
+            return "too_many_grants"
+        if (refusal := self._own.misfit(grant)) is not None:
             return refusal
-        taken = next((page for page in grant.pages if (grant.group, page) in self._writable), None)
-        if taken is not None:
-            other = self._writable[grant.group, taken]
-            return Refuse(call, "page_granted", f"page {taken} still belongs to grant {other}", retryable=True)
-        return None
+        return "page_granted" if any((grant.group, page) in self._writable for page in grant.pages) else None
 
     def _close(self, event: CloseAsked, now: float) -> list[Command]:
         grant_id = event.message.grant_id

@@ -45,8 +45,6 @@ class PrefillRefused(Part, frozen=True):
 
     grant_id: str
     code: str
-    message: str
-    retryable: bool = False
 
 
 class PrefillsOrdered(Message, frozen=True):
@@ -72,12 +70,11 @@ class PrefillDone(Part, frozen=True):
 
 
 class PrefillFailed(Part, frozen=True):
-    """The order ended without a token."""
+    """The order ended without a token. If the code is `poisoned_request`, the client is told `message`."""
 
     grant_id: str
     code: str
     message: str
-    retryable: bool = True
 
 
 class PrefillNews(Message, frozen=True):

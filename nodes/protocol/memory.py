@@ -88,7 +88,6 @@ class LetGo(Message, frozen=True):
 
     group: str
     number: int
-    is_kv: bool
     weights: str
 
 

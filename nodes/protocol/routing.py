@@ -102,8 +102,6 @@ class VocabularyIs(Message, frozen=True):
 class Load(Message, frozen=True):
     """What a scheduler publishes on topic `load` when it changes (by default at most ten times a second)."""
 
-    group: str
-    phase: str
     num_running: int
     num_waiting: int
     num_free_pages: int

@@ -77,7 +77,7 @@ class RowError(HotPart, frozen=True):
     `retryable` False: it would fail anywhere, so the request ends.
 
     Codes: `bad_step`, `bad_row`, `missing_input`, `corrupt_page`, `poisoned_request`, `unsupported_ask`,
-    `editor_failed`, `grammar_failed`.
+    `editor_failed`, `grammar_failed`, `nothing_left`.
     """
 
     row: int

@@ -131,8 +131,6 @@ class RegistryActor(Actor):
                 members = [without_proof(member) for member in core.members()]
                 call.reply(
                     Members(
-                        registry_epoch=core.epoch,
-                        version=core.version,
                         members=members,
                         mesh=self._mesh,
                         release=self._release,
@@ -151,7 +149,7 @@ class RegistryActor(Actor):
         """What a member needs to detect that it has missed a change."""
         core = self.core
         version = self._ahead.get(peer, self._pending.version)
-        return Heartbeat(state=READY, registry_epoch=core.epoch, version=version, known=core.knows(peer))
+        return Heartbeat(registry_epoch=core.epoch, version=version, known=core.knows(peer))
 
     def is_outlived(self, by: Address, epoch: int) -> bool:
         """One host alone does not end a registry that others have joined."""

@@ -139,11 +139,8 @@ class RegistryCore:
         self._expiry[member.actor_id] = now + self.lease_s
         change = self._change(upserted, left) if upserted or left else None
         snapshot = None if was_current else list(self._members.values())
-        return JoinOutcome(
-            Joined(registry_epoch=self.epoch, version=self.version, lease_s=self.lease_s, members=snapshot),
-            change,
-            doubted,
-        )
+        joined = Joined(registry_epoch=self.epoch, version=self.version, members=snapshot)
+        return JoinOutcome(joined, change, doubted)
 
     def renew(self, address: Address, now: float) -> bool:
         """Extend a lease; False if there is none, so the member has to join again."""

@@ -33,8 +33,6 @@ class LoadReports:
             self._deadlines.set_default((LOAD, ""), self._not_before)
             return
         load = Load(
-            group=self._config.group,
-            phase=self._config.phase,
             num_running=num_running,
             num_waiting=len(self._queue),
             num_free_pages=self._cache.num_available(),

@@ -34,7 +34,7 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
-from nodes.scheduler.handoff.prefill import OrderRefused, PrefillHandoffQueue
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
 
@@ -200,20 +200,20 @@ class RpcHandlers:
             if refusal is None:
                 accepted.append(order.grant_id)
             else:
-                code, text, retryable = refusal
-                refused.append(PrefillRefused(grant_id=order.grant_id, code=code, message=text, retryable=retryable))
+                refused.append(PrefillRefused(grant_id=order.grant_id, code=refusal))
         self._outbox.add(Reply(event.call, PrefillsOrdered(accepted=accepted, refused=refused)))
 
-    def _order(self, sender: Address, message: PrefillOrder, now: float) -> OrderRefused | None:
+    def _order(self, sender: Address, message: PrefillOrder, now: float) -> str | None:
+        """Take an order, or renew it; the error code if it is refused."""
         if message.grant_id in self._orders:
             self._orders.renew(sender, message, now)
             return None
         refusal = self._orders.refusal(message)
         problem = self._problem(message.token_ids, [], 1) or self._problem_of_asks(message.sampling)
         if refusal is None and (self.is_draining or self.is_worker_drained):
-            refusal = OrderRefused("draining", f"this group takes no order: {self._what_drains}", True)
+            refusal = "draining"
         if refusal is None and problem is not None:
-            refusal = OrderRefused(*problem[:3])
+            refusal = problem[0]
         if refusal is not None:
             return refusal
         sequence = Sequence.from_order(self._next_row(), message, now)

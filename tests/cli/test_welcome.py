@@ -66,7 +66,7 @@ def asked(on="d", name="blue", answer=None, pong=None):
 
 
 def members(*known, mesh="blue", release="1.2", spec=SPEC):
-    return Members(registry_epoch=3, version=9, members=list(known), mesh=mesh, release=release, spec=spec)
+    return Members(members=list(known), mesh=mesh, release=release, spec=spec)
 
 
 def test_who_finds_no_registry_or_has_it_begins():

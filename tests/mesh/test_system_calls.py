@@ -208,17 +208,6 @@ async def test_traces_are_carried_along(a, b):
     assert b.actor.calls[-1].traceparent.startswith("00-111")
 
 
-async def test_capabilities_are_exchanged(mesh):
-    await mesh.start_registry()
-    a = await mesh.start("a", options=replace(QUICK, capabilities={"numerics": "x"}))
-    b = await mesh.start("b", options=replace(QUICK, capabilities={"numerics": "y"}))
-    assert a.actor.ctx.capabilities("b") == {}
-    await until(lambda: a.registration.view.get("b"))
-    await a.actor.ctx.ask("b", HI, timeout_s=5)
-    assert a.actor.ctx.capabilities("b") == {"numerics": "y"}
-    assert b.actor.ctx.capabilities("a") == {"numerics": "x"}
-
-
 async def test_tasks_and_timers_end_with_the_actor(a):
     fired = []
 

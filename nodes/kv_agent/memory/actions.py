@@ -159,7 +159,7 @@ class MemoryActions:
                 self._stopping.discard(group)
                 self._owner.put_pools(group, self._owner.pools(group), is_offered=True)
             case AskLetGo(group, number, holder, desired):
-                message = LetGo(group=group, number=number, is_kv=desired.is_kv, weights=desired.weights)
+                message = LetGo(group=group, number=number, weights=desired.weights)
                 self._ask(group, number, holder, message, HasLetGo)
             case AskTakeUp(group, number, holder):
                 message = TakeUp(group=group, number=number, pool=self._owner.handle(group))

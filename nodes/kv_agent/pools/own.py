@@ -44,7 +44,7 @@ class OwnPools:
         if not pool.layout.tp_rank:
             self.sources[self._source(pool.group)] = SourceFacts(pool.incarnation, pool.layout.digest)
 
-    def find(self, call: int, group: str, rank: int = 0) -> Pool | Refuse:
+    def find(self, call: int, group: str, rank: int) -> Pool | Refuse:
         pool = self._pools.get((group, rank))
         if group in self._away:
             return Refuse(call, *self._away[group], retryable=True)
@@ -55,22 +55,20 @@ class OwnPools:
         known = ", ".join(sorted({name for name, _ in self._pools})) or "none"
         return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
 
-    def misfit(self, call: int, grant: OpenGrant) -> Refuse | None:
-        pool = self.find(call, grant.group)
-        if isinstance(pool, Refuse):
-            return pool
+    def misfit(self, grant: OpenGrant) -> str | None:
+        """The error code if a grant is not one of pages of a pool that is here."""
+        if grant.group in self._away:
+            return self._away[grant.group][0]
+        pool = self.get(grant.group)
+        if pool is None:
+            return "unknown_group"
         if grant.layout_digest != pool.layout.digest:
-            return Refuse(call, "layout_mismatch", f"the pool of {grant.group} does not have the grant's layout")
+            return "layout_mismatch"
         pages = grant.pages
         is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
         # Page 0 pads batches: nobody reads what is written there, so a grant that names it is a mistake.
-        if not is_sound or not all(PADDING_PAGE < page < pool.num_pages for page in pages):
-            message = (
-                f"grant {grant.grant_id} needs pages from 1 to {pool.num_pages - 1}, none of them twice, a generation"
-                " for each, and a timeout_s above 0"
-            )
-            return Refuse(call, "bad_grant", message)
-        return None
+        is_sound = is_sound and all(PADDING_PAGE < page < pool.num_pages for page in pages)
+        return None if is_sound else "bad_grant"
 
     def _source(self, group: str) -> SourceId:
         return SourceId(self._actor_id, group)

@@ -102,9 +102,8 @@ class Results:
         sequence.prefill = ""
         if outcome.reason == POISONED:
             # Only for this code: any other failure lies with the other side, and the prompt may be computed here.
-            message = "computing the prompt failed, or repeatedly killed the worker"
             sequence.stage = Stage.WAITING
-            self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
+            self._endings.fail(sequence, POISONED, outcome.message, retryable=False, now=now)
             return
         if not outcome.complete:
             self._endings.put_back(sequence)

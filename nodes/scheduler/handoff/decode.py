@@ -231,7 +231,7 @@ class DecodeHandoffQueue:
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
             return None
-        return self._fail(handoff, message.code, now)
+        return self._fail(handoff, message.code, now, message.message)
 
     def on_news(self, sender: Address, message: PrefillNews, now: float) -> list[Outcome]:
         done = [self.on_done(sender, result, now) for result in message.done]
@@ -318,7 +318,7 @@ class DecodeHandoffQueue:
         self.num_done += 1
         return HandoffDone(sequence, done.token_id, done.num_cached_tokens, done.extra)
 
-    def _fail(self, handoff: Handoff, reason: str, now: float) -> Outcome:
+    def _fail(self, handoff: Handoff, reason: str, now: float, message: str = "") -> Outcome:
         self._end(handoff, now)
         kv = handoff.sequence.kv
         assert kv is not None, "pages are lent"
@@ -332,7 +332,7 @@ class DecodeHandoffQueue:
             self._closing[handoff.grant_id] = kv.abort(quiesced=not handoff.is_ordered)
             handoff.sequence.drop_pages()
         self.num_failed += 1
-        return HandoffFailed(handoff.sequence, reason, handoff.is_pulled)
+        return HandoffFailed(handoff.sequence, reason, handoff.is_pulled, message)
 
     def _keep_first(self, handoff: Handoff) -> None:
         """Pages that arrived need not be computed again: they go into the cache, where the next try finds them."""

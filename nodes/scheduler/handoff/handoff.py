@@ -18,11 +18,15 @@ class HandoffDone(NamedTuple):
 
 
 class HandoffFailed(NamedTuple):
-    """The handoff failed. `complete`: all pages are in nevertheless, and belong to the sequence again."""
+    """The handoff failed. `complete`: all pages are in nevertheless, and belong to the sequence again.
+
+    `message` is what the prefill scheduler said, if it is the prefill that failed.
+    """
 
     sequence: Sequence
     reason: str
     complete: bool
+    message: str = ""
 
 
 Outcome = HandoffDone | HandoffFailed

@@ -16,7 +16,7 @@ cancellation. Pure; owned by the core, which ends the sequences that are returne
 """
 
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvstore.protocol import AnnouncePages, PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
@@ -39,14 +39,6 @@ MAX_REPEAT_FACTOR: Final = 8
 """A peer that is away is sent one frame every 4 s (8 times `ANNOUNCE_REPEAT_S`) for each of 1,024 orders."""
 # Size of an announcement or a result on the wire, without its pages, which take up to 10 bytes each.
 _ITEM_BYTES: Final = 512
-
-
-class OrderRefused(NamedTuple):
-    """Why an order is not taken."""
-
-    code: str
-    message: str
-    retryable: bool = False
 
 
 class _Order:
@@ -103,24 +95,17 @@ class PrefillHandoffQueue:
     def __contains__(self, grant_id: str) -> bool:
         return grant_id in self._orders
 
-    def refusal(self, message: PrefillOrder) -> OrderRefused | None:
+    def refusal(self, message: PrefillOrder) -> str | None:
+        """The error code if an order cannot be taken."""
         page_size, num_tokens, num_skip = self._config.page_size, len(message.token_ids), message.num_skip_tokens
         # Cancel and order are separate asks, so a repeated order may arrive after its cancel. Computing it would fill
         # pages for a grant that is closed, until the lease (10 s) frees them.
         if message.grant_id in self._gone:
-            return OrderRefused("cancelled", f"the prefill for grant {message.grant_id} was already cancelled")
+            return "cancelled"
         # Checked before anything is allocated: these numbers become page indices, and a peer may run another version.
         if not 0 < message.num_prompt_tokens <= num_tokens or num_skip % page_size or not 0 <= num_skip < num_tokens:
-            return OrderRefused(
-                "bad_order",
-                f"{num_tokens} tokens, {message.num_prompt_tokens} of them prompt, {num_skip} to skip: the tokens must "
-                f"include the prompt, and skipped tokens must fill whole pages of {page_size} and leave at least one",
-            )
-        if len(self._orders) >= self._config.max_orders:
-            return OrderRefused(
-                "overloaded", f"this scheduler already holds its maximum of {self._config.max_orders} prefills", True
-            )
-        return None
+            return "bad_order"
+        return "overloaded" if len(self._orders) >= self._config.max_orders else None
 
     def renew(self, holder: Address, message: PrefillOrder, now: float) -> None:
         order = self._orders[message.grant_id]

@@ -12,6 +12,7 @@ from nodes.protocol.attempts import UNSUPPORTED_ASK
 from nodes.worker.steps.step import RunnableRow
 
 EDITOR_FAILED: Final = "editor_failed"
+NOTHING_LEFT: Final = "nothing_left"
 LEFT_NOTHING: Final = "what the request asks of its tokens leaves none that could be drawn"
 _SHOWN_CHARS: Final = 500
 """An error goes with a step's result, and may quote what the request asks for."""

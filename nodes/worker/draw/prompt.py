@@ -13,6 +13,7 @@ from torch import Tensor
 from nodes.asks.edits import RowReads
 from nodes.worker.draw.measuring import measured
 from nodes.worker.draw.sampler import PLAIN
+from nodes.worker.draw.stage import HostRows
 from nodes.worker.steps.step import Rows, StepOutcome
 
 TILE_ROWS: Final = 16
@@ -48,11 +49,17 @@ class PromptReads:
         """The batch's rows to compute logits of; row `index` of the step begins at `firsts[index]` there."""
         return array("i", [firsts[index] + at for index, num in self._spans for at in range(num)])
 
-    def take(self, logits: Tensor, begin: int) -> None:
-        """Measure the next tile: logits of the `places` from number `begin` on."""
-        tokens = torch.tensor(self._tokens[begin : begin + len(logits)], device=logits.device)
+    def take(self, logits: Tensor, begin: int, own: HostRows | None = None) -> None:
+        """Measure the next tile: logits of the `places` from number `begin` on; `own` is a backend's way to do it."""
         # Lines of one width, whatever each row wants.
-        self._lines.append(measured(logits, tokens, [PLAIN] * len(logits), [RowReads(self._top)] * len(logits)))
+        tokens, reads = self._tokens[begin : begin + len(logits)], [RowReads(self._top)] * len(logits)
+        if own is None:
+            on_device = torch.tensor(tokens, device=logits.device)
+            lines = measured(logits, on_device, [PLAIN] * len(logits), reads)
+        else:
+            _, lines = own.draw(logits, {}, dict(enumerate(reads)), tokens)
+        assert lines is not None, "every row of a tile is read"
+        self._lines.append(lines)
 
     def lines(self) -> Tensor | None:
         """What was measured, where the logits were, a line for each place; None if nothing is read."""

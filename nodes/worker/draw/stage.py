@@ -9,14 +9,14 @@ A row whose editors raise, or leave nothing to draw, fails alone: nothing is com
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from nodes.protocol import RowError
 from nodes.worker.draw.device_sampler import sample_on_device
-from nodes.worker.draw.edits import EDITOR_FAILED, LEFT_NOTHING, edits_of
+from nodes.worker.draw.edits import LEFT_NOTHING, NOTHING_LEFT, edits_of
 from nodes.worker.draw.measuring import measured, payloads
 from nodes.worker.draw.sampler import NO_CANDIDATE, PLAIN, Draw, sample
 from nodes.worker.steps.step import POISONED, Rows, StepOutcome
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 
 NOT_FINITE: Final = "the model's logits are not finite"
+
+
+class HostRows(Protocol):
+    """A backend's own way to draw from float32 logits on the host, and to read them."""
+
+    def draw(
+        self, logits: Tensor, altered: Mapping[int, Draw], reads: Mapping[int, "RowReads"], drawn: Sequence[int]
+    ) -> tuple[Sequence[int], Tensor | None]:
+        """All tokens, `drawn` but for the rows in `altered`, and a line for each row in `reads`, as `measured` has."""
+        ...
 
 
 class Draws:
@@ -62,8 +72,16 @@ class Draws:
         """Whether the most likely tokens of the unchanged logits are not enough."""
         return bool(self._altered or self._reads)
 
-    def on_host(self, logits: Tensor | None, likely: "array[int] | None" = None) -> StepOutcome:
-        """The outcome, from `[places, vocab]`; or from the `likely` tokens of each, and logits only if wanted."""
+    def on_host(
+        self, logits: Tensor | None, likely: "array[int] | None" = None, own: HostRows | None = None
+    ) -> StepOutcome:
+        """The outcome, from `[places, vocab]`; or from the `likely` tokens of each, and logits only if wanted.
+
+        `own`: what draws from the rows that are not plainly greedy, and reads; else torch does.
+        """
+        if own is not None and likely is not None and self.wants_logits:
+            assert logits is not None, "logits are wanted"
+            return self.outcome(*own.draw(logits, self._altered, self._reads, likely))
         if likely is None:
             assert logits is not None, "without logits nothing is likely"
             drawn = sample(logits, self._every())
@@ -104,7 +122,7 @@ class Draws:
             if at in self._failed:
                 errors[index] = self._failed[at]
             elif token_id == NO_CANDIDATE:
-                errors[index] = RowError(rows.numbers[index], EDITOR_FAILED, LEFT_NOTHING, retryable=False)
+                errors[index] = RowError(rows.numbers[index], NOTHING_LEFT, LEFT_NOTHING, retryable=False)
             elif token_id < 0:
                 # Only a row's own input can make its numbers overflow: rows do not mix.
                 errors[index] = RowError(rows.numbers[index], POISONED, NOT_FINITE, retryable=False)

@@ -21,7 +21,7 @@ from mesh.transport.base import Buffer
 from nodes.asks.edits import RowEdits
 from nodes.model_spec import EchoTimings
 from nodes.protocol import RowError
-from nodes.worker.draw.edits import EDITOR_FAILED, LEFT_NOTHING, edits_of, first_allowed
+from nodes.worker.draw.edits import LEFT_NOTHING, NOTHING_LEFT, edits_of, first_allowed
 from nodes.worker.draw.reads import certain, echoed
 from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, Runner, StepOutcome
 
@@ -66,7 +66,7 @@ class EchoRunner(Runner):
             if row.draws and not isinstance(edits, RowError):
                 token_id = self._answer(row, edits, step.page_ids)
                 if token_id < 0:
-                    edits = RowError(row.row, EDITOR_FAILED, LEFT_NOTHING, retryable=False)
+                    edits = RowError(row.row, NOTHING_LEFT, LEFT_NOTHING, retryable=False)
             if isinstance(edits, RowError):
                 errors.append(edits)
             token_ids.append(token_id)

@@ -84,7 +84,7 @@ def run(answers, after=lambda registration: None, registry_class=Registry):
 
 
 def joined(version, *actor_ids):
-    return Joined(registry_epoch=1, version=version, lease_s=5.0, members=[member(a) for a in actor_ids])
+    return Joined(registry_epoch=1, version=version, members=[member(a) for a in actor_ids])
 
 
 def test_changes_that_overtake_the_end_of_the_join_are_applied_after_the_snapshot():

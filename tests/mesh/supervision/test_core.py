@@ -95,7 +95,7 @@ def test_spent_budget_is_given_up_loudly_and_the_rest_goes_on():
     assert states(core) == {"a": "given_up", "b": "ready"}
     assert not core.stopping
     commands = core.handle(Stop("enough"), 4.0)
-    assert done(commands) == [Terminate("b", 1)]
+    assert done(commands) == [Terminate("b")]
     assert core.watches["a"].deadline is None
 
 
@@ -133,7 +133,7 @@ def test_a_fatal_exit_before_the_mesh_was_ready_stops_everything():
     core.handle(Spawned("a", 1), 0.0)
     core.handle(Spawned("b", 1), 0.0)
     commands = core.handle(Exited("a", 1, "no such model", fatal=True), 1.0)
-    assert done(commands) == [Died("a", 1, "no such model"), Kill("b", 1)]
+    assert done(commands) == [Died("a", 1, "no such model"), Kill("b")]
     assert done(core.handle(Exited("b", 1, "signal 9"), 1.1))[-1] == MeshStopped("a: no such model")
 
 
@@ -155,7 +155,7 @@ def test_start_deadline_kills():
     core.handle(Begin(), 0.0)
     core.handle(Spawned("a", 1), 1.0)
     assert done(core.handle(Tick(), 5.9)) == []
-    assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
+    assert done(core.handle(Tick(), 6.0)) == [Kill("a")]
     assert core.handle(Exited("a", 1, "signal 9"), 6.1)[-1] == Report("a", 1, "backoff", "not ready within 5 s", 0.0)
 
 
@@ -166,7 +166,7 @@ def test_silence_is_suspected_after_three_heartbeats_then_killed(core):
     assert core.handle(Tick(), 1.5) == [Report("a", 1, "suspected", "no heartbeat for 1.5 s")]
     assert core.handle(Tick(), 2.0) == []
     assert core.deadline() == 2.5
-    assert done(core.handle(Tick(), 2.5)) == [Kill("a", 1)]
+    assert done(core.handle(Tick(), 2.5)) == [Kill("a")]
     assert core.handle(Beat("a", 1, ready=True), 2.6) == []
     assert core.handle(Exited("a", 1, "signal 9"), 2.7) == [
         Died("a", 1, "signal 9", "no_heartbeat"),
@@ -200,24 +200,24 @@ def test_a_detector_that_overslept_accuses_nobody():
     assert states(core) == {"a": "suspected", "b": "ready"}
     core.handle(Beat("b", 1, ready=True), 100.5)
     assert core.handle(Tick(), 100.5) == []
-    assert done(core.handle(Tick(), 101.0)) == [Kill("a", 1)]
+    assert done(core.handle(Tick(), 101.0)) == [Kill("a")]
 
 
 def test_drain_goes_tier_by_tier():
     core = ready_mesh(Supervised("r", 2), Supervised("g", 0), Supervised("s"), Supervised("w"))
-    assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Terminate("g", 1)]
+    assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Terminate("g")]
     assert done(core.handle(Stop("again, softly"), 10.0)) == []
     assert core.deadline() <= 40.0
     assert done(core.handle(Exited("g", 1, "exit 0"), 11.0)) == [
         Died("g", 1, "exit 0"),
-        Terminate("s", 1),
-        Terminate("w", 1),
+        Terminate("s"),
+        Terminate("w"),
     ]
     assert done(core.handle(Exited("w", 1, "exit 0"), 12.0)) == [Died("w", 1, "exit 0")]
-    assert done(core.handle(Tick(), 41.0)) == [Kill("s", 1)]
+    assert done(core.handle(Tick(), 41.0)) == [Kill("s")]
     assert done(core.handle(Exited("s", 1, "signal 9"), 41.1)) == [
         Died("s", 1, "signal 9", "not_drained_in_time"),
-        Terminate("r", 1),
+        Terminate("r"),
     ]
     assert done(core.handle(Exited("r", 1, "exit 0"), 41.2)) == [Died("r", 1, "exit 0"), MeshStopped("")]
     assert core.handle(Stop("once more"), 42.0) == []
@@ -232,7 +232,7 @@ def test_a_stop_before_the_beginning_is_the_end():
 def test_the_second_signal_forces():
     core = ready_mesh(Supervised("g", 0), Supervised("w"))
     core.handle(Stop("SIGINT"), 1.0)
-    assert done(core.handle(Stop("SIGINT", force=True), 2.0)) == [Kill("g", 1), Kill("w", 1)]
+    assert done(core.handle(Stop("SIGINT", force=True), 2.0)) == [Kill("g"), Kill("w")]
     assert done(core.handle(Stop("SIGINT", force=True), 2.1)) == []
 
 
@@ -252,9 +252,9 @@ def test_actors_are_restarted_one_after_the_other_and_it_costs_no_budget():
     core = ready_mesh(Supervised("a"), Supervised("b"), policy=Policy(budget=1))
     for _ in range(3):
         epoch = core.watches["a"].epoch
-        assert done(core.handle(Restart(("a", "b")), 1.0)) == [Terminate("a", epoch)]
+        assert done(core.handle(Restart(("a", "b")), 1.0)) == [Terminate("a")]
         assert ended(core, "a", 2.0) == [Died("a", epoch, "exit 0"), Spawn("a", epoch + 1)]
-        assert comes(core, "a", 3.0) == [Terminate("b", epoch)]
+        assert comes(core, "a", 3.0) == [Terminate("b")]
         assert ended(core, "b", 4.0) == [Died("b", epoch, "exit 0"), Spawn("b", epoch + 1)]
         assert comes(core, "b", 5.0) == []
     assert {watch.num_restarts for watch in core.watches.values()} == {0}
@@ -262,12 +262,12 @@ def test_actors_are_restarted_one_after_the_other_and_it_costs_no_budget():
 
 def test_a_drained_actor_stays_away_until_it_is_asked_for():
     core = ready_mesh(Supervised("a"), Supervised("b"))
-    assert done(core.handle(Restart(("a",), stay_away=True), 1.0)) == [Terminate("a", 1)]
+    assert done(core.handle(Restart(("a",), stay_away=True), 1.0)) == [Terminate("a")]
     ended(core, "a", 2.0)
     assert states(core)["a"] == "drained"
     core.handle(Tick(), 50.0)
     assert states(core)["a"] == "drained"
-    assert done(core.handle(Restart(("b", "a")), 51.0)) == [Spawn("a", 2), Terminate("b", 1)], "b may wait for a"
+    assert done(core.handle(Restart(("b", "a")), 51.0)) == [Spawn("a", 2), Terminate("b")], "b may wait for a"
     core.handle(Restart(("a",), stay_away=True), 52.0)
     assert done(core.handle(Stop("enough"), 53.0)) == []
     assert ended(core, "b", 54.0) == [Died("b", 1, "exit 0")]
@@ -289,7 +289,7 @@ def test_what_does_not_drain_in_time_is_killed_and_restarted_all_the_same():
     core = ready_mesh(policy=Policy(drain_timeout_s=5.0))
     core.handle(Restart(("a",)), 1.0)
     core.handle(Beat("a", 1, ready=True), 5.0)
-    assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
+    assert done(core.handle(Tick(), 6.0)) == [Kill("a")]
     assert ended(core, "a", 6.1, "signal 9") == [Died("a", 1, "signal 9", "not_drained_in_time"), Spawn("a", 2)]
 
 
@@ -311,7 +311,7 @@ def test_a_wish_may_change_while_it_is_fulfilled():
     assert ended(core, "a", 2.0) == [Died("a", 1, "exit 0"), Spawn("a", 2)]
     core.handle(Restart(("a",), stay_away=True), 2.5)
     assert done(core.handle(Spawned("a", 2), 3.0)) == []
-    assert comes(core, "a", 4.0) == [Terminate("a", 2)], "what is starting is drained once it is ready"
+    assert comes(core, "a", 4.0) == [Terminate("a")], "what is starting is drained once it is ready"
     ended(core, "a", 5.0)
     assert states(core)["a"] == "drained"
 
@@ -321,7 +321,7 @@ def test_an_actor_is_drained_while_it_starts():
     core.handle(Exited("a", 1, "crash"), 1.0)
     core.handle(Tick(), 1.0)
     core.handle(Spawned("a", 2), 1.1)
-    assert done(core.handle(Restart(("a",), stay_away=True), 1.2)) == [Kill("a", 2)], "it holds nothing yet"
+    assert done(core.handle(Restart(("a",), stay_away=True), 1.2)) == [Kill("a")], "it holds nothing yet"
     assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9", "not_wanted")]
     assert states(core) == {"a": "drained", "b": "ready"}
 
@@ -336,4 +336,4 @@ def test_a_start_that_says_how_far_it_is_has_its_time_again_and_one_that_stands_
     core.handle(Beat("a", 1, ready=False, progress="loading, 22.0 GB"), 30.0)
     core.handle(Beat("a", 1, ready=False), 31.0)
     assert done(core.handle(Tick(), 31.9)) == []
-    assert done(core.handle(Tick(), 32.0)) == [Kill("a", 1)], "neither words heard before nor silence are progress"
+    assert done(core.handle(Tick(), 32.0)) == [Kill("a")], "neither words heard before nor silence are progress"

@@ -77,10 +77,10 @@ class Processes(RuleBasedStateMachine):
                         self.failures[actor_id] = 0
                     self.issued[actor_id] = epoch
                     self.requested[actor_id] = epoch
-                case Kill(actor_id, epoch):
-                    assert self.alive.get(actor_id) == epoch
-                case Terminate(actor_id, epoch):
-                    assert self.alive.get(actor_id) == epoch
+                case Kill(actor_id):
+                    assert self.alive.get(actor_id) == self.issued[actor_id]
+                case Terminate(actor_id):
+                    assert self.alive.get(actor_id) == self.issued[actor_id]
                     if not self.core.stopping:
                         assert actor_id in wished
                         continue

@@ -104,7 +104,10 @@ def test_every_text_that_ends_is_one_of_the_schema() -> None:
         ({"structured_outputs": {"json_object": True}}, r"\{.*\}"),
         ({"ebnf": 'root ::= "a" ("b" | "c") "."'}, r"a[bc]\."),
         ({"guided_grammar": 'start: "a" X\nX: /[0-9]{2}/'}, "a[0-9]{2}"),
+        ({"guided_grammar": '?start: one\n?one: "a" X\nX: /[0-9]{2}/'}, "a[0-9]{2}"),
         ({"json_schema": '{"enum": [1, "b"]}'}, r' ?(1|"b") ?'),
+        ({"guided_json": {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}}, "9007199254740994"),
+        ({"guided_json": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}}, "-?[0-9]{1,19}"),
         ({"guided_json": {"const": {"a": [1, 2]}}}, r"[^\n]*"),
     ],
 )  # fmt: skip
@@ -131,6 +134,28 @@ def test_whitespace_is_the_servers_decision() -> None:
     assert has_ended
     jsonschema.validate(json.loads(text_of(output)), PERSON)
     assert "  " not in text_of(output).replace(json.loads(text_of(output))["name"], "")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"guided_choice": ["a<|im_end|>b"]}, "a<|im_end|>b"),
+        ({"regex": r"<\|im_start\|>x"}, "<|im_start|>x"),
+        ({"guided_json": {"const": "<|im_end|>"}}, '"<|im_end|>"'),
+        ({"guided_grammar": 'start: "é<|im_end|><|im_end|>"'}, "é<|im_end|><|im_end|>"),
+    ],
+)
+def test_names_of_special_tokens_are_spelled(given: dict[str, Any], text: str) -> None:
+    output, has_ended = walk(sent(**given), 1, 60)
+    assert has_ended
+    assert text_of(output) == text
+    assert not {*output} & {*MODEL.end_token_ids, *ids_of("<|im_start|>")}
+
+
+def test_special_tokens_that_a_grammar_names_are_drawn() -> None:
+    output, has_ended = walk(sent(guided_grammar='start: "a" <|im_start|> "b"'), 1, 60)
+    assert has_ended
+    assert output == ids_of("a<|im_start|>b")
 
 
 @pytest.mark.parametrize("trigger", ["<f=", "<|im_start|>"])

@@ -200,3 +200,30 @@ def test_what_passes(given: dict[str, Any]) -> None:
 def test_asks_without_a_check_pass() -> None:
     assert check_asks(sent(presence_penalty=1.0)) == []
     assert check_asks([Asked("unknown/1", False, b"")]) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "held"),
+    [
+        ({"minimum": 2**53 + 1}, {"minimum": 2**53 + 2}),
+        ({"maximum": 2**53 + 1}, {"maximum": 2**53}),
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, {"minimum": 1024 - 2**63, "maximum": 2**63 - 1024}),
+        ({"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 0, "maximum": 2**63 - 1024}),
+        ({"exclusiveMinimum": 2**53}, {"minimum": 2**53 + 2}),
+        ({"maximum": 1e300, "exclusiveMinimum": 1e17}, {"maximum": 2**63 - 1024, "minimum": 10**17 + 16}),
+        ({"exclusiveMaximum": 2**60, "maximum": 7}, {"maximum": 7}),
+        ({"properties": {"minimum": {"maximum": 2**70}}}, {"properties": {"minimum": {"maximum": 2**63 - 1024}}}),
+        ({"enum": [2**60, -(2**53), 1.5, True]}, {"enum": [2**60, -(2**53), 1.5, True]}),
+    ],
+)
+def test_integers_beyond_doubles_are_never_allowed_by_a_bound(schema: dict[str, Any], held: dict[str, Any]) -> None:
+    assert without_annotations(schema) == held
+
+
+@pytest.mark.parametrize(
+    "schema", [{"const": 2**53 + 1}, {"enum": [{"a": [2**70]}]}, {"items": {"minimum": 2**63}}, {"minimum": 1e30}]
+)
+def test_integers_that_cannot_be_drawn_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidAsk, match=r"double|64 bits") as raised:
+        sent(guided_json=schema)
+    assert raised.value.param == "guided_json"

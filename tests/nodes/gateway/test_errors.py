@@ -16,6 +16,8 @@ from nodes.gateway.events import Failure
         (Failure("template_error", "m", False), 400, "messages"),
         (Failure("context_length_exceeded", "m", False, "prompt"), 400, "messages"),
         (Failure("grammar_failed", "m", False), 400, None),
+        (Failure("nothing_left", "m", False), 400, None),
+        (Failure("editor_failed", "m", False), 500, None),
         (Failure("poisoned_request", "m", False), 500, None),
         (Failure("internal", "m", False), 500, None),
         (Failure("overloaded", "m"), 503, None),

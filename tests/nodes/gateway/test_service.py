@@ -190,7 +190,7 @@ async def test_a_cancel_at_a_dead_scheduler_is_given_up(ring: Ring) -> None:
 
 async def test_messages_that_are_not_for_a_gateway_are_counted(ring: Ring) -> None:
     gateway = ring.gateway
-    gateway.on_tell(gateway.ctx.address, Load(group="", phase="", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0), ())  # fmt: skip  # noqa: E501
+    gateway.on_tell(gateway.ctx.address, Load(num_running=0, num_waiting=0, num_free_pages=0, num_pages=0), ())  # fmt: skip  # noqa: E501
     assert gateway.ctx.metrics.value("mesh_unhandled_total", type="Load") == 1
     gateway.on_tell(gateway.ctx.address, TextBatch(deltas=[]), ())
 

@@ -40,7 +40,7 @@ def together(message: Any) -> Any:
 def outcome(answer: Any) -> Any:
     """The answer to what named one grant; raises what that was refused with."""
     for refused in answer.refused if isinstance(answer, GrantsOpened) else ():
-        raise RemoteError(refused.code, refused.message, retryable=refused.retryable)
+        raise RemoteError(refused.code, "")
     return answer
 
 

@@ -163,7 +163,7 @@ async def test_refusals_and_what_is_not_served(world: World) -> None:
         with pytest.raises(RemoteError) as caught:
             await world.ask(world.d, "agent-0", message)
         assert caught.value.code == code
-    load = Load(group="d", phase="decode", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0)
+    load = Load(num_running=0, num_waiting=0, num_free_pages=0, num_pages=0)
     world.d.ctx.tell("agent-0", load)
     world.p.announce("agent-0", ready(await world.ask(world.d, "agent-0", MapPool(group="d")), [1]))
     assert await world.p.fails() == "unknown_grant"

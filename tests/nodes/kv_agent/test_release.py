@@ -171,7 +171,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
     has_let_go = asyncio.Event()
 
     async def let_go() -> None:
-        order = LetGo(group="p", number=1, is_kv=True, weights="")
+        order = LetGo(group="p", number=1, weights="")
         assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
         assert not maps_others(near)
 

@@ -20,7 +20,7 @@ def member(actor_id: str, epoch: int = 1, proof: bytes = b"p") -> Member:
 
 def read(shown: list[msgspec.Raw]) -> list[Member]:
     """As whoever is told reads it."""
-    joined = Joined(registry_epoch=1, version=1, lease_s=5.0)
+    joined = Joined(registry_epoch=1, version=1)
     return SYSTEM_CODEC.decode(SYSTEM_CODEC.encode(msgspec.structs.replace(joined, members=shown))).members
 
 
@@ -99,7 +99,7 @@ def test_nobody_announces_so_much_that_others_cannot_be_told_of_all() -> None:
     for number in range(MAX_BYTES // MAX_MEMBER_BYTES):
         roll.require_room(announcing(f"a{number}", each))
         change([announcing(f"a{number}", each)], [])
-    SYSTEM_CODEC.encode(Joined(registry_epoch=1, version=1, lease_s=5.0, members=read(roll.shown_to(REGISTRY))))
+    SYSTEM_CODEC.encode(Joined(registry_epoch=1, version=1, members=read(roll.shown_to(REGISTRY))))
     with pytest.raises(FrameRefused, match="all members together would announce"):
         roll.require_room(announcing("b", each))
     # As one that is a member already, and where one has left.

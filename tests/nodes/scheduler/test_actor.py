@@ -306,7 +306,7 @@ async def test_memory_that_is_wanted_back_is_given_and_attempts_too(actor: Maker
     one.on_ask(submit("q"))
     await asyncio.sleep(0.01)
     assert len(steps(ctx)) > 0, "both run"
-    call = RecordedCall(LetGo(group="m", number=3, is_kv=True, weights="reload"), G)
+    call = RecordedCall(LetGo(group="m", number=3, weights="reload"), G)
     with structlog.testing.capture_logs() as logs:
         one.on_ask(call)
     said = [(line["request_id"], line["code"]) for line in logs if line["event"] == "attempt failed"]
@@ -348,7 +348,7 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again(actor: Make
     starting = asyncio.ensure_future(one.start())
     await asyncio.sleep(0.01)
     mapped = one._pool
-    call = RecordedCall(LetGo(group="m", number=1, is_kv=True, weights="keep"), G)
+    call = RecordedCall(LetGo(group="m", number=1, weights="keep"), G)
     one.on_ask(call)
     assert call.answers == [HasLetGo(group="m", number=1)]
     await starting

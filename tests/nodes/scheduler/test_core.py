@@ -236,7 +236,7 @@ def test_cancelling_what_is_unknown_is_answered_and_remembered(world: World) -> 
 
 
 def test_other_questions_are_refused(world: World) -> None:
-    assert world.cores["m"].handle(Asked(Address("x", 1), Load(group="", phase="", num_running=0, num_waiting=0,
+    assert world.cores["m"].handle(Asked(Address("x", 1), Load(num_running=0, num_waiting=0,
         num_free_pages=0, num_pages=0), 5), world.now) == [
         Refuse(5, "not_served", "a scheduler does not answer Load")
     ]  # fmt: skip

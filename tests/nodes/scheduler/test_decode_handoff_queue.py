@@ -202,7 +202,7 @@ def failing(bench: Bench, cause: str) -> HandoffFailed:
     grants = bench.grants
     match cause:
         case "prefill failed":
-            return grants.on_failed(P, PrefillFailed(grant_id=ID, code="x", message=""), 2.0)
+            return grants.on_failed(P, PrefillFailed(grant_id=ID, code="x", message="why"), 2.0)
         case "transfer failed":
             return grants.on_transfer_failed(TransferFailed(grant_id=ID, code="x", message=""), 2.0)
         case "order refused":
@@ -226,6 +226,7 @@ def test_pages_of_a_failed_handoff_wait_for_the_agents_word(bench: Bench, cause)
     one = bench.ordered()
     outcome = failing(bench, cause)
     assert (outcome.sequence, outcome.complete) == (one, False)
+    assert outcome.message == ("why" if cause == "prefill failed" else "")
     assert bench.taken() == [CLOSING, CANCELLING]
     assert one.kv is None
     assert bench.pages(PageState.QUARANTINED) == 3
@@ -380,8 +381,8 @@ def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
     ((_, _, asked),) = bench.taken()
     good, bad, taken, unnamed = (one.grant_id for one in asked.grants)
     refused = [
-        GrantRefused(grant_id=bad, code="bad_grant", message=""),
-        GrantRefused(grant_id=taken, code="page_granted", message="", retryable=True),
+        GrantRefused(grant_id=bad, code="bad_grant"),
+        GrantRefused(grant_id=taken, code="page_granted"),
     ]
     answer = GrantsOpened(opened=[good], refused=refused)
     assert bench.grants.on_opened(bench.numbers[OPEN], answer, 1.0) == [HandoffFailed(sequences[1], "bad_grant", False)]
@@ -401,7 +402,7 @@ def test_of_orders_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
     bench.grants.revoke(sequences[3], 1.0)
     ordered = next(message for kind, _, message in bench.taken() if kind == ORDER)
     assert [one.grant_id for one in ordered.orders] == [good, bad, unnamed], "one is over before anybody heard of it"
-    refused = [PrefillRefused(grant_id=bad, code="overloaded", message="", retryable=True)]
+    refused = [PrefillRefused(grant_id=bad, code="overloaded")]
     answer = PrefillsOrdered(accepted=[good], refused=refused)
     failed = bench.grants.on_ordered(bench.numbers[ORDER], answer, 2.0)
     assert failed == [HandoffFailed(sequences[1], "overloaded", False)]

@@ -233,7 +233,7 @@ async def test_routes_follow_caches_loads_and_members(mesh):
     route = await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))
     assert (route.decode, route.prefill) == ("s1", "")
     s1.publish(LOAD_TOPIC, StopAt(attempts=[]))
-    load = Load(group="s1", phase="mixed", num_running=50, num_waiting=9, num_free_pages=0, num_pages=9)
+    load = Load(num_running=50, num_waiting=9, num_free_pages=0, num_pages=9)
     s1.publish(LOAD_TOPIC, load)
     await until(lambda: mesh.tokenizer.routing.schedulers["s1"].load == load)
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s0"

@@ -55,7 +55,7 @@ def stored(token_ids, extra_key=""):
 
 def load(**fields):
     defaults = {"num_running": 0, "num_waiting": 0, "num_free_pages": 100, "num_pages": 100}
-    return Load(group="g", phase="mixed", **(defaults | fields))
+    return Load(**(defaults | fields))
 
 
 def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), now=0.0, numerics=""):

@@ -17,12 +17,14 @@ from nodes.asks.edits import RowEdits
 from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.request import Sampling
 from nodes.worker.draw.device_sampler import sample_on_device
-from nodes.worker.draw.edits import EDITOR_FAILED, first_allowed
+from nodes.worker.draw.edits import EDITOR_FAILED, NOTHING_LEFT, first_allowed
 from nodes.worker.draw.measuring import measured, payloads
 from nodes.worker.draw.reads import certain
 from nodes.worker.draw.sampler import NO_CANDIDATE, Draw, sample
 from nodes.worker.draw.stage import Draws
 from nodes.worker.steps.step import POISONED, Rows, RunnableRow, StepOutcome
+from tests.nodes.worker.native_builds import NAMES
+from tests.nodes.worker.native_rows import all_builds, check_builds, read_by, rows_of_build
 from tests.nodes.worker.torch_running import GREEDY, asking, sequence_of
 
 SIZE = 2500
@@ -78,11 +80,12 @@ def random_logits(num_rows: int, size: int = SIZE, seed: int = 1) -> torch.Tenso
 
 
 def outcomes(rows: Rows, logits: torch.Tensor) -> list[StepOutcome]:
-    """From logits alone, with a backend's own most likely tokens, and as a device does."""
+    """From logits alone, with a backend's own most likely tokens, as a device does, and by the native library."""
     likely = array("i", sample(logits, [Draw(GREEDY, 0)] * len(logits)))
     tokens, lines = Draws(rows).on_device(logits)
     draws = Draws(rows)
-    return [draws.on_host(logits), Draws(rows).on_host(logits, likely), draws.outcome(tokens.tolist(), lines)]
+    found = [draws.on_host(logits), Draws(rows).on_host(logits, likely), draws.outcome(tokens.tolist(), lines)]
+    return found + [Draws(rows).on_host(logits, likely, own) for own in all_builds()]
 
 
 def test_every_backend_gets_the_same_outcome_of_rows_of_all_kinds() -> None:
@@ -100,7 +103,7 @@ def test_every_backend_gets_the_same_outcome_of_rows_of_all_kinds() -> None:
     logits[6, 8] = math.nan
     logits[7, [8, 30]] = torch.tensor([50.0, 20.0])
     first, *others = outcomes(rows, logits)
-    assert others == [first] * 2
+    assert others == [first] * len(others)
     assert first.token_ids[0] == logits[0].argmax()
     assert first.token_ids[2] == (70 if logits[2, 70] > logits[2, 71] else 71)
     assert first.token_ids[4] in (3, 4, 5)
@@ -129,7 +132,7 @@ def test_edits_that_leave_nothing_fail_their_row_and_the_model_is_not_blamed() -
     nothing = [only(), only(SIZE + 1, words=90), Says(lambda _, __, edits: edits.floor.update(range(SIZE)))]
     rows = rows_of(*(sequence_of(Sampling(seed=1), 1, one) for one in nothing), sequence_of(GREEDY))
     for outcome in outcomes(rows, random_logits(4)):
-        assert [(error.row, error.code) for error in outcome.errors] == [(i, EDITOR_FAILED) for i in (10, 11, 12)]
+        assert [(error.row, error.code) for error in outcome.errors] == [(i, NOTHING_LEFT) for i in (10, 11, 12)]
         assert outcome.token_ids[3] >= 0
 
 
@@ -174,17 +177,19 @@ def edited(logits: list[float], edits: RowEdits) -> list[float]:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(all_edits(), min_size=1, max_size=4), st.integers(1, 80), st.integers(0, 2**32))
-def test_edits_are_applied_in_their_order_by_both_samplers(several: list[RowEdits], size: int, seed: int) -> None:
+def test_edits_are_applied_in_their_order_by_all_samplers(several: list[RowEdits], size: int, seed: int) -> None:
     logits = random_logits(len(several), size, seed)
     draws = [Draw(GREEDY, 0, edits) for edits in several]
     drawn = sample(logits, draws)
     assert sample_on_device(logits, draws).tolist() == drawn
+    assert not check_builds(logits, draws, drawn), "the most likely token needs no `exp`"
     for row, edits, token in zip(logits.tolist(), several, drawn, strict=True):
         values = edited(row, edits)
         assert token == (values.index(max(values)) if max(values) > -math.inf else NO_CANDIDATE)
     random = [Draw(Sampling(seed=i), i, edits) for i, edits in enumerate(several)]
     tokens = sample(logits, random)
     assert sample_on_device(logits, random).tolist() == tokens
+    check_builds(logits, random, tokens)
     for row, edits, token in zip(logits.tolist(), several, tokens, strict=True):
         assert token == NO_CANDIDATE or edited(row, edits)[token] > -math.inf
 
@@ -196,14 +201,23 @@ def unpacked(payload: bytes, top: int) -> tuple[float, int, list[tuple[int, floa
     return logprob, rank, pairs, list(struct.unpack(f"<{len(ids) // 4}f", ids))
 
 
+def lines_of(
+    how: str, logits: torch.Tensor, tokens: torch.Tensor, draws: list[Draw], reads: list[RowReads]
+) -> torch.Tensor:
+    if how == "torch":
+        return measured(logits, tokens, draws, reads)
+    return read_by(rows_of_build(how), logits, tokens.tolist(), draws, reads)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_read_is_a_log_softmax_with_ties_in_the_order_of_ids(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("how", ["torch", *NAMES])
+def test_what_is_read_is_a_log_softmax_with_ties_in_the_order_of_ids(how: str, dtype: torch.dtype) -> None:
     logits = random_logits(6).round().to(dtype)
     logits[2, 5:900] = -math.inf
     logits[4, 17] = -0.0
     wanted = [RowReads(top, tuple(ids)) for top, ids in ((0, []), (5, [7, SIZE, -1]), (20, [6]))] * 2
     tokens = torch.tensor([0, 7, 1000, 30, 17, 5])
-    found = payloads(measured(logits, tokens, [Draw(GREEDY, 0)] * 6, wanted), wanted)
+    found = payloads(lines_of(how, logits, tokens, [Draw(GREEDY, 0)] * 6, wanted), wanted)
     for row, token, reads, payload in zip(logits.double(), tokens.tolist(), wanted, found, strict=True):
         logs = torch.log_softmax(row, -1).tolist()
         order = sorted(range(SIZE), key=lambda i: (-logs[i], i))
@@ -216,17 +230,18 @@ def test_what_is_read_is_a_log_softmax_with_ties_in_the_order_of_ids(dtype: torc
         assert ids == pytest.approx([max(one, -9999.0) for one in expected], abs=1e-5)
 
 
-def test_what_is_read_does_not_depend_on_the_rows_beside_it() -> None:
+@pytest.mark.parametrize("how", ["torch", *NAMES])
+def test_what_is_read_does_not_depend_on_the_rows_beside_it(how: str) -> None:
     logits = random_logits(40, 20_000)
     edits = RowEdits()
     edits.mask, edits.bias = mask_of(*range(0, 1000, 3), words=40), {3: 2.0}
     draws = [Draw(Sampling(temperature=0.5, seed=i), i, edits if i % 3 else None) for i in range(40)]
     wanted = [RowReads(i % 21, tuple(range(i % 4)), "processed" if i % 2 else "raw") for i in range(40)]
     tokens = torch.tensor(sample(logits, draws))
-    together = payloads(measured(logits, tokens, draws, wanted), wanted)
+    together = payloads(lines_of(how, logits, tokens, draws, wanted), wanted)
     for i in range(40):
         at = slice(i, i + 1)
-        assert payloads(measured(logits[at], tokens[at], draws[at], wanted[at]), wanted[at]) == together[at]
+        assert payloads(lines_of(how, logits[at], tokens[at], draws[at], wanted[at]), wanted[at]) == together[at]
     for i in (1, 7):
         values = torch.tensor(edited(logits[i].tolist(), edits)) / 0.5
         logprob, _, top, _ = unpacked(together[i], wanted[i].top)

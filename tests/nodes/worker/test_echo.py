@@ -158,5 +158,5 @@ def test_edits_choose_among_what_echo_proposes_and_a_row_that_they_leave_nothing
     assert run(Editing([30, 40], set())).token_ids == [30]
     failed = run(Editing([30], {30}))
     assert failed.token_ids == [-1]
-    assert [error.code for error in failed.errors] == ["editor_failed"]
+    assert [error.code for error in failed.errors] == ["nothing_left"]
     assert run(Editing([30], set()), RowReads(1)).extras == [certain(30, RowReads(1))]

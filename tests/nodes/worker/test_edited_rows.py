@@ -9,7 +9,7 @@ import pytest
 from nodes.asks import RowReads
 from nodes.asks.edits import RowEdits
 from nodes.request import Sampling
-from nodes.worker.draw.edits import EDITOR_FAILED
+from nodes.worker.draw.edits import EDITOR_FAILED, NOTHING_LEFT
 from nodes.worker.executor.isolation import run_isolated
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.steps.step import Rows, RunnableRow, RunnableStep, Runner, StepOutcome
@@ -68,7 +68,7 @@ def run_once(runner: Any) -> StepOutcome:
 
 def assert_right(outcome: StepOutcome, runner: Any) -> None:
     logits = runner.logits(edited_step())
-    assert [(error.row, error.code) for error in outcome.errors] == [(1, EDITOR_FAILED), (3, EDITOR_FAILED)]
+    assert [(error.row, error.code) for error in outcome.errors] == [(1, EDITOR_FAILED), (3, NOTHING_LEFT)]
     assert outcome.token_ids[0] in (48, 49, 50)
     assert [outcome.token_ids[i] for i in (2, 4)] == [int(logits[i].argmax()) for i in (2, 4)]
     assert [len(extra) for extra in outcome.extras] == [0, 0, 0, 0, 24]

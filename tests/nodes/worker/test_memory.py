@@ -51,11 +51,11 @@ HANDLE = PoolHandle(
 )  # fmt: skip
 
 
-GIVE_BACK = LetGo(group="g", number=1, is_kv=True, weights="reload")
+GIVE_BACK = LetGo(group="g", number=1, weights="reload")
 
 
 def let_go(number: int, weights: str = "reload", epoch: int = 1) -> Ordered:
-    return Ordered(epoch, LetGo(group="g", number=number, is_kv=True, weights=weights), f"call {number}")
+    return Ordered(epoch, LetGo(group="g", number=number, weights=weights), f"call {number}")
 
 
 def take_up(number: int, epoch: int = 1) -> Ordered:
@@ -186,7 +186,7 @@ async def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool(
 async def test_a_resumption_does_not_take_a_drain_back(host: HeapHost) -> None:
     actor, context, handle = await with_pool(host)
     await actor.drain()
-    await answer_of(order(actor, LetGo(group="g", number=1, is_kv=False, weights="keep")))
+    await answer_of(order(actor, LetGo(group="g", number=1, weights="keep")))
     await answer_of(order(actor, TakeUp(group="g", number=2, pool=handle)))
     adopt(actor)
     actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6]))
@@ -210,7 +210,7 @@ async def test_a_worker_that_cannot_let_go_ends(host: HeapHost, monkeypatch: pyt
 
     actor, context, _ = await with_pool(host)
     monkeypatch.setattr(actor._engine, "release", broken)
-    call = order(actor, LetGo(group="g", number=2, is_kv=True, weights="reload"))
+    call = order(actor, LetGo(group="g", number=2, weights="reload"))
     late = order(actor, GIVE_BACK)
     assert await answer_of(late) == "superseded"
     await until(lambda: context.ended)
@@ -261,7 +261,7 @@ async def test_a_model_draws_the_same_tokens_afterwards(host: HeapHost, weights:
     adopt(actor)
     actor.on_tell(SCHEDULER, *prompt(1, 1))
     await context.until_told(1)
-    await answer_of(order(actor, LetGo(group="g", number=1, is_kv=True, weights=weights)))
+    await answer_of(order(actor, LetGo(group="g", number=1, weights=weights)))
     assert (actor._engine.runner is None) == (weights == "reload")
     await answer_of(order(actor, TakeUp(group="g", number=2, pool=pool(host, MODEL, quantize))))
     made.append(actor._engine.runner)

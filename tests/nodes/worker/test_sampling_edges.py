@@ -1,4 +1,4 @@
-"""The edges of sampling, in both samplers: they draw the same, and what can be said of the draw beforehand holds."""
+"""The edges of sampling, in all samplers: they draw the same, and what can be said of the draw beforehand holds."""
 
 import math
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.request import LOWEST_TEMPERATURE, Sampling
 from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NO_CANDIDATE, NOT_DRAWN, Draw, sample
+from tests.nodes.worker.native_rows import check_builds
 from tests.nodes.worker.torch_running import asking, drawing_of
 
 # Below, at and above what float32 holds as a normal, a subnormal and any number at all.
@@ -40,9 +41,10 @@ TEMPERATURES = (
 BIASES = (None, None, {3: 2.5, 1: 0.1}, {0: 100.0}, {1: -100.0}, {0: -100.0, 1: 100.0, 2: 100.0}, {2**31 - 1: 100.0})
 
 
-def both(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+def drawn_by_all(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     drawn, before = sample(logits, draws), logits.clone()
     assert sample_on_device(logits, draws).tolist() == drawn
+    check_builds(logits, draws, drawn)
     assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "the model's logits stay as they are"
     return drawn
 
@@ -114,7 +116,7 @@ def biased(logits: list[float], sampling: Wanted, position: int, history: list[i
     st.sampled_from(["plain", "ties", "rounded", "holes", "equal"]),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_both_samplers_draw_the_same_and_what_the_edges_leave(
+def test_all_samplers_draw_the_same_and_what_the_edges_leave(
     vocab_size: int,
     requests: list[tuple[Wanted, int, list[int]]],
     seed: int,
@@ -133,7 +135,7 @@ def test_both_samplers_draw_the_same_and_what_the_edges_leave(
     if kind == "equal":
         logits[:] = scale
     logits = logits.to(dtype)
-    drawn = both(logits, [drawing_of(wanted.sampling(), *rest) for wanted, *rest in requests])
+    drawn = drawn_by_all(logits, [drawing_of(wanted.sampling(), *rest) for wanted, *rest in requests])
     for row, (wanted, position, history), token in zip(logits.tolist(), requests, drawn, strict=True):
         values, sampling = biased(row, wanted, position, history), wanted.plain
         highest = max(values)
@@ -153,16 +155,16 @@ def test_a_temperature_that_float32_cannot_divide_by_is_greedy_beside_any_neighb
     logits = torch.randn(3, 4000, generator=torch.Generator().manual_seed(2))
     logits[1, [70, 3000]] = 9.0
     tiny, plain = Sampling(temperature=temperature, seed=3), Sampling(seed=4)
-    drawn = both(logits, [drawing_of(plain, 0), drawing_of(tiny, 0), drawing_of(plain, 1)])
+    drawn = drawn_by_all(logits, [drawing_of(plain, 0), drawing_of(tiny, 0), drawing_of(plain, 1)])
     assert drawn[1] == 70
-    assert [drawn[0], drawn[2]] == both(logits[[0, 2]], [drawing_of(plain, 0), drawing_of(plain, 1)])
+    assert [drawn[0], drawn[2]] == drawn_by_all(logits[[0, 2]], [drawing_of(plain, 0), drawing_of(plain, 1)])
 
 
 def test_a_bias_of_100_forces_a_token_and_of_minus_100_bans_it() -> None:
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(1)).expand(50, -1) * 5
     forced, banned = asking(LogitBias({7: 100.0}), seed=1), asking(LogitBias(dict.fromkeys(range(2999), -100.0)))
-    assert set(both(logits, [drawing_of(forced, i) for i in range(50)])) == {7}
-    assert set(both(logits, [drawing_of(banned, i) for i in range(50)])) == {2999}
+    assert set(drawn_by_all(logits, [drawing_of(forced, i) for i in range(50)])) == {7}
+    assert set(drawn_by_all(logits, [drawing_of(banned, i) for i in range(50)])) == {2999}
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(), Sampling(top_k=5), Sampling(top_p=0.9)])
@@ -170,6 +172,6 @@ def test_masked_ids_are_not_drawn_before_min_tokens_and_are_from_then_on(samplin
     logits = torch.zeros(6, 300)
     logits[:, [4, 9]] = 60.0
     masking = replace(sampling, asks=asked([MinTokens(3, [4, 9]), LogitBias({4: 100.0, 20: 50.0})]))
-    assert both(logits, [drawing_of(masking, position) for position in range(6)]) == [20, 20, 20, 4, 4, 4]
+    assert drawn_by_all(logits, [drawing_of(masking, position) for position in range(6)]) == [20, 20, 20, 4, 4, 4]
     everything = asking(MinTokens(1, list(range(300))), temperature=sampling.temperature)
-    assert both(logits, [drawing_of(everything, position) for position in range(6)])[0] == NO_CANDIDATE
+    assert drawn_by_all(logits, [drawing_of(everything, position) for position in range(6)])[0] == NO_CANDIDATE

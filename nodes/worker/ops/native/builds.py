@@ -29,6 +29,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "kvmesh_linear": (None, [c_int, c_int, c_int, *[c_void_p] * 5, *[c_int64] * 3]),
     "kvmesh_norm": (None, [c_int, *[c_void_p] * 3, c_int64, c_int64, c_float]),
     "kvmesh_step": (None, [c_void_p, c_void_p, c_int, c_int]),
+    "kvmesh_rows_scratch": (c_int64, [c_int64]),
+    "kvmesh_rows": (None, [c_void_p]),
 }
 
 

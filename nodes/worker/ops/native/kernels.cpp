@@ -5,6 +5,7 @@
 // off: fused operations are written out.
 #include <sys/mman.h>
 
+#include "draw.h"
 #include "program.h"
 
 #ifndef KVMESH_SOURCES
@@ -79,3 +80,11 @@ EXPORT void kvmesh_norm(
 EXPORT void kvmesh_step(Program* program, const Step* step, int first, int last) {
   compute_step(*program, *step, first, last);
 }
+
+// Bytes that kvmesh_rows needs for rows of so many logits, with as many threads as compute now.
+EXPORT int64_t kvmesh_rows_scratch(int64_t size) {
+  return RowScratch::bytes(size) * __atomic_load_n(&pool.threads, __ATOMIC_RELAXED);
+}
+
+// Draws from rows of logits, and reads their probabilities. `scratch` as above, aligned to 8 bytes.
+EXPORT void kvmesh_rows(const RowsCall* call) { run_job(run_tasks, *call, 1); }

@@ -7,9 +7,10 @@ from nodes.models.registry import decoder
 from nodes.worker.config import WorkerConfig
 from nodes.worker.numerics import check_numerics, numbers_of
 from nodes.worker.ops.native.builds import Library, choose_library
-from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
-from nodes.worker.ops.native.probe import program_results
+from nodes.worker.ops.native.oracle import TOLERANCE, disagreement, draws_agree
+from nodes.worker.ops.native.probe import draw_results, program_results
 from nodes.worker.ops.native.program import ProgramUnfit
+from nodes.worker.ops.native.rows import NativeRows
 from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.native.steps import NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
@@ -40,10 +41,11 @@ def load_native_runner(
         and collectives.all_reduce(torch.tensor([float(library is not None)])) < collectives.size
     ):
         library, why = None, why or "torch kernels: another rank has no native kernels"
-    found = None if library is None else _load(spec, source, view, num_threads, library, collectives)
+    rows, draws_note = (None, "") if library is None else _fitting_rows(library, collectives)
+    found = None if library is None else _load(spec, source, view, num_threads, library, rows, collectives)
     if isinstance(found, str):
         found, why = None, found
-    _say(why)
+    _say(why or draws_note)
     return found
 
 
@@ -61,12 +63,27 @@ def _fitting_library(
     )
 
 
+def _fitting_rows(library: Library, collectives: Collectives | None) -> tuple[NativeRows | None, str]:
+    """What draws with the library here; None: torch draws on all ranks, and why."""
+    rows = NativeRows(library)
+    agrees = draws_agree(rows)
+    if collectives is not None:
+        agrees = float(collectives.all_reduce(torch.tensor([float(agrees)]))) == collectives.size
+    if agrees:
+        return rows, ""
+    return None, (
+        f"torch draws: those of the native kernels ({library.name}) differ from torch's on this CPU; please report it"
+        " with /proc/cpuinfo"
+    )
+
+
 def _load(
     spec: ModelSpec,
     source: WeightSource,
     view: PoolView,
     num_threads: int,
     library: Library,
+    rows: NativeRows | None,
     collectives: Collectives | None,
 ) -> NativeRunner | str:
     model, dtype = decoder(spec), TORCH_DTYPES[view.layout.dtype]
@@ -82,8 +99,12 @@ def _load(
         # torch's own threads would idle beside them: little work is left to torch.
         torch.set_num_threads(1)
 
+    def tried() -> list[tuple[bool, torch.Tensor]]:
+        drawn = () if rows is None else draw_results(rows)
+        return [*program_results(spec, library, weights, model, view.layout, collectives), *drawn]
+
     numerics = check_numerics(
-        lambda: list(program_results(spec, library, weights, model, view.layout, collectives)),
+        tried,
         "any",
         numbers_of(spec, dtype),
         # The sums over the inner dimension are cut differently.
@@ -94,7 +115,7 @@ def _load(
     # Better slower than a text that depends on the other requests: failover promises the same bits.
     if numerics.rule == "varies":
         return "torch kernels: with native kernels the bits would depend on the batch here"
-    return NativeRunner(steps, numerics.fingerprint)
+    return NativeRunner(steps, numerics.fingerprint, rows)
 
 
 def _say(kernels_note: str) -> None:

@@ -1,21 +1,26 @@
-"""Tests whether the kernels compute what torch computes, on a small model, before they get a real one.
+"""Tests whether the kernels compute, and draw, what torch does: on a small model and a few rows, before the real ones.
 
 A build may meet a processor that it never ran on, a compiler that translates it wrongly, or damaged memory; its bits
 would still be the same in any batch, which is all that `numerics` checks.
 """
 
 from array import array
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
+from nodes.asks.edits import RowEdits, RowReads, mask_of
 from nodes.model_spec import Quantization, resolve_model
 from nodes.models.registry import decoder
 from nodes.protocol.steps import Open
 from nodes.request import Sampling
+from nodes.worker.draw.measuring import measured
+from nodes.worker.draw.sampler import Draw, sample
 from nodes.worker.ops.native.builds import Library
+from nodes.worker.ops.native.rows import NativeRows
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.ops.torch.attention import TorchAttention
@@ -85,3 +90,61 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
         # Any comparison with NaN is false.
         worst = max(worst, difference) if difference < float("inf") else float("inf")
     return worst
+
+
+_WORDS: Final = 2500
+_LOG_TOLERANCE: Final = 1e-4
+"""Largest accepted difference of a logarithm; they are 0 to -20 here, and an ulp of `exp` is 1e-7."""
+
+
+class TriedDraws(NamedTuple):
+    """Rows `[rows, words]` that draw in all ways there are, and are read."""
+
+    logits: Tensor
+    draws: list[Draw]
+    reads: list[RowReads]
+
+    def drawn_by(self, rows: NativeRows, *which: int) -> tuple[list[int], Tensor]:
+        """The tokens of all rows, or of some, and what is read of them."""
+        these = which or range(len(self.draws))
+        logits = self.logits[list(these)]
+        altered = dict(enumerate(self.draws[i] for i in these))
+        tokens, lines = rows.draw(logits, altered, dict(enumerate(self.reads[i] for i in these)), [0] * len(altered))
+        assert lines is not None
+        return tokens, lines
+
+
+def tried_draws() -> TriedDraws:
+    """The same rows each time."""
+    edits = RowEdits()
+    edits.mask, edits.floor = mask_of(range(0, _WORDS, 3), _WORDS), {6, 9}
+    edits.bias, edits.scale, edits.add = {12: 2.0}, {3: 1.5, 12: 1.3}, {15: -0.5}
+    samplings = [
+        Sampling(temperature=0.0),
+        Sampling(),
+        Sampling(temperature=0.7, top_p=0.95),
+        Sampling(top_k=40),
+        Sampling(temperature=1.3, min_p=0.02, top_p=0.9),
+    ]
+    draws = [
+        Draw(msgspec.structs.replace(one, seed=at), at, with_edits)
+        for at, (one, with_edits) in enumerate((one, some) for one in samplings for some in (None, edits))
+    ]
+    logits = torch.randn(len(draws), _WORDS, generator=torch.Generator().manual_seed(7)) * 3
+    reads = [RowReads(5, (3, 12), "processed" if at % 3 else "raw") for at in range(len(draws))]
+    return TriedDraws(logits, draws, reads)
+
+
+def draws_agree(rows: NativeRows) -> bool:
+    """Whether the library draws and reads what torch does. Takes 5 ms."""
+    tried = tried_draws()
+    tokens, lines = tried.drawn_by(rows)
+    if tokens != sample(tried.logits, tried.draws):
+        return False
+    expected = measured(tried.logits, torch.tensor(tokens), tried.draws, tried.reads)
+    is_log = torch.ones(lines.shape[1], dtype=torch.bool)
+    # Ranks and ids are equal, logarithms nearly.
+    is_log[[1, *range(2, 12, 2)]] = False
+    logs, others = lines[:, is_log].view(torch.float32), lines[:, ~is_log]
+    difference = (logs - expected[:, is_log].view(torch.float32)).abs().max()
+    return torch.equal(others, expected[:, ~is_log]) and float(difference) <= _LOG_TOLERANCE

@@ -1,4 +1,7 @@
-"""Tests a recorded program: the first layer and the head, on pages of their own, with rows batched in several ways."""
+"""Tests a recorded program, and draws, with rows batched in several ways.
+
+The program's first layer and head are run, on pages of their own.
+"""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -14,6 +17,8 @@ from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
 from nodes.models.decoder import Decoder
 from nodes.worker.ops.native.builds import Library
+from nodes.worker.ops.native.oracle import tried_draws
+from nodes.worker.ops.native.rows import NativeRows
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import Weights
 from nodes.worker.parallel.collectives import Collectives
@@ -76,3 +81,16 @@ def program_results(
     # A single row, the single row that continues that copy, and a chunk.
     mixed = logits(_Rows(0, ends[-1] - 1, ends[-1]), _Rows(2, ends[1] - 1, ends[1]), _Rows(1, ends[1], ends[2]))
     yield torch.equal(chunks, whole) and torch.equal(mixed, whole[[3, 1, 2]]), whole
+
+
+def draw_results(rows: NativeRows) -> Iterator[tuple[bool, Tensor]]:
+    """Whether rows draw and read the same alone, and in another order, as together; and what they do."""
+    tried = tried_draws()
+    tokens, lines = tried.drawn_by(rows)
+    order = range(len(tokens) - 1, -1, -1)
+    others = [tried.drawn_by(rows, *order), *(tried.drawn_by(rows, at) for at in order)]
+    found = [token for some, _ in others for token in some]
+    read = torch.cat([some for _, some in others])
+    expected = lines.flip(0)
+    holds = found == 2 * tokens[::-1] and torch.equal(read, torch.cat((expected, expected)))
+    yield holds, torch.cat((torch.tensor(tokens, dtype=torch.int32), lines.flatten()))

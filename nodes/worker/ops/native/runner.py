@@ -1,4 +1,4 @@
-"""Runs steps with a recorded program: one call of the library for each, the sampler for rows that are not greedy.
+"""Runs steps with a recorded program: one call of the library for each, and one more if rows are not plainly greedy.
 
 Synchronous, used by one thread. Keeps no state between steps except the pages.
 """
@@ -15,6 +15,7 @@ from typing_extensions import override
 from kvstore.pool.page_pool import PagePool
 from nodes.worker.draw.prompt import TILE_ROWS, PromptReads
 from nodes.worker.draw.stage import Draws
+from nodes.worker.ops.native.rows import NativeRows
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
@@ -24,8 +25,10 @@ from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome
 class NativeRunner(RemappableRunner):
     """One rank's runner on the CPU. `numerics` is the fingerprint of library, model and CPU."""
 
-    def __init__(self, steps: NativeSteps, numerics: str) -> None:
+    def __init__(self, steps: NativeSteps, numerics: str, rows: NativeRows | None = None) -> None:
+        """`rows` draws where the most likely token is not enough; None: torch does."""
         self._steps = steps
+        self._rows = rows
         self.numerics = numerics
 
     @override
@@ -57,7 +60,7 @@ class NativeRunner(RemappableRunner):
         with torch.inference_mode():
             places = prompt.places(first_rows(step))
             for begin in range(0, len(places), TILE_ROWS):
-                prompt.take(self._steps.logits_of(places[begin : begin + TILE_ROWS]), begin)
+                prompt.take(self._steps.logits_of(places[begin : begin + TILE_ROWS]), begin, self._rows)
             return prompt.beside(outcome, prompt.lines())
 
     def _draw(self, step: RunnableStep) -> StepOutcome:
@@ -70,7 +73,7 @@ class NativeRunner(RemappableRunner):
         # Greedy rows use the head's own argmax: a row's logits are 608 kB at 151,936 words, to be written and read.
         with torch.inference_mode():
             likely, logits = self._steps.run(columns, wants_logits=wants_logits)
-            return draws.on_host(logits, likely)
+            return draws.on_host(logits, likely, self._rows)
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, float32, by the row's index in the plan; for tests."""

@@ -136,18 +136,21 @@ INLINE float largest_lane(Floats x) {
   return x[0];
 }
 
-// The first lane that is set in a comparison's result, or LANES.
-INLINE int first_set(Ints mask) {
+// Which lanes are set in a comparison's result, a bit for each.
+INLINE uint32_t set_lanes(Ints mask) {
 #if LANES == 8
-  const int bits = _mm256_movemask_ps((__m256)mask) | 1 << 8;
+  return (uint32_t)_mm256_movemask_ps((__m256)mask);
 #elif defined(__AVX512F__)
-  const int bits = _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) | 1 << 16;
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
 #else
-  int bits = 1 << LANES;
-  for (int i = 0; i < LANES; i++) bits |= mask[i] ? 1 << i : 0;
+  uint32_t bits = 0;
+  for (int i = 0; i < LANES; i++) bits |= mask[i] ? 1u << i : 0;
+  return bits;
 #endif
-  return __builtin_ctz(bits);
 }
+
+// The first lane that is set in a comparison's result, or LANES.
+INLINE int first_set(Ints mask) { return __builtin_ctz(set_lanes(mask) | 1u << LANES); }
 
 // e to the x, relative error about 1e-7; x is kept within -87 and 88, where float32's range ends, so nothing overflows.
 INLINE Floats exponential(Floats x) {

@@ -1,0 +1,107 @@
+"""What an answer is made of, in order. The sources of all events, joined, are the model's text to the letter."""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+
+class Text(NamedTuple):
+    """A piece of the answer that the client sees as its content."""
+
+    text: str
+
+    @property
+    def source(self) -> str:
+        return self.text
+
+
+class Reasoning(NamedTuple):
+    """A piece of the reasoning before the answer."""
+
+    text: str
+
+    @property
+    def source(self) -> str:
+        return self.text
+
+
+class CallBegin(NamedTuple):
+    """A call of an offered tool begins; `call_index` counts from 0. `source` reaches back over its opening mark."""
+
+    call_index: int
+    name: str
+    source: str
+
+
+class CallArguments(NamedTuple):
+    """More of the call's arguments: JSON text, as the model wrote it or, where it writes no JSON, made from that."""
+
+    call_index: int
+    text: str
+    source: str
+
+
+class CallEnd(NamedTuple):
+    """The call ends. If not `whole`, it was cut or went wrong: its arguments are no JSON object."""
+
+    call_index: int
+    whole: bool
+    source: str
+
+
+class Mark(NamedTuple):
+    """What nobody sees: marks, and blanks between calls."""
+
+    source: str
+
+
+class End(NamedTuple):
+    """Nothing more comes."""
+
+    source: str = ""
+
+
+Event: TypeAlias = Text | Reasoning | CallBegin | CallArguments | CallEnd | Mark | End
+END: Final = End()
+
+
+class Call(NamedTuple):
+    """A whole call: `arguments` is a JSON object's text."""
+
+    name: str
+    arguments: str
+
+
+class Answer(NamedTuple):
+    """An answer that is not streamed."""
+
+    text: str
+    reasoning: str
+    calls: list[Call]
+
+
+def whole_answer(events: Iterable[Event]) -> Answer:
+    """Joins events. A call that is not whole goes into the text as it was written, with its marks."""
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[Call] = []
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    sources: dict[int, list[str]] = {}
+    for event in events:
+        match event:
+            case Text(piece):
+                text.append(piece)
+            case Reasoning(piece):
+                reasoning.append(piece)
+            case CallBegin(index, name, source):
+                names[index], arguments[index], sources[index] = name, [], [source]
+            case CallArguments(index, piece, source):
+                arguments[index].append(piece)
+                sources[index].append(source)
+            case CallEnd(index, True, _):
+                calls.append(Call(names[index], "".join(arguments[index])))
+            case CallEnd(index, _, source):
+                text += [*sources[index], source]
+            case Mark() | End():
+                pass
+    return Answer("".join(text), "".join(reasoning), calls)

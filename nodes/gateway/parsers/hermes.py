@@ -1,0 +1,26 @@
+r"""Hermes 2 and 3, Qwen 2.5 and Qwen 3: `<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>`."""
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from nodes.gateway.parsers.calls import Calls
+from nodes.gateway.parsers.cursor import Reading
+
+
+class HermesCalls(Calls):
+    """One object between two marks; the call ends with its object, whether its closing mark comes or not."""
+
+    begin: ClassVar[str] = "<tool_call>"
+    end: ClassVar[str] = "</tool_call>"
+    triggers: ClassVar[tuple[str, ...]] = (begin,)
+    marks: ClassVar[tuple[str, ...]] = (begin, end)
+
+    @override
+    def _calls(self, trigger: str) -> Reading[None]:
+        self.cursor.pos += len(trigger)
+        yield from self.cursor.blanks()
+        yield from self._json_call()
+        yield from self.cursor.blanks()
+        if (yield from self.cursor.literal(self.end)):
+            self._emit_mark()
