@@ -120,12 +120,32 @@ def test_an_editor_is_a_cache_of_a_pure_function(
 
 
 @pytest.mark.parametrize(
+    ("given", "top"),
+    [
+        ({"prompt_logprobs": 0}, 0),
+        ({"prompt_logprobs": 20}, 20),
+        ({"echo": True, "logprobs": 3}, 3),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 5}, 5),
+        ({"echo": True, "logprobs": 0}, 0),
+        ({"echo": True}, None),
+        ({"echo": False, "logprobs": 3}, None),
+    ],
+)
+def test_prompts_that_are_read(given: dict[str, Any], top: int | None) -> None:
+    asks = sent(**given)
+    assert [one.reads_prompt for one in asks if one.name == "prompt_logprobs/1"] == ([] if top is None else [True])
+    reads = open_asks(asks, MODEL).prompt_reads
+    assert (None if reads is None else reads.top) == top
+
+
+@pytest.mark.parametrize(
     ("given", "param"),
     [
         ({"logit_bias": {"07": 1.0}}, "logit_bias"),
         ({"logit_bias": {"100": 1.0}}, "logit_bias"),
         ({"logit_bias": {"9999999999": 1.0}}, "logit_bias"),
         ({"allowed_token_ids": [100]}, "allowed_token_ids"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"bad_words": ["x", ""]}, "bad_words"),
         ({"bad_words": [" "]}, "bad_words"),
     ],

@@ -11,7 +11,7 @@ MODEL = DrawnModel(vocab_size=100)
 
 def test_a_worker_reads_what_was_asked_for() -> None:
     opened = open_asks(asked([Logprobs(3, [7, 5], processed=True)]), MODEL)
-    assert opened == ((), RowReads(3, (7, 5), "processed"), "")
+    assert opened == ((), RowReads(3, (7, 5), "processed"), "", None)
     assert open_asks(asked([Logprobs()]), MODEL).reads == RowReads(0, (), "raw")
 
 

@@ -1,0 +1,97 @@
+"""Prompts that are read: what is reused of a cache, what a worker may answer, what a gateway is told."""
+
+from array import array
+from typing import Any
+
+import pytest
+
+from mesh.address import Address
+from nodes.asks import asked
+from nodes.asks.prompt_logprobs import PromptLogprobs
+from nodes.protocol import PromptRead, RowError, StepResult, Submit
+from nodes.request import RequestSpec, Sampling, StopRules
+from nodes.scheduler.batch.step import Step
+from nodes.scheduler.events import Outbox
+from nodes.scheduler.finish import streams
+from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.worker_link.result_check import find_problem
+
+PROMPT = list(range(100, 140))
+
+
+def sequence(position: int = 0, output: list[int] | None = None, *, is_read: bool = True) -> Sequence:
+    asks = asked([PromptLogprobs(0)] if is_read else [])
+    spec = RequestSpec(Sampling(temperature=0.0, asks=asks), StopRules(max_tokens=8))
+    submit = Submit(
+        request_id="r", attempt=1, gateway="g", detokenizer="t", prompt_ids=PROMPT, spec=spec, output_ids=output or [],
+        prefill="scheduler-p", prompt_position=position,
+    )  # fmt: skip
+    return Sequence.from_submit(1, submit, Address("g", 3), [], 512, 0.0)
+
+
+def payload(position: int, count: int) -> bytes:
+    return b"".join(at.to_bytes(8, "little") for at in range(position, position + count))
+
+
+def told(outbox: Outbox) -> list[PromptRead]:
+    return [command.message for command in outbox.take() if isinstance(command.message, PromptRead)]  # type: ignore[union-attr]
+
+
+def test_nothing_is_reused_behind_what_is_still_to_be_read() -> None:
+    one = sequence()
+    assert one.prefill == "", "it is prefilled where it decodes"
+    assert one.reusable_ids == array("i", PROMPT[:1])
+    assert sequence(17).reusable_ids == array("i", PROMPT[:17])
+    assert sequence(len(PROMPT), [5, 6]).reusable_ids == array("i", [*PROMPT, 5, 6])
+    assert one.opening().token_ids == PROMPT
+    plain = sequence(is_read=False)
+    assert (plain.prefill, plain.reusable_ids, plain.opening().token_ids) == ("scheduler-p", array("i", PROMPT), [])
+
+
+@pytest.mark.parametrize(("start", "count", "num"), [(0, 16, 16), (32, 8, 7), (32, 7, 7), (39, 1, 0), (40, 1, 0)])
+def test_positions_that_a_row_reads(start: int, count: int, num: int) -> None:
+    assert sequence().num_read_by(start, count) == num
+
+
+def test_a_gateway_is_told_once_what_is_new_and_again_what_it_asks_for(monkeypatch: Any) -> None:
+    outbox = Outbox()
+    out, one = Streams(outbox), sequence()
+    out.read(one, 0, 16, payload(1, 16))
+    # Computed again from a page before: after a preemption, or by another worker.
+    out.read(one, 8, 16, payload(9, 16))
+    out.read(one, 8, 8, payload(9, 8))
+    assert [(said.position, said.count, said.payload) for said in told(outbox)] == [
+        (1, 16, payload(1, 16)),
+        (17, 8, payload(17, 8)),
+    ]
+    monkeypatch.setattr(streams, "MOST_PROMPT_BYTES", 8 * 10)
+    out.tell_read(one, 5)
+    assert [(said.position, said.count) for said in told(outbox)] == [(5, 10), (15, 10)]
+    out.tell_read(one, 25)
+    assert told(outbox) == []
+    later = sequence(10)
+    out.read(later, 9, 7, payload(10, 7))
+    out.tell_read(later, 1)
+    assert [said.position for said in told(outbox)][-1] == 10, "it has nothing of what comes before"
+
+
+def test_what_a_worker_may_say_of_a_prompt() -> None:
+    one, plain = sequence(), sequence(is_read=False)
+    rows = array("i", [0, 1, 0, 16, 0, 0, 1, 1, 2, 0, 4, 0, 0, 1])
+    step = Step(rows, [one, plain], array("i"), array("i"), [])
+
+    def problem(*extras: bytes, failed: int = -1) -> str:
+        errors = [RowError(failed, "poisoned_request", "")] if failed >= 0 else []
+        result = StepResult(scheduler_epoch=1, step=7, token_ids=[-1, -1], errors=errors, prompt_extras=list(extras))
+        return find_problem(step, result, 0)
+
+    assert not problem(payload(1, 16), b"")
+    assert not problem(b"", b"", failed=0)
+    assert not problem(failed=0)
+    for wrong in ((), (b"", b""), (payload(1, 16)[:-1], b""), (payload(1, 16) * 1000, b"")):
+        assert "reads 16 positions" in problem(*wrong)
+    assert "what 1 rows read" in problem(payload(1, 16))
+    assert one.reading is not None
+    one.reading.add(1, 1, b"four")
+    assert "reads 16 positions" in problem(payload(1, 16), b""), "all payloads of a prompt have one size"
