@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos_mesh import GATEWAY, ROLES, ChaosMesh
-from tests.chaos.streams import Answer, Wave, bodies, differences
+from tests.chaos.streams import Answer, Wave, asking, differences
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.soak]
 
@@ -69,7 +69,7 @@ async def storm(
     for number in itertools.count():
         if time.monotonic() >= end:
             break
-        asked = bodies(f"storm {number % NUM_SALTS}", REQUESTS_PER_WAVE)
+        asked = asking(f"storm {number % NUM_SALTS}", REQUESTS_PER_WAVE)
         answers = await Wave(mesh.port, asked, num_clients=draw.randint(MIN_CLIENTS, MAX_CLIENTS)).run()
         num_requests += len(answers)
         assert not differences(answers, expected), f"wave {number} after {dict(deaths)}"
@@ -79,7 +79,7 @@ async def storm(
 
 @pytest.mark.timeout(SOAK_S + 300)
 def test_a_storm_of_kills(mesh: ChaosMesh) -> None:
-    expected = asyncio.run(Wave(mesh.port, bodies("expected", REQUESTS_PER_WAVE)).run())
+    expected = asyncio.run(Wave(mesh.port, asking("expected", REQUESTS_PER_WAVE)).run())
     assert not [answer.broken for answer in expected if answer.broken]
     draw = random.Random(int(os.environ.get("SOAK_SEED", "0")))
     # What a first storm makes stays for good: links, buffers, caches.
