@@ -32,7 +32,7 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
 
-_TORCH_MODULE: Final = "nodes.worker.executor.runner"
+_TORCH_MODULE: Final = "nodes.worker.ops.torch.load"
 
 _COMPILE_S: Final = 1200.0
 """The first start on a host compiles FlashInfer's kernels, minutes each on a few cores."""

@@ -54,7 +54,7 @@ def test_who_uses_cuda_is_spawned_and_the_warm_process_has_no_torch():
     }  # fmt: skip
     assert topology.forks
     assert not [name for name in topology.preloads if "worker" in name or "kv_agent" in name]
-    assert "nodes.worker.executor.runner" in planned(device="cpu").preloads
+    assert "nodes.worker.ops.torch.load" in planned(device="cpu").preloads
     timeouts = {launch.role: launch.start_timeout_s for launch in topology.actors}
     assert timeouts["worker"] > 600 > timeouts["gateway"]
     assert {launch.start_timeout_s for launch in planned(device="cpu").actors} == {120.0}

@@ -25,7 +25,7 @@ def test_the_default_mesh():
     assert {launch.start for launch in topology.actors} == {"fork"}
     assert "nodes.worker.actor" in topology.preloads
     # Where there is no torch none is imported.
-    assert "nodes.worker.executor.runner" not in topology.preloads
+    assert "nodes.worker.ops.torch.load" not in topology.preloads
     assert topology.url == "http://127.0.0.1:8000"
 
 
@@ -56,7 +56,7 @@ def test_only_a_context_that_is_asked_for_is_told_to_workers():
 
 def test_torch_workers_fork_and_share_the_cores():
     topology = planned("random:tiny-qwen2", prefill=1, decode=2)
-    assert "nodes.worker.executor.runner" in topology.preloads
+    assert "nodes.worker.ops.torch.load" in topology.preloads
     plain = planned("random:tiny-qwen2", supervision=SupervisionSettings(fork=False))
     assert {launch.start for launch in plain.actors} == {"plain"}
     assert not plain.forks

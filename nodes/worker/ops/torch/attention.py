@@ -68,9 +68,11 @@ class _Part(NamedTuple):
     """Tiles of equal numbers of rows, which see equal numbers of splits. Arrays are on the device.
 
     `rows` `[tiles, rows]`: rows of the batch; a tile's last row is repeated. `pages` are those of all splits of all
-    tiles, `bias` is `[tiles, splits, 1, query rows, SPLIT]`, `empty` names the positions that hold nothing.
+    tiles, `bias` is `[tiles, last splits, 1, query rows, SPLIT]`, since the first ones are seen by all rows, `empty`
+    names the positions that hold nothing.
     """
 
+    num_splits: int
     rows: Tensor
     pages: Tensor
     bias: Tensor
@@ -152,7 +154,7 @@ class TorchAttention(DeviceAttention):
     def _attend_part(self, part: _Part, pages: Tensor, q: Tensor) -> Tensor:
         """`[tiles * rows, heads, dim]`, float32."""
         layout, group = self.pool.layout, self._group
-        (num_tiles, num_tokens), num_splits = part.rows.shape, part.bias.shape[1]
+        (num_tiles, num_tokens), num_splits = part.rows.shape, part.num_splits
         heads, dim, size = layout.num_kv_heads, layout.head_dim, layout.page_size
         num_rows, shape = num_tokens * group, (num_tiles, num_splits, heads)
         found = torch.empty(2, *shape, SPLIT // size, size, dim, device=q.device)
@@ -166,7 +168,7 @@ class TorchAttention(DeviceAttention):
         rows = rows.view(num_tiles, num_tokens, heads, group, dim).transpose(1, 2).reshape(num_tiles, heads, -1, dim)
         rows = F.pad(rows, (0, 0, 0, part.bias.shape[3] - num_rows)).unsqueeze(1).expand(-1, num_splits, -1, -1, -1)
         scores = torch.bmm(rows.reshape(len(keys), -1, dim), keys.transpose(1, 2)).view(*shape, -1, SPLIT)
-        scores.add_(part.bias)
+        scores[:, -part.bias.shape[1] :].add_(part.bias)
         weights = scores.sub_(scores.amax(-1, keepdim=True).amax(1, keepdim=True)).exp_()
         weighted = torch.bmm(weights.view(len(keys), -1, SPLIT), values).view(*shape, -1, dim)
         total, share = (_sum_in_order(one) for one in (weighted, weights.sum(-1, keepdim=True)))
@@ -189,9 +191,12 @@ class TorchAttention(DeviceAttention):
                 start = length - count + begin
                 first = max(start - window + 1, 0) // SPLIT if window else 0
                 num_splits = -(-(start + num_rows) // SPLIT) - first
-                # Few shapes, so that most tiles are computed together; at most half of a shape is padding.
-                shape = min(one for one in _TILE_ROWS if one >= num_rows), 1 << (num_splits - 1).bit_length()
-                by_shape.setdefault(shape, []).append((first_row + begin, num_rows, start, first, sequence))
+                tile_rows = min(one for one in _TILE_ROWS if one >= num_rows)
+                if tile_rows < _TILE_ROWS[-1]:
+                    # Few shapes, so that small tiles are computed together; at most half of a shape is padding.
+                    num_splits = 1 << (num_splits - 1).bit_length()
+                tiles = by_shape.setdefault((tile_rows, num_splits), [])
+                tiles.append((first_row + begin, num_rows, start, first, sequence))
         parts: list[_Part] = []
         for (num_rows, num_splits), tiles in by_shape.items():
             if len(tiles) * num_splits * self.pool.layout.num_kv_heads == 1:
@@ -215,7 +220,9 @@ class TorchAttention(DeviceAttention):
         empty = np.nonzero((seen >= table.lengths[sequences]).reshape(len(tiles), num_splits, SPLIT))
         keys = seen.reshape(len(tiles), num_splits, 1, SPLIT)
         visible = (keys <= positions) & (keys > positions - window) if window else keys <= positions
-        bias = np.where(visible, np.float32(0), np.float32(-np.inf)).repeat(self._group, 2)
+        is_masked = ~visible.all((0, 2, 3))
+        first = min(int(is_masked.argmax()), num_splits - 1) if is_masked.any() else num_splits - 1
+        bias = np.where(visible[:, first:], np.float32(0), np.float32(-np.inf)).repeat(self._group, 2)
         padding = -bias.shape[2] % ROW_MULTIPLE
         bias = np.concatenate((bias, bias[:, :, -1:].repeat(padding, 2)), 2)
         numbers = first_splits * (SPLIT // size) + np.arange(num_splits * (SPLIT // size))
@@ -225,7 +232,7 @@ class TorchAttention(DeviceAttention):
         rows, pages, bias, *empty = (
             placed(one, device) for one in (first_rows + offsets, pages.astype(np.int64), bias[:, :, None], *empty)
         )
-        return _Part(rows, pages, bias, (empty[0], empty[1], empty[2]))
+        return _Part(num_splits, rows, pages, bias, (empty[0], empty[1], empty[2]))
 
     @staticmethod
     def _found(pages: Tensor, table: PageTable, number: int) -> tuple[Tensor, Tensor]:
