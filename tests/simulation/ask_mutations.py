@@ -110,25 +110,25 @@ ROUTED_ANYWHERE = (RoutingCore, "_able", lambda able, self, asks, now: able(self
 TAKEN_UNSEEN = (RpcHandlers, "_problem_of_asks", nothing)
 
 ASKING: dict[str, Bug] = {
-    "edits are those of the position before": bug(0, (echo, "edits_of", _one_position_late)),
-    "what was said lacks the token that a prefill drew": bug(0, (echo, "edits_of", _without_the_first_output)),
-    "a slot keeps the editors of the sequence before": bug(0, (SequenceTable, "_opened", _keep_editors)),
-    "an editor takes in a token at each call": bug(0, (_Unspoken, "edit", _take_in_at_each_call)),
-    "a matcher takes in what may be drawn": bug(0, (_Within, "_mask", _take_in_what_was_drawn)),
-    "a mask is cut": bug(0, (RowEdits, "allow", lambda allow, self, mask: allow(self, mask[:13]))),
-    "what is read of a token goes with the next one": bug(0, (Sequence, "take_token", _one_token_late)),
+    "edits are those of the position before": bug(5, (echo, "edits_of", _one_position_late)),
+    "what was said lacks the token that a prefill drew": bug(5, (echo, "edits_of", _without_the_first_output)),
+    "a slot keeps the editors of the sequence before": bug(3, (SequenceTable, "_opened", _keep_editors)),
+    "an editor takes in a token at each call": bug(10, (_Unspoken, "edit", _take_in_at_each_call)),
+    "a matcher takes in what may be drawn": bug(5, (_Within, "_mask", _take_in_what_was_drawn)),
+    "a mask is cut": bug(5, (RowEdits, "allow", lambda allow, self, mask: allow(self, mask[:13]))),
+    "what is read of a token goes with the next one": bug(3, (Sequence, "take_token", _one_token_late)),
     "tokens that are sent again come without what was read":
-        bug(0, (Streams, "resend", meanwhile(1, "extras", _nothing_read))),
+        bug(13, (Streams, "resend", meanwhile(1, "extras", _nothing_read))),
     "streams are opened again without what was read":
-        bug(0, (Streams, "reopen", meanwhile(1, "extras", _nothing_read))),
+        bug(13, (Streams, "reopen", meanwhile(1, "extras", _nothing_read))),
     "streams of a lost detokenizer go on without what was read":
-        bug(0, (Streams, "_move", meanwhile(1, "extras", _nothing_read))),
-    "later attempts read nothing": bug(0, (Sequence, "from_submit", _lost_later([Logprobs.name]))),
+        bug(5, (Streams, "_move", meanwhile(1, "extras", _nothing_read))),
+    "later attempts read nothing": bug(10, (Sequence, "from_submit", _lost_later([Logprobs.name]))),
     "later attempts ask for nothing": bug(0, (Sequence, "from_submit", _lost_later(ASK_NAMES))),
-    "a prefill elsewhere does not know what is asked": bug(0, (Handoff, "order", _order_less)),
+    "a prefill elsewhere does not know what is asked": bug(5, (Handoff, "order", _order_less)),
     "nobody announces what can be asked": bug(0, (Pipeline, "announcement", meanwhile(0, "asks", lambda _: ()))),
     # A scheduler that is asked for what its worker does not know refuses, and so does its worker.
-    "routes lead to workers that cannot do what is asked": bug(0, ROUTED_ANYWHERE, TAKEN_UNSEEN),
+    "routes lead to workers that cannot do what is asked": bug(10, ROUTED_ANYWHERE, TAKEN_UNSEEN),
     "a worker ignores what it does not know":
-        bug(0, ROUTED_ANYWHERE, TAKEN_UNSEEN, (sequence_table, "open_asks", _open_what_is_known)),
+        bug(10, ROUTED_ANYWHERE, TAKEN_UNSEEN, (sequence_table, "open_asks", _open_what_is_known)),
 }  # fmt: skip

@@ -6,7 +6,8 @@ the request alone, and what is read beside each token is packed as the protocol 
 
 import random
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,19 @@ class Asks:
 
 
 NOTHING = Asks()
+
+
+def counted(every: Iterable[Asks], unknown: Iterable[frozenset[str]]) -> Counter[str]:
+    """How often each kind is asked, and how many workers do not know all."""
+    counts: Counter[str] = Counter()
+    for one in every:
+        asked = {
+            "asks: logprobs": one.top is not None, "asks: bad words": one.bad_words, "asks: ids": one.allowed,
+            "asks: penalties": one.presence, "asks: grammar": one.choices,
+        }  # fmt: skip
+        counts.update(name for name, is_asked in asked.items() if is_asked)
+    counts["old workers"] = sum(map(bool, unknown))
+    return counts
 
 
 def answer(prompt: str, max_tokens: int, min_tokens: int, asks: Asks) -> list[int]:

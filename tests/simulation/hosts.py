@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mesh.simulation.faults import Faults
+from tests.simulation.asking import counted
 from tests.simulation.hosted_mesh import DECODE, HEAD, JOINER, PREFILL, HostedMesh, host_of
 from tests.simulation.returns import DAY_S
 from tests.simulation.scenario import (
@@ -145,4 +146,5 @@ def run_seed(seed: int) -> Counter[str]:
     play(mesh, _scenario(mesh, clients, blows), mesh.faults, blows, f"replay: python -m tests.simulation hosts {seed}")
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     by_wire = Counter({"pages by tcp": mesh.wire.num_moved, "written late": mesh.wire.num_late})
-    return counts + mesh.counts + mesh.moments.counts + by_wire
+    asked = counted([client.asks for client in clients], mesh.unknown.values())
+    return counts + mesh.counts + mesh.moments.counts + by_wire + asked

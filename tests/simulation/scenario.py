@@ -14,7 +14,7 @@ import structlog
 from mesh.simulation.faults import Faults
 from mesh.simulation.virtual_time import run
 from nodes.worker.steps.step import CORRUPT_PAGE
-from tests.simulation.asking import END, NOTHING, Asks, answer, draw_asks, draw_unknown
+from tests.simulation.asking import END, NOTHING, Asks, answer, counted, draw_asks, draw_unknown
 from tests.simulation.hardware import extra_of
 from tests.simulation.whole_mesh import CONTEXT_LENGTH, Outcome, SimulatedMesh
 
@@ -386,4 +386,5 @@ def run_seed(seed: int) -> Counter[str]:
     play(mesh, _scenario(mesh, clients, calamities), mesh.faults, calamities, replay)
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     ranks = Counter({"steps of ranks": sum(len(one[0]) for one in mesh.lockstep.begun.values())})
-    return counts + mesh.moments.counts + mesh.devices.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks
+    counts += mesh.moments.counts + mesh.devices.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks
+    return counts + counted([client.asks for client in clients], mesh.unknown.values())
