@@ -130,7 +130,7 @@ def run_seed(seed: int) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
     draw = random.Random(f"hosts/{seed}")
     theme = draw.choice(THEMES)
-    clients = draw_asking(seed, draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme))))
+    clients = draw_asking(seed, theme, draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme))))
     faults = draw_faults(draw, theme)
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]))
     chosen = replace(quiet if draw.random() < 0.7 else faults, silent_s=HEARTBEAT_S)

@@ -160,10 +160,10 @@ def draw_penalties(seed: int, clients: list[Client]) -> list[Client]:
     return [replace(client, repetition_penalty=draw.choice([1.0, 1.0, 1.0, 1.2])) for client in clients]
 
 
-def draw_asking(seed: int, clients: list[Client]) -> list[Client]:
-    """In half of the meshes, most clients ask something of their draws."""
+def draw_asking(seed: int, theme: str, clients: list[Client]) -> list[Client]:
+    """In half of the meshes, most clients ask something of their draws. What leavers leave has to be long."""
     draw = random.Random(f"asks/{seed}")
-    if draw.random() < 0.5:
+    if draw.random() < 0.5 or theme == "leavers":
         return clients
     asking = [replace(one, asks=draw_asks(draw, one.prompt)) if draw.random() < 0.7 else one for one in clients]
     return [asks if asks.can_be_served() else one for one, asks in zip(clients, asking, strict=True)]
@@ -372,7 +372,7 @@ def run_seed(seed: int) -> Counter[str]:
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
     mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
-    clients = draw_asking(seed, draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme))))
+    clients = draw_asking(seed, theme, draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme))))
     faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, except that connections of the dead may end silently.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)
@@ -380,7 +380,8 @@ def run_seed(seed: int) -> Counter[str]:
     mesh.tp_sizes = draw_tp_sizes(seed, mesh.groups)
     ranks = [worker for group in mesh.groups for worker in mesh.worker_ids(group)[1:]]
     # Not where decode's requests may have to go.
-    mesh.unknown = draw_old_workers(seed, [] if mixed else [*mesh.worker_ids("prefill-0")])
+    workers = [] if mixed or theme == "leavers" else [*mesh.worker_ids("prefill-0")]
+    mesh.unknown = draw_old_workers(seed, workers)
     calamities = draw_calamities(draw, theme, mesh.groups, clients, ranks)
     replay = f"replay: python -m tests.simulation scenario {seed}"
     play(mesh, _scenario(mesh, clients, calamities), mesh.faults, calamities, replay)
