@@ -334,12 +334,12 @@ SCENARIO = {
     "pages are committed before the step is acknowledged":
         bug(102, (Sequence, "commit_full_pages", meanwhile(0, "num_computed", lambda self: self.num_scheduled))),
     "locked pages are evicted": bug(1, (RadixTree, "lock", _unlocked)),
-    "a grant is closed while a copy writes": bug(9, (AgentCore, "_close", _close_at_once)),
+    "a grant is closed while a copy writes": bug(52, (AgentCore, "_close", _close_at_once)),
     "a grant that closes itself leaves no tombstone": bug(40, (AgentCore, "_quiesced", _leave_no_tombstone)),
     "a grant that has closed itself answers its sender alone":
         bug(40, (TransferSession, "_on_announced", _answer_no_repeats)),
     "what nobody claims is held for good": bug(0, (RecoveredSequences, "release", nothing)),
-    "recovered sequences are claimed for other tokens": bug(22, (RecoveredSequences, "claim", _claim_any)),
+    "recovered sequences are claimed for other tokens": bug(23, (RecoveredSequences, "claim", _claim_any)),
     "deltas are taken wherever they belong":
         bug(5, (RequestState, "accept", lambda accept, self, delta, now: accept(
             self, altered(delta, position=len(self.output_ids), text_offset=self.num_chars), now))),
