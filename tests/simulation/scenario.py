@@ -293,7 +293,7 @@ def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapse
     """Every request ends once, with the right text, whatever happens, except for those that never fit."""
     text, reason, token_ids = client.expected()
     never_fits = client.num_pages() > mesh.speeds.num_pages - 1
-    if problem := _beside(mesh, client, outcome, token_ids):
+    if problem := judge_tokens(mesh, client, outcome, token_ids):
         return problem
     if outcome.num_ends == 0:
         if client.leaves_after_s is None and not outcome.gateway_died and not never_fits:
@@ -313,7 +313,7 @@ def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapse
     return ""
 
 
-def _beside(mesh: SimulatedMesh, client: Client, outcome: Outcome, token_ids: list[int]) -> str:
+def judge_tokens(mesh: SimulatedMesh, client: Client, outcome: Outcome, token_ids: list[int]) -> str:
     """What is wrong with the tokens so far and what came beside them: for each what its worker read, and said of it."""
     num = len(outcome.token_ids)
     if outcome.token_ids != token_ids[:num]:
