@@ -15,8 +15,9 @@ class Prepare(Message, frozen=True):
     `unsupported_schema`, `no_capacity`, `memory_released`, `overloaded`.
     With `route` a prompt has to leave room for an output token; without, it may have any length.
     `asks` are the names of what the request asks of its draws: only groups that can do all of them are chosen
-    (`unsupported_ask` if there is none). `words` are texts whose ids an ask needs, each encoded by itself, without
-    special tokens. `checks` are those asks whose values have to be tried out before they are served.
+    (`unsupported_ask` if there is none, `no_capacity` while one that could is away). `words` are texts whose ids an ask
+    needs, each encoded by itself, without special tokens. `checks` are those asks whose values have to be tried out
+    before they are served.
     """
 
     request_id: str

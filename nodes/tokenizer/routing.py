@@ -34,6 +34,12 @@ SHORTAGE_WEIGHT = 2.0
 LOST_S = 5.0
 """How long a scheduler is the last choice after its link was lost, if nothing is heard of it: until its lease ends."""
 
+LEFT_S = 60.0
+"""How long a group that has left is waited for, if no other can do what a request asks: a process that is started again
+is no member until it has loaded its model."""
+MAX_LEFT = 256
+"""Groups that have left and are remembered."""
+
 
 class MembersChanged(NamedTuple):
     """Everyone in the mesh, in whatever state."""
@@ -125,6 +131,9 @@ class RoutingCore:
         self._limits = limits
         self.schedulers: dict[str, _Scheduler] = {}
         self._detokenizers: list[str] = []
+        # What each group's last worker could do, also of groups that are away; when those that left were first missed.
+        self._could: dict[str, Collection[str]] = {}
+        self._missed_at: dict[str, float] = {}
 
     @property
     def num_indexed_pages(self) -> int:
@@ -170,7 +179,7 @@ class RoutingCore:
         Raises NoCapacity, UnsupportedAsk.
         """
         detokenizer = self._choose_detokenizer(request_id, excluded)
-        ready = self._able(asks)
+        ready = self._able(asks, now)
         overlaps = _overlaps(ready, token_ids, extra_key)
 
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
@@ -207,7 +216,7 @@ class RoutingCore:
             detokenizer=detokenizer,
         )
 
-    def _able(self, asks: Collection[str]) -> list[_Scheduler]:
+    def _able(self, asks: Collection[str], now: float) -> list[_Scheduler]:
         """The ready schedulers whose workers can do all of `asks`. Raises NoCapacity, UnsupportedAsk."""
         ready = [scheduler for scheduler in self.schedulers.values() if scheduler.ready]
         if not ready:
@@ -219,8 +228,16 @@ class RoutingCore:
             missing = next((ask for ask in asks if not any(ask in one.attributes.asks for one in ready)), "")
             name = missing.partition("/")[0]
             what = f"'{name}'" if name else "all that it asks of its draws together"
+            # Groups of different releases: nobody is to be told for ever what holds while one of them is away.
+            if self._is_away(asks, now) or all(one.attributes.phase == PREFILL for one in ready):
+                raise NoCapacity(f"no worker group that is ready can do {what} for this request; try again in a moment")
             raise UnsupportedAsk(f"no worker group of this mesh can do {what} for this request", name or None)
         return able
+
+    def _is_away(self, asks: Collection[str], now: float) -> bool:
+        """Whether a group that could do all of `asks` is expected back."""
+        able = [actor_id for actor_id, could in self._could.items() if set(asks).issubset(could)]
+        return any(one in self.schedulers or now < self._missed_at.setdefault(one, now) + LEFT_S for one in able)
 
     def _cost(self, scheduler: _Scheduler, num_tokens: int, overlap: int, now: float) -> float:
         """Prompt tokens to compute before the first token of a prompt of `num_tokens`, `overlap` of them cached."""
@@ -261,6 +278,12 @@ class RoutingCore:
                 self.schedulers[actor_id] = _Scheduler(actor_id, self._limits.max_pages)
                 commands.append(Follow(actor_id))
             _update(self.schedulers[actor_id], member)
+            self._missed_at.pop(actor_id, None)
+            if self.schedulers[actor_id].ready:
+                self._could[actor_id] = self.schedulers[actor_id].attributes.asks
+        for actor_id in [one for one in self._could if one not in schedulers][:-MAX_LEFT]:
+            del self._could[actor_id]
+            self._missed_at.pop(actor_id, None)
         return commands
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.recovery import ROLES
-from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies, differences
+from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, asking, differences
 from tests.process.conftest import Host
 from tests.serving.held import held
 
@@ -162,7 +162,7 @@ def endure(
             mesh.strike(ROLES[role], number)
 
     at = int(share * sum(answer.num_events for answer in undisturbed))
-    wave = Wave(mesh.port, bodies(salt), at=at, blow=blow)
+    wave = Wave(mesh.port, asking(salt), at=at, blow=blow)
     answers = asyncio.run(wave.run())
     after = mesh.settled()
     for role in roles:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.chaos_mesh import UNRATIONED, ChaosMesh, started
-from tests.chaos.streams import Answer, Wave, bodies
+from tests.chaos.streams import Answer, Wave, asking
 
 MESH = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--detokenizers", "2")
 
@@ -20,7 +20,7 @@ def mesh() -> Iterator[ChaosMesh]:
 @pytest.fixture(scope="module")
 def undisturbed(mesh: ChaosMesh) -> list[Answer]:
     """The answers that every wave has to get."""
-    answers = asyncio.run(Wave(mesh.port, bodies("undisturbed")).run())
+    answers = asyncio.run(Wave(mesh.port, asking("undisturbed")).run())
     assert not [answer.broken for answer in answers if answer.broken]
     assert len({answer.text for answer in answers}) > len(answers) // 2, "texts that are all alike prove nothing"
     return answers

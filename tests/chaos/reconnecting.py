@@ -5,7 +5,7 @@ import itertools
 import time
 from collections import Counter
 
-from tests.chaos.streams import ANSWER_TIMEOUT_S, Answer, bodies, differences, stream
+from tests.chaos.streams import ANSWER_TIMEOUT_S, Answer, asking, differences, stream
 
 REDIAL_S = 0.05
 NUM_BODIES = 32
@@ -27,7 +27,7 @@ class ReconnectingClients:
         self.gateway_deaths_s: list[float] = []
         self._port = port
         self._expected = expected
-        self._bodies = [bodies(f"storm {salt}", NUM_BODIES) for salt in range(NUM_SALTS)]
+        self._bodies = [asking(f"storm {salt}", NUM_BODIES) for salt in range(NUM_SALTS)]
         self._numbers = itertools.count()
         self._is_stopping = False
         self._tasks = [asyncio.create_task(self._client()) for _ in range(num_clients)]

@@ -5,8 +5,8 @@ Raw asyncio streams on the caller's loop, so that the blow falls between two eve
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 NUM_CLIENTS = 16
@@ -33,11 +33,37 @@ def bodies(salt: str, num_requests: int = 24, max_tokens: int = 128) -> list[dic
     ]
 
 
+LIST_OF_FRUIT = {"type": "array", "items": {"enum": ["apple", "pear", "plum"]}, "minItems": 6, "maxItems": 9}
+BASKET = {
+    "type": "object",
+    "properties": {"who": {"enum": ["Ann", "Bob"]}, "num": {"type": "integer", "minimum": 0, "maximum": 99}}
+    | {"fruit": LIST_OF_FRUIT},
+    "required": ["who", "num", "fruit"],
+    "additionalProperties": False,
+}
+"""Answers of some dozens of tokens, so that many are hit in the middle."""
+ASKS: list[dict[str, Any]] = [
+    {},
+    {"logprobs": 5},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "basket", "schema": BASKET}}},
+    {"logprobs": 2, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+]
+"""What requests ask of their draws, a quarter each."""
+
+
+def asking(salt: str, num_requests: int = 24) -> list[dict[str, Any]]:
+    """`bodies` that ask for more than text; all say which tokens they get. Of each kind half are greedy."""
+    every = enumerate(bodies(salt, num_requests))
+    return [body | ASKS[number // 2 % len(ASKS)] | {"return_token_ids": True} for number, body in every]
+
+
 @dataclass
 class Answer:
     """What one client has got. `broken` is why it did not get all of it."""
 
     text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     finish_reason: str | None = None
     usage: tuple[int, int] | None = None
     num_events: int = 0
@@ -45,9 +71,9 @@ class Answer:
     broken: str = ""
 
     @property
-    def whole(self) -> tuple[str, str | None, tuple[int, int] | None, str]:
+    def whole(self) -> tuple[Any, ...]:
         """What must not depend on which actors died. Cached tokens do: they are a matter of timing."""
-        return self.text, self.finish_reason, self.usage, self.broken
+        return self.text, self.finish_reason, self.usage, self.broken, self.token_ids, self.logprobs
 
 
 async def stream(port: int, body: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -> None:
@@ -85,6 +111,10 @@ def _take(event: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -
         answer.usage = event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]
     for choice in event["choices"]:
         answer.text += choice["text"]
+        answer.token_ids += choice.get("token_ids") or []
+        if found := choice.get("logprobs"):
+            parts = (found[name] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"))
+            answer.logprobs += zip(*parts, strict=True)
         answer.finish_reason = choice["finish_reason"] or answer.finish_reason
         answer.num_events += 1
         on_event()
@@ -144,6 +174,15 @@ def differences(got: list[Answer], wanted: list[Answer]) -> list[str]:
             same = next((i for i, (a, b) in enumerate(zip(one.text, other.text, strict=False)) if a != b), None)
             found.append(
                 f"request {number}: {one.broken or 'whole'}, {one.finish_reason}, usage {one.usage} for {other.usage}, "
-                f"texts of {len(one.text)} and {len(other.text)} characters differ from character {same} on"
+                f"texts of {len(one.text)} and {len(other.text)} characters differ from character {same} on, "
+                f"{_first_other('token', one.token_ids, other.token_ids)}, "
+                f"{_first_other('logprob', one.logprobs, other.logprobs)}"
             )
     return found
+
+
+def _first_other(what: str, got: Sequence[Any], wanted: Sequence[Any]) -> str:
+    for at, (one, other) in enumerate(zip(got, wanted, strict=False)):
+        if one != other:
+            return f"{what} {at} is {one}, not {other}"
+    return f"{len(got)} of {len(wanted)} {what}s"

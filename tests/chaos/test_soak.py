@@ -1,4 +1,4 @@
-"""A storm: one kill every 1.5 s, any role but the gateway, for ten minutes or SOAK_SECONDS.
+"""A storm: one kill or hang every 1.5 s, any role but the gateway, for ten minutes or SOAK_SECONDS.
 
 Nothing is lost, nothing is wrong, and at the end the processes that were never killed are as large as at the start, and
 there are as many segments, sockets and pages as before.
@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import os
 import random
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,12 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos_mesh import GATEWAY, ROLES, ChaosMesh
-from tests.chaos.streams import Answer, Wave, bodies, differences
+from tests.chaos.streams import Answer, Wave, asking, differences
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.soak]
 
 SOAK_S = float(os.environ.get("SOAK_SECONDS", "600"))
 KILL_EVERY_S = 1.5
+HANGS = 0.2
+"""The share of hangs. A role that hangs is killed after three heartbeats, so more of them would leave little alive."""
+NO_HANGS_S = 10.0
+"""None at the end: an actor that hangs looks settled until it is killed."""
 MIN_CLIENTS, MAX_CLIENTS = 8, 32
 REQUESTS_PER_WAVE = 32
 NUM_SALTS = 64
@@ -53,7 +58,10 @@ def resident_bytes(pid: int) -> int:
 async def storm(
     mesh: ChaosMesh, seconds: float, expected: list[Answer], draw: random.Random
 ) -> tuple[int, Counter[str]]:
-    """Waves of changing width under kills. Returns how many requests were answered, and how often each role died."""
+    """Waves of changing width under kills. Returns how many requests were answered, and how often each role died.
+
+    A quarter of the requests reads logprobs, a quarter is bound to a schema, a quarter looks back and reads.
+    """
     deaths: Counter[str] = Counter()
     end = time.monotonic() + seconds
 
@@ -62,14 +70,16 @@ async def storm(
         while time.monotonic() < end:
             await asyncio.sleep(KILL_EVERY_S)
             role = draw.choice(list(ROLES))
-            deaths[role] += bool(mesh.strike(ROLES[role]))
+            is_hang = draw.random() < HANGS and time.monotonic() < end - NO_HANGS_S
+            number = signal.SIGSTOP if is_hang else signal.SIGKILL
+            deaths[f"{role} hangs" if is_hang else role] += bool(mesh.strike(ROLES[role], number))
 
     killer = asyncio.create_task(kill())
     num_requests = 0
     for number in itertools.count():
         if time.monotonic() >= end:
             break
-        asked = bodies(f"storm {number % NUM_SALTS}", REQUESTS_PER_WAVE)
+        asked = asking(f"storm {number % NUM_SALTS}", REQUESTS_PER_WAVE)
         answers = await Wave(mesh.port, asked, num_clients=draw.randint(MIN_CLIENTS, MAX_CLIENTS)).run()
         num_requests += len(answers)
         assert not differences(answers, expected), f"wave {number} after {dict(deaths)}"
@@ -79,7 +89,7 @@ async def storm(
 
 @pytest.mark.timeout(SOAK_S + 300)
 def test_a_storm_of_kills(mesh: ChaosMesh) -> None:
-    expected = asyncio.run(Wave(mesh.port, bodies("expected", REQUESTS_PER_WAVE)).run())
+    expected = asyncio.run(Wave(mesh.port, asking("expected", REQUESTS_PER_WAVE)).run())
     assert not [answer.broken for answer in expected if answer.broken]
     draw = random.Random(int(os.environ.get("SOAK_SEED", "0")))
     # What a first storm makes stays for good: links, buffers, caches.

@@ -17,7 +17,7 @@ import pytest
 from tests.chaos.chaos_mesh import GATEWAY, ChaosMesh, started
 from tests.chaos.conftest import MESH
 from tests.chaos.reconnecting import NUM_BODIES, ReconnectingClients
-from tests.chaos.streams import Answer, Wave, bodies
+from tests.chaos.streams import Answer, Wave, asking
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.soak]
 
@@ -99,7 +99,7 @@ async def served_under_storm(mesh: ChaosMesh, expected: list[Answer]) -> Reconne
 
 @pytest.mark.timeout(STORM_S + 300)
 def test_goodput_goes_on_under_a_kill_a_second(rationed_mesh: ChaosMesh) -> None:
-    expected = asyncio.run(Wave(rationed_mesh.port, bodies("expected", NUM_BODIES)).run())
+    expected = asyncio.run(Wave(rationed_mesh.port, asking("expected", NUM_BODIES)).run())
     assert not [answer.broken for answer in expected if answer.broken]
     asyncio.run(served_under_storm(rationed_mesh, expected))
     rationed_mesh.settled(20.0)

@@ -17,7 +17,7 @@ from mesh.membership.view import SUPERVISOR
 from mesh.simulation.faults import Faults
 from mesh.wire.codec import Codec
 from nodes.roles import NODE_CODEC, TOKENIZER
-from tests.simulation.scenario import Client, ask_all, draw_clients, play
+from tests.simulation.scenario import Client, ask_all, draw_clients, judge_tokens, play
 from tests.simulation.whole_mesh import Outcome, SimulatedMesh
 
 DRAINED_WAIT_S = 15.0
@@ -75,8 +75,10 @@ async def _befall(mesh: SimulatedMesh, drain: Drain) -> None:
 
 
 def _problem(drain: Drain, mesh: SimulatedMesh, client: Client, outcome: Outcome, elapsed_s: float) -> str:
-    text, reason = client.expected()
+    text, reason, token_ids = client.expected()
     failure = outcome.failure
+    if problem := judge_tokens(mesh, client, outcome, token_ids):
+        return problem
     if client.num_pages() > mesh.speeds.num_pages - 1:
         return "" if failure is not None and failure.code == "never_fits" else f"it can never fit: {outcome}"
     if failure is None and outcome.num_ends == 0 and any_failed(mesh, drain):

@@ -10,6 +10,9 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+from typing_extensions import override
+
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageTable, Torn
 from kvstore.hashing import unpack_tokens
@@ -17,10 +20,12 @@ from kvstore.pool.page_pool import PagePool
 from kvstore.transfer.base import Transfer
 from nodes.kv_agent.actor import KVAgent
 from nodes.protocol import RowError
+from nodes.protocol.steps import Open
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import DeviceFailed
 from nodes.worker.executor.isolation import run_isolated
+from nodes.worker.steps.sequence_table import OpenSequence
 from nodes.worker.steps.step import RunnableStep, outcome_of, with_inputs
 from tests.simulation.bad_devices import BadDevices, BadRunner
 from tests.simulation.bad_moments import BadMoments
@@ -69,11 +74,13 @@ class SlowWorker(WorkerActor):
 
     `errors` counts the rows that failed, by code; `moments` says which steps take much longer than others. Ranks of a
     group wait for each other in every step. With a `depth` of two the next step waits behind the one that runs, and
-    takes from it what the scheduler did not know. With `says_more` it sends something extra with each token.
+    takes from it what the scheduler did not know. With `says_more` it sends something extra with each token. Asks that
+    are `unknown` it does not announce, as a worker of an older release.
     """
 
     depth = 1
     says_more = False
+    unknown: frozenset[str] = frozenset()
     errors: Counter[str]
     moments: BadMoments
     devices: BadDevices
@@ -85,6 +92,22 @@ class SlowWorker(WorkerActor):
     def _depth(self) -> int:
         self._begun = deque()
         return self.depth
+
+    @override
+    async def start(self) -> None:
+        await super().start()
+        if not self.unknown or self._core is None or self._adopted is None:
+            return
+        self._adopted = replace(self._adopted, asks=[ask for ask in self._adopted.asks if ask not in self.unknown])
+        table, unknown = self._core._table, self.unknown
+        opened = table._opened
+
+        def opened_here(opening: Open) -> OpenSequence:
+            sampling = opening.sampling
+            asks = [replace(ask, name=f"{ask.name}?") if ask.name in unknown else ask for ask in sampling.asks]
+            return opened(replace(opening, sampling=replace(sampling, asks=asks)))
+
+        table._opened = opened_here  # type: ignore[method-assign]
 
     def _run(self, step: RunnableStep) -> None:
         self._watch.begun(step)
@@ -126,8 +149,8 @@ class SlowWorker(WorkerActor):
         whole = self._begun.popleft()
         outcome = outcome_of(whole, step, outcome, missing)
         if self.says_more:
-            pairs = zip(whole.rows, outcome.token_ids, strict=True)
-            extras = [extra_of(row.output_position, token) if token >= 0 else b"" for row, token in pairs]
+            drew = zip(whole.rows, outcome.token_ids, outcome.extras or [b""] * len(whole.rows), strict=True)
+            extras = [read + extra_of(row.output_position, token) if token >= 0 else b"" for row, token, read in drew]
             outcome = outcome._replace(extras=extras)
         drawn = {row.row: token_id for row, token_id in zip(whole.rows, outcome.token_ids, strict=True)}
         behind = self._begun[0] if self._begun else None

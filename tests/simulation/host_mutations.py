@@ -71,7 +71,7 @@ HOSTS = {
     "a cancelled transfer is over before its bytes are":
         bug(4, (Pair, "cancel", _over_at_once), (Pair, "_finish_current", _once), (Pair, "stopped", _once)),
     "generations are not compared where pages are sent":
-        bug(70, (transport, "compare_generations", nothing), *SOURCES_LIVE),
+        bug(84, (transport, "compare_generations", nothing), *SOURCES_LIVE),
     # Its supervisor is gone too, so nobody else says that it is lost.
     "a host that is lost for good stays in the mesh": bug(1, LEASES_FOR_EVER),
     "a host that was cut off does not join again": bug(6, (Registration, "heartbeat", nothing)),

@@ -7,14 +7,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mesh.simulation.faults import Faults
+from tests.simulation.asking import counted
 from tests.simulation.hosted_mesh import DECODE, HEAD, JOINER, PREFILL, HostedMesh, host_of
 from tests.simulation.returns import DAY_S
 from tests.simulation.scenario import (
     Client,
     ask_all,
+    draw_asking,
     draw_clients,
     draw_faults,
     draw_min_tokens,
+    draw_old_workers,
     draw_penalties,
     judge_outcome,
     play,
@@ -127,14 +130,21 @@ def run_seed(seed: int) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
     draw = random.Random(f"hosts/{seed}")
     theme = draw.choice(THEMES)
-    clients = draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme)))
+    clients = draw_asking(seed, theme, draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme))))
     faults = draw_faults(draw, theme)
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]))
     chosen = replace(quiet if draw.random() < 0.7 else faults, silent_s=HEARTBEAT_S)
     mesh = HostedMesh(seed, chosen, False, theme, has_joiner=draw.random() < 0.5)
     mesh.behind_s = DAY_S
     blows = draw_blows(draw, mesh, clients)
+    # Not where all of decode's requests may have to go.
+    is_alone = any(blow.kind == "drain" and blow.host == DECODE for blow in blows)
+    groups = [
+        group for group in mesh.groups if host_of(group) != DECODE and not (host_of(group) == JOINER and is_alone)
+    ]
+    mesh.unknown = draw_old_workers(seed, [worker for group in groups for worker in mesh.worker_ids(group)])
     play(mesh, _scenario(mesh, clients, blows), mesh.faults, blows, f"replay: python -m tests.simulation hosts {seed}")
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     by_wire = Counter({"pages by tcp": mesh.wire.num_moved, "written late": mesh.wire.num_late})
-    return counts + mesh.counts + mesh.moments.counts + by_wire
+    asked = counted([client.asks for client in clients], mesh.unknown.values())
+    return counts + mesh.counts + mesh.moments.counts + by_wire + asked

@@ -18,7 +18,7 @@ from kvstore.transfer import puller
 from kvstore.transfer.session import Phase as TransferPhase
 from kvstore.transfer.session import SenderLost, TransferSession
 from mesh.membership.view import MemberChange, Membership
-from nodes.asks import asked
+from nodes.asks import ASK_NAMES, asked
 from nodes.asks.min_tokens import MinTokens
 from nodes.detokenizer.core import Step
 from nodes.gateway.cancels import CancelLedger
@@ -122,7 +122,7 @@ async def _do_not_wait_for_worker(ask: Any, self: SchedulerActor, actor_id: str,
 
 def _ready_at_once(start: Any, self: SchedulerCore, now: float) -> Any:
     self._is_announced = True
-    return [*start(self, now), Announce("ready", worker_ready=True)]
+    return [*start(self, now), Announce("ready", worker_ready=True, asks=ASK_NAMES)]
 
 
 def _forget_holders(peer_gone: Any, self: AgentCore, peer: Any, *more: Any) -> Any:
@@ -347,12 +347,12 @@ SCENARIO = {
     "pages are committed before the step is acknowledged":
         bug(102, (Sequence, "commit_full_pages", meanwhile(0, "num_computed", lambda self: self.num_scheduled))),
     "locked pages are evicted": bug(1, (RadixTree, "lock", _unlocked)),
-    "a grant is closed while a copy writes": bug(9, (AgentCore, "_close", _close_at_once)),
+    "a grant is closed while a copy writes": bug(52, (AgentCore, "_close", _close_at_once)),
     "a grant that closes itself leaves no tombstone": bug(40, (AgentCore, "_quiesced", _leave_no_tombstone)),
     "a grant that has closed itself answers its sender alone":
         bug(40, (TransferSession, "_on_announced", _answer_no_repeats)),
     "what nobody claims is held for good": bug(0, (RecoveredSequences, "release", nothing)),
-    "recovered sequences are claimed for other tokens": bug(22, (RecoveredSequences, "claim", _claim_any)),
+    "recovered sequences are claimed for other tokens": bug(23, (RecoveredSequences, "claim", _claim_any)),
     "deltas are taken wherever they belong":
         bug(5, (RequestState, "accept", lambda accept, self, delta, now: accept(
             self, altered(delta, position=len(self.output_ids), text_offset=self.num_chars), now))),
@@ -365,7 +365,7 @@ SCENARIO = {
     "attempts of a lost gateway go on": bug(19, (Attempts, "of_gateway", no_items), ZOMBIES_GO_ON),
     # The lease is the last guard: before it the holder cancels, is seen to be gone, or does not know the order.
     "prefilled pages are kept for good":
-        bug(2, (PrefillHandoffQueue, "on_lease_over", nothing), (PrefillHandoffQueue, "on_holder_lost", no_items),
+        bug(10, (PrefillHandoffQueue, "on_lease_over", nothing), (PrefillHandoffQueue, "on_holder_lost", no_items),
             (DecodeHandoffQueue, "_cancel_unknown", nothing),
             (PrefillHandoffQueue, "on_transfer_failed", lambda failed, self, message, now:
              None if message.code == "unknown_grant" else failed(self, message, now))),

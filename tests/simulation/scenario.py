@@ -14,6 +14,8 @@ import structlog
 from mesh.simulation.faults import Faults
 from mesh.simulation.virtual_time import run
 from nodes.worker.steps.step import CORRUPT_PAGE
+from tests.simulation.asking import END, NOTHING, Asks, answer, counted, draw_asks, draw_unknown
+from tests.simulation.hardware import extra_of
 from tests.simulation.whole_mesh import CONTEXT_LENGTH, Outcome, SimulatedMesh
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
@@ -41,6 +43,7 @@ class Client:
     repetition_penalty: float = 1.0
     # How many tokens it wants to know of in each place of its prompt; -1: none, not even the prompt's own.
     prompt_top: int = -1
+    asks: Asks = NOTHING
 
     def body(self) -> bytes:
         fields = {
@@ -50,21 +53,29 @@ class Client:
         chosen = {"stop": self.stop, "min_tokens": self.min_tokens}
         # Echo draws the same with it, but checks that the output it has to look back at is in the pages.
         chosen |= {"repetition_penalty": self.repetition_penalty}
-        return json.dumps(fields | {name: value for name, value in chosen.items() if value}).encode()
+        fields |= {name: value for name, value in chosen.items() if value}
+        return json.dumps(fields | self.asks.fields()).encode()
 
-    def expected(self) -> tuple[str, str]:
-        """Text and finish reason: echo answers with its prompt, one byte a token, then ends.
-
-        Before `min_tokens` it says the prompt's first token instead of ending, and then the prompt again.
-        """
-        text, reason = self.prompt, "stop"
-        while len(text) < self.min_tokens:
-            text += self.prompt[0] + self.prompt
-        if self.max_tokens <= len(text):
-            text, reason = text[: self.max_tokens], "length"
+    def expected(self) -> tuple[str, str, list[int]]:
+        """Text, finish reason and output ids, of which the last may be the end, which has no text."""
+        token_ids = self._answer()
+        ends = token_ids[-1] == END
+        text = bytes(token_ids[: len(token_ids) - ends]).decode()
         if self.stop and self.stop in text:
-            return text[: text.index(self.stop)], "stop"
-        return text, reason
+            at = text.index(self.stop)
+            return text[:at], "stop", token_ids[: at + len(self.stop)]
+        return text, "stop" if ends else "length", token_ids
+
+    def _answer(self) -> list[int]:
+        return answer(self.prompt, self.max_tokens, self.min_tokens, self.asks)
+
+    def can_be_served(self) -> bool:
+        """Whether something is left to draw at every position."""
+        try:
+            self._answer()
+        except StopIteration:
+            return False
+        return True
 
     def num_pages(self) -> int:
         """Pages that the longest answer would take: the last token's KV is never computed."""
@@ -149,6 +160,21 @@ def draw_penalties(seed: int, clients: list[Client]) -> list[Client]:
     """For some clients, sampling looks back at what was said."""
     draw = random.Random(f"penalties/{seed}")
     return [replace(client, repetition_penalty=draw.choice([1.0, 1.0, 1.0, 1.2])) for client in clients]
+
+
+def draw_asking(seed: int, theme: str, clients: list[Client]) -> list[Client]:
+    """In half of the meshes, most clients ask something of their draws. What leavers leave has to be long."""
+    draw = random.Random(f"asks/{seed}")
+    if draw.random() < 0.5 or theme == "leavers":
+        return clients
+    asking = [replace(one, asks=draw_asks(draw, one.prompt)) if draw.random() < 0.7 else one for one in clients]
+    return [asks if asks.can_be_served() else one for one, asks in zip(clients, asking, strict=True)]
+
+
+def draw_old_workers(seed: int, workers: list[str]) -> dict[str, frozenset[str]]:
+    """Some of these workers are of a release that does not know all asks."""
+    draw = random.Random(f"old workers/{seed}")
+    return {worker: draw_unknown(draw) for worker in workers}
 
 
 @dataclass(frozen=True)
@@ -269,8 +295,10 @@ async def ask_all(mesh: SimulatedMesh, clients: list[Client], judge: Judge) -> l
 
 def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapsed_s: float) -> str:
     """Every request ends once, with the right text, whatever happens, except for those that never fit."""
-    text, reason = client.expected()
+    text, reason, token_ids = client.expected()
     never_fits = client.num_pages() > mesh.speeds.num_pages - 1
+    if problem := judge_tokens(mesh, client, outcome, token_ids):
+        return problem
     if outcome.num_ends == 0:
         if client.leaves_after_s is None and not outcome.gateway_died and not never_fits:
             return "it never ended"
@@ -284,6 +312,25 @@ def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapse
         return f"it failed: {outcome.failure}"
     if (outcome.text, outcome.finish_reason) != (text, reason):
         return f"{outcome.text!r} ({outcome.finish_reason}) is not {text!r} ({reason})"
+    if outcome.token_ids != token_ids:
+        return f"its output ids {outcome.token_ids} are not {token_ids}"
+    return ""
+
+
+def judge_tokens(mesh: SimulatedMesh, client: Client, outcome: Outcome, token_ids: list[int]) -> str:
+    """What is wrong with the tokens so far and what came beside them: for each what its worker read, and said of it."""
+    num = len(outcome.token_ids)
+    if outcome.token_ids != token_ids[:num]:
+        return f"its output ids {outcome.token_ids} are not the beginning of {token_ids}"
+    # Beside tokens of which nothing is read come empty values, or none.
+    if not mesh.says_more and client.asks.top is None and not any(outcome.extras):
+        return ""
+    if len(outcome.extras) != num:
+        return f"{len(outcome.extras)} values came beside {num} tokens"
+    for position, (token, extra) in enumerate(zip(outcome.token_ids, outcome.extras, strict=True)):
+        expected = client.asks.beside(token) + (extra_of(position, token) if mesh.says_more else b"")
+        if extra != expected:
+            return f"{extra!r} beside {token} at {position} is not {expected!r}"
     return ""
 
 
@@ -333,7 +380,7 @@ def run_seed(seed: int, alter: Alter | None = None, suite: str = "scenario") -> 
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
     mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
-    clients = draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme)))
+    clients = draw_asking(seed, theme, draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme))))
     clients = clients if alter is None else alter(seed, clients)
     faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, except that connections of the dead may end silently.
@@ -341,9 +388,13 @@ def run_seed(seed: int, alter: Alter | None = None, suite: str = "scenario") -> 
     mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed, theme)
     mesh.tp_sizes = draw_tp_sizes(seed, mesh.groups)
     ranks = [worker for group in mesh.groups for worker in mesh.worker_ids(group)[1:]]
+    # Not where decode's requests may have to go.
+    workers = [] if mixed or theme == "leavers" else [*mesh.worker_ids("prefill-0")]
+    mesh.unknown = draw_old_workers(seed, workers)
     calamities = draw_calamities(draw, theme, mesh.groups, clients, ranks)
     replay = f"replay: python -m tests.simulation {suite} {seed}"
     play(mesh, _scenario(mesh, clients, calamities), mesh.faults, calamities, replay)
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     ranks = Counter({"steps of ranks": sum(len(one[0]) for one in mesh.lockstep.begun.values())})
-    return counts + mesh.moments.counts + mesh.devices.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks
+    counts += mesh.moments.counts + mesh.devices.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks
+    return counts + counted([client.asks for client in clients], mesh.unknown.values())

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.simulation import drains, hosts, keys, prompts, releases, returns, scenario, strangers, tables
+from tests.simulation.ask_mutations import ASKING
 from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, RELEASES, RETURNS, STRANGERS
 from tests.simulation.mutations import PROMPTS, SCENARIO, TABLES
 from tests.simulation.planting import Bug
@@ -28,7 +29,7 @@ class Suite(NamedTuple):
 _DIED = ["died: worker", "died: scheduler", "died: kv", "died: registry", "dropped", "duplicated", "sleeps"]
 
 SUITES = {
-    "scenario": Suite(scenario.run_seed, SCENARIO, 30),
+    "scenario": Suite(scenario.run_seed, SCENARIO | ASKING, 30),
     "hosts": Suite(hosts.run_seed, HOSTS, 50),
     "keys": Suite(keys.run_seed, KEYS, 30, 5, {"list": 5, "joined": 1}, 125),
     "releases": Suite(releases.run_seed, RELEASES, 30, 16, dict.fromkeys(_DIED, 1), 1500),

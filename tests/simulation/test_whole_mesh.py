@@ -24,6 +24,7 @@ FAULTS = {
     "died: gateway", "died: lost pools", "steps of ranks",
     "host cut", "host pause", "host death", "host join", "host drain", "host slander", "remade", "refused",
     "pages by tcp",
+    "asks: logprobs", "asks: bad words", "asks: ids", "asks: penalties", "asks: grammar", "old workers",
 }  # fmt: skip
 
 

@@ -32,7 +32,6 @@ from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import Tokens
 from nodes.gateway.outputs import Generation
 from nodes.gateway.validation import Job, TokenFields, Validator
 from nodes.kv_agent.actor import KVAgent
@@ -49,7 +48,7 @@ from nodes.worker.draw.reads import echoed
 from tests.simulation.bad_devices import BadDevices
 from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
-from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, extra_of, slow_down
+from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, slow_down
 from tests.simulation.speeds import draw_speeds
 from tests.simulation.watches import LateAsks, Tombstones, UnopenedGrants
 
@@ -74,10 +73,11 @@ class SimulatedBootstrap:
 
 @dataclass
 class Outcome:
-    """What one client saw of one sample."""
+    """What one client saw of one sample; `extras` are what came beside each of its tokens."""
 
     text: str = ""
-    num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list[int])
+    extras: list[bytes] = field(default_factory=list[bytes])
     finish_reason: str | None = None
     failure: Any = None
     num_ends: int = 0
@@ -89,7 +89,8 @@ class Outcome:
 class SimulatedMesh:
     """All actors of a mesh with one prefill group and one decode group (`mixed`: one group for both).
 
-    `tp_sizes` are the tensor-parallel ranks of groups that have more than one.
+    `tp_sizes` are the tensor-parallel ranks of groups that have more than one; `unknown` the asks that a worker does
+    not know, by its actor id.
     """
 
     seed: int
@@ -97,6 +98,7 @@ class SimulatedMesh:
     mixed: bool = False
     theme: str = ""
     tp_sizes: dict[str, int] = field(default_factory=dict[str, int])
+    unknown: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     systems: dict[str, ActorSystem] = field(default_factory=dict[str, ActorSystem])
     actors: dict[str, Any] = field(default_factory=dict[str, Any])
     processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
@@ -234,6 +236,7 @@ class SimulatedMesh:
         worker.errors, worker.moments, worker.lockstep = self.errors, self.moments, self.lockstep
         worker.devices = self.devices
         worker.depth, worker.says_more = self.depths.get(config.group, 1), self.says_more
+        worker.unknown = self.unknown.get(actor_id, frozenset())
         return worker
 
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
@@ -368,7 +371,7 @@ class SimulatedMesh:
         return outcomes
 
     def _job(self, body: bytes, request_id: str, prompt_top: int) -> Job:
-        job = self.validator.text(body, request_id)._replace(tokens=TokenFields(ids=self.says_more))
+        job = self.validator.text(body, request_id)._replace(tokens=TokenFields(ids=True))
         if prompt_top < 0:
             return job
         ask = PromptLogprobs(prompt_top)
@@ -395,7 +398,8 @@ class SimulatedMesh:
                 if job.tokens.prompt_reads is not None and (piece.end is None or piece.end.failure is None):
                     _look_at_prompt(generation, piece.number, job.tokens.prompt_reads)
                 if piece.tokens is not None:
-                    _look_beside(piece.tokens, outcome)
+                    outcome.token_ids += piece.tokens.ids
+                    outcome.extras += piece.tokens.extras
                 if piece.end is not None:
                     outcome.num_ends += 1
                     outcome.finish_reason = piece.end.finish_reason
@@ -474,13 +478,6 @@ class SimulatedMesh:
         """The run is over, however it ended."""
         for process in [*self._dead, *self.processes.values()]:
             process.bury()
-
-
-def _look_beside(tokens: Tokens, outcome: Outcome) -> None:
-    """Whatever was lost, sent again or begun anew: with each output token is what its worker sent along."""
-    expected = [extra_of(at, token_id) for at, token_id in enumerate(tokens.ids, outcome.num_tokens)]
-    assert tokens.extras == expected, f"{tokens.extras} beside {tokens.ids} from {outcome.num_tokens} on"
-    outcome.num_tokens += len(tokens.ids)
 
 
 def _look_at_prompt(generation: Generation, number: int, reads: RowReads) -> None:

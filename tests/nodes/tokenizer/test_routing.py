@@ -13,6 +13,7 @@ from nodes.protocol import Load
 from nodes.tokenizer.config import RoutingLimits
 from nodes.tokenizer.errors import MemoryReleased, NoCapacity, UnsupportedAsk
 from nodes.tokenizer.routing import (
+    MAX_LEFT,
     CacheChanged,
     CacheUnknown,
     Follow,
@@ -364,3 +365,38 @@ def test_only_groups_that_can_do_what_a_request_asks_of_its_draws_are_chosen() -
     assert (raised.value.param, raised.value.retryable) == ("c", False)
     with pytest.raises(UnsupportedAsk, match="together"):
         core.choose("r", [1], "", [], 0.0, asks=["a/2", "b/1"])
+
+
+def test_a_group_that_could_do_what_a_request_asks_is_waited_for_while_it_is_away() -> None:
+    old = [member("e", phase="decode", asks=["a/1"]), member("p", phase="prefill", asks=["a/1"])]
+    core = router(member("d", phase="decode", asks=["a/1", "b/1"]), *old)
+
+    def ask(now: float) -> None:
+        core.choose("r", [1], "", [], now, asks=["b/1"])
+
+    core.handle(MembersChanged([member("d", state="starting", phase="decode"), *old, *DETOKENIZERS]))
+    with pytest.raises(NoCapacity, match="'b'"):
+        ask(1000.0)
+    core.handle(MembersChanged([*old, *DETOKENIZERS]))
+    for now in (2000.0, 2059.0):
+        with pytest.raises(NoCapacity, match="'b'"):
+            ask(now)
+    with pytest.raises(UnsupportedAsk):
+        ask(2060.0)
+    core.handle(MembersChanged([member("d", phase="decode", asks=["b/1"]), *old, *DETOKENIZERS]))
+    ask(2061.0)
+    core.handle(MembersChanged([*old, *DETOKENIZERS]))
+    with pytest.raises(NoCapacity):
+        ask(3000.0)
+
+
+def test_a_prefill_group_that_stands_in_does_not_say_for_the_mesh_what_can_be_asked() -> None:
+    core = router(member("p", phase="prefill", asks=["a/1"]))
+    with pytest.raises(NoCapacity, match="'b'"):
+        core.choose("r", [1], "", [], 0.0, asks=["b/1"])
+
+
+def test_few_groups_that_have_left_are_remembered() -> None:
+    core = router(*(member(f"d{number}", phase="decode", asks=["b/1"]) for number in range(MAX_LEFT + 5)))
+    core.handle(MembersChanged([member("e", phase="decode"), *DETOKENIZERS]))
+    assert len(core._could) == MAX_LEFT + 1
