@@ -149,7 +149,11 @@ class CallOutput:
         # The first failure is the call's: later ones are mostly its other samples, ended because of the first.
         if end.failure is not None and self.failure is None:
             self.failure = end.failure
-        if self._is_shown(index) and not sample.is_news:
+        is_shown = self._is_shown(index)
+        if end.failure is not None and not is_shown:
+            # Its prompt will not be read any more, so nothing can be shown after it; the failure can.
+            sample.texts, sample.tokens, is_shown = [], None, True
+        if is_shown and not sample.is_news:
             sample.is_news = True
             self._news.append(index)
         if self.is_finished or not (self._whole or self._write is not None):

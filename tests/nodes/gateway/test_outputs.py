@@ -245,3 +245,13 @@ def test_errors_are_events_too() -> None:
     error = event(error_event(Internal("broke"), "cmpl-1"))["error"]
     assert (error["message"], error["request_id"]) == ("broke", "cmpl-1")
     assert DONE == b"data: [DONE]\n\n"
+
+
+def test_a_sample_that_fails_before_its_prompt_was_read_is_news_without_text() -> None:
+    output = CallOutput(2, whole=False, samples_per_read=2)
+    output.deliver(1, "held", 1)
+    assert not output.has_news
+    failed = Failure("x", "it failed")
+    output.end(1, end(None, failed))
+    assert output.take() == [Piece(1, "", end(None, failed), None)]
+    assert (output.is_finished, output.failure) == (True, failed)
