@@ -11,7 +11,8 @@ from mesh.errors import TypedError
 
 MAX_TOP: Final = 20
 """Most likely tokens reported beside a drawn one: OpenAI's limit; 168 bytes for each token, on every hop."""
-
+UNLIKELIEST: Final = -9999.0
+"""Written for the logarithm of 0, as in vLLM: JSON has no infinity."""
 
 LogprobsOf = Literal["raw", "processed"]
 

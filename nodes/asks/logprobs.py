@@ -13,11 +13,9 @@ from msgspec import Meta
 from typing_extensions import override
 
 from nodes.asks.ask import Ask, AskLimits, Fields, InvalidAsk
-from nodes.asks.edits import MAX_TOP, RowReads
+from nodes.asks.edits import MAX_TOP, UNLIKELIEST, RowReads
 from nodes.request import TokenId
 
-UNLIKELIEST: Final = -9999.0
-"""As in vLLM."""
 _MAX_IDS: Final = 128
 """Each is four bytes beside every token, on every hop."""
 _Top = Annotated[int, Meta(ge=0, le=MAX_TOP)]

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nodes.asks.edits import RowReads
-from nodes.worker.draw.reads import NEVER
+from nodes.asks.edits import UNLIKELIEST, RowReads
 from nodes.worker.draw.sampler import Draw, adjusted, piece_sums
 from nodes.worker.ops.torch.batch import placed
 
@@ -79,7 +78,7 @@ def _lines(rows: Tensor, tokens: Tensor, top: int, ids: Tensor, size: int) -> Te
 
 
 def _words(logs: Tensor) -> Tensor:
-    return logs.clamp(min=NEVER).view(torch.int32)
+    return logs.clamp(min=UNLIKELIEST).view(torch.int32)
 
 
 def _keys(logs: Tensor) -> Tensor:

@@ -6,27 +6,23 @@ for each of the `top` most likely tokens int32 id and float32 logarithm, then a 
 
 import struct
 from collections.abc import Iterable
-from typing import Final
 
-from nodes.asks.edits import RowReads
-
-NEVER: Final = -9999.0
-"""Written for the logarithm of 0: JSON has no infinity."""
+from nodes.asks.edits import UNLIKELIEST, RowReads
 
 
 def certain(token_id: int, reads: RowReads) -> bytes:
     """The extra of a token that was drawn with probability 1: equally likely tokens follow by their ids."""
     others = (one for one in range(reads.top + 1) if one != token_id)
     top = [token_id, *others][: reads.top]
-    likely = [(one, 0.0 if one == token_id else NEVER) for one in top]
-    return packed(0.0, 1, likely, [0.0 if one == token_id else NEVER for one in reads.ids])
+    likely = [(one, 0.0 if one == token_id else UNLIKELIEST) for one in top]
+    return packed(0.0, 1, likely, [0.0 if one == token_id else UNLIKELIEST for one in reads.ids])
 
 
 def echoed(position: int, before: int, token_id: int, reads: RowReads) -> bytes:
     """What the echo model says of the prompt's token at `position`, after the token `before`: any wrong one shows."""
     logprob = -(position + before) / 4096
     others = [one for one in range(reads.top + 1) if one != token_id]
-    return packed(logprob, 1, [(token_id, logprob), *((one, NEVER) for one in others)][: reads.top], ())
+    return packed(logprob, 1, [(token_id, logprob), *((one, UNLIKELIEST) for one in others)][: reads.top], ())
 
 
 def packed(logprob: float, rank: int, top: Iterable[tuple[int, float]], ids: Iterable[float]) -> bytes:
