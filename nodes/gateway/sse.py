@@ -78,6 +78,11 @@ class ChunkWriter(ABC):
         ids = self.details.ids_of(tokens)
         return b"" if ids is msgspec.UNSET else b',"token_ids":' + ENCODE(ids)
 
+    def prompt_ids(self, index: int) -> bytes:
+        """The field with the ids of a sample's prompt, as in `more`; empty if the call does not want them."""
+        ids = self.details.prompt_ids_of(index)
+        return b"" if ids is msgspec.UNSET else b',"prompt_token_ids":' + ENCODE(ids)
+
     def usage(self, usage: Usage) -> bytes:
         """The event after the last text: what all samples took."""
         return self.opening + b'],"usage":' + ENCODE(usage) + b"}\n\n"

@@ -16,7 +16,7 @@ from nodes.gateway.openai_types import (
 )
 from nodes.gateway.outputs import Generation
 from nodes.gateway.responses import Head, ended, total_usage
-from nodes.gateway.sse import ENCODE, ChunkWriter
+from nodes.gateway.sse import ChunkWriter
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
 
@@ -69,8 +69,7 @@ class _ChatChunks(ChunkWriter):
     def start(self) -> bytes:
         """A message has a role before it has text; the first of these events says what the prompt was."""
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        prompt_ids = self.details.prompt_ids_of(0)
-        prompt = b"" if prompt_ids is msgspec.UNSET else b',"prompt_token_ids":' + ENCODE(prompt_ids)
+        prompt = self.prompt_ids(0)
         return b"".join(
             self.opening + b'{"index":%d,' % index + role + (b"" if index else prompt) + self.ending
             for index in range(self.num_samples)

@@ -95,9 +95,8 @@ class _TextChunks(ChunkWriter):
 
     @override
     def more(self, index: int, tokens: Tokens | None) -> bytes:
-        prompt_ids = msgspec.UNSET if index in self._begun else self.details.prompt_ids_of(index)
+        prompt = b"" if index in self._begun else self.prompt_ids(index)
         self._begun.add(index)
-        prompt = b"" if prompt_ids is msgspec.UNSET else b',"prompt_token_ids":' + ENCODE(prompt_ids)
         return super().more(index, tokens) + prompt
 
 
