@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
+from nodes.gateway.authorization import Authorization
 from nodes.gateway.errors import ApiError, Internal
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
@@ -15,13 +16,21 @@ CLIENT_LEFT = 499
 
 
 class Endpoint:
-    """A route's handler as an ASGI application."""
+    """A route's handler as an ASGI application. With `keys`, it answers those only who bring one."""
 
-    def __init__(self, route: str, handler: Handler, observer: HttpObserver, id_prefix: str = "req-") -> None:
+    def __init__(
+        self,
+        route: str,
+        handler: Handler,
+        observer: HttpObserver,
+        id_prefix: str = "req-",
+        keys: Authorization | None = None,
+    ) -> None:
         self._route = route
         self._handler = handler
         self._observer = observer
         self._id_prefix = id_prefix
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises nothing but cancellation."""
@@ -35,6 +44,8 @@ class Endpoint:
 
     async def _guard(self, call: HttpCall) -> None:
         try:
+            if self._keys is not None:
+                call.belongs_to(self._keys.key_of(call.headers))
             await self._handler(call)
         except ApiError as error:
             # Logged before it is sent: a client that leaves meanwhile does not undo the failure.
