@@ -15,9 +15,9 @@ _MAX_BYTES: Final = 4 << 20
 def read_key_file(path: Path) -> tuple[ApiKey, ...]:
     """The keys of the file. Raises BadApiKeys, also if others may read the file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
+        # Without O_NONBLOCK a pipe would be waited for.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadApiKeys(f"{path} is not a regular file")
             if status.st_uid != os.getuid():

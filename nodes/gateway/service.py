@@ -123,8 +123,7 @@ class GatewayService:
         self._tokenizers = PersistentAsk()
         self.vocabulary = VocabularySource(lambda: self._ask_tokenizer(DescribeVocabulary(), "logprobs"))
         self.schedulers = SchedulerView(ctx)
-        # This gateway is not among the members that it knows.
-        self.key_use = KeyUse(lambda: 1 + len(ctx.members.by_role(GATEWAY)), retry_after_s=config.retry_after_s)
+        self.key_use = KeyUse(self._num_gateways, retry_after_s=config.retry_after_s)
         self._outputs: dict[str, _Open] = {}
         # Outputs for which this turn of the loop has brought something, some of them more than once.
         self._fresh: list[CallOutput] = []
@@ -134,6 +133,10 @@ class GatewayService:
         self._account = RequestAccount(ctx)
         self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
         self._emptied = asyncio.Event()
+
+    def _num_gateways(self) -> int:
+        # It is among the members only once the registry has said so.
+        return len({self.ctx.address.actor_id, *(member.actor_id for member in self.ctx.members.by_role(GATEWAY))})
 
     @property
     def core(self) -> GatewayCore:
