@@ -21,7 +21,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
-    `/health/generate` waits `health_timeout_s` for its token.
+    `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
+    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing.
     """
 
     model_name: str
@@ -38,6 +39,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
 
     max_body_bytes: int = 8 << 20
     max_buffered_bytes: int = 256 << 20
