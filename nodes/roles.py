@@ -102,6 +102,18 @@ class SchedulerAttributes(Part, frozen=True):
     asks: list[str] = []
 
 
+class GatewayAttributes(Part, frozen=True):
+    """What a gateway announces: where it is reached, and which API keys it asks for.
+
+    `api_keys` is the digest of its file of keys, empty without one: hosts whose files differ are seen by it.
+    `api_keys_trouble` says why that file cannot be used now; then the keys read before stay in force.
+    """
+
+    url: str = ""
+    api_keys: str = ""
+    api_keys_trouble: str = ""
+
+
 class KVAgentAttributes(Part, frozen=True):
     """What a kv_agent announces: whose pools it has, and how pages come to them.
 

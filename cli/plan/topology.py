@@ -269,6 +269,7 @@ class _Planner:
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,
+            api_key_file=settings.api_key_file,
             logprobs_of=settings.logprobs_of,
             # Several gateways share the port; a single one must not share it with a stranger.
             reuse_port=settings.own_counts.gateways > 1,
