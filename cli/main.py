@@ -69,6 +69,10 @@ InsecureOption = Annotated[
 LogprobsOption = Annotated[
     str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
 ]
+ResponsesOption = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Keep responses of /v1/responses, so much on each host, like 1GiB."),
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -110,6 +114,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
     logprobs_of: LogprobsOption = None,
+    responses_store: ResponsesOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,

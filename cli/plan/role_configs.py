@@ -60,6 +60,8 @@ PLANNED: Final = {
     "prefix": "name",
     "quantization": "quantize",
     "quantize": "quantize",
+    "responses_file": "name",
+    "responses_store_bytes": "responses_store",
     "reuse_port": "gateways",
     "tp_rank": _GROUPS,
     "tp_size": _GROUPS,

@@ -35,13 +35,17 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.responses.endpoint import ResponsePages, ResponsesEndpoint
+from nodes.gateway.surfaces.responses.kept import KeptResponses
+from nodes.gateway.surfaces.responses.surface import RESPONSES
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
-SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT)
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES)
 """The routes that generate."""
+RESPONSE: Final = RESPONSES.path + "/{response_id}"
 HTML = b"text/html; charset=utf-8"
 
 
@@ -149,7 +153,14 @@ class Pages:
 class GatewayApp:
     """The ASGI application of one gateway."""
 
-    def __init__(self, service: GatewayService, scraper: Scraper, observer: HttpObserver, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        service: GatewayService,
+        scraper: Scraper,
+        observer: HttpObserver,
+        budget: BodyBudget,
+        kept: KeptResponses | None = None,
+    ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
         served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
@@ -170,6 +181,10 @@ class GatewayApp:
             )
             for path, surface in surfaces.items()
         }
+        generating[RESPONSES.path] = ResponsesEndpoint(
+            service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
+        )
+        responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
             **generating,
             "/tokenize": pages.tokenize,
@@ -179,6 +194,7 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
+            RESPONSE: responses.get,
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
@@ -194,6 +210,7 @@ class GatewayApp:
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)

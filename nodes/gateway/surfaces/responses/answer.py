@@ -108,6 +108,14 @@ class ResponseError(Struct, frozen=True, kw_only=True):
     param: str | None = None
 
 
+class ResponseDeleted(Struct, frozen=True, kw_only=True):
+    """Answer of DELETE /v1/responses/ID."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
 class Response(Struct, frozen=True, kw_only=True):
     """Answer of POST /v1/responses; in events, as far as it is known. Most fields say what was asked for."""
 

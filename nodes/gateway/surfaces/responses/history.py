@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.openai_types import ContentPart
+from nodes.gateway.openai_types import TEXT_PARTS, ContentPart
 from nodes.gateway.surfaces.responses.body import InputItem
 from nodes.gateway.surfaces.responses.tools import CUSTOM_INPUT, flat_name
 
@@ -148,6 +148,9 @@ def _required(value: Any, where: str) -> Any:
 def _content(content: str | list[ContentPart]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
+    if len(content) == 1 and content[0].type in TEXT_PARTS and content[0].text is not None:
+        # What most agents send for a string; some templates take nothing else.
+        return content[0].text
     fields = ("type", "text", "refusal")
     return [{key: value for key in fields if (value := getattr(part, key)) is not None} for part in content]
 

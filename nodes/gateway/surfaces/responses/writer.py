@@ -70,7 +70,7 @@ class ResponseWriter:
         self._output.close(_item_status(finish_reason))
         return self._flush()
 
-    def ended(self, finish_reason: str, usage: Usage, now: int, *, is_stored: bool) -> Response:
+    def ended(self, finish_reason: str, usage: Usage, now: int) -> Response:
         """The whole response, once closed."""
         is_cut = finish_reason == "length"
         return replace(
@@ -79,7 +79,6 @@ class ResponseWriter:
             completed_at=now,
             incomplete_details=IncompleteDetails() if is_cut else None,
             output=self._output.items,
-            store=is_stored,
             usage=_usage(usage, self._output),
         )
 

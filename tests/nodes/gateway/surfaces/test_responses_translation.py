@@ -63,22 +63,16 @@ def test_what_agents_send() -> None:
         "model": "m", "stream": True, "parallel_tool_calls": True, "tool_choice": "auto", "reasoning_effort": "low",
         "verbosity": "low",
         "messages": [
-            {"role": "system", "content": [
-                {"type": "text", "text": "You code."}, {"type": "input_text", "text": "Sandboxed."},
-            ]},
-            {"role": "user", "content": [{"type": "input_text", "text": "Fix it."}]},
-            {"role": "assistant", "reasoning_content": "So: é", "content": [
-                {"type": "output_text", "text": "Reading."},
-            ], "tool_calls": [
+            {"role": "system", "content": "You code.\n\nSandboxed."},
+            {"role": "user", "content": "Fix it."},
+            {"role": "assistant", "reasoning_content": "So: é", "content": "Reading.", "tool_calls": [
                 {"id": "c1", "type": "function", "function": {"name": "files__read", "arguments": "{}"}},
                 {"id": "c2", "type": "function", "function": {
                     "name": "apply_patch", "arguments": '{"input":"*** \\"Begin\\""}',
                 }},
             ]},
             {"role": "tool", "tool_call_id": "c1", "name": "files__read", "content": "one line"},
-            {"role": "tool", "tool_call_id": "c2", "name": "apply_patch", "content": [
-                {"type": "input_text", "text": "done"},
-            ]},
+            {"role": "tool", "tool_call_id": "c2", "name": "apply_patch", "content": "done"},
         ],
         "tools": [
             {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}, "strict": True}},
@@ -93,6 +87,15 @@ def test_what_agents_send() -> None:
             {"type": "function", "function": {"name": "files__read"}},
         ],
     }  # fmt: skip
+
+
+def test_several_parts_stay_parts() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    system, user = chat(instructions="x", input=[{"role": role, "content": parts} for role in ("system", "user")])[
+        "messages"
+    ]
+    assert system["content"] == [{"type": "text", "text": "x"}, *parts]
+    assert user["content"] == parts
 
 
 def test_turns_of_the_model_are_messages_each() -> None:

@@ -45,14 +45,14 @@ def writer(**body: Any) -> ResponseWriter:
 def stream(found: Iterable[Event], finish_reason: str = "stop", **body: Any) -> list[dict[str, Any]]:
     write = writer(**body)
     data = write.start() + b"".join(write.piece([Found(event)]) for event in found) + write.close(finish_reason)
-    return events_of(data + write.end(write.ended(finish_reason, USAGE, 7, is_stored=False)))
+    return events_of(data + write.end(write.ended(finish_reason, USAGE, 7)))
 
 
 def response(found: Sequence[Event], finish_reason: str = "stop", **body: Any) -> dict[str, Any]:
     write = writer(**body)
     write.piece([Found(event) for event in found])
     write.close(finish_reason)
-    said = ENCODE(write.ended(finish_reason, USAGE, 7, is_stored=False))
+    said = ENCODE(write.ended(finish_reason, USAGE, 7))
     OpenAIResponse.model_validate_json(said, strict=True)
     return json.loads(said)
 
@@ -155,7 +155,7 @@ def test_logprobs() -> None:
     drawn = [DrawnTokenLogprob(token="a", logprob=-0.5, bytes=[97], top_logprobs=likely)]
     write = writer()
     data = write.start() + write.piece([Found(Text("a"), drawn), Found(Text("b"))]) + write.close("stop")
-    events = events_of(data + write.end(write.ended("stop", USAGE, 7, is_stored=False)))
+    events = events_of(data + write.end(write.ended("stop", USAGE, 7)))
     deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
     assert [len(one) for one in deltas] == [1, 0]
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == deltas[0]
