@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.actor_figures import actor_figures
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
@@ -81,8 +82,10 @@ class Pages:
         self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
+        names, length = self._config.served_names, self._config.context_length
+        models = [codex_model(name, priority, length) for priority, name in enumerate(names)]
         await call.respond(
-            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in self._config.served_names]))
+            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in names], models=models))
         )
 
     async def model(self, call: HttpCall) -> None:
