@@ -21,7 +21,7 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
-class InputItem(Struct, frozen=True, kw_only=True):
+class ResponseItem(Struct, frozen=True, kw_only=True):
     """One item of a conversation. Which fields it needs depends on its type; without one it is a message."""
 
     type: str = "message"
@@ -38,7 +38,7 @@ class InputItem(Struct, frozen=True, kw_only=True):
     encrypted_content: str | None = None
 
 
-class Tool(Struct, frozen=True, kw_only=True):
+class ResponseTool(Struct, frozen=True, kw_only=True):
     """A tool that the client runs (`function`, `custom`), a `namespace` of such, or one that OpenAI's hosts run."""
 
     type: str
@@ -47,10 +47,10 @@ class Tool(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Raw] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
-    tools: "list[Tool] | None" = None
+    tools: "list[ResponseTool] | None" = None
 
 
-class ToolReference(Struct, frozen=True, kw_only=True):
+class ResponseToolReference(Struct, frozen=True, kw_only=True):
     """A tool by name."""
 
     type: str
@@ -58,24 +58,24 @@ class ToolReference(Struct, frozen=True, kw_only=True):
     namespace: str | None = None
 
 
-class ToolChoice(Struct, frozen=True, kw_only=True):
+class ResponseToolChoice(Struct, frozen=True, kw_only=True):
     """One tool, or with type `allowed_tools` some of them."""
 
     type: str
     name: str | None = None
     namespace: str | None = None
     mode: Literal["auto", "required"] = "auto"
-    tools: list[ToolReference] | None = None
+    tools: list[ResponseToolReference] | None = None
 
 
-class ReasoningConfig(Struct, frozen=True, kw_only=True):
+class ResponseReasoning(Struct, frozen=True, kw_only=True):
     """`effort` is the chat's `reasoning_effort`. No summaries are written, whatever is asked for."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class TextFormat(Struct, frozen=True, kw_only=True):
+class ResponseTextFormat(Struct, frozen=True, kw_only=True):
     """Plain text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -85,10 +85,10 @@ class TextFormat(Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class TextConfig(Struct, frozen=True, kw_only=True):
+class ResponseTextConfig(Struct, frozen=True, kw_only=True):
     """What the answer's text has to be."""
 
-    format: TextFormat | None = None
+    format: ResponseTextFormat | None = None
     verbosity: str | None = None
 
 
@@ -107,7 +107,7 @@ Metadata = Annotated[
 class ResponsesBody(Struct, frozen=True, kw_only=True):
     """POST /v1/responses. Fields of chat completions that are about sampling alone may be there as well."""
 
-    input: str | list[InputItem] = ""
+    input: str | list[ResponseItem] = ""
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
@@ -115,20 +115,20 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
-    reasoning: ReasoningConfig | None = None
+    reasoning: ResponseReasoning | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    text: TextConfig | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    tools: list[Tool] | None = None
+    text: ResponseTextConfig | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    tools: list[ResponseTool] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[Include] | None = None
     background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
     context_management: list[Any] | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None

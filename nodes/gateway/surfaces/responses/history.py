@@ -12,7 +12,7 @@ import msgspec
 
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.openai_types import TEXT_PARTS, ContentPart
-from nodes.gateway.surfaces.responses.body import InputItem
+from nodes.gateway.surfaces.responses.body import ResponseItem
 from nodes.gateway.surfaces.responses.tools import CUSTOM_INPUT, flat_name
 
 _SYSTEM_ROLES: Final = ("system", "developer")
@@ -46,7 +46,7 @@ class Conversation:
         if instructions:
             self._message({"role": "system", "content": instructions}, "instructions")
 
-    def add(self, items: Sequence[InputItem], where: str, *, is_stored: bool = False) -> None:
+    def add(self, items: Sequence[ResponseItem], where: str, *, is_stored: bool = False) -> None:
         """Items of the field `where`; those that are stored have no places in it. Raises `BadRequest`."""
         for index, item in enumerate(items):
             self._add(item, where if is_stored else f"{where}.{index}")
@@ -54,7 +54,7 @@ class Conversation:
     def say(self, text: str, where: str) -> None:
         self._message({"role": "user", "content": text}, where)
 
-    def _add(self, item: InputItem, where: str) -> None:
+    def _add(self, item: ResponseItem, where: str) -> None:
         match item.type:
             case "message":
                 self._said(item, where)
@@ -75,7 +75,7 @@ class Conversation:
                 message = f"Items of type '{kind[:64]}' are not supported by this server."
                 raise BadRequest(message, param=f"{where}.type", code="unsupported_parameter")
 
-    def _said(self, item: InputItem, where: str) -> None:
+    def _said(self, item: ResponseItem, where: str) -> None:
         role = _required(item.role, f"{where}.role")
         content = _content(_required(item.content, f"{where}.content"))
         if role == "assistant":
@@ -85,14 +85,14 @@ class Conversation:
         else:
             self._message({"role": role, "content": content}, where)
 
-    def _thought(self, item: InputItem, where: str) -> None:
+    def _thought(self, item: ResponseItem, where: str) -> None:
         parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
         text = item.content if isinstance(item.content, str) else "".join(part.text or "" for part in parts)
         text = text or _unsealed(item.encrypted_content or "")
         if text:
             self._turn_without("reasoning_content", "content", "tool_calls", where=where)["reasoning_content"] = text
 
-    def _call(self, item: InputItem, arguments: str, param: str, where: str) -> None:
+    def _call(self, item: ResponseItem, arguments: str, param: str, where: str) -> None:
         call_id = _required(item.call_id, f"{where}.call_id")
         name = flat_name(_required(item.name, f"{where}.name"), item.namespace)
         self._called[call_id] = name
@@ -102,7 +102,7 @@ class Conversation:
         self.params[f"{here}.function.arguments"] = param
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
-    def _result(self, item: InputItem, where: str) -> None:
+    def _result(self, item: ResponseItem, where: str) -> None:
         call_id = _required(item.call_id, f"{where}.call_id")
         name = self._called.get(call_id)
         if name is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.surfaces.responses.body import Tool, ToolChoice, ToolReference
+from nodes.gateway.surfaces.responses.body import ResponseTool, ResponseToolChoice, ResponseToolReference
 
 CUSTOM_INPUT: Final = "input"
 """The one parameter of the function that stands for a custom tool."""
@@ -36,7 +36,7 @@ class ToolName(NamedTuple):
 class ToolTable:
     """The tools of one call. `functions` are those of the chat; `hosted` the types of tools that were left out."""
 
-    def __init__(self, tools: Sequence[Tool] | None) -> None:
+    def __init__(self, tools: Sequence[ResponseTool] | None) -> None:
         """Raises `BadRequest`, naming the tool."""
         self.functions: list[dict[str, Any]] = []
         self.hosted: list[str] = []
@@ -52,7 +52,7 @@ class ToolTable:
     def is_custom(self, function: str) -> bool:
         return self.name_of(function).is_custom
 
-    def choice(self, choice: str | ToolChoice) -> str | dict[str, Any]:
+    def choice(self, choice: str | ResponseToolChoice) -> str | dict[str, Any]:
         """`tool_choice` of the chat. Raises `BadRequest`."""
         if isinstance(choice, str):
             return choice
@@ -68,7 +68,7 @@ class ToolTable:
             raise BadRequest(message, param="tool_choice", code="unsupported_parameter")
         return {"type": _FUNCTION, _FUNCTION: {"name": name}}
 
-    def _reference(self, tool: ToolChoice | ToolReference, where: str) -> str:
+    def _reference(self, tool: ResponseToolChoice | ResponseToolReference, where: str) -> str:
         if tool.type not in (_FUNCTION, _CUSTOM):
             return ""
         name = flat_name(_required(tool.name, f"{where}.name"), tool.namespace)
@@ -76,7 +76,7 @@ class ToolTable:
             raise BadRequest(f"'{where}' names '{name[:64]}', which is not among 'tools'.", param=where)
         return name
 
-    def _add(self, tool: Tool, where: str, namespace: str | None = None) -> None:
+    def _add(self, tool: ResponseTool, where: str, namespace: str | None = None) -> None:
         if tool.type == _NAMESPACE and namespace is None:
             name = _required(tool.name, f"{where}.name")
             for index, inner in enumerate(tool.tools or ()):
@@ -86,7 +86,7 @@ class ToolTable:
         else:
             self.hosted.append(tool.type)
 
-    def _add_function(self, tool: Tool, where: str, namespace: str | None) -> None:
+    def _add_function(self, tool: ResponseTool, where: str, namespace: str | None) -> None:
         name = flat_name(_required(tool.name, f"{where}.name"), namespace)
         if name in self._names:
             # One name for two tools: nobody could tell which of them is called.
@@ -112,12 +112,12 @@ def _required(name: str | None, where: str) -> str:
     return name
 
 
-def _plain(tool: Tool, name: str) -> dict[str, Any]:
+def _plain(tool: ResponseTool, name: str) -> dict[str, Any]:
     fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
     return {"name": name} | {key: value for key, value in fields.items() if value is not None}
 
 
-def _custom(tool: Tool, name: str) -> dict[str, Any]:
+def _custom(tool: ResponseTool, name: str) -> dict[str, Any]:
     said = [tool.description or "", *_format(tool.format or {})]
     return {"name": name, "description": "\n\n".join(filter(None, said)), "parameters": _CUSTOM_PARAMETERS}
 

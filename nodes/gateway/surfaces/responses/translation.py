@@ -12,9 +12,9 @@ from nodes.gateway.openai_types import CHAT_BODY
 from nodes.gateway.surfaces.responses.body import (
     ENCRYPTED_REASONING,
     LOGPROBS,
-    InputItem,
+    ResponseItem,
     ResponsesBody,
-    TextFormat,
+    ResponseTextFormat,
 )
 from nodes.gateway.surfaces.responses.history import Conversation
 from nodes.gateway.surfaces.responses.tools import ToolTable
@@ -72,7 +72,7 @@ RESPONSES_BODY: Final = _with_chat_fields()
 """`ResponsesBody` with the fields of chats that are about sampling."""
 _PASSED_ON: Final = frozenset(RESPONSES_BODY.__struct_fields__) - frozenset(ResponsesBody.__struct_fields__)
 _READER: Final = BodyReader(RESPONSES_BODY)
-_ITEMS: Final = msgspec.json.Decoder(list[InputItem])
+_ITEMS: Final = msgspec.json.Decoder(list[ResponseItem])
 
 
 class Asked(NamedTuple):
@@ -133,10 +133,10 @@ def _has(body: ResponsesBody, param: str) -> bool:
     value: Any = body
     for name in param.split("."):
         value = getattr(value, name, None)
-    return bool(value) and value != "disabled"
+    return value is not None and value not in (False, "disabled", [])
 
 
-def translate(asked: Asked, history: Sequence[InputItem] = ()) -> Translated:
+def translate(asked: Asked, history: Sequence[ResponseItem] = ()) -> Translated:
     """`history` is what the response at `previous_response_id` has seen and said. Raises `BadRequest`."""
     body, fields = asked.body, asked.fields
     tools = ToolTable(body.tools)
@@ -178,7 +178,7 @@ def _text_of(body: ResponsesBody) -> dict[str, Any]:
     return asked
 
 
-def _response_format(wanted: TextFormat) -> dict[str, Any]:
+def _response_format(wanted: ResponseTextFormat) -> dict[str, Any]:
     if wanted.type != "json_schema":
         return {"type": wanted.type}
     if wanted.schema is None:
@@ -190,6 +190,6 @@ def _response_format(wanted: TextFormat) -> dict[str, Any]:
     return {"type": wanted.type, "json_schema": {"name": "response", **given, "schema": wanted.schema}}
 
 
-def stored_items(data: bytes) -> list[InputItem]:
+def stored_items(data: bytes) -> list[ResponseItem]:
     """Items as they were stored."""
     return _ITEMS.decode(data)
