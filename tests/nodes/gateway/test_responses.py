@@ -1,5 +1,6 @@
 """POST /v1/responses on a whole gateway: what the `openai` package gets, whole and streamed."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from nodes.protocol import TemplateIs
 from tests.nodes.gateway.surfaces.openai_events import events_of, story
 
 TEXT = "what a client says, é"
@@ -104,3 +106,105 @@ async def test_a_stream_that_goes_on_elsewhere(ring: Any, client: httpx.AsyncCli
     ring.faults.failing_attempts, ring.faults.fail_after = 2, 3
     broken = events_of((await client.post("/v1/responses", json=body)).content)
     assert story(broken) == story(quiet)
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [
+    {"type": "function", "name": "get", "parameters": PARAMETERS},
+    {"type": "custom", "name": "patch", "description": "Edits."},
+    {"type": "namespace", "name": "ns", "description": "N.", "tools": [{"type": "function", "name": "read"}]},
+    {"type": "web_search"},
+]
+
+
+def called(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name":"{name}","arguments":{arguments}}}</tool_call>'
+
+
+async def asked(ring: Any, client: httpx.AsyncClient, text: str, **body: Any) -> Any:
+    """Of a model that writes what it reads, and whose template shows tools."""
+    marks = "</think> json object with function name and arguments within <tool_call>"
+    ring.tokenizer.template = TemplateIs(template=marks, shows_tools=True)
+    answer = await client.post("/v1/responses", json={"input": text, "tools": TOOLS, **body})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        (called("get", '{"city":"Rome"}'), [("function_call", "get", None, '{"city":"Rome"}')]),
+        (called("patch", '{"input":"*** é\\n\\"x"}'), [("custom_tool_call", "patch", None, '*** é\n"x')]),
+        (called("ns__read", "{}"), [("function_call", "read", "ns", "{}")]),
+        (f"<think>So.</think>Well.{called('get', '{}')}", [("reasoning", "So."), ("message", "Well."),
+         ("function_call", "get", None, "{}")]),
+        (called("get", "{}") + called("patch", '{"input":""}'), [("function_call", "get", None, "{}"),
+         ("custom_tool_call", "patch", None, "")]),
+        (called("other", "{}"), [("message", called("other", "{}"))]),
+        (f"A{called('get', '{')}", [("message", "A"), ("function_call", "get", None, "{}"),
+         ("message", "</tool_call>")]),
+    ],
+)  # fmt: skip
+@pytest.mark.settings(context_length=400)
+async def test_calls_whole_and_streamed(
+    ring: Any, client: httpx.AsyncClient, text: str, items: list[tuple[Any, ...]]
+) -> None:
+    def shown(item: dict[str, Any]) -> tuple[Any, ...]:
+        if "content" in item:
+            return item["type"], item["content"][0]["text"]
+        return item["type"], item["name"], item.get("namespace"), item.get("arguments", item.get("input"))
+
+    whole = (await asked(ring, client, text)).json()
+    assert list(map(shown, whole["output"])) == items
+    events = events_of((await asked(ring, client, text, stream=True)).content)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    assert list(map(shown, done)) == items
+
+
+async def test_a_call_and_its_result_come_back_as_messages(ring: Any, client: httpx.AsyncClient) -> None:
+    text = "<think>So.</think>Well." + called("ns__read", "{}")
+    output = (await asked(ring, client, text)).json()["output"]
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "done"}
+    await asked(ring, client, text, input=[{"role": "user", "content": "x"}, *output, result])
+    messages = json.loads(ring.seen.prepares[-1].chat)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["reasoning_content"] == "So."
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "ns__read", "arguments": "{}"}
+    assert [tool["function"]["name"] for tool in json.loads(ring.seen.prepares[-1].tools)] == [
+        "get",
+        "patch",
+        "ns__read",
+    ]
+
+
+async def test_logprobs_are_of_the_message_alone(ring: Any, client: httpx.AsyncClient) -> None:
+    text, include = "<think>So.</think>Well." + called("get", "{}"), ["message.output_text.logprobs"]
+    whole = (await asked(ring, client, text, include=include)).json()["output"][1]["content"][0]["logprobs"]
+    assert "".join(one["token"] for one in whole) == "Well."
+    events = events_of((await asked(ring, client, text, include=include, stream=True)).content)
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert [one for some in deltas for one in some] == whole
+
+
+async def test_a_template_without_tools_is_refused_by_name(ring: Any, client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/responses", json={"input": "x", "tools": TOOLS})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert "--chat-template" in answer.json()["error"]["message"]
+    assert (await client.post("/v1/responses", json={"input": "x", "tools": TOOLS[-1:]})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools.4.name"),
+        ({"tool_choice": {"type": "function", "name": "put"}}, "tool_choice"),
+        ({"tools": [{"type": "function", "name": f"t{i}"} for i in range(129)]}, "tools"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+    ],
+)
+def test_bad_tools(client: openai.OpenAI, field: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="bytes", input="x", **{"tools": TOOLS, **field})
+    assert caught.value.param == param

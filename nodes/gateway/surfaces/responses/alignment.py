@@ -32,7 +32,10 @@ class TokenAlignment:
 
     def take(self, event: Event) -> list[DrawnTokenLogprob]:
         """The tokens that are part of the event's text, and of none before it."""
-        first = max(self._text.find(event.source), 0)
+        first = self._text.find(event.source)
+        if first < 0:
+            # Said twice, as the text of a call that went wrong is, or not by the model.
+            return []
         last = first + len(event.source)
         taken: list[DrawnTokenLogprob] = []
         while self._tokens and self._tokens[0][0] < last:

@@ -19,6 +19,8 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 _SEALED: Final = "kvmesh1."
 """Begins reasoning as agents carry it that send no other form of it back. It is encoded, not encrypted."""
 
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+
 
 def seal(reasoning: str) -> str:
     """`encrypted_content` of a reasoning item."""
@@ -61,11 +63,10 @@ class Conversation:
             case "reasoning":
                 self._thought(item, where)
             case "function_call":
-                arguments = _required(item.arguments, f"{where}.arguments")
-                self._call(item, arguments, f"{where}.arguments", where)
+                self._call(item, _object_of(_required(item.arguments, f"{where}.arguments")), where)
             case "custom_tool_call":
                 text = _required(item.input, f"{where}.input")
-                self._call(item, msgspec.json.encode({CUSTOM_INPUT: text}).decode(), f"{where}.input", where)
+                self._call(item, msgspec.json.encode({CUSTOM_INPUT: text}).decode(), where)
             case "function_call_output" | "custom_tool_call_output":
                 self._result(item, where)
             case "item_reference":
@@ -92,14 +93,13 @@ class Conversation:
         if text:
             self._turn_without("reasoning_content", "content", "tool_calls", where=where)["reasoning_content"] = text
 
-    def _call(self, item: ResponseItem, arguments: str, param: str, where: str) -> None:
+    def _call(self, item: ResponseItem, arguments: str, where: str) -> None:
         call_id = _required(item.call_id, f"{where}.call_id")
         name = flat_name(_required(item.name, f"{where}.name"), item.namespace)
         self._called[call_id] = name
         calls: list[Any] = self._turn_without(where=where).setdefault("tool_calls", [])
         here = f"messages.{len(self.messages) - 1}.tool_calls.{len(calls)}"
         self.params |= {here: where, f"{here}.id": f"{where}.call_id", f"{here}.function": where}
-        self.params[f"{here}.function.arguments"] = param
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def _result(self, item: ResponseItem, where: str) -> None:
@@ -136,6 +136,19 @@ class Conversation:
             # Clients ask with an empty input whether this route is there.
             self._message({"role": "user", "content": ""}, "input")
         return self.messages
+
+
+def _object_of(arguments: str) -> str:
+    """The arguments of a call that went wrong as part of an object: agents send them back with what their tool said of
+    them, and templates show objects.
+    """
+    if not arguments.strip():
+        return arguments
+    try:
+        _OBJECT.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return msgspec.json.encode({"arguments": arguments}).decode()
+    return arguments
 
 
 def _required(value: Any, where: str) -> Any:

@@ -56,6 +56,7 @@ class Output:
         self._texts: list[str] = []
         self._logprobs: list[DrawnTokenLogprob] = []
         self._custom = CustomInput()
+        self._was_broken = False
 
     @property
     def writes_text(self) -> bool:
@@ -65,6 +66,11 @@ class Output:
     @property
     def open_id(self) -> str:
         return self._open.id if self._open is not None else ""
+
+    def repeats_call(self) -> bool:
+        """Whether the text that comes next is that of a call that went wrong, which is an item already."""
+        was_broken, self._was_broken = self._was_broken, False
+        return was_broken
 
     def text(self, text: str, logprobs: Sequence[DrawnTokenLogprob] = ()) -> None:
         """More of a message, with its tokens; the event of it is left to the caller, who says it best."""
@@ -85,6 +91,7 @@ class Output:
             case CallArguments(_, text, _):
                 self._arguments(text)
             case CallEnd(_, whole, _):
+                self._was_broken = not whole
                 self._close("completed" if whole else "incomplete")
             case Mark() | End():
                 pass

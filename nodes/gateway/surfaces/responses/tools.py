@@ -73,7 +73,9 @@ class ToolTable:
             return ""
         name = flat_name(_required(tool.name, f"{where}.name"), tool.namespace)
         if name not in self._names:
-            raise BadRequest(f"'{where}' names '{name[:64]}', which is not among 'tools'.", param=where)
+            raise BadRequest(
+                f"'{where}' names '{name[:64]}', which is not among 'tools'.", param=where, code="invalid_value"
+            )
         return name
 
     def _add(self, tool: ResponseTool, where: str, namespace: str | None = None) -> None:
@@ -90,7 +92,8 @@ class ToolTable:
         name = flat_name(_required(tool.name, f"{where}.name"), namespace)
         if name in self._names:
             # One name for two tools: nobody could tell which of them is called.
-            raise BadRequest(f"'{where}.name' is '{name[:64]}', as is that of a tool before it.", param=f"{where}.name")
+            message = f"'{where}.name' is '{name[:64]}', as is that of a tool before it."
+            raise BadRequest(message, param=f"{where}.name", code="invalid_value")
         is_custom = tool.type == _CUSTOM
         self._names[name] = ToolName(tool.name or "", namespace, is_custom)
         here = f"tools.{len(self.functions)}"

@@ -24,6 +24,8 @@ _NOT_OF_RESPONSES: Final = frozenset(
         # Said otherwise here.
         "messages", "max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "verbosity",
         "stream_options", "functions", "function_call",
+        # Reasoning is an item by itself.
+        "include_reasoning", "separate_reasoning", "stream_reasoning",
         # An answer is one sample of one chat from its beginning.
         "n", "add_generation_prompt", "continue_final_message",
         # Answers have no place for it.

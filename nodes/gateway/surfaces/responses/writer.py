@@ -60,6 +60,8 @@ class ResponseWriter:
         """Whatever came with a piece of the sample."""
         for event, logprobs in found:
             if isinstance(event, Text):
+                if self._output.repeats_call():
+                    continue
                 self._text(event.text, logprobs)
             else:
                 self._output.take(event)

@@ -117,6 +117,15 @@ def test_reasoning_that_another_server_encrypted_is_passed_over() -> None:
     assert chat(input=[USER, foreign])["messages"] == [USER]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [('{"a": 1}', '{"a": 1}'), ("", ""), ('{"a": ', '{"arguments":"{\\"a\\": "}'), ("[1]", '{"arguments":"[1]"}')],
+)
+def test_calls_that_went_wrong_can_be_sent_back(arguments: str, shown: str) -> None:
+    (message,) = chat(input=[{**CALL, "arguments": arguments}])["messages"]
+    assert message["tool_calls"][0]["function"]["arguments"] == shown
+
+
 def test_stored_items_come_first() -> None:
     asked = read(json.dumps({"input": [USER], "previous_response_id": "resp_1", "instructions": "x"}).encode())
     history = read(json.dumps({"input": [CALL]}).encode()).body.input
@@ -223,8 +232,7 @@ def test_neutral_values_are_accepted() -> None:
     ("of_chat", "of_client"),
     [
         ("messages.0.content.0.type", "input.0.content.0.type"),
-        ("messages.1.tool_calls.0.function.arguments", "input.1.arguments"),
-        ("messages.1.tool_calls.1.function.arguments", "input.2.input"),
+        ("messages.1.tool_calls.0.function.name", "input.1.name"),
         ("messages.1.tool_calls.1.id", "input.2.call_id"),
         ("messages.2.content.0.type", "input.3.output.0.type"),
         ("tools.0.function.parameters.x", "tools.1.parameters.x"),

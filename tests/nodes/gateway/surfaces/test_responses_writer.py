@@ -110,6 +110,8 @@ def flat(found: list[Any]) -> list[Event]:
             arguments = json.dumps({"input": text})[: None if whole else -2]
             pieces = [CallArguments(index, char, char) for char in arguments]
             events += [CallBegin(index, name, "<"), *pieces, CallEnd(index, whole, ">")]
+            # As `answers.py` gives it.
+            events += [] if whole else [Text("<" + arguments)]
         else:
             events.append(one)
     return [*events, END]
@@ -139,8 +141,8 @@ def test_reasoning_that_is_asked_for_sealed_is_in_the_item_alone() -> None:
 
 
 def test_an_answer_that_is_cut() -> None:
-    said = response([Text("a"), CallBegin(0, "get", "<"), CallArguments(0, '{"a', ""), CallEnd(0, False, ""), END],
-                    "length")  # fmt: skip
+    call = [CallBegin(0, "get", "<"), CallArguments(0, '{"a', ""), CallEnd(0, False, ""), Text('<{"a')]
+    said = response([Text("a"), *call, END], "length")
     assert (said["status"], said["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in said["output"]] == ["completed", "incomplete"]
     assert stream([Reasoning("a"), END], "length")[-1]["type"] == "response.incomplete"
