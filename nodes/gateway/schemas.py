@@ -93,20 +93,25 @@ def _narrow_responses(fields: Schema, components: dict[str, Schema], config: Gat
     for field, neutral in refused.items():
         fields[field] = {"enum": neutral, "description": "Other values are not supported and are refused."}
     components["ResponseStreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
-    string, content = {"type": "string"}, {"type": ["string", "array"]}
+    string: Schema = {"type": "string"}
+    text, thought = _having({"type": {"enum": sorted(TEXT_PARTS)}, "text": string}), _having({"text": string})
+    refusal = _having({"type": {"const": REFUSAL_PART}, "refusal": string})
+    content: Schema = {"anyOf": [string, {"type": "array", "items": {"anyOf": [text, refusal]}}]}
+    thoughts: Schema = {"anyOf": [_NULL, string, {"type": "array", "items": thought}]}
     called = {"call_id": string, "name": string}
     items: dict[str, dict[str, Schema]] = {
         "function_call": {**called, "arguments": string},
         "custom_tool_call": {**called, "input": string},
         "function_call_output": {"call_id": string, "output": content},
         "custom_tool_call_output": {"call_id": string, "output": content},
-        "reasoning": {},
     }
     by_type = [_having({"type": {"const": kind}, **needed}) for kind, needed in items.items()]
+    reasoning = _having({"type": {"const": "reasoning"}})
+    reasoning["properties"] |= {"content": thoughts, "summary": thoughts}
     message = {**_having({"role": string, "content": content}), "properties": {
         "type": {"const": "message"}, "role": string, "content": content,
     }}  # fmt: skip
-    _all_of(components["ResponseItem"], {"anyOf": [message, *by_type]})
+    _all_of(components["ResponseItem"], {"anyOf": [message, reasoning, *by_type]})
     named = _having({"name": {"type": "string"}})
     unnamed = {"properties": {"type": {"not": {"enum": ["function", "custom", "namespace"]}}}}
     for name in ("ResponseTool", "ResponseToolReference"):

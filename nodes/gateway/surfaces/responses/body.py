@@ -4,8 +4,6 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Raw, Struct
 
-from nodes.gateway.openai_types import ContentPart
-
 Include = Literal[
     "file_search_call.results",
     "web_search_call.results",
@@ -21,20 +19,28 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
+class ResponsePart(Struct, frozen=True, kw_only=True):
+    """A part of an item; only text is supported."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
 class ResponseItem(Struct, frozen=True, kw_only=True):
     """One item of a conversation. Which fields it needs depends on its type; without one it is a message."""
 
     type: str = "message"
     id: str | None = None
     role: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    content: str | list[ContentPart] | None = None
+    content: str | list[ResponsePart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[ContentPart] | None = None
-    summary: list[ContentPart] | None = None
+    output: str | list[ResponsePart] | None = None
+    summary: list[ResponsePart] | None = None
     encrypted_content: str | None = None
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.openai_types import TEXT_PARTS, ContentPart
-from nodes.gateway.surfaces.responses.body import ResponseItem
+from nodes.gateway.openai_types import TEXT_PARTS
+from nodes.gateway.surfaces.responses.body import ResponseItem, ResponsePart
 from nodes.gateway.surfaces.responses.tools import CUSTOM_INPUT, flat_name
 
 _SYSTEM_ROLES: Final = ("system", "developer")
@@ -87,8 +87,11 @@ class Conversation:
             self._message({"role": role, "content": content}, where)
 
     def _thought(self, item: ResponseItem, where: str) -> None:
-        parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
-        text = item.content if isinstance(item.content, str) else "".join(part.text or "" for part in parts)
+        if isinstance(item.content, str):
+            text = item.content
+        else:
+            field, parts = ("content", item.content) if item.content else ("summary", item.summary or [])
+            text = "".join(_required(part.text, f"{where}.{field}.{at}.text") for at, part in enumerate(parts))
         text = text or _unsealed(item.encrypted_content or "")
         if text:
             self._turn_without("reasoning_content", "content", "tool_calls", where=where)["reasoning_content"] = text
@@ -158,7 +161,7 @@ def _required(value: Any, where: str) -> Any:
     return value
 
 
-def _content(content: str | list[ContentPart]) -> str | list[dict[str, Any]]:
+def _content(content: str | list[ResponsePart]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if len(content) == 1 and content[0].type in TEXT_PARTS and content[0].text is not None:

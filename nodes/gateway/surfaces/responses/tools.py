@@ -61,6 +61,11 @@ class ToolTable:
             named = [self._reference(one, f"tool_choice.tools.{i}") for i, one in enumerate(references)]
             # Those of hosted tools allow what is not there.
             functions = [{"type": _FUNCTION, _FUNCTION: {"name": name}} for name in named if name]
+            if not functions and choice.mode == "auto":
+                return "none"
+            if not functions:
+                message = "'tool_choice' requires a call of tools that this server does not run."
+                raise BadRequest(message, param="tool_choice", code="unsupported_parameter")
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": functions}}
         name = self._reference(choice, "tool_choice")
         if not name:

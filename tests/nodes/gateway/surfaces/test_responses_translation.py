@@ -179,6 +179,14 @@ def test_tools_that_are_allowed() -> None:
     }  # fmt: skip
 
 
+def test_allowed_are_tools_of_hosts_alone() -> None:
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH]}
+    assert chat(input=[USER], tools=[GET, SEARCH], tool_choice=allowed)["tool_choice"] == "none"
+    with pytest.raises(BadRequest) as caught:
+        chat(input=[USER], tools=[GET, SEARCH], tool_choice={**allowed, "mode": "required"})
+    assert caught.value.param == "tool_choice"
+
+
 def test_tools_of_hosts_are_left_out_and_named() -> None:
     assert translated(input="x", tools=[SEARCH, {"type": "local_shell"}]).tools.hosted == ["web_search", "local_shell"]
 
@@ -195,6 +203,7 @@ def test_tools_of_hosts_are_left_out_and_named() -> None:
         ({"input": [CALL, {"type": "function_call_output", "call_id": "c1"}]}, "input.1.output"),
         ({"input": [{"type": "function_call_output", "call_id": "c9", "output": "x"}]}, "input.0.call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c1", "output": "x"}, CALL]}, "input.0.call_id"),
+        ({"input": [{"type": "reasoning", "content": [{"type": "reasoning_text"}]}]}, "input.0.content.0.text"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input.0.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
