@@ -44,11 +44,14 @@ class ResponseItem(Struct, frozen=True, kw_only=True):
     encrypted_content: str | None = None
 
 
+ResponseToolName = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
 class ResponseTool(Struct, frozen=True, kw_only=True):
     """A tool that the client runs (`function`, `custom`), a `namespace` of such, or one that OpenAI's hosts run."""
 
     type: str
-    name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    name: ResponseToolName | None = None
     description: str | None = None
     parameters: dict[str, Raw] | None = None
     strict: bool | None = None
@@ -60,7 +63,7 @@ class ResponseToolReference(Struct, frozen=True, kw_only=True):
     """A tool by name."""
 
     type: str
-    name: str | None = None
+    name: ResponseToolName | None = None
     namespace: str | None = None
 
 
@@ -68,7 +71,7 @@ class ResponseToolChoice(Struct, frozen=True, kw_only=True):
     """One tool, or with type `allowed_tools` some of them."""
 
     type: str
-    name: str | None = None
+    name: ResponseToolName | None = None
     namespace: str | None = None
     mode: Literal["auto", "required"] = "auto"
     tools: list[ResponseToolReference] | None = None
