@@ -206,7 +206,7 @@ def is_beyond_schemas(body: dict[str, Any], param: str | None) -> bool:
     if param in ("previous_response_id", "tools", "reasoning.effort", "text.verbosity", "tool_choice"):
         # What is stored, what the model's template takes, which tools there are.
         return True
-    if param is not None and re.fullmatch(r"input\.\d+\.call_id|tools\.\d+\.name", param):
+    if param is not None and re.fullmatch(r"input\.\d+\.call_id|(tool_choice\.)?tools\.\d+(\.name)?", param):
         # Outputs follow their calls, and tools have names of their own.
         return True
     if param == "min_tokens":
