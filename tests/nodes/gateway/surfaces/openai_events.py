@@ -1,6 +1,7 @@
 """The stream of a response as OpenAI's own types read it, strictly."""
 
 import json
+import re
 from typing import Any, get_args
 
 from openai.types.responses import ResponseStreamEvent
@@ -15,7 +16,7 @@ def story(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the events say, without what differs each time: ids, times, and how texts are cut into deltas."""
     told: list[dict[str, Any]] = []
     hex_id = events[0]["response"]["id"].removeprefix("resp_")
-    for event in json.loads(json.dumps(events).replace(hex_id, "")):
+    for event in json.loads(re.sub(r"call_[0-9a-f]{24}", "", json.dumps(events).replace(hex_id, ""))):
         del event["sequence_number"]
         for time in ("created_at", "completed_at"):
             event.get("response", {}).pop(time, None)
