@@ -101,8 +101,9 @@ class ResponseStream(Writer):
             lambda index: answering.call_id(0, index),
             seals_reasoning=own.asked.seals_reasoning,
         )
+        self._reads_logprobs = self._details.reads_logprobs
         # Where the text is the model's, all of its tokens go with it.
-        self._alignment = TokenAlignment() if answering.answers is not None and self._details.reads_logprobs else None
+        self._alignment = TokenAlignment() if answering.answers is not None and self._reads_logprobs else None
 
     def whole(self) -> Response:
         """The response to a call that has ended, of whose output nothing was written."""
@@ -118,6 +119,12 @@ class ResponseStream(Writer):
         return self._writer.start()
 
     @override
+    def text(self, number: int, text: str, end: End | None, tokens: Tokens | None) -> bytes:
+        if end is None and not self._reads_logprobs:
+            return self._writer.text(text)
+        return super().text(number, text, end, tokens)
+
+    @override
     def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:
         reason = None if end is None else end.finish_reason
         data = self._writer.piece(self._found(events, reason, tokens))
@@ -129,6 +136,8 @@ class ResponseStream(Writer):
         return data
 
     def _found(self, events: Sequence[Event], reason: str | None, tokens: Tokens | None) -> Iterable[Found]:
+        if not self._reads_logprobs:
+            return map(Found, events)
         drawn = self._details.logprobs_of(tokens, reason)
         if self._alignment is not None:
             self._alignment.add(drawn)

@@ -67,6 +67,11 @@ class ResponseWriter:
                 self._output.take(event)
         return self._flush()
 
+    def text(self, text: str) -> bytes:
+        """More of the message, where an answer is nothing else."""
+        self._text(text, ())
+        return self._flush()
+
     def close(self, finish_reason: str) -> bytes:
         """The sample has ended: so have all items."""
         self._output.close(_item_status(finish_reason))
