@@ -61,6 +61,8 @@ PLANNED: Final = {
     "prefix": "name",
     "quantization": "quantize",
     "quantize": "quantize",
+    "responses_file": "name",
+    "responses_store_bytes": "responses_store",
     "reasoning_parser": "reasoning_parser",
     "reuse_port": "gateways",
     "tp_rank": _GROUPS,

@@ -16,6 +16,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask for one of `aliases` as well. `sampling_defaults` apply where a request does not say how it is sampled.
     `logprobs_of` is whose logprobs are answered: the model's own, or of what edits and temperature made of it.
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
+    Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
     a request took `slow_request_s`, the log says where its time went; 0: never.
@@ -41,6 +42,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"
+    responses_file: str = ""
+    responses_store_bytes: int = 0
     tool_call_parser: str = ""
     reasoning_parser: str = ""
 

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nodes.actor_figures import actor_figures
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
@@ -36,14 +37,18 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.responses.endpoint import ResponsePages, ResponsesEndpoint
+from nodes.gateway.surfaces.responses.kept import KeptResponses
+from nodes.gateway.surfaces.responses.surface import RESPONSES
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
-SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT)
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES)
 """The routes that generate."""
+RESPONSE: Final = RESPONSES.path + "/{response_id}"
 HTML = b"text/html; charset=utf-8"
 
 OPEN: Final = frozenset(
@@ -87,8 +92,10 @@ class Pages:
         self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
+        names, length = self._config.served_names, self._config.context_length
+        models = [codex_model(name, priority, length) for priority, name in enumerate(names)]
         await call.respond(
-            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in self._config.served_names]))
+            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in names], models=models))
         )
 
     async def model(self, call: HttpCall) -> None:
@@ -168,6 +175,7 @@ class GatewayApp:
         observer: HttpObserver,
         budget: BodyBudget,
         keys: Authorization | None = None,
+        kept: KeptResponses | None = None,
     ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
@@ -191,6 +199,10 @@ class GatewayApp:
             )
             for path, surface in surfaces.items()
         }
+        generating[RESPONSES.path] = ResponsesEndpoint(
+            service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
+        )
+        responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
             **generating,
             "/tokenize": pages.tokenize,
@@ -200,6 +212,7 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
+            RESPONSE: responses.get,
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
@@ -215,6 +228,7 @@ class GatewayApp:
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)

@@ -1,5 +1,6 @@
 """`/openapi.json`, generated from the types that decode and encode, and narrowed to what is served (`schemas.py`)."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from nodes.gateway.openai_types import (
     Version,
 )
 from nodes.gateway.schemas import narrow
+from nodes.gateway.surfaces.responses.answer import Response, ResponseDeleted
+from nodes.gateway.surfaces.responses.translation import RESPONSES_BODY
 
 
 class Operation(NamedTuple):
@@ -65,6 +68,18 @@ OPERATIONS = (
         streams=True,
         example={"prompt": "Once upon a time", "max_tokens": 32},
     ),
+    Operation(
+        "/v1/responses",
+        "post",
+        "Answer a conversation of items",
+        Response,
+        RESPONSES_BODY,
+        _GENERATION_ERRORS,
+        streams=True,
+        example={"input": "Hello", "max_output_tokens": 32, "stream": True},
+    ),
+    Operation("/v1/responses/{response_id}", "get", "A response that was kept", Response, errors=(400, 404, 503)),
+    Operation("/v1/responses/{response_id}", "delete", "Forget a response", ResponseDeleted, errors=(404, 503)),
     Operation(
         "/tokenize",
         "post",
@@ -134,6 +149,8 @@ def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     if operation.body is not None:
         body = {"schema": refs[operation.body], "example": operation.example}
         described["requestBody"] = {"required": True, "content": {"application/json": body}}
-    if "{model_id}" in operation.path:
-        described["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if names := re.findall(r"{(\w+)}", operation.path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     return described

@@ -37,6 +37,9 @@ class Writer(ABC):
     def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:
         """A piece of a sample, taken apart; no event of it may be one to show."""
 
+    async def settle(self) -> None:  # noqa: B027 - few have anything to do
+        """What has to be done before the last events are written."""
+
     @abstractmethod
     def finish(self) -> bytes:
         """The last events, once all samples have ended."""

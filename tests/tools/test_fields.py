@@ -17,10 +17,6 @@ for each in NODES:
 HTTP = "in the body of an HTTP answer"
 UNPACKED = "its tuple is unpacked"
 READ_OTHERWISE = {
-    "Usage.completion_tokens": HTTP,
-    "Usage.total_tokens": HTTP,
-    "Usage.prompt_tokens_details": HTTP,
-    "PromptTokensDetails.cached_tokens": HTTP,
     "ModelCard.max_model_len": HTTP,
     "ModelCard.owned_by": HTTP,
     "Tokenized.max_model_len": HTTP,
@@ -28,6 +24,16 @@ READ_OTHERWISE = {
     "ChatCompletion.prompt_token_ids": HTTP,
     "CompletionChoice.prompt_token_ids": HTTP,
     "PromptLogprob.decoded_token": HTTP,
+    "InputTokensDetails.cache_write_tokens": HTTP,
+    "OutputTokensDetails.reasoning_tokens": HTTP,
+    "ResponseUsage.input_tokens": HTTP,
+    "ResponseUsage.input_tokens_details": HTTP,
+    "ResponseUsage.output_tokens": HTTP,
+    "ResponseUsage.output_tokens_details": HTTP,
+    "ResponseDeleted.deleted": HTTP,
+    "Response.created_at": HTTP,
+    "Response.completed_at": HTTP,
+    "Response.incomplete_details": HTTP,
     "ActorFigures.output_tokens_per_s": "in `meshctl ps -o json`",
     "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,
