@@ -17,6 +17,7 @@ from nodes.protocol import (
     ChooseRoute,
     CloseGrant,
     ClosePair,
+    DescribeTemplate,
     DescribeVocabulary,
     Detokenize,
     Fence,
@@ -62,7 +63,10 @@ KV_EVENTS_TOPIC: Final = "kv_events"
 LOAD_TOPIC: Final = "load"
 
 SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
-    (GATEWAY,): (Prepare, ChooseRoute, Detokenize, DescribeVocabulary, SubmitAttempts, CancelAttempts),
+    (GATEWAY,): (
+        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, SubmitAttempts,
+        CancelAttempts,
+    ),
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,

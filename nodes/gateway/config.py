@@ -20,7 +20,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     a request took `slow_request_s`, the log says where its time went; 0: never.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
-    `/health/generate` waits `health_timeout_s` for its token.
+    `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
+    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing.
     """
 
     model_name: str
@@ -36,6 +37,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
 
     max_body_bytes: int = 8 << 20
     max_buffered_bytes: int = 256 << 20

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
-from nodes.gateway.errors import ApiError, Internal
+from nodes.gateway.errors import OPENAI_ERRORS, ApiError, ErrorForm, Internal
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
 
@@ -17,15 +17,23 @@ CLIENT_LEFT = 499
 class Endpoint:
     """A route's handler as an ASGI application."""
 
-    def __init__(self, route: str, handler: Handler, observer: HttpObserver, id_prefix: str = "req-") -> None:
+    def __init__(
+        self,
+        route: str,
+        handler: Handler,
+        observer: HttpObserver,
+        id_prefix: str = "req-",
+        errors: ErrorForm = OPENAI_ERRORS,
+    ) -> None:
         self._route = route
         self._handler = handler
         self._observer = observer
         self._id_prefix = id_prefix
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises nothing but cancellation."""
-        call = HttpCall(scope, receive, send, self._id_prefix)
+        call = HttpCall(scope, receive, send, self._id_prefix, self._errors)
         try:
             await self._guard(call)
         except ClientLeft:

@@ -16,6 +16,8 @@
 Raised by validation and the routes; written by `http_call.py` as a response, or by `sse.py` as a stream's last event.
 """
 
+from typing import Protocol
+
 import msgspec
 
 from nodes.gateway.events import Failure
@@ -51,6 +53,34 @@ class ApiError(Exception):
         if request_id:
             error["request_id"] = request_id
         return msgspec.json.encode({"error": error})
+
+
+class ErrorForm(Protocol):
+    """How a surface tells its clients of errors."""
+
+    def status(self, error: ApiError) -> int: ...
+
+    def body(self, error: ApiError, request_id: str) -> bytes: ...
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        """The last event of a stream that broke."""
+        ...
+
+
+class OpenAIErrors(ErrorForm):
+    """Whose clients raise the event."""
+
+    def status(self, error: ApiError) -> int:
+        return error.status
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        return error.body(request_id)
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"data: " + error.body(request_id) + b"\n\n"
+
+
+OPENAI_ERRORS = OpenAIErrors()
 
 
 class BadRequest(ApiError):

@@ -82,6 +82,7 @@ def fan_out(
                     job.priority,
                     job.prepare.extra_key,
                     job.skip_special_tokens,
+                    list(job.shown_ids),
                 ),
                 route=route,
                 arrived_at=arrived_at,

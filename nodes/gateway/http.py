@@ -1,6 +1,6 @@
 """The HTTP surface: which handler answers which path.
 
-Starlette does the routing, except for the two routes that stream, which bypass it: each layer around `send` costs time
+Starlette does the routing, except for the routes that stream, which bypass it: each layer around `send` costs time
 for every token. Built by `actor.py` once its service is there.
 """
 
@@ -8,6 +8,7 @@ import hashlib
 import time
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -34,10 +35,13 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT)
+"""The routes that generate."""
 HTML = b"text/html; charset=utf-8"
 
 
@@ -153,20 +157,21 @@ class GatewayApp:
         fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
 
-        id_prefixes = {surface.path: surface.id_prefix for surface in (CHAT, TEXT)}
+        surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
-            return Endpoint(path, handler, observer, id_prefixes.get(path, "req-"))
+            if (surface := surfaces.get(path)) is None:
+                return Endpoint(path, handler, observer)
+            return Endpoint(path, handler, observer, surface.id_prefix, surface.errors)
 
-        chat = CompletionEndpoint(
-            service, CHAT, validator.chat, fingerprint=fingerprint, budget=budget, observer=observer
-        )
-        text = CompletionEndpoint(
-            service, TEXT, validator.text, fingerprint=fingerprint, budget=budget, observer=observer
-        )
+        generating: dict[str, Handler] = {
+            path: CompletionEndpoint(
+                service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
+            )
+            for path, surface in surfaces.items()
+        }
         posts: dict[str, Handler] = {
-            CHAT.path: chat,
-            TEXT.path: text,
+            **generating,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
         }
@@ -190,7 +195,7 @@ class GatewayApp:
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
         handlers = {404: self._unknown_route, 405: self._wrong_method}
-        self._direct: dict[str, ASGIApp] = {path: apps[path] for path in (CHAT.path, TEXT.path)}
+        self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)
         self._entry = CrossOrigin(self._route, config.cors_origins) if config.cors_origins else self._route
 

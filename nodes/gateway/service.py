@@ -19,6 +19,8 @@ from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Channel
+from nodes.gateway.answer_form import form_of
+from nodes.gateway.asked_once import AskedOnce
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
@@ -55,11 +57,12 @@ from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.validation import Job
-from nodes.gateway.vocabulary import VocabularySource
+from nodes.gateway.vocabulary import vocabulary_of
 from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    DescribeTemplate,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -119,7 +122,10 @@ class GatewayService:
             redact=PromptRedactor,
         )
         self._tokenizers = PersistentAsk()
-        self.vocabulary = VocabularySource(lambda: self._ask_tokenizer(DescribeVocabulary(), "logprobs"))
+        self.vocabulary = AskedOnce(lambda: self._ask_tokenizer(DescribeVocabulary(), "logprobs"), vocabulary_of)
+        self.form = AskedOnce(
+            lambda: self._ask_tokenizer(DescribeTemplate(), "messages"), lambda answer: form_of(answer, config)
+        )
         self.schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
         # Outputs for which this turn of the loop has brought something, some of them more than once.
@@ -181,7 +187,9 @@ class GatewayService:
             raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer.text
 
-    async def _ask_tokenizer(self, question: Prepare | Detokenize | DescribeVocabulary, param: str) -> Answer:
+    async def _ask_tokenizer(
+        self, question: Prepare | Detokenize | DescribeVocabulary | DescribeTemplate, param: str
+    ) -> Answer:
         timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
         try:
             return await self._tokenizers.ask_any(

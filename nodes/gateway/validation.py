@@ -5,12 +5,13 @@ Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the l
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from nodes.asks import Ask, AskLimits, InvalidAsk, RowReads, asked, read_asks
+from nodes.gateway.answers import AnswerFields
 from nodes.gateway.body_reader import BodyReader, Decoded
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest, UnknownModel
@@ -63,6 +64,7 @@ class Job(NamedTuple):
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
+    `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer.
     """
 
     prompt_param: str
@@ -82,6 +84,9 @@ class Job(NamedTuple):
     client_id: str = ""
     asks: Sequence[Ask] = ()
     tokens: TokenFields = TokenFields()
+    answer: AnswerFields = AnswerFields()
+    shown_ids: Sequence[int] = ()
+    own: Any = None
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
@@ -212,6 +217,11 @@ def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
     )
 
 
+def _answer_fields(body: ChatCompletionBody) -> AnswerFields:
+    reasoning = "hidden" if body.include_reasoning is False else "text" if body.separate_reasoning is False else "apart"
+    return AnswerFields(is_chat=True, reasoning=reasoning, streams_reasoning=body.stream_reasoning is not False)
+
+
 def _extra_key(body: GenerationBody) -> str:
     """The key that keeps a request's cached KV from others: under vLLM's name for it, SGLang's, or both."""
     return "\0".join(key for key in (body.cache_salt, body.extra_key) if key)
@@ -254,7 +264,7 @@ class Validator:
             continue_final_message=continues,
             extra_key=_extra_key(body),
         )
-        return self._job("messages", 0, decoded, prepare)
+        return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body))
 
     def text(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)

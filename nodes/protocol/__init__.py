@@ -2,6 +2,7 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
+    gateway -> tokenizer                DescribeTemplate               -> TemplateIs
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
@@ -85,7 +86,9 @@ from nodes.protocol.output import (
 )
 from nodes.protocol.ranks import GroupFormed, JoinGroup
 from nodes.protocol.routing import (
+    PROMPT_TAIL_CHARS,
     ChooseRoute,
+    DescribeTemplate,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -93,6 +96,7 @@ from nodes.protocol.routing import (
     Prepare,
     Prepared,
     Route,
+    TemplateIs,
     VocabularyIs,
 )
 from nodes.protocol.steps import (
@@ -128,6 +132,8 @@ NodeMessage = (
     | Detokenized
     | DescribeVocabulary
     | VocabularyIs
+    | DescribeTemplate
+    | TemplateIs
     | SubmitAttempts
     | AttemptsSubmitted
     | CancelAttempts
@@ -162,6 +168,7 @@ NodeMessage = (
 HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
 """Per-step messages: MessagePack arrays. A body's first byte says which of the unions it is (`mesh/wire/codec.py`)."""
 __all__ = [
+    "PROMPT_TAIL_CHARS",
     "Adopt",
     "Adopted",
     "AnnouncePages",
@@ -175,6 +182,7 @@ __all__ = [
     "ChooseRoute",
     "CloseGrant",
     "ClosePair",
+    "DescribeTemplate",
     "DescribeVocabulary",
     "Detokenize",
     "Detokenized",
@@ -228,6 +236,7 @@ __all__ = [
     "Submit",
     "SubmitAttempts",
     "TakeUp",
+    "TemplateIs",
     "TextBatch",
     "TextDelta",
     "TokenBatch",

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nodes.tokenizer.dialect import Content, ContentForm, TemplateDialect, as_content, text_part
 from nodes.tokenizer.errors import ContextLengthExceeded, PrepareError, TemplateError
 
-MAX_RENDERINGS: Final = 65
+MAX_RENDERINGS: Final = 67
 """The most that any template can cause (tests try random answers); each takes a millisecond of a start."""
 
 Render: TypeAlias = Callable[[list[dict[str, Any]], list[Any] | None], str]
@@ -39,16 +39,19 @@ _FITTING: Final = {
 """Chats to try a role in, the next if it does not show in the one before. X: the message that is tried."""
 _CALLING: Final = ("user call", "user call tool", "user call tool assistant user")
 
+_OFFERING: Final = ("tools user", "tools system user")
+
 _MADE_UP_ROLE: Final = "madeuprole"
 _FILLER: Final = "Hello."
 _FUNCTION: Final = "count"
 _CALL_ID: Final = "probe0001"
 """Mistral's templates want nine letters or digits."""
+_DESCRIPTION: Final = "3917460258"
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": _FUNCTION,
-        "description": "Counts.",
+        "description": f"Counts {_DESCRIPTION}.",
         "parameters": {"type": "object", "properties": {"to": {"type": "string", "description": "The end."}}},
     },
 }
@@ -74,6 +77,7 @@ def probe_template(render: Render) -> TemplateDialect:
         refused=probe.refused,
         has_null_content=probe.call["content"] is None,
         has_text_arguments=isinstance(function["arguments"], str),
+        shows_tools=probe.shows_tools(),
     )
 
 
@@ -118,6 +122,11 @@ class _Probe:
         known, made_up = (self._try(found.chat, role, content) or "" for role in ("developer", _MADE_UP_ROLE))
         if made_up.lower().replace(_MADE_UP_ROLE, "developer") != known.lower():
             self.forms["developer"] = found.form
+
+    def shows_tools(self) -> bool:
+        """Some show them beside a system message only."""
+        texts = (self._try(chat) for chat in _OFFERING)
+        return any(text is not None and _DESCRIPTION in text for text in texts)
 
     def learn_calls(self) -> None:
         """Find how a call of a tool shows in most chats: better null content than empty, better an object than JSON.

@@ -32,6 +32,7 @@ from nodes.protocol import (
     AttemptsSubmitted,
     CancelAttempts,
     ChooseRoute,
+    DescribeTemplate,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -42,6 +43,7 @@ from nodes.protocol import (
     Route,
     Submit,
     SubmitAttempts,
+    TemplateIs,
     TextBatch,
     TextDelta,
     VocabularyIs,
@@ -99,6 +101,7 @@ class FakeTokenizer(Actor):
     def __init__(self, faults: Faults, seen: Seen) -> None:
         self.faults = faults
         self.seen = seen
+        self.template = TemplateIs(template="")
 
     def on_ask(self, call: Call) -> None:
         if self.faults.prepare_silent:
@@ -121,6 +124,8 @@ class FakeTokenizer(Actor):
                 offsets = struct.pack("<258I", *range(257), 256 + len(END_TEXT))
                 ends = VocabularyIs(num_tokens=257, end_token_ids=[END_OF_TEXT])
                 call.reply(ends, (offsets, bytes(range(256)) + END_TEXT))
+            case DescribeTemplate():
+                call.reply(self.template)
             case Detokenize():
                 call.reply(Detokenized(text=bytes(i for i in call.message.token_ids if i < 256).decode()))
             case _:
@@ -357,6 +362,10 @@ class Ring(Actors):
     @property
     def gateway(self) -> Gateway:
         return self.systems["g0"].actor
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        return self.systems["tok0"].actor
 
     @property
     def scheduler(self) -> FakeScheduler:

@@ -1,0 +1,49 @@
+"""How the served model writes reasoning and calls: which parsers read it, and which of their marks a tokenizer calls
+special. By the operator's flags, else by the model's chat template, which a tokenizer has.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mesh.actor import Answer
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import Internal
+from nodes.gateway.parsers import CALLS, HARMONY, OfferedTools, ParserNames, marks_of, parser_of_template
+from nodes.protocol import TemplateIs
+
+
+class AnswerForm(NamedTuple):
+    """`shown_ids`: marks that must reach the parsers. `short_ids`: the template takes ids of nine characters alone.
+    `shows_tools`: the template renders the tools that a request offers.
+    """
+
+    names: ParserNames = ParserNames()
+    shown_ids: tuple[int, ...] = ()
+    short_ids: bool = False
+    shows_tools: bool = False
+
+    def is_parsed(self, tools: OfferedTools) -> bool:
+        """Whether anything has to be looked for in an answer."""
+        calls, reasoning = self.names
+        return reasoning is not None or calls == HARMONY or (calls is not None and bool(tools))
+
+
+def form_of(answer: Answer, config: GatewayConfig) -> AnswerForm:
+    """Raises Internal if that is no answer, ParserUnusable for flags that name what is not there."""
+    said = answer.message
+    if not isinstance(said, TemplateIs):
+        raise Internal("A tokenizer gave an answer that does not match the request.")
+    found = parser_of_template(said.template)
+    names = ParserNames(
+        _chosen(config.tool_call_parser, found.calls), _chosen(config.reasoning_parser, found.reasoning)
+    )
+    short_ids = names.calls in CALLS and CALLS[names.calls].short_ids
+    return AnswerForm(names, _ids_of(names, said.special_ids), short_ids, said.shows_tools)
+
+
+def _chosen(flag: str, found: str | None) -> str | None:
+    return found if not flag else None if flag == "none" else flag
+
+
+def _ids_of(names: ParserNames, special_ids: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sorted(special_ids[mark] for mark in marks_of(names) if mark in special_ids))
