@@ -48,6 +48,12 @@ MemFractionOption = Annotated[
 DeterministicOption = Annotated[
     bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
 ]
+AttributionOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-attribution", help="Leave Claude Code's line about itself in prompts: nothing is cached then."
+    ),
+]
 MemorySaverOption = Annotated[
     bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
 ]
@@ -110,6 +116,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
     logprobs_of: LogprobsOption = None,
+    keep_attribution: AttributionOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,

@@ -100,7 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
     browsers may send requests, or `*`. `logprobs_of` is the distribution of which logprobs are answered: the model's
-    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. `roles` overrides fields of a
+    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With `keep_attribution` a line
+    that Claude Code writes about itself, another one in each request, stays in prompts. `roles` overrides fields of a
     role's own configuration: `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the
     mesh knows may have its roles too, and are sent requests.
 
@@ -124,6 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()
     logprobs_of: LogprobsOf = "raw"
+    keep_attribution: bool = False
     prefill: Count | None = None
     decode: Count | None = None
     mixed: Count | None = None

@@ -270,6 +270,7 @@ class _Planner:
             port=settings.port,
             cors_origins=settings.allowed_origins,
             logprobs_of=settings.logprobs_of,
+            keep_attribution=settings.keep_attribution,
             # Several gateways share the port; a single one must not share it with a stranger.
             reuse_port=settings.own_counts.gateways > 1,
         )

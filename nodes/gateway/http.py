@@ -23,7 +23,7 @@ from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
-from nodes.gateway.errors import ApiError, UnknownModel, UnknownRoute, WrongMethod
+from nodes.gateway.errors import OPENAI_ERRORS, ApiError, ErrorForm, UnknownModel, UnknownRoute, WrongMethod
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
@@ -35,13 +35,25 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.messages.surface import MESSAGES
+from nodes.gateway.surfaces.messages.types import TokensCount
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
-SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT)
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, MESSAGES)
 """The routes that generate."""
+
+COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"
+
+
+def errors_of(path: str) -> ErrorForm:
+    """How errors of a path are told: as its surface does, or the surface that it is below."""
+    surfaces = (surface for surface in SURFACES if f"{path}/".startswith(f"{surface.path}/"))
+    return next((surface.errors for surface in surfaces), OPENAI_ERRORS)
+
+
 HTML = b"text/html; charset=utf-8"
 
 
@@ -96,6 +108,12 @@ class Pages:
         token_ids = prepared.token_ids[0]
         answer = Tokenized(count=len(token_ids), max_model_len=self._config.context_length, tokens=token_ids)
         await call.respond(200, msgspec.json.encode(answer))
+
+    async def count_tokens(self, call: HttpCall) -> None:
+        question, unknown_fields = MESSAGES.counted(self._validator, await self._read(call), call.request_id)
+        self._observer.unknown_fields(unknown_fields, call.names.path)
+        prepared = await self._service.prepare(question, prompt_param="messages")
+        await call.respond(200, msgspec.json.encode(TokensCount(input_tokens=len(prepared.token_ids[0]))))
 
     async def detokenize(self, call: HttpCall) -> None:
         body, unknown_fields = self._validator.detokenize(await self._read(call))
@@ -160,9 +178,8 @@ class GatewayApp:
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
-            if (surface := surfaces.get(path)) is None:
-                return Endpoint(path, handler, observer)
-            return Endpoint(path, handler, observer, surface.id_prefix, surface.errors)
+            prefix = surfaces[path].id_prefix if path in surfaces else "req-"
+            return Endpoint(path, handler, observer, prefix, errors_of(path))
 
         generating: dict[str, Handler] = {
             path: CompletionEndpoint(
@@ -172,6 +189,7 @@ class GatewayApp:
         }
         posts: dict[str, Handler] = {
             **generating,
+            COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
         }
@@ -187,6 +205,8 @@ class GatewayApp:
             "/ping": health.ready,
             "/healthz": health.live,
             "/health_generate": health.generate,
+            # Claude Code's.
+            "/api/hello": health.live,
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/openapi.json": pages.openapi,
@@ -227,6 +247,6 @@ class GatewayApp:
         names = names_of(dict(request.headers.raw), path=request.url.path)
         self._observer.failed(names, error)
         said = {name.decode(): value.decode() for name, value in names.headers()}
-        return Response(
-            error.body(names.ours), error.status, {**(headers or {}), **said}, media_type="application/json"
-        )
+        form = errors_of(request.url.path)
+        body, status = form.body(error, names.ours), form.status(error)
+        return Response(body, status, {**(headers or {}), **said}, media_type="application/json")

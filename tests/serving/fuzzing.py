@@ -133,12 +133,16 @@ class Client:
 
 
 def check(exchange: Exchange, statuses: frozenset[int], what: object) -> None:
-    """The status is one that the document names and no 5xx, and an error has OpenAI's form, in a stream too."""
+    """The status is one that the document names and no 5xx, and an error has its surface's form, in a stream too."""
     assert exchange.status in statuses, (exchange, what)
     assert exchange.status < 500, (exchange, what)
     if exchange.status >= 400:
         check_error(json.loads(exchange.body), what)
     elif exchange.content_type.startswith("text/event-stream"):
+        if exchange.body.startswith(b"event: "):
+            assert b"\nevent: error\n" not in exchange.body, (exchange.body[-500:], what)
+            assert exchange.body.endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n'), what
+            return
         events = [line[6:] for line in exchange.body.split(b"\n\n") if line]
         assert events[-1] == b"[DONE]", (exchange.body[-500:], what)
         assert all("error" not in json.loads(event) for event in events[:-1]), what
@@ -147,8 +151,13 @@ def check(exchange: Exchange, statuses: frozenset[int], what: object) -> None:
 
 
 def check_error(answer: Any, what: object) -> None:
-    assert set(answer) == {"error"}, (answer, what)
     error = answer["error"]
+    if answer.get("type") == "error":
+        assert set(answer) == {"type", "error", "request_id"}, (answer, what)
+        assert set(error) == {"type", "message"}, (answer, what)
+        assert error["message"], what
+        return
+    assert set(answer) == {"error"}, (answer, what)
     assert set(error) - {"request_id"} == {"message", "type", "param", "code"}, (answer, what)
     assert isinstance(error["message"], str), what
     assert error["message"], what

@@ -280,6 +280,7 @@ class FakeScheduler(Actor):
         submit = held.submit
         before = shown(held.output_ids[:start], submit.spec.stop.stop, final=False)
         text = shown(held.output_ids, submit.spec.stop.stop, final=held.finish is not None)
+        stops, whole = submit.spec.stop.stop if held.finish else [], decode(held.output_ids, final=False)
         reads = open_asks(submit.spec.sampling.asks, DrawnModel(257)).reads
         new = range(start, len(held.output_ids))
         beside = [] if reads is None else [payload_of(at, held.output_ids[at], reads) for at in new]
@@ -287,7 +288,7 @@ class FakeScheduler(Actor):
             request_id=submit.request_id, attempt=submit.attempt, position=start, token_ids=held.output_ids[start:],
             text_offset=len(before), text=text[len(before):], finish_reason=held.finish,
             num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
-            extras=beside,
+            extras=beside, stop_string=next((stop for stop in stops if stop in whole), ""),
         )  # fmt: skip
 
     def stats(self) -> dict[str, float]:

@@ -75,9 +75,10 @@ class _Gathered(BlockSink):
         self._signature = signature
 
     @override
-    def end(self, index: int) -> None:
+    def end(self, index: int, *, whole: bool) -> None:
         joined, self._pieces = "".join(self._pieces), []
-        self.content.append(self._make(joined))
+        if whole:
+            self.content.append(self._make(joined))
 
     def _text_block(self, text: str) -> AnswerBlock:
         return TextAnswer(text=text)

@@ -12,7 +12,10 @@ from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, End,
 
 
 class BlockSink(Protocol):
-    """What is told of each block, in order: `begin_…`, any number of `text`s, `thinking`s or `arguments`, `end`."""
+    """What is told of each block, in order: `begin_…`, any number of `text`s, `thinking`s or `arguments`, `end`.
+
+    A call that was cut ends not `whole`; its text follows, in another block.
+    """
 
     def begin_text(self, index: int) -> None:
         """A block of text."""
@@ -42,8 +45,8 @@ class BlockSink(Protocol):
         """More of the call's arguments, as JSON."""
         ...
 
-    def end(self, index: int) -> None:
-        """The block is complete."""
+    def end(self, index: int, *, whole: bool) -> None:
+        """Nothing more of the block comes."""
         ...
 
 
@@ -57,7 +60,6 @@ class ContentBlocks:
         self._index = -1
         self._kind: type[Text | Reasoning | CallBegin] | None = None
         self._digest = hashlib.sha256()
-        self.has_calls = False
 
     def feed(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -68,13 +70,12 @@ class ContentBlocks:
                     self._reasoning(text)
                 case CallBegin(call_index, name, _):
                     self._begin(CallBegin)
-                    self.has_calls = True
                     self._sink.begin_call(self._index, self._id_of_call(call_index), name)
                 case CallArguments(_, text, _):
                     if text:
                         self._sink.arguments(self._index, text)
-                case CallEnd():
-                    self.close()
+                case CallEnd(_, whole, _):
+                    self.close(whole=whole)
                 case Mark() | End():
                     pass
 
@@ -98,11 +99,11 @@ class ContentBlocks:
         self._kind = kind
         self._index += 1
 
-    def close(self) -> None:
+    def close(self, *, whole: bool = True) -> None:
         """The open block ends, if there is one."""
         if self._kind is Reasoning:
             # Of the reasoning alone: the same answer has it again, however often it is made. Nobody checks it.
             self._sink.signature(self._index, base64.b64encode(self._digest.digest()).decode())
         if self._kind is not None:
             self._kind = None
-            self._sink.end(self._index)
+            self._sink.end(self._index, whole=whole)

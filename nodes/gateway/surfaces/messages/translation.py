@@ -1,5 +1,6 @@
-"""A body of the Messages API as the body of a chat, and errors about the chat as errors about that body. Pure."""
+"""A body of the Messages API as the body of a chat. Pure."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,15 +23,7 @@ from nodes.gateway.surfaces.messages.types import (
 _EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Models that take an effort know three."""
 
-_NAMES: Final = {
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-    "chat_template_kwargs": "thinking",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "max_completion_tokens": "max_tokens",
-}
-"""Fields of chats, and what they are made from."""
+_TOOL: Final = re.compile(r"tools\.(\d+)(?=\.|$)")
 
 
 class Translated(NamedTuple):
@@ -143,22 +136,10 @@ def _response_format(form: JsonSchemaFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema, "strict": True}}
 
 
-def rename(error: ApiError, translated: Translated) -> None:
-    """Make an error about a chat one about the body that it was made from."""
-    if error.param is not None:
-        ours = _name_of(error.param, translated)
+def renumber(error: ApiError, translated: Translated) -> None:
+    """Make an error about a tool of the chat one about that tool of the body."""
+    found = _TOOL.match(error.param or "")
+    if found is not None and error.param is not None:
+        ours = f"tools.{translated.tool_numbers[int(found[1])]}{error.param[found.end() :]}"
         error.message = error.message.replace(f"'{error.param}'", f"'{ours}'")
         error.param = ours
-
-
-def _name_of(param: str, translated: Translated) -> str:
-    first, *rest = param.split(".")
-    if first == "tools" and rest and rest[0].isdigit() and int(rest[0]) < len(translated.tool_numbers):
-        inner = [one for one in rest[1:] if one != "function"]
-        inner = ["input_schema" if one == "parameters" and at == 0 else one for at, one in enumerate(inner)]
-        return ".".join(["tools", str(translated.tool_numbers[int(rest[0])]), *inner])
-    if first == "tool_choice":
-        return ".".join(one for one in (first, *rest) if one != "function")
-    if first == "response_format":
-        return _NAMES[first]
-    return ".".join((_NAMES.get(first, first), *rest))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.messages.types import (
@@ -30,11 +31,12 @@ _ATTRIBUTION: Final = re.compile(r"^x-anthropic-billing-header:.*(?:\n|$)", re.M
 """Claude Code's first line of system, with a number that is another one in each request: nothing after it could be
 read from a cache. It says nothing to the model."""
 
-_ONLY: Final[dict[str, tuple[type, ...]]] = {
+BLOCKS_OF: Final[dict[str, tuple[type[Struct], ...]]] = {
     "system": (TextBlock,),
     "user": (TextBlock, DocumentBlock, SearchResultBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
 }
+"""By role, what its turns may hold."""
 
 Message = dict[str, Any]
 
@@ -159,7 +161,7 @@ def _check_blocks(turn: MessageParam, where: str) -> None:
     if isinstance(turn.content, str):
         return
     for number, block in enumerate(turn.content):
-        if not isinstance(block, _ONLY[turn.role]):
+        if not isinstance(block, BLOCKS_OF[turn.role]):
             param = f"{where}.content.{number}.type"
             kind = block.__struct_config__.tag
             raise _wrong(f"'{param}' is {kind}, which a turn of the role {turn.role} cannot have.", param)

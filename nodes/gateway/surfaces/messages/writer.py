@@ -18,7 +18,7 @@ from nodes.gateway.surfaces.messages.types import MessageUsage, StopReason
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
-"""Keeps a connection that would otherwise be silent from being given up on."""
+"""Says that the answer goes on."""
 
 
 class _EventSink(BlockSink):
@@ -58,7 +58,7 @@ class _EventSink(BlockSink):
         self._delta(index, b'"input_json_delta","partial_json":', text)
 
     @override
-    def end(self, index: int) -> None:
+    def end(self, index: int, *, whole: bool) -> None:
         self._events.append(event("content_block_stop", index=index))
 
     def _begin(self, index: int, block: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def event(name: str, **fields: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _ENCODE({"type": name, **fields}) + b"\n\n"
 
 
-class MessageWriter:
+class MessageEvents:
     """The events of one answer."""
 
     def __init__(
@@ -85,10 +85,6 @@ class MessageWriter:
         self._model = model
         self._sink = _EventSink()
         self._blocks = ContentBlocks(self._sink, id_of_call, hides_thinking=hides_thinking)
-
-    @property
-    def has_calls(self) -> bool:
-        return self._blocks.has_calls
 
     def start(self, num_prompt_tokens: int) -> bytes:
         message: dict[str, Any] = {

@@ -16,7 +16,7 @@ from nodes.gateway.errors import (
     UnknownModel,
     WrongMethod,
 )
-from nodes.gateway.surfaces.messages.errors import error_answer, error_event
+from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
 
 
 @pytest.mark.parametrize(
@@ -34,20 +34,35 @@ from nodes.gateway.surfaces.messages.errors import error_answer, error_event
     ],
 )
 def test_status_and_type(error: ApiError, status: int, kind: str) -> None:
-    answer = error_answer(error, "msg_1")
-    assert answer.status == status
-    assert json.loads(answer.body) == {
+    body = ANTHROPIC_ERRORS.body(error, "msg_1")
+    assert ANTHROPIC_ERRORS.status(error) == status
+    assert json.loads(body) == {
         "type": "error", "error": {"type": kind, "message": "x"}, "request_id": "msg_1"
     }  # fmt: skip
-    assert error_event(error, "msg_1") == b"event: error\ndata: " + answer.body + b"\n\n"
+    assert ANTHROPIC_ERRORS.event(error, "msg_1") == b"event: error\ndata: " + body + b"\n\n"
 
 
-def test_the_message_names_the_parameter() -> None:
-    for message in ("'max_tokens' is 0.", "It is 0."):
-        said = json.loads(error_answer(BadRequest(message, param="max_tokens"), "").body)["error"]["message"]
-        assert said in ("'max_tokens' is 0.", "max_tokens: It is 0.")
+def said(error: ApiError) -> str:
+    return json.loads(ANTHROPIC_ERRORS.body(error, ""))["error"]["message"]
 
 
-def test_a_prompt_that_is_too_long_is_said_in_anthropic_s_words() -> None:
+@pytest.mark.parametrize(
+    ("param", "message", "shown"),
+    [
+        ("max_tokens", "'max_tokens' is 0.", "'max_tokens' is 0."),
+        ("max_tokens", "It is 0.", "max_tokens: It is 0."),
+        ("stop.3", "'stop.3' is empty.", "'stop_sequences.3' is empty."),
+        ("tools.1.function.parameters", "No grammar takes it.", "tools.1.input_schema: No grammar takes it."),
+        ("tools.1.function.name", "'tools.1.function.name' is odd.", "'tools.1.name' is odd."),
+        ("tool_choice.function.name", "Not there.", "tool_choice.name: Not there."),
+        ("response_format.json_schema.schema", "Odd.", "output_config.format: Odd."),
+        ("parallel_tool_calls", "Odd.", "tool_choice.disable_parallel_tool_use: Odd."),
+    ],
+)
+def test_the_message_names_the_parameter_of_the_body(param: str, message: str, shown: str) -> None:
+    assert said(BadRequest(message, param=param)) == shown
+
+
+def test_a_prompt_that_is_too_long_is_said_in_words_that_clients_know() -> None:
     error = BadRequest("This model's …", param="messages", code="context_length_exceeded")
-    assert json.loads(error_answer(error, "").body)["error"]["message"] == "prompt is too long: This model's …"
+    assert said(error) == "prompt is too long: This model's …"

@@ -14,7 +14,7 @@ from nodes.gateway.parsers.call_ids import call_id
 from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, Event, Mark, Reasoning, Text
 from nodes.gateway.surfaces.messages.answer import content_of, stop_reason_of, usage_of
 from nodes.gateway.surfaces.messages.types import MessageAnswer
-from nodes.gateway.surfaces.messages.writer import MessageWriter
+from nodes.gateway.surfaces.messages.writer import MessageEvents
 from tests.nodes.gateway.messages.anthropic_events import events_of, message_of, whole_message
 
 TOOLS = {"weather": {"type": "object"}, "time": {"type": "object"}}
@@ -36,17 +36,15 @@ def id_of(index: int) -> str:
 
 
 def streamed(pieces: list[list[Event]], usage: Any, *, hides: bool = False) -> bytes:
-    writer = MessageWriter("msg_1", "tiny", id_of, hides_thinking=hides)
+    writer = MessageEvents("msg_1", "tiny", id_of, hides_thinking=hides)
     stream = writer.start(12) + b"".join(writer.events(piece) for piece in pieces)
-    return stream + writer.end("tool_use" if writer.has_calls else "end_turn", None, usage)
+    return stream + writer.end("end_turn", None, usage)
 
 
 def whole(events: list[Event], usage: Any, *, hides: bool = False) -> bytes:
     content = content_of(events, id_of, hides_thinking=hides)
-    has_calls = any(block.__struct_config__.tag == "tool_use" for block in content)
-    reason = "tool_use" if has_calls else "end_turn"
     answer = MessageAnswer(
-        id="msg_1", model="tiny", content=content, stop_reason=reason, stop_sequence=None, usage=usage
+        id="msg_1", model="tiny", content=content, stop_reason="end_turn", stop_sequence=None, usage=usage
     )
     return msgspec.json.encode(answer)
 
@@ -87,7 +85,7 @@ def test_every_kind_of_block() -> None:
         {"type": "tool_use", "id": id_of(1), "name": "time", "input": {}},
         {"type": "text", "text": "Done."},
     ]
-    assert message["stop_reason"] == "tool_use"
+    assert message["stop_reason"] == "end_turn"
     [hidden, *others] = json.loads(whole(events, usage_of(12, 0, 9), hides=True))["content"]
     assert hidden == {"type": "thinking", "thinking": "", "signature": thought["signature"]}
     assert others == rest
@@ -95,9 +93,18 @@ def test_every_kind_of_block() -> None:
 
 def test_text_without_a_parser_is_the_same() -> None:
     usage = usage_of(1, 0, 2)
-    writer = MessageWriter("msg_1", "tiny", id_of)
+    writer = MessageEvents("msg_1", "tiny", id_of)
     stream = writer.start(12) + writer.text("Hel") + writer.text('lo "\n') + writer.end("end_turn", None, usage)
     assert stream == streamed([[Text("Hel")], [Text('lo "\n')]], usage)
+
+
+def test_a_call_that_is_cut_is_text_after_what_was_told_of_it() -> None:
+    cut: list[Event] = [Text("I look."), CallBegin(0, "time", ""), CallArguments(0, '{"zo', ""), CallEnd(0, False, "")]
+    events = [*cut, Text('{"zo')]
+    told = [event for event in events_of(streamed([events], usage_of(1, 0, 2))) if hasattr(event, "content_block")]
+    assert [event.content_block.type for event in told] == ["text", "tool_use", "text"]
+    content = json.loads(whole(events, usage_of(1, 0, 2)))["content"]
+    assert content == [{"type": "text", "text": "I look."}, {"type": "text", "text": '{"zo'}]
 
 
 @pytest.mark.parametrize(
