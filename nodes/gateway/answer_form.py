@@ -8,7 +8,16 @@ from typing import NamedTuple
 from mesh.actor import Answer
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import Internal
-from nodes.gateway.parsers import CALLS, HARMONY, OfferedTools, ParserNames, marks_of, parser_of_template
+from nodes.gateway.parsers import (
+    CALLS,
+    HARMONY,
+    NO_PARSER,
+    OfferedTools,
+    ParserNames,
+    ParserUnusable,
+    marks_of,
+    parser_of_template,
+)
 from nodes.protocol import TemplateIs
 
 
@@ -29,7 +38,7 @@ class AnswerForm(NamedTuple):
 
 
 def form_of(answer: Answer, config: GatewayConfig) -> AnswerForm:
-    """Raises Internal if that is no answer, ParserUnusable for flags that name what is not there."""
+    """Raises Internal if that is no answer, or for an installed parser that cannot be loaded."""
     said = answer.message
     if not isinstance(said, TemplateIs):
         raise Internal("A tokenizer gave an answer that does not match the request.")
@@ -38,11 +47,15 @@ def form_of(answer: Answer, config: GatewayConfig) -> AnswerForm:
         _chosen(config.tool_call_parser, found.calls), _chosen(config.reasoning_parser, found.reasoning)
     )
     short_ids = names.calls in CALLS and CALLS[names.calls].short_ids
-    return AnswerForm(names, _ids_of(names, said.special_ids), short_ids, said.shows_tools)
+    try:
+        shown_ids = _ids_of(names, said.special_ids)
+    except ParserUnusable as error:
+        raise Internal(str(error)) from error
+    return AnswerForm(names, shown_ids, short_ids, said.shows_tools)
 
 
 def _chosen(flag: str, found: str | None) -> str | None:
-    return found if not flag else None if flag == "none" else flag
+    return found if not flag else None if flag == NO_PARSER else flag
 
 
 def _ids_of(names: ParserNames, special_ids: Mapping[str, int]) -> tuple[int, ...]:

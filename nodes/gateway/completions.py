@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodes.gateway.answer_form import AnswerForm
+from nodes.gateway.answering import Answering
 from nodes.gateway.answers import Answers
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.event_stream import EventStream, failed
@@ -22,7 +23,7 @@ from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
 from nodes.gateway.responses import Head
 from nodes.gateway.service import GatewayService
-from nodes.gateway.surfaces.surface import Answering, Surface
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
 from nodes.gateway.validation import Job, Validator
 from nodes.gateway.vocabulary import Vocabulary

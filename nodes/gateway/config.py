@@ -4,6 +4,7 @@ import msgspec
 
 from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
+from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import Quantization
 from nodes.request import SamplingDefaults
 
@@ -22,7 +23,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
     `keep_attribution` the line that Claude Code writes about itself, another one in each request, stays in prompts.
     `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
-    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing.
+    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing. Raises ValueError
+    for a parser that is not there.
     """
 
     model_name: str
@@ -65,6 +67,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 5
     recovery_timeout_s: float = 30.0
     reconnect_grace_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        try:
+            check_names(self.tool_call_parser, self.reasoning_parser)
+        except ParserUnusable as error:
+            raise ValueError(str(error)) from None
 
     @property
     def served_names(self) -> tuple[str, ...]:

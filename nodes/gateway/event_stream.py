@@ -7,12 +7,12 @@ client that lags has not taken yet, and the end. Made by `completions.py`, one f
 import asyncio
 from typing import Final
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.errors import ApiError
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.service import GatewayService
 from nodes.gateway.sse import Writer
-from nodes.gateway.surfaces.surface import Answering
 from nodes.gateway.validation import Job
 
 PING_S: Final = 10.0

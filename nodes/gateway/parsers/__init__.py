@@ -28,6 +28,8 @@ from nodes.gateway.parsers.thinking import (
 )
 
 HARMONY: Final = "openai"
+NO_PARSER: Final = "none"
+"""As a flag: nothing is looked for, whatever the template says."""
 CALLS: Final[dict[str, type[Calls]]] = {
     "hermes": HermesCalls,
     "qwen3_coder": Qwen3CoderCalls,
@@ -66,6 +68,15 @@ def _reasoning_parser(name: str | None, prompt_tail: str) -> Parser | None:
     return made({}, prompt_tail) if issubclass(made, HarmonyParser) else made(prompt_tail)
 
 
+def check_names(calls: str, reasoning: str) -> None:
+    """Raise ParserUnusable for the name of a parser that is not there; empty ones and `none` name none."""
+    others = installed_parsers()
+    for flag, name, table in (("tool-call", calls, CALLS), ("reasoning", reasoning, REASONING)):
+        if name not in ("", NO_PARSER, *table, *others):
+            known = ", ".join([*table, *others, NO_PARSER])
+            raise ParserUnusable(f"there is no {flag} parser {name!r}; there are {known}")
+
+
 def marks_of(names: ParserNames) -> tuple[str, ...]:
     """The marks that must reach the parsers, even where a tokenizer calls them special. Raises ParserUnusable."""
     tables: tuple[tuple[str | None, Mapping[str, Any]], ...] = ((names.calls, CALLS), (names.reasoning, REASONING))
@@ -88,6 +99,6 @@ def offered_tools(tools: Iterable[Mapping[str, Any]]) -> OfferedTools:
 
 
 __all__ = [
-    "CALLS", "REASONING", "AnswerParser", "OfferedTools", "Parser", "ParserNames", "ParserUnusable",
-    "installed_parsers", "make_parser", "marks_of", "offered_tools", "parser_of_template",
+    "CALLS", "HARMONY", "NO_PARSER", "REASONING", "AnswerParser", "OfferedTools", "Parser", "ParserNames",
+    "ParserUnusable", "check_names", "installed_parsers", "make_parser", "marks_of", "offered_tools", "parser_of_template",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import override
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.answers import Joined, merged
 from nodes.gateway.events import End, Tokens
 from nodes.gateway.openai_types import (
@@ -22,7 +23,7 @@ from nodes.gateway.openai_types import (
 from nodes.gateway.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from nodes.gateway.responses import ended, total_usage
 from nodes.gateway.sse import ENCODE, ChunkWriter
-from nodes.gateway.surfaces.surface import Answering, Surface
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
 from nodes.gateway.validation import Job, Validator
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Final, NamedTuple
 from msgspec.structs import replace
 from typing_extensions import override
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.answers import merged
 from nodes.gateway.errors import ApiError, BadRequest, ErrorForm
 from nodes.gateway.events import End, Tokens
@@ -24,7 +25,7 @@ from nodes.gateway.surfaces.messages.types import (
     StopReason,
 )
 from nodes.gateway.surfaces.messages.writer import PING, MessageEvents
-from nodes.gateway.surfaces.surface import Answering, Surface
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.validation import Job, Validator
 from nodes.protocol import Prepare
 
