@@ -9,6 +9,7 @@ import anthropic
 import httpx
 import pytest
 
+from nodes.gateway import event_stream
 from tests.nodes.gateway.messages.anthropic_events import events_of, message_of, whole_message
 
 TEXT = "what a client says"
@@ -149,6 +150,16 @@ def message_events(events: list[Any]) -> list[str]:
     """As JSON, texts joined: how a text is cut is nobody's promise."""
     text = "".join(event.delta.text for event in events if event.type == "content_block_delta")
     return [text, *(event.model_dump_json() for event in events if event.type != "content_block_delta")]
+
+
+def test_silence_is_broken_by_pings(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "PING_S", 0.02)
+    served.faults.step_s = 0.2
+    stream = post(served, stream=True, max_tokens=3).content
+    served.faults.step_s = 0.0
+    between = stream.partition(b"content_block_start")[2].partition(b"content_block_stop")[0]
+    assert between.count(b"event: ping") > 3
+    assert message_of(events_of(stream))["content"] == [{"type": "text", "text": TEXT[:3]}]
 
 
 def test_what_has_no_effect_is_accepted(served: Any) -> None:
