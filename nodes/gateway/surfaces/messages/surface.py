@@ -98,10 +98,12 @@ MESSAGES: Final = MessagesSurface()
 
 def _chat(validator: Validator, found: ReadBody, request_id: str) -> Job:
     try:
-        return validator.chat(found.chat, request_id)
+        job = validator.chat(found.chat, request_id)
     except BadRequest as error:
         renumber(error, found.translated)
         raise
+    # Claude Code says something as the system after each result of a tool.
+    return job._replace(prepare=replace(job.prepare, late_system_as_user=True))
 
 
 def _call_id(answering: Answering, index: int) -> str:
