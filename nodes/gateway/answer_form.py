@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mesh.actor import Answer
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import Internal
+from nodes.gateway.errors import BadRequest, Internal
 from nodes.gateway.parsers import (
     CALLS,
     HARMONY,
@@ -18,6 +18,7 @@ from nodes.gateway.parsers import (
     marks_of,
     parser_of_template,
 )
+from nodes.gateway.tool_fields import ToolUse
 from nodes.protocol import TemplateIs
 
 
@@ -30,6 +31,23 @@ class AnswerForm(NamedTuple):
     shown_ids: tuple[int, ...] = ()
     short_ids: bool = False
     shows_tools: bool = False
+
+    def check_tools(self, use: ToolUse) -> None:
+        """Raise BadRequest if the model cannot be shown tools, or calls of it cannot be read."""
+        if not use.rendered:
+            return
+        if not self.shows_tools:
+            message = (
+                f"'{use.param}' is not supported by this model: its chat template does not show tools. The operator may"
+                " give one that does (`--chat-template FILE`)."
+            )
+            raise BadRequest(message, param=use.param, code="unsupported_parameter")
+        if self.names.calls is None:
+            message = (
+                f"'{use.param}' is not supported by this server: no parser reads calls as this model writes them."
+                " The operator may name one (`--tool-call-parser`)."
+            )
+            raise BadRequest(message, param=use.param, code="unsupported_parameter")
 
     def is_parsed(self, tools: OfferedTools) -> bool:
         """Whether anything has to be looked for in an answer."""

@@ -119,6 +119,7 @@ class CompletionEndpoint:
         form = _PLAIN
         if job.answer.is_chat:
             form = await self._service.form.get()
+            form.check_tools(job.tools)
             if form.is_parsed(job.answer.tools):
                 job = job._replace(shown_ids=form.shown_ids)
         prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens

@@ -118,7 +118,7 @@ def _narrow_blocks(components: dict[str, Schema]) -> None:
         either.append(_having({"role": {"const": role}, "content": content}))
     _all_of(components["MessageParam"], {"anyOf": either})
     hosted = _having({"type": {"not": {"enum": [None, "custom"]}}})
-    _all_of(components["Tool"], {"anyOf": [_having({"input_schema": {"type": "object"}}), hosted]})
+    _all_of(components["MessagesTool"], {"anyOf": [_having({"input_schema": {"type": "object"}}), hosted]})
 
 
 def _prompt(token_id: Schema, most: int) -> Schema:

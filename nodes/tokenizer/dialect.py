@@ -21,6 +21,8 @@ class TemplateDialect(Part, frozen=True):
         has_text_arguments: arguments of tool calls are JSON in a string, else an object.
         shows_tools: it renders the tools that a request offers.
         shows_late_system: it shows a system message that is not the first message, and in its place.
+        has_short_ids: ids of calls have to be nine letters and digits.
+        joins_reasoning: it refuses a message with calls that has both reasoning and content.
     """
 
     forms: dict[str, ContentForm]
@@ -30,6 +32,8 @@ class TemplateDialect(Part, frozen=True):
     has_text_arguments: bool = False
     shows_tools: bool = False
     shows_late_system: bool = False
+    has_short_ids: bool = False
+    joins_reasoning: bool = False
 
     def form(self, role: str) -> ContentForm:
         """How contents of `role` are written: as a user's, if the template is not known to show such messages."""

@@ -100,5 +100,6 @@ def offered_tools(tools: Iterable[Mapping[str, Any]]) -> OfferedTools:
 
 __all__ = [
     "CALLS", "HARMONY", "NO_PARSER", "REASONING", "AnswerParser", "OfferedTools", "Parser", "ParserNames",
-    "ParserUnusable", "check_names", "installed_parsers", "make_parser", "marks_of", "offered_tools", "parser_of_template",
+    "ParserUnusable", "check_names", "installed_parsers", "make_parser", "marks_of", "offered_tools",
+    "parser_of_template",
 ]  # fmt: skip

@@ -91,10 +91,10 @@ def test_forms_of_a_prompt(prompt: Any, texts: Any, token_ids: Any) -> None:
 
 
 def test_messages_reach_the_tokenizer_as_they_are() -> None:
-    messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tool","content":"é"}]'
+    messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tester","content":"é"}]'
     body = f'{{"messages": {messages}, "chat_template_kwargs": {{"think": [1]}}, "add_generation_prompt": false}}'
     prepare = VALIDATOR.chat(body.encode(), "chatcmpl-1").prepare
-    assert (prepare.chat, prepare.chat_template_kwargs) == (messages.encode(), b'{"think": [1]}')
+    assert (prepare.chat, prepare.chat_template_kwargs) == (messages.encode(), b'{"think":[1]}')
     assert prepare.add_generation_prompt is False
     assert prepare.continue_final_message is False
 
@@ -207,9 +207,12 @@ def test_wrong_messages_name_the_place(messages: Any, param: str) -> None:
     assert (error.status, error.param) == (400, param)
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     "said",
-    [{"tool_calls": []}, {"refusal": "no"}, {"function_call": {"name": "f"}}, {"tool_calls": [{}], "content": ""}],
+    [{"tool_calls": []}, {"refusal": "no"}, {"function_call": {"name": "f"}}, {"tool_calls": [CALL], "content": ""}],
 )
 def test_messages_may_be_calls_or_refusals_without_content(said: dict[str, Any]) -> None:
     assert chat(messages=[*USER, {"role": "assistant", "content": None} | said])
@@ -323,8 +326,6 @@ UNSERVED: dict[str, list[Any]] = {
     "best_of": [2, True],
     "suffix": ["x"],
     "guided_decoding_backend": ["xgrammar"],
-    "tools": [[{"type": "function"}]],
-    "tool_choice": ["required"],
     "modalities": [["text", "audio"]],
     "session_id": ["s"],
     "session_params": [{"id": "s"}],

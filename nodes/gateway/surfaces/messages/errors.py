@@ -29,7 +29,7 @@ _NAMES: Final = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
-    "chat_template_kwargs": "thinking",
+    "enable_thinking": "thinking",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 """Fields of chats, and what they are made from."""

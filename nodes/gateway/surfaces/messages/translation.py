@@ -10,10 +10,10 @@ from nodes.gateway.surfaces.messages.types import (
     CountTokensBody,
     JsonSchemaFormat,
     MessagesBody,
+    MessagesTool,
     ThinkingAdaptive,
     ThinkingDisabled,
     ThinkingEnabled,
-    Tool,
     ToolChoiceAny,
     ToolChoiceAuto,
     ToolChoiceNone,
@@ -71,8 +71,8 @@ def _sampling(body: MessagesBody) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _tools(tools: Sequence[Tool]) -> tuple[list[tuple[int, Tool]], list[str]]:
-    offered: list[tuple[int, Tool]] = []
+def _tools(tools: Sequence[MessagesTool]) -> tuple[list[tuple[int, MessagesTool]], list[str]]:
+    offered: list[tuple[int, MessagesTool]] = []
     skipped: list[str] = []
     for number, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
@@ -89,7 +89,7 @@ def _tools(tools: Sequence[Tool]) -> tuple[list[tuple[int, Tool]], list[str]]:
     return offered, skipped
 
 
-def _function(tool: Tool) -> dict[str, Any]:
+def _function(tool: MessagesTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -121,9 +121,7 @@ def _add_tool_choice(chat: dict[str, Any], body: CountTokensBody) -> None:
 
 def _add_thinking(chat: dict[str, Any], body: CountTokensBody) -> None:
     if isinstance(body.thinking, ThinkingEnabled | ThinkingDisabled):
-        thinks = isinstance(body.thinking, ThinkingEnabled)
-        # Of templates some ask for the one, some for the other.
-        chat["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+        chat["enable_thinking"] = isinstance(body.thinking, ThinkingEnabled)
 
 
 def hides_thinking(body: CountTokensBody) -> bool:

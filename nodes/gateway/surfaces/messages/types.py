@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct
 
 from nodes.gateway.openai_types import MAX_STOPS, StopString, TokenCount
+from nodes.gateway.tool_types import MAX_TOOLS, FunctionName
 
 ACCEPTED: Final = frozenset(
     {
@@ -29,9 +30,6 @@ ACCEPTED: Final = frozenset(
 
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {"container": (), "mcp_servers": ([],)}
 """By field: the values that change nothing; others are refused."""
-
-ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
-"""Longer than OpenAI's 64: clients put the name of a server before that of its tool."""
 
 
 class TextBlock(Struct, tag="text", frozen=True, kw_only=True):
@@ -91,7 +89,7 @@ class ToolUseBlock(Struct, tag="tool_use", frozen=True, kw_only=True):
     """A call of a tool, by the model."""
 
     id: Annotated[str, Meta(min_length=1)]
-    name: ToolName
+    name: Annotated[str, Meta(min_length=1)]
     input: dict[str, Raw]
 
 
@@ -124,12 +122,12 @@ class MessageParam(Struct, frozen=True, kw_only=True):
     content: str | list[Block]
 
 
-class Tool(Struct, frozen=True, kw_only=True):
+class MessagesTool(Struct, frozen=True, kw_only=True):
     """A tool of the client, with a schema. One of another `type` is the server's or has a schema known to models: such
     are not offered to the model.
     """
 
-    name: ToolName
+    name: FunctionName
     input_schema: dict[str, Raw] | None = None
     description: str | None = None
     strict: bool | None = None
@@ -151,7 +149,7 @@ class ToolChoiceAny(Struct, tag="any", frozen=True, kw_only=True):
 class ToolChoiceTool(Struct, tag="tool", frozen=True, kw_only=True):
     """A call of this tool."""
 
-    name: ToolName
+    name: str
     disable_parallel_tool_use: bool | None = None
 
 
@@ -206,7 +204,7 @@ class CountTokensBody(Struct, frozen=True, kw_only=True):
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
     model: str | None = None
     system: str | list[TextBlock] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[MessagesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
