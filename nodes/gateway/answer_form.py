@@ -2,7 +2,6 @@
 special. By the operator's flags, else by the model's chat template, which a tokenizer has.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from mesh.actor import Answer
@@ -18,19 +17,26 @@ from nodes.gateway.parsers import (
     marks_of,
     parser_of_template,
 )
+from nodes.gateway.parsers.written import CallForm
 from nodes.gateway.tool_fields import ToolUse
 from nodes.protocol import TemplateIs
 
 
 class AnswerForm(NamedTuple):
-    """`shown_ids`: marks that must reach the parsers. `short_ids`: the template takes ids of nine characters alone.
-    `shows_tools`: the template renders the tools that a request offers.
+    """`special_ids` are the marks that are tokens of their own, and must reach the parsers all the same. `short_ids`:
+    the template takes ids of nine characters alone. `shows_tools`: it renders the tools that a request offers.
+    `call_form`: how calls are written, if a parser of our own reads them.
     """
 
     names: ParserNames = ParserNames()
-    shown_ids: tuple[int, ...] = ()
+    special_ids: tuple[tuple[str, int], ...] = ()
     short_ids: bool = False
     shows_tools: bool = False
+    call_form: CallForm | None = None
+
+    @property
+    def shown_ids(self) -> list[int]:
+        return [token_id for _, token_id in self.special_ids]
 
     def check_tools(self, use: ToolUse) -> None:
         """Raise BadRequest if the model cannot be shown tools, or calls of it cannot be read."""
@@ -66,15 +72,13 @@ def form_of(answer: Answer, config: GatewayConfig) -> AnswerForm:
     )
     short_ids = names.calls in CALLS and CALLS[names.calls].short_ids
     try:
-        shown_ids = _ids_of(names, said.special_ids)
+        marks = marks_of(names)
     except ParserUnusable as error:
         raise Internal(str(error)) from error
-    return AnswerForm(names, shown_ids, short_ids, said.shows_tools)
+    special_ids = tuple((mark, said.special_ids[mark]) for mark in marks if mark in said.special_ids)
+    call_form = CALLS[names.calls].form_in(said.template) if names.calls in CALLS else None
+    return AnswerForm(names, special_ids, short_ids, said.shows_tools, call_form)
 
 
 def _chosen(flag: str, found: str | None) -> str | None:
     return found if not flag else None if flag == NO_PARSER else flag
-
-
-def _ids_of(names: ParserNames, special_ids: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(sorted(special_ids[mark] for mark in marks_of(names) if mark in special_ids))

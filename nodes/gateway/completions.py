@@ -16,6 +16,7 @@ from nodes.gateway.answer_form import AnswerForm
 from nodes.gateway.answering import Answering
 from nodes.gateway.answers import Answers
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.constraints import after_reasoning, with_calls
 from nodes.gateway.event_stream import EventStream, failed
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
@@ -120,12 +121,14 @@ class CompletionEndpoint:
         if job.answer.is_chat:
             form = await self._service.form.get()
             form.check_tools(job.tools)
+            job = with_calls(job, form)
             if form.is_parsed(job.answer.tools):
                 job = job._replace(shown_ids=form.shown_ids)
         prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens
         texts = job.prepare.texts or []
         if fields.echo and not texts:
             texts = [await self._service.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids]
+        job = after_reasoning(job, form, prepared.prompt_tail)
         if fields.reads is None and fields.prompt_reads is None:
             return _Prepared(job, form, prepared, None, texts)
         return _Prepared(job, form, prepared, await self._service.vocabulary.get(), texts)

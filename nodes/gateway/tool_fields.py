@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -12,6 +12,9 @@ from nodes.gateway.tool_types import CallOneOf, CallThis, FunctionDefinition, Na
 
 MAX_TOOL_BYTES: Final = 1 << 20
 """Of one chat's tools: a prompt of 100,000 tokens. It is rendered by a process that others wait for."""
+
+_MAX_REFS: Final = 8
+"""From name to name: more is a circle."""
 
 
 class OfferedTool(NamedTuple):
@@ -118,7 +121,36 @@ def _named(offered: Collection[OfferedTool], name: str, param: str) -> OfferedTo
 
 
 def _offered(function: FunctionDefinition) -> OfferedTool:
-    return OfferedTool(function.name, function.parameters or {}, bool(function.strict))
+    return OfferedTool(function.name, _resolved(function.parameters or {}), bool(function.strict))
+
+
+def _resolved(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With each property's own type where it is said elsewhere: parsers of values that are no JSON go by it."""
+    properties = parameters.get("properties")
+    shared = {**_named_schemas(parameters, "definitions"), **_named_schemas(parameters, "$defs")}
+    if not shared or not isinstance(properties, dict):
+        return parameters
+
+    def resolved(schema: Any, depth: int = 0) -> Any:
+        if not isinstance(schema, dict):
+            return schema  # pyright: ignore[reportUnknownVariableType] - of JSON
+        fields = cast("dict[str, Any]", schema)
+        ref = fields.get("$ref")
+        if isinstance(ref, str) and (name := ref.rpartition("/")[2]) in shared and depth < _MAX_REFS:
+            named = {key: value for key, value in fields.items() if key != "$ref"} | shared[name]
+            return resolved(named, depth + 1)
+        unions = {key: fields[key] for key in ("anyOf", "oneOf") if isinstance(fields.get(key), list)}
+        return fields | {key: [resolved(one, depth) for one in union] for key, union in unions.items()}
+
+    own = cast("dict[str, Any]", properties)
+    return {**parameters, "properties": {key: resolved(schema) for key, schema in own.items()}}
+
+
+def _named_schemas(parameters: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    named: Any = parameters.get(where)
+    if not isinstance(named, dict):
+        return {}
+    return {name: one for name, one in cast("dict[str, Any]", named).items() if isinstance(one, dict)}
 
 
 def _rendered(functions: Sequence[FunctionDefinition], param: str, within: str) -> bytes:

@@ -151,6 +151,24 @@ def asked_of(asks: Sequence[Ask]) -> list[Asked]:
         raise BadRequest(error.message, param=error.param, code=error.code) from None
 
 
+def with_asks(job: Job, asks: Sequence[Ask], checked: Sequence[Ask]) -> Job:
+    """The job with these asks, and those of them to be checked before, in the form in which they can be.
+
+    Raises `BadRequest` if they are too long.
+    """
+    # For its refusal alone: what is too long should not be prepared first.
+    asked_of(asks)
+    prepare = replace(
+        job.prepare,
+        asks=[ask.name for ask in asks],
+        words=[text for ask in asks for text in ask.texts()],
+        checks=asked_of(checked),
+    )
+    # A grammar ends an answer itself.
+    stop = replace(job.stop, ignore_eos=False) if any(ask.ends for ask in asks) else job.stop
+    return job._replace(asks=asks, prepare=prepare, stop=stop)
+
+
 def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
     # No token is asked for: one is drawn, and not shown.
     max_tokens = 1 if (given := _given_tokens(body)) == 0 else given or 0
@@ -310,23 +328,14 @@ class Validator:
             most = self._config.max_samples_per_call
             message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
             raise BadRequest(message, param="n", code="invalid_value")
-        asks, stop = self._asks(body), _stop_rules(body, self._config)
-        if asks:
-            prepare = replace(
-                prepare,
-                asks=[ask.name for ask in asks],
-                words=[text for ask in asks for text in ask.texts()],
-                checks=asked_of([ask for ask in asks if ask.is_checked]),
-            )
-        if any(ask.ends for ask in asks):
-            stop = replace(stop, ignore_eos=False)
-        return Job(
+        asks = self._asks(body)
+        job = Job(
             prompt_param=prompt_param,
             default_tokens=default_tokens,
             prepare=prepare,
             sampling=_sampling(body, self._config),
             seed=None if body.seed is None else body.seed & _MASK,
-            stop=stop,
+            stop=_stop_rules(body, self._config),
             n=n,
             stream=bool(body.stream),
             include_usage=options is not None and bool(options.include_usage),
@@ -336,15 +345,13 @@ class Validator:
             skip_special_tokens=body.skip_special_tokens is not False,
             unknown_fields=decoded.unknown_fields,
             client_id=body.request_id or body.rid or "",
-            asks=asks,
             tokens=_token_fields(body, asks),
         )
+        return with_asks(job, asks, [ask for ask in asks if ask.is_checked]) if asks else job
 
     def _asks(self, body: GenerationBody) -> list[Ask]:
         try:
             asks = read_asks(asdict(body), self._limits)
         except InvalidAsk as error:
             raise BadRequest(error.message, param=error.param, code=error.code) from None
-        # For its refusal alone: what is too long should not be prepared first.
-        asked_of(asks)
         return asks

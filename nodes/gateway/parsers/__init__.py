@@ -56,10 +56,12 @@ def make_parser(names: ParserNames, prompt_tail: str, tools: OfferedTools) -> An
         calls = CALLS[names.calls](tools) if names.calls and tools else None
     else:
         calls = make_installed(names.calls, tools, prompt_tail)
-    return AnswerParser(_reasoning_parser(names.reasoning, prompt_tail), calls)
+    return AnswerParser(reasoning_parser(names, prompt_tail), calls)
 
 
-def _reasoning_parser(name: str | None, prompt_tail: str) -> Parser | None:
+def reasoning_parser(names: ParserNames, prompt_tail: str) -> Parser | None:
+    """What reads the reasoning of one sample; None: nothing. Raises ParserUnusable."""
+    name = names.reasoning
     if name is None:
         return None
     if name not in REASONING:
@@ -101,5 +103,5 @@ def offered_tools(tools: Iterable[Mapping[str, Any]]) -> OfferedTools:
 __all__ = [
     "CALLS", "HARMONY", "NO_PARSER", "REASONING", "AnswerParser", "OfferedTools", "Parser", "ParserNames",
     "ParserUnusable", "check_names", "installed_parsers", "make_parser", "marks_of", "offered_tools",
-    "parser_of_template",
+    "parser_of_template", "reasoning_parser",
 ]  # fmt: skip

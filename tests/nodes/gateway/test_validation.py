@@ -345,8 +345,8 @@ def test_values_that_would_change_the_answer(field: str, value: Any) -> None:
 
 def test_what_describes_the_output_is_checked_by_a_tokenizer_and_ends_it() -> None:
     job = text(regex="a+", ignore_eos=True, min_tokens=3)
-    assert job.prepare.asks == ["min_tokens/1", "grammar/1"]
-    assert [one.name for one in job.prepare.checks] == ["grammar/1"]
+    assert job.prepare.asks == ["min_tokens/1", "grammar/2"]
+    assert [one.name for one in job.prepare.checks] == ["grammar/2"]
     # The end that the grammar leaves alone has to end it.
     assert (job.stop.ignore_eos, job.stop.min_tokens) == (False, 3)
     plain = text(ignore_eos=True, response_format={"type": "text"}, min_tokens=3)
