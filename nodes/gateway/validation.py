@@ -162,7 +162,8 @@ def with_asks(job: Job, asks: Sequence[Ask], checked: Sequence[Ask]) -> Job:
         job.prepare,
         asks=[ask.name for ask in asks],
         words=[text for ask in asks for text in ask.texts()],
-        checks=asked_of(checked),
+        # Each by itself: they go to a tokenizer alone, and describe in parts what is asked as one.
+        checks=[one for ask in checked for one in asked_of([ask])],
     )
     # A grammar ends an answer itself.
     stop = replace(job.stop, ignore_eos=False) if any(ask.ends for ask in asks) else job.stop

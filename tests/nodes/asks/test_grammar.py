@@ -275,7 +275,7 @@ def test_grammars_are_compiled_once_and_the_oldest_forgotten(monkeypatch: pytest
     matching._compiled.clear()
     for text in ("one", "two", "one", "three"):
         edits_of(open_asks(sent(regex=text), MODEL).editors, [])
-    assert [text for _, _, text in matching._compiled] == ["one", "three"]
+    assert [text for _, _, text, _ in matching._compiled] == ["one", "three"]
 
 
 @pytest.mark.parametrize("size", [SPEC.vocab_size - 100, SPEC.vocab_size + 70])

@@ -137,7 +137,7 @@ class FakeTokenizer(Actor):
             if messages[0]["role"] == "bad":
                 call.fail("template_error", "the template does not like this role", param="messages")
                 return
-            texts = ["".join(str(m["content"]) for m in messages)]
+            texts = ["".join(str(m.get("content") or "") for m in messages)]
         else:
             texts = message.texts or []
         prompts = message.token_ids or [list(text.encode()) for text in texts]
@@ -280,7 +280,6 @@ class FakeScheduler(Actor):
         submit = held.submit
         before = shown(held.output_ids[:start], submit.spec.stop.stop, final=False)
         text = shown(held.output_ids, submit.spec.stop.stop, final=held.finish is not None)
-        stops, whole = submit.spec.stop.stop if held.finish else [], decode(held.output_ids, final=False)
         reads = open_asks(submit.spec.sampling.asks, DrawnModel(257)).reads
         new = range(start, len(held.output_ids))
         beside = [] if reads is None else [payload_of(at, held.output_ids[at], reads) for at in new]
@@ -288,7 +287,8 @@ class FakeScheduler(Actor):
             request_id=submit.request_id, attempt=submit.attempt, position=start, token_ids=held.output_ids[start:],
             text_offset=len(before), text=text[len(before):], finish_reason=held.finish,
             num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
-            extras=beside, stop_string=next((stop for stop in stops if stop in whole), ""),
+            extras=beside,
+            stop_string=found_in(held.output_ids, submit.spec.stop.stop) if held.finish == "stop" else "",
         )  # fmt: skip
 
     def stats(self) -> dict[str, float]:
@@ -328,6 +328,11 @@ def shown(token_ids: list[int], stops: list[str], *, final: bool) -> str:
         return text[: min(cuts)]
     held_back = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return text if final or not held_back else text[: -max(held_back)]
+
+
+def found_in(token_ids: list[int], stops: list[str]) -> str:
+    text = decode(token_ids, final=True)
+    return next((stop for stop in stops if stop in text), "")
 
 
 class Silent(Actor):
