@@ -11,11 +11,12 @@ from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.protocol import PromptRead, RowError, StepResult, Submit
 from nodes.request import RequestSpec, Sampling, StopRules
 from nodes.scheduler.batch.step import Step
-from nodes.scheduler.events import Outbox
+from nodes.scheduler.events import Outbox, SendStep
 from nodes.scheduler.finish import streams
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.result_check import find_problem
+from tests.nodes.scheduler.test_pipeline import bench
 
 PROMPT = list(range(100, 140))
 
@@ -74,6 +75,22 @@ def test_a_gateway_is_told_once_what_is_new_and_again_what_it_asks_for(monkeypat
     out.read(later, 9, 7, payload(10, 7))
     out.tell_read(later, 1)
     assert [said.position for said in told(outbox)][-1] == 10, "it has nothing of what comes before"
+
+
+def test_a_position_that_is_read_has_the_time_of_another_token() -> None:
+    pipeline = bench()
+
+    def timeout_s(*, is_read: bool) -> float:
+        one = sequence(is_read=is_read)
+        step = Step(array("i", [0, 1, 0, 32, 0, 0, 2]), [one], array("i", PROMPT[:32]), array("i", [1, 2]), [])
+        pipeline.pipeline.send(step, 0.0)
+        [sent] = [command.plan for command in pipeline.outbox.take() if isinstance(command, SendStep)]
+        return sent.timeout_s
+
+    timeout_s(is_read=False)
+    assert pipeline.result(1, [-1], elapsed_s=3.05) == [[-1]]
+    assert timeout_s(is_read=False) == pytest.approx(30.5)
+    assert timeout_s(is_read=True) == pytest.approx(61.0)
 
 
 def test_what_a_worker_may_say_of_a_prompt() -> None:
