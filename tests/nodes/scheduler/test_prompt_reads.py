@@ -16,6 +16,7 @@ from nodes.scheduler.finish import streams
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.result_check import find_problem
+from tests.nodes.scheduler.scheduler_world import started
 from tests.nodes.scheduler.test_pipeline import bench
 
 PROMPT = list(range(100, 140))
@@ -112,3 +113,39 @@ def test_what_a_worker_may_say_of_a_prompt() -> None:
     assert one.reading is not None
     one.reading.add(1, 1, b"four")
     assert "reads 16 positions" in problem(payload(1, 16), b""), "all payloads of a prompt have one size"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prompt_whose_reading_is_interrupted_is_read_once_and_right(depth: int) -> None:
+    world = started(num_pages={"m": 24}, pipeline_depth=depth)
+    core = world.cores["m"]
+    for base in (1, 2, 3):
+        world.submit([base * 10 + at for at in range(8)], "m", max_tokens=24, ignore_eos=True)
+        core.growth.new_token_ratio = 0.1
+    world.until(lambda: core.results.num_output_tokens >= 3)
+    # As if the others were about to end: they are not, and take its pages while it is prefilled.
+    core.growth.new_token_ratio = 0.02
+    read = world.submit([2 + at * 7 % 90 for at in range(48)], "m", max_tokens=3, is_read=True)
+    victims: list[tuple[int, bool]] = []
+    preempt = core.running.preempt
+
+    def watched(victim: Sequence) -> None:
+        if victim.reading is not None:
+            victims.append((victim.reading.next, victim.reading.is_whole))
+        preempt(victim)
+
+    core.running.preempt = watched
+    world.settle()
+    assert read.finish
+    assert [at for at, is_whole in victims if at > 1 and not is_whole], "it was preempted between two chunks"
+
+
+def test_a_prompt_is_read_in_chunks_beside_others_and_over_a_worker_s_death() -> None:
+    world = started()
+    requests = [world.submit(list(range(2, 45 + n)), "m", max_tokens=4, is_read=bool(n % 2)) for n in range(4)]
+    world.until(lambda: any(request.reading and request.reading.next > 9 for request in requests))
+    assert not any(request.reading and request.reading.is_whole for request in requests)
+    world.restart_worker("m")
+    world.settle()
+    assert all(request.finish for request in requests)
+    assert [request.num_cached_tokens for request in requests if request.reading] == [0, 0], "nothing is reused unread"
