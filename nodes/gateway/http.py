@@ -188,6 +188,28 @@ class Pages:
         )
 
 
+def _generating(
+    service: GatewayService,
+    validator: Validator,
+    observer: HttpObserver,
+    budget: BodyBudget,
+    kept: KeptResponses | None,
+) -> dict[str, Handler]:
+    config = service.config
+    served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
+    fingerprint = "fp_" + hashlib.sha256(f"{server_version()} {served}".encode()).hexdigest()[:10]
+    handlers: dict[str, Handler] = {
+        surface.path: CompletionEndpoint(
+            service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
+        )
+        for surface in SURFACES
+    }
+    handlers[RESPONSES.path] = ResponsesEndpoint(
+        service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
+    )
+    return handlers
+
+
 class GatewayApp:
     """The ASGI application of one gateway."""
 
@@ -202,9 +224,6 @@ class GatewayApp:
     ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
-        served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
-        identity = f"{server_version()} {served}"
-        fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
         self._keys = keys
 
@@ -214,18 +233,9 @@ class GatewayApp:
             prefix = surfaces[path].id_prefix if path in surfaces else "req-"
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
-        generating: dict[str, Handler] = {
-            path: CompletionEndpoint(
-                service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
-            )
-            for path, surface in surfaces.items()
-        }
-        generating[RESPONSES.path] = ResponsesEndpoint(
-            service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
-        )
         responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
-            **generating,
+            **_generating(service, validator, observer, budget, kept),
             COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
