@@ -100,13 +100,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     groups of that kind. `served_name` is what clients call the model, by default the model's own name; several names
     are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
-    browsers may send requests, or `*`. `logprobs_of` is the distribution of which logprobs are answered: the model's
+    browsers may send requests, or `*`. `api_key_file` is this host's file of the API keys that clients must send
+    (`cli/plan/api_keys.py`); "": none. `logprobs_of` is the distribution of which logprobs are answered: the model's
     own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. `tool_call_parser` and
     `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
     `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may come back to, like
-    `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:
-    `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
-    roles too, and are sent requests.
+    `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration: `[roles.gateway] max_inflight
+    = 100`. With `external`, actors that no supervisor of the mesh knows may have its roles too, and are sent requests.
 
     With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
     in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry
@@ -127,6 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()
+    api_key_file: str = ""
     logprobs_of: LogprobsOf = "raw"
     responses_store: str = ""
     tool_call_parser: str = ""
@@ -338,7 +339,14 @@ def parse_bytes(text: str, name: str = "--kv-memory ([kv] memory)") -> int:
     return int(float(number) * 1024 ** " kmgt".index(unit or " "))
 
 
-_OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY"})
+API_KEYS_VARIABLE: Final = "KVMESH_API_KEYS"
+API_KEY_VARIABLE: Final = "KVMESH_API_KEY"
+_OTHER_VARIABLES: Final = frozenset(
+    {
+        "KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY", API_KEYS_VARIABLE,
+        API_KEY_VARIABLE,
+    }
+)  # fmt: skip
 """Documented variables that are not settings of a mesh."""
 _HOST_VARIABLE: Final = "KVMESH_HOST"
 _NOT_BY_WORDS: Final = ("roles", "hosts", "on")

@@ -18,13 +18,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.actor_figures import actor_figures
+from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
-from nodes.gateway.errors import ApiError, UnknownModel, UnknownRoute, WrongMethod
+from nodes.gateway.errors import ApiError, Unauthorized, UnknownModel, UnknownRoute, WrongMethod
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
@@ -49,6 +50,14 @@ SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES)
 """The routes that generate."""
 RESPONSE: Final = RESPONSES.path + "/{response_id}"
 HTML = b"text/html; charset=utf-8"
+
+OPEN: Final = frozenset(
+    {
+        "/health", "/health/live", "/health/ready", "/health/generate", "/ping", "/healthz", "/health_generate",
+        "/metrics",
+    }
+)  # fmt: skip
+"""Answered without an API key: what asks for these often cannot send one, and they say nothing of requests."""
 
 
 def server_version() -> str:
@@ -137,12 +146,12 @@ class Pages:
         await call.respond(200, page, content_type=HTML)
 
     async def _read(self, call: HttpCall) -> bytes:
-        self._service.enter_call()
+        self._service.enter_call(call.key)
         try:
             return await call.read_body(self._budget)
         finally:
             call.forget_body()
-            self._service.leave_call()
+            self._service.leave_call(call.key)
 
     def _card(self, name: str) -> ModelCard:
         config = self._config
@@ -165,6 +174,7 @@ class GatewayApp:
         scraper: Scraper,
         observer: HttpObserver,
         budget: BodyBudget,
+        keys: Authorization | None = None,
         kept: KeptResponses | None = None,
     ) -> None:
         config, validator = service.config, Validator(service.config)
@@ -173,13 +183,15 @@ class GatewayApp:
         identity = f"{server_version()} {served}"
         fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
+        self._keys = keys
 
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
+            asked = None if path in OPEN else keys
             if (surface := surfaces.get(path)) is None:
-                return Endpoint(path, handler, observer)
-            return Endpoint(path, handler, observer, surface.id_prefix, surface.errors)
+                return Endpoint(path, handler, observer, keys=asked)
+            return Endpoint(path, handler, observer, surface.id_prefix, surface.errors, asked)
 
         generating: dict[str, Handler] = {
             path: CompletionEndpoint(
@@ -246,8 +258,14 @@ class GatewayApp:
         return self._refuse(request, WrongMethod(message), allowed)
 
     def _refuse(self, request: Request, error: ApiError, headers: dict[str, str] | None = None) -> Response:
-        self._observer.answered("unknown", error.status)
         names = names_of(dict(request.headers.raw), path=request.url.path)
+        if self._keys is not None:
+            try:
+                names = names._replace(key=self._keys.key_of(dict(request.headers.raw)).name)
+            except Unauthorized as unauthorized:
+                # Which paths there are is said to those alone who may ask.
+                error, headers = unauthorized, {"www-authenticate": "Bearer"}
+        self._observer.answered("unknown", error.status)
         self._observer.failed(names, error)
         said = {name.decode(): value.decode() for name, value in names.headers()}
         return Response(
