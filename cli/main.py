@@ -52,6 +52,12 @@ MemFractionOption = Annotated[
 DeterministicOption = Annotated[
     bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
 ]
+AttributionOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-attribution", help="Leave Claude Code's line about itself in prompts: nothing is cached then."
+    ),
+]
 MemorySaverOption = Annotated[
     bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
 ]
@@ -128,6 +134,7 @@ def up(
     api_key_file: ApiKeyFileOption = None,
     logprobs_of: LogprobsOption = None,
     responses_store: ResponsesOption = None,
+    keep_attribution: AttributionOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,

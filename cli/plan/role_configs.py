@@ -51,6 +51,7 @@ PLANNED: Final = {
     "directory": "kv.directory",
     "group": _GROUPS,
     "host": "host",
+    "keep_attribution": "keep_attribution",
     "logprobs_of": "logprobs_of",
     "model": "model",
     "model_name": "served_name",

@@ -22,7 +22,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     a request took `slow_request_s`, the log says where its time went; 0: never.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
-    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
+    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
+    `keep_attribution` the line that Claude Code writes about itself, another one in each request, stays in prompts.
     `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
     calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing. Raises ValueError
     for a parser that is not there.
@@ -44,6 +45,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_of: LogprobsOf = "raw"
     responses_file: str = ""
     responses_store_bytes: int = 0
+    keep_attribution: bool = False
     tool_call_parser: str = ""
     reasoning_parser: str = ""
 

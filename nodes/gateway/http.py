@@ -25,7 +25,15 @@ from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
-from nodes.gateway.errors import ApiError, Unauthorized, UnknownModel, UnknownRoute, WrongMethod
+from nodes.gateway.errors import (
+    OPENAI_ERRORS,
+    ApiError,
+    ErrorForm,
+    Unauthorized,
+    UnknownModel,
+    UnknownRoute,
+    WrongMethod,
+)
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
@@ -37,6 +45,8 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.messages.surface import MESSAGES
+from nodes.gateway.surfaces.messages.types import TokensCount
 from nodes.gateway.surfaces.responses.endpoint import ResponsePages, ResponsesEndpoint
 from nodes.gateway.surfaces.responses.kept import KeptResponses
 from nodes.gateway.surfaces.responses.surface import RESPONSES
@@ -46,9 +56,19 @@ from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
-SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES)
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, MESSAGES, RESPONSES)
 """The routes that generate."""
+
+COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"
 RESPONSE: Final = RESPONSES.path + "/{response_id}"
+
+
+def errors_of(path: str) -> ErrorForm:
+    """How errors of a path are told: as its surface does, or the surface that it is below."""
+    surfaces = (surface for surface in SURFACES if f"{path}/".startswith(f"{surface.path}/"))
+    return next((surface.errors for surface in surfaces), OPENAI_ERRORS)
+
+
 HTML = b"text/html; charset=utf-8"
 
 OPEN: Final = frozenset(
@@ -115,6 +135,12 @@ class Pages:
         token_ids = prepared.token_ids[0]
         answer = Tokenized(count=len(token_ids), max_model_len=self._config.context_length, tokens=token_ids)
         await call.respond(200, msgspec.json.encode(answer))
+
+    async def count_tokens(self, call: HttpCall) -> None:
+        question, unknown_fields = MESSAGES.counted(self._validator, await self._read(call), call.request_id)
+        self._observer.unknown_fields(unknown_fields, call.names.path)
+        prepared = await self._service.prepare(question, prompt_param="messages")
+        await call.respond(200, msgspec.json.encode(TokensCount(input_tokens=len(prepared.token_ids[0]))))
 
     async def detokenize(self, call: HttpCall) -> None:
         body, unknown_fields = self._validator.detokenize(await self._read(call))
@@ -189,9 +215,8 @@ class GatewayApp:
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
             asked = None if path in OPEN else keys
-            if (surface := surfaces.get(path)) is None:
-                return Endpoint(path, handler, observer, keys=asked)
-            return Endpoint(path, handler, observer, surface.id_prefix, surface.errors, asked)
+            prefix = surfaces[path].id_prefix if path in surfaces else "req-"
+            return Endpoint(path, handler, observer, prefix, errors_of(path), asked)
 
         generating: dict[str, Handler] = {
             path: CompletionEndpoint(
@@ -205,6 +230,7 @@ class GatewayApp:
         responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
             **generating,
+            COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
         }
@@ -221,6 +247,8 @@ class GatewayApp:
             "/ping": health.ready,
             "/healthz": health.live,
             "/health_generate": health.generate,
+            # Claude Code's.
+            "/api/hello": health.live,
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/openapi.json": pages.openapi,
@@ -268,6 +296,6 @@ class GatewayApp:
         self._observer.answered("unknown", error.status)
         self._observer.failed(names, error)
         said = {name.decode(): value.decode() for name, value in names.headers()}
-        return Response(
-            error.body(names.ours), error.status, {**(headers or {}), **said}, media_type="application/json"
-        )
+        form = errors_of(request.url.path)
+        body, status = form.body(error, names.ours), form.status(error)
+        return Response(body, status, {**(headers or {}), **said}, media_type="application/json")

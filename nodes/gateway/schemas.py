@@ -11,27 +11,24 @@ from typing import Any, Final
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.openai_types import REFUSAL_PART, TEXT_PARTS
-from nodes.gateway.unsupported import NEUTRAL_VALUES
+from nodes.gateway.surfaces.messages.turns import BLOCKS_OF
+from nodes.gateway.surfaces.messages.types import REFUSED
+from nodes.gateway.unsupported import NEUTRAL_VALUES, NeutralValues
 from nodes.request import MAX_TOKEN_ID
 
 Schema = dict[str, Any]
 
 BODIES: Final = ("ChatCompletionBody", "CompletionBody", "TokenizeBody", "DetokenizeBody")
+MESSAGES_BODIES: Final = ("MessagesBody", "CountTokensBody")
 _NULL: Final[Schema] = {"type": "null"}
 
 
 def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priority: bool) -> None:
     """Write all this into `components`, by type name. `takes_priority`: schedulers heed a request's priority."""
     token_id: Schema = {"type": "integer", "minimum": 0, "maximum": (config.vocab_size or MAX_TOKEN_ID + 1) - 1}
-    for name in BODIES:
-        fields = components[name]["properties"]
-        fields["model"] = _or_null({"enum": list(config.served_names)})
-        for field, values in NEUTRAL_VALUES.items():
-            if field not in fields:
-                fields[field] = {
-                    "enum": [None, *values],
-                    "description": "Other values are not supported and are refused.",
-                }
+    for names, neutral in ((BODIES, NEUTRAL_VALUES), (MESSAGES_BODIES, REFUSED)):
+        for name in names:
+            _narrow_fields(components[name]["properties"], neutral, config)
     for name in BODIES[:2]:
         _narrow_generation(components[name], token_id, config, takes_priority=takes_priority)
     # Of completions, 0 asks for logprobs too.
@@ -46,9 +43,17 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
     components["DetokenizeBody"]["properties"]["tokens"]["items"] = token_id
     components["StreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
     _narrow_messages(components)
+    _narrow_blocks(components)
     responses = components["ResponsesBody"]
     _narrow_sampling(responses, token_id, config, takes_priority=takes_priority)
     _narrow_responses(responses["properties"], components, config)
+
+
+def _narrow_fields(fields: Schema, neutral: NeutralValues, config: GatewayConfig) -> None:
+    fields["model"] = _or_null({"enum": list(config.served_names)})
+    for field, values in neutral.items():
+        if field not in fields:
+            fields[field] = {"enum": [None, *values], "description": "Other values are not supported and are refused."}
 
 
 def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, *, takes_priority: bool) -> None:
@@ -158,6 +163,18 @@ def _narrow_messages(components: dict[str, Schema]) -> None:
     prompt, messages = {"prompt": {"type": "string"}}, {"messages": {"type": "array"}}
     either = [_having(prompt, without="messages"), _having(messages, without="prompt")]
     _all_of(components["TokenizeBody"], {"anyOf": either})
+
+
+def _narrow_blocks(components: dict[str, Schema]) -> None:
+    """Which blocks the roles of Anthropic's API have, and that an offered tool has a schema."""
+    either: list[Schema] = []
+    for role, kinds in BLOCKS_OF.items():
+        allowed = {"anyOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]}
+        content: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": allowed}]}
+        either.append(_having({"role": {"const": role}, "content": content}))
+    _all_of(components["MessageParam"], {"anyOf": either})
+    hosted = _having({"type": {"not": {"enum": [None, "custom"]}}})
+    _all_of(components["MessagesTool"], {"anyOf": [_having({"input_schema": {"type": "object"}}), hosted]})
 
 
 def _prompt(token_id: Schema, most: int) -> Schema:

@@ -23,7 +23,12 @@ ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class Writer(ABC):
-    """Writes the events of one call. Samples have numbers; `end` is with the last piece of each, after its events."""
+    """Writes the events of one call. Samples have numbers; `end` is with the last piece of each, after its events.
+
+    `ping` is an event without news, for a surface that has one: it breaks long silences.
+    """
+
+    ping: ClassVar[bytes] = b""
 
     def start(self) -> bytes:
         """The first events, before there is output."""

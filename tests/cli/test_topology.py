@@ -130,6 +130,11 @@ def test_gateways_of_a_host_keep_responses_in_one_file():
         planned(responses_store="much")
 
 
+def test_gateways_know_whether_to_keep_attribution():
+    assert not configs(planned(), "gateway")[0].keep_attribution
+    assert configs(planned(keep_attribution=True), "gateway")[0].keep_attribution
+
+
 def test_only_what_differs_from_the_defaults_is_written():
     gateway = next(launch for launch in planned().actors if launch.role == "gateway")
     assert set(gateway.config) == {"model_name", "model", "context_length", "context", "vocab_size"}

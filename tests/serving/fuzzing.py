@@ -19,7 +19,9 @@ HOSTILE = (
     '{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}', '"{{ 7*7 }}{% for i in range(10**9) %}"',
 )  # fmt: skip
 LONGEST_TEXT = 40
-ENDS = (b"data: [DONE]", b"event: response.completed", b"event: response.incomplete")
+ENDS = (
+    b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: message_stop",
+)  # fmt: skip
 """How a stream begins its last event."""
 
 
@@ -135,7 +137,7 @@ class Client:
 
 
 def check(exchange: Exchange, statuses: frozenset[int], what: object) -> None:
-    """The status is one that the document names and no 5xx, and an error has OpenAI's form, in a stream too."""
+    """The status is one that the document names and no 5xx, and an error has its surface's form, in a stream too."""
     assert exchange.status in statuses, (exchange, what)
     assert exchange.status < 500, (exchange, what)
     if exchange.status >= 400:
@@ -150,8 +152,13 @@ def check(exchange: Exchange, statuses: frozenset[int], what: object) -> None:
 
 
 def check_error(answer: Any, what: object) -> None:
-    assert set(answer) == {"error"}, (answer, what)
     error = answer["error"]
+    if answer.get("type") == "error":
+        assert set(answer) == {"type", "error", "request_id"}, (answer, what)
+        assert set(error) == {"type", "message"}, (answer, what)
+        assert error["message"], what
+        return
+    assert set(answer) == {"error"}, (answer, what)
     assert set(error) - {"request_id"} == {"message", "type", "param", "code"}, (answer, what)
     assert isinstance(error["message"], str), what
     assert error["message"], what
