@@ -43,10 +43,10 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
     components["DetokenizeBody"]["properties"]["tokens"]["items"] = token_id
     components["StreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
     _narrow_messages(components)
+    _narrow_blocks(components)
     responses = components["ResponsesBody"]
     _narrow_sampling(responses, token_id, config, takes_priority=takes_priority)
     _narrow_responses(responses["properties"], components, config)
-    _narrow_blocks(components)
 
 
 def _narrow_fields(fields: Schema, neutral: NeutralValues, config: GatewayConfig) -> None:

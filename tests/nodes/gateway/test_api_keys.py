@@ -44,11 +44,11 @@ def with_keys(path: Path, test: Callable[[Ring, httpx.AsyncClient], Any], *lines
 def test_all_routes_but_those_of_health_and_metrics_want_a_key(tmp_path: Path) -> None:
     async def test(ring: Ring, client: httpx.AsyncClient) -> None:
         for operation in OPERATIONS:
-            path = operation.path.replace("{model_id}", "bytes")
+            path = operation.path.replace("{model_id}", "bytes").replace("{response_id}", "resp_1")
             answer = await client.request(operation.method, path, json=operation.example)
             assert answer.status_code == (200 if path in OPEN else 401), path
             allowed = await client.request(operation.method, path, json=operation.example, headers=ALICE)
-            assert allowed.status_code == 200, path
+            assert allowed.status_code == (404 if "{response_id}" in operation.path else 200), path
         assert len(OPEN) == 8
         for method, path in (("GET", "/nope"), ("POST", "/v1/models"), ("OPTIONS", "/v1/models")):
             assert (await client.request(method, path)).status_code == 401
