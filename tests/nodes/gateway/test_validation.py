@@ -478,6 +478,7 @@ def test_asks_are_read_from_a_body_and_named_to_tokenizers() -> None:
     assert job.prepare.words == ["no", " no"]
     assert chat(bad_words=["\n"]).prepare.words == ["\n", " \n"]
     assert refused(chat, bad_words=["a", ""]).param == "bad_words.1"
+    assert refused(chat, bad_words=["a"] * 10_000).param == "bad_words"
     assert refused(chat, allowed_token_ids=[1000]).param == "allowed_token_ids"
     assert refused(chat, presence_penalty=2.5).param == "presence_penalty"
     assert refused(chat, frequency_penalty=float("nan")).param is None, "JSON has no such number"
