@@ -352,6 +352,12 @@ class Version(Struct, frozen=True, kw_only=True):
     version: str
 
 
+class ServerLoad(Struct, frozen=True, kw_only=True):
+    """Answer of GET /load, as vLLM's: how many calls this gateway is working on."""
+
+    server_load: int
+
+
 class Readiness(Struct, frozen=True, kw_only=True):
     """Answer of the health routes; `reasons` lists what is missing."""
 

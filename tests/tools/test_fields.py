@@ -28,6 +28,7 @@ READ_OTHERWISE = {
     "ChatCompletion.prompt_token_ids": HTTP,
     "CompletionChoice.prompt_token_ids": HTTP,
     "PromptLogprob.decoded_token": HTTP,
+    "ServerLoad.server_load": HTTP,
     "ActorFigures.output_tokens_per_s": "in `meshctl ps -o json`",
     "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,
