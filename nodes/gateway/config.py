@@ -5,6 +5,7 @@ import msgspec
 from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
 from nodes.model_spec import Quantization
+from nodes.models.fill_in import FillIn
 from nodes.request import SamplingDefaults
 
 
@@ -15,7 +16,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask for one of `aliases` as well. `sampling_defaults` apply where a request does not say how it is sampled.
     `logprobs_of` is whose logprobs are answered: the model's own, or of what edits and temperature made of it.
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
-    `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
+    `fill_in` are the tokens by which the model takes a `suffix` (None: it does not), `template_reads` the variables of
+    its chat template that requests have fields for. `vocab_size` 0 means unknown: token ids are then checked by the
+    tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
     a request took `slow_request_s`, the log says where its time went; 0: never.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
@@ -31,6 +34,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     quantization: Quantization = "none"
     vocab_size: int = 0
+    fill_in: FillIn | None = None
+    template_reads: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     reuse_port: bool = False

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
 from nodes.asks import fields_of
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
+from nodes.gateway.truncation import TruncationFields
 from nodes.request import TokenId
 
 MAX_STOPS = 16
@@ -42,7 +43,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(Struct, frozen=True, kw_only=True):
+class GenerationBody(TruncationFields, frozen=True, kw_only=True):
     """What chat and text completions have in common."""
 
     model: str | None = None
@@ -97,7 +98,10 @@ class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Raw] | None = None
+    documents: list[dict[str, Any]] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
@@ -107,6 +111,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Prompt
+    suffix: str | None = None
     add_special_tokens: bool | None = None
 
 

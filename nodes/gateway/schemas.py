@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.openai_types import REFUSAL_PART, TEXT_PARTS
+from nodes.gateway.prompt_fields import NEUTRAL_VERBOSITY
+from nodes.gateway.truncation import MOST_KEPT
 from nodes.gateway.unsupported import NEUTRAL_VALUES
 from nodes.request import MAX_TOKEN_ID
 
@@ -45,6 +47,7 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
     components["CompletionBody"]["properties"]["prompt"] = _prompt(token_id, config.max_prompts_per_call)
     components["DetokenizeBody"]["properties"]["tokens"]["items"] = token_id
     components["StreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
+    _narrow_prompt_fields(components["CompletionBody"], components["ChatCompletionBody"], config)
     _narrow_messages(components)
 
 
@@ -59,6 +62,8 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         fields[field]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
+    kept = {"type": "integer", "minimum": -1, "maximum": MOST_KEPT, "not": {"const": 0}}
+    fields["truncate_prompt_tokens"] = _or_null(kept)
     if not takes_priority:
         fields["priority"] = {
             "enum": [None, 0],
@@ -85,6 +90,20 @@ def _narrow_prompt_logprobs(schema: Schema, echo: Schema) -> None:
     some = {field: {"not": {"const": 0}} for field in ("max_tokens", "max_completion_tokens")}
     shown = [_having(fields) for fields in (read, echo) if fields]
     _all_of(schema, {"anyOf": [{"properties": some}, *shown]})
+
+
+def _narrow_prompt_fields(text: Schema, chat: Schema, config: GatewayConfig) -> None:
+    none, why = {"enum": [None, ""]}, "The served model knows no others."
+    if config.fill_in is None:
+        text["properties"]["suffix"] = {**none, "description": why}
+    else:
+        several = {"type": "array", "items": {"type": "string"}}
+        filled = {"prompt": {"anyOf": [{"type": "string"}, several]}, "echo": {"enum": [None, False]}}
+        _all_of(text, {"anyOf": [{"properties": {"suffix": none}}, {"properties": filled}]})
+    neutrals: dict[str, Any] = {"documents": [], "verbosity": NEUTRAL_VERBOSITY}
+    for field, neutral in neutrals.items():
+        if field not in config.template_reads:
+            chat["properties"][field] = {"enum": [None, neutral], "description": why}
 
 
 def _narrow_messages(components: dict[str, Schema]) -> None:

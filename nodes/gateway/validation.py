@@ -28,6 +28,8 @@ from nodes.gateway.openai_types import (
     GenerationBody,
     TokenizeBody,
 )
+from nodes.gateway.prompt_fields import with_suffix, with_template_fields
+from nodes.gateway.truncation import truncated
 from nodes.protocol import Prepare
 from nodes.request import Asked, Sampling, StopRules
 
@@ -262,8 +264,10 @@ class Validator:
             chat_template_kwargs=_kwargs(decoded.fields, body),
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
+            chat_special_tokens=bool(body.add_special_tokens),
             extra_key=_extra_key(body),
         )
+        prepare = with_template_fields(prepare, body, decoded.fields, self._config)
         return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body))
 
     def text(self, data: bytes, request_id: str) -> Job:
@@ -271,6 +275,7 @@ class Validator:
         body: CompletionBody = decoded.body
         _check_model(body.model, self._config)
         texts, token_ids = prompts_of(body.prompt, self._config)
+        texts = with_suffix(texts, body, echo=bool(asdict(body).get("echo")), config=self._config)
         prepare = Prepare(
             request_id=request_id,
             texts=texts,
@@ -297,6 +302,7 @@ class Validator:
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
             add_special_tokens=body.add_special_tokens is not False,
+            chat_special_tokens=bool(body.add_special_tokens),
             route=False,
         )
         return prepare, decoded.unknown_fields
@@ -332,6 +338,7 @@ class Validator:
                 words=[text for ask in asks for text in ask.texts()],
                 checks=asked_of([ask for ask in asks if ask.is_checked]),
             )
+        prepare = truncated(prepare, body, stop, default_tokens, self._config)
         if any(ask.ends for ask in asks):
             stop = replace(stop, ignore_eos=False)
         return Job(

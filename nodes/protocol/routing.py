@@ -22,7 +22,9 @@ class Prepare(Message, frozen=True):
     `asks` are the names of what the request asks of its draws: only groups that can do all of them are chosen
     (`unsupported_ask` if there is none, `no_capacity` while one that could is away). `words` are texts whose ids an ask
     needs, each encoded by itself, without special tokens. `checks` are those asks whose values have to be tried out
-    before they are served.
+    before they are served. `chat_special_tokens`: the tokenizer adds its own to a chat, too, beside the template's.
+    Of a prompt with more than `truncate_to` tokens (0: any number) only the last so many are served, with
+    `truncate_end` the first; those that the tokenizer added to a text are kept.
     """
 
     request_id: str
@@ -40,6 +42,9 @@ class Prepare(Message, frozen=True):
     asks: list[str] = []
     words: list[str] = []
     checks: list[Asked] = []
+    chat_special_tokens: bool = False
+    truncate_to: int = 0
+    truncate_end: bool = False
 
 
 class Route(Message, frozen=True):

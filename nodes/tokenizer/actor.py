@@ -50,6 +50,7 @@ from nodes.tokenizer.routing import (
     MembersChanged,
     RoutingCore,
 )
+from nodes.tokenizer.truncation import Truncation
 
 _TEMPLATE_CHARS: Final = 1 << 16
 """Room for a template's own text when tokens are only counted."""
@@ -166,39 +167,43 @@ class TokenizerActor(Actor):
     def _on_prepare(self, call: Call, message: Prepare) -> None:
         if sum(field is not None for field in (message.chat, message.texts, message.token_ids)) != 1:
             raise InvalidRequest("exactly one of chat, texts and token_ids must be given")
-        began = self.ctx.now()
+        began, truncation = self.ctx.now(), Truncation(message.truncate_to, message.truncate_end)
         if message.checks and not self._checks.have_passed(message.checks):
             self.ctx.spawn(self._prepare_slowly(call, message, began), name=f"prepare {message.request_id}")
         elif message.token_ids is not None:
-            self._reply_prepared(call, message, message.token_ids, "prompt", began)
+            self._reply_prepared(call, message, [*map(truncation.cut, message.token_ids)], "prompt", began)
         elif message.texts is not None and sum(map(len, message.texts)) <= self._config.inline_chars:
-            special = message.add_special_tokens
-            prompts = [self._encoder.encode(text, add_special_tokens=special) for text in message.texts]
-            self._reply_prepared(call, message, prompts, "prompt", began)
+            encode = partial(self._encoder.encode, add_special_tokens=message.add_special_tokens, truncation=truncation)
+            self._reply_prepared(call, message, [*map(encode, message.texts)], "prompt", began)
         else:
             self.ctx.spawn(self._prepare_slowly(call, message, began), name=f"prepare {message.request_id}")
 
     async def _prepare_slowly(self, call: Call, message: Prepare, began: float) -> None:
         try:
             await self._checks.check(message.checks)
+            truncation = Truncation(message.truncate_to, message.truncate_end)
             if message.token_ids is not None:
-                self._reply_prepared(call, message, message.token_ids, "prompt", began)
+                self._reply_prepared(call, message, [*map(truncation.cut, message.token_ids)], "prompt", began)
                 return
             tail = ""
             if message.texts is not None:
                 texts, param, special = message.texts, "prompt", message.add_special_tokens
             else:
-                texts, param, special = [await self._render(message)], "messages", False
+                texts, param, special = [await self._render(message)], "messages", message.chat_special_tokens
                 tail = texts[0][-PROMPT_TAIL_CHARS:]
-            if message.route:
+            # A text that is cut may have any length.
+            is_bounded = message.route and not message.truncate_to
+            if is_bounded:
                 for text in texts:
                     self._encoder.check_chars(text, param)
-            encode = partial(self._encoder.encode, add_special_tokens=special)
+            encode = partial(self._encoder.encode, add_special_tokens=special, truncation=truncation)
             if sum(map(len, texts)) <= self._config.inline_chars:
                 prompts = [encode(text) for text in texts]
             else:
-                line = self._prompts if message.route else self._counted
+                line = self._prompts if is_bounded else self._counted
                 prompts = await line.encode(texts, encode, is_wanted=lambda: not call.done)
+            if truncation.keeps_first and len(prompts[0]) == truncation.num_tokens:
+                tail = ""
             self._reply_prepared(call, message, prompts, param, began, tail)
         except PrepareError as error:
             _fail(call, error)
@@ -208,8 +213,8 @@ class TokenizerActor(Actor):
             raise TemplateError("this model has no chat template; send a prompt to /v1/completions", "messages")
         given = sum(map(len, filter(None, (message.chat, message.tools, message.chat_template_kwargs))))
         request = ChatRequest(
-            # If tokens are only counted, no context bounds the text; templates make less than this of what was sent.
-            max_chars=0 if message.route else 2 * given + _TEMPLATE_CHARS,
+            # No context bounds a text whose tokens are only counted, or cut; templates make less than this of a chat.
+            max_chars=0 if message.route and not message.truncate_to else 2 * given + _TEMPLATE_CHARS,
             chat=message.chat or b"",
             tools=message.tools,
             chat_template_kwargs=message.chat_template_kwargs,

@@ -20,6 +20,7 @@ class TemplateDialect(Part, frozen=True):
         has_null_content: a message with tool calls and nothing else has null content, else an empty string.
         has_text_arguments: arguments of tool calls are JSON in a string, else an object.
         shows_tools: it renders the tools that a request offers.
+        reads: variables that it reads, of those that requests have fields of their own for.
     """
 
     forms: dict[str, ContentForm]
@@ -28,6 +29,7 @@ class TemplateDialect(Part, frozen=True):
     has_null_content: bool = False
     has_text_arguments: bool = False
     shows_tools: bool = False
+    reads: tuple[str, ...] = ()
 
     def form(self, role: str) -> ContentForm:
         """How contents of `role` are written: as a user's, if the template is not known to show such messages."""

@@ -141,6 +141,7 @@ class FakeTokenizer(Actor):
         else:
             texts = message.texts or []
         prompts = message.token_ids or [list(text.encode()) for text in texts]
+        prompts = [prompt[-message.truncate_to :] for prompt in prompts]
         call.reply(Prepared(token_ids=prompts, routes=[self.route([]) for _ in prompts] if message.route else []))
 
     def route(self, excluded: list[str]) -> Route:

@@ -164,6 +164,25 @@ async def test_tokens_are_counted_whatever_the_context_is(mesh):
         assert len(counted.token_ids[0]) == num_chars
 
 
+@pytest.mark.settings(context_length=64)
+async def test_a_prompt_is_cut_to_what_the_request_asks_for(mesh):
+    for fields in ({"texts": ["x" * 100 + "ab"]}, {"token_ids": [[120] * 100 + [97, 98]]}, {"texts": ["ab"]}):
+        last = await ask(mesh, Prepare(request_id="r", truncate_to=2, **fields))
+        assert (last.token_ids, len(last.routes)) == ([[97, 98]], 1)
+    first = await ask(mesh, Prepare(request_id="r", texts=["ab" + "x" * 100], truncate_to=2, truncate_end=True))
+    assert first.token_ids == [[97, 98]]
+    # Longer than any text that could fit: it is cut, not refused.
+    for question in (Prepare(request_id="r", texts=["x" * 2_000_000 + "ab"]), chat("x" * 2_000_000 + "ab")):
+        assert (await ask(mesh, msgspec.structs.replace(question, truncate_to=2))).token_ids == [[97, 98]]
+    tails = [
+        (await ask(mesh, msgspec.structs.replace(chat("hello"), truncate_to=most, truncate_end=True))).prompt_tail
+        for most in (4, 5, 6)
+    ]
+    assert tails == ["", "", "hello"], "the end of a chat that was cut off says nothing of its answer"
+    refused = Prepare(request_id="r", texts=["x" * 100], truncate_to=64)
+    assert await failure(mesh, refused) == ("context_length_exceeded", "prompt", False)
+
+
 @pytest.mark.settings(schedulers=())
 async def test_without_a_scheduler_there_is_no_capacity(mesh):
     assert await failure(mesh, Prepare(request_id="r", texts=["x"])) == ("no_capacity", None, True)
@@ -189,11 +208,11 @@ async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh, monkeypatch
     began, go_on = threading.Event(), threading.Event()
     encode = TextEncoder.encode
 
-    def slow(self, text, *, add_special_tokens):
+    def slow(self, text, **options):
         if text.startswith("count"):
             began.set()
             go_on.wait(20)
-        return encode(self, text, add_special_tokens=add_special_tokens)
+        return encode(self, text, **options)
 
     monkeypatch.setattr(TextEncoder, "encode", slow)
     counts = [Prepare(request_id=f"c{i}", texts=[f"count {i}, which takes long"], route=False) for i in range(3)]
