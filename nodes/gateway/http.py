@@ -116,6 +116,9 @@ class Pages:
     async def metrics(self, call: HttpCall) -> None:
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
 
+    async def tokenizer_info(self, call: HttpCall) -> None:
+        await call.respond(200, await self._service.tokenizer_info.get())
+
     async def load(self, call: HttpCall) -> None:
         await call.respond(200, msgspec.json.encode(ServerLoad(server_load=self._service.num_calls)))
 
@@ -211,6 +214,7 @@ class GatewayApp:
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/load": pages.load,
+            "/tokenizer_info": pages.tokenizer_info,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }

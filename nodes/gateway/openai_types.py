@@ -357,6 +357,16 @@ class Version(Struct, frozen=True, kw_only=True):
     version: str
 
 
+class TokenizerInfo(Struct, frozen=True, kw_only=True):
+    """Answer of GET /tokenizer_info, as vLLM's: what `tokenizer_config.json` says, with the special tokens, the chat
+    template and the context length that are in force.
+    """
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | UnsetType = UNSET
+
+
 class ServerLoad(Struct, frozen=True, kw_only=True):
     """Answer of GET /load, as vLLM's: how many calls this gateway is working on."""
 

@@ -2,7 +2,7 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
-    gateway -> tokenizer                DescribeTemplate               -> TemplateIs
+    gateway -> tokenizer                DescribeTemplate, DescribeTokenizer -> TemplateIs, TokenizerIs
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
@@ -89,6 +89,7 @@ from nodes.protocol.routing import (
     PROMPT_TAIL_CHARS,
     ChooseRoute,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -97,6 +98,7 @@ from nodes.protocol.routing import (
     Prepared,
     Route,
     TemplateIs,
+    TokenizerIs,
     VocabularyIs,
 )
 from nodes.protocol.steps import (
@@ -134,6 +136,8 @@ NodeMessage = (
     | VocabularyIs
     | DescribeTemplate
     | TemplateIs
+    | DescribeTokenizer
+    | TokenizerIs
     | SubmitAttempts
     | AttemptsSubmitted
     | CancelAttempts
@@ -183,6 +187,7 @@ __all__ = [
     "CloseGrant",
     "ClosePair",
     "DescribeTemplate",
+    "DescribeTokenizer",
     "DescribeVocabulary",
     "Detokenize",
     "Detokenized",
@@ -240,6 +245,7 @@ __all__ = [
     "TextBatch",
     "TextDelta",
     "TokenBatch",
+    "TokenizerIs",
     "TransferFailed",
     "TransferNews",
     "VocabularyIs",

@@ -128,6 +128,16 @@ class TemplateIs(Message, frozen=True):
     shows_tools: bool = False
 
 
+class DescribeTokenizer(Message, frozen=True):
+    """Ask a tokenizer for its configuration (the `/tokenizer_info` route). Error: `model_damaged`."""
+
+
+class TokenizerIs(Message, frozen=True):
+    """Answer to `DescribeTokenizer`: a JSON object like `tokenizer_config.json`, with what is in force."""
+
+    document: bytes
+
+
 class Load(Message, frozen=True):
     """What a scheduler publishes on topic `load` when it changes (by default at most ten times a second)."""
 

@@ -14,13 +14,14 @@ from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.wire.codec import Codec
-from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec import ModelError, ModelSpec, resolve_model
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
 from nodes.protocol import (
     PROMPT_TAIL_CHARS,
     ChooseRoute,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -29,12 +30,14 @@ from nodes.protocol import (
     Prepared,
     Route,
     TemplateIs,
+    TokenizerIs,
 )
 from nodes.redaction import PromptRedactor
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
 from nodes.tokenizer.ask_checks import AskChecks
 from nodes.tokenizer.chat_template import ChatRequest
 from nodes.tokenizer.config import TokenizerConfig
+from nodes.tokenizer.description import describe_tokenizer
 from nodes.tokenizer.encoding import TextEncoder, load_encoder
 from nodes.tokenizer.errors import ContextLengthExceeded, InvalidRequest, PrepareError, TemplateError
 from nodes.tokenizer.long_texts import LongTexts
@@ -57,11 +60,14 @@ _TEMPLATE_CHARS: Final = 1 << 16
 
 
 class TokenizerActor(Actor):
-    """Answers `Prepare`, `ChooseRoute`, `Detokenize`, `DescribeVocabulary` and `DescribeTemplate`."""
+    """Answers `Prepare`, `ChooseRoute`, `Detokenize`, `DescribeVocabulary`, `DescribeTemplate`,
+    `DescribeTokenizer`.
+    """
 
     role: ClassVar[str] = TOKENIZER
     codec: ClassVar[Codec] = NODE_CODEC
 
+    _spec: ModelSpec
     _encoder: TextEncoder
     _renderer: Renderer | None = None
     _template: str = ""
@@ -83,7 +89,8 @@ class TokenizerActor(Actor):
 
     async def start(self) -> None:
         """Raises `nodes.model_spec.ModelError`."""
-        spec, self._encoder = await self._prompts.run(self._load)
+        self._spec, self._encoder = await self._prompts.run(self._load)
+        spec = self._spec
         template = read_template_file(Path(chosen)) if (chosen := self._config.chat_template) else spec.chat_template
         if template is not None:
             self._template = template
@@ -113,6 +120,8 @@ class TokenizerActor(Actor):
                 self._on_detokenize(call, message)
             elif isinstance(message, DescribeVocabulary):
                 self.ctx.spawn(self._describe_vocabulary(call), name="describe vocabulary")
+            elif isinstance(message, DescribeTokenizer):
+                self.ctx.spawn(self._describe_tokenizer(call), name="describe tokenizer")
             elif isinstance(message, DescribeTemplate):
                 shows_tools = self._renderer is not None and self._renderer.shows_tools
                 call.reply(
@@ -272,6 +281,16 @@ class TokenizerActor(Actor):
         # In the thread of texts that are only counted: 152,000 tokens take a third of a second, once.
         message, buffers = await self._counted.run(lambda: self._encoder.vocabulary)
         call.reply(message, buffers)
+
+    async def _describe_tokenizer(self, call: Call) -> None:
+        spec, context_length = self._spec, self._encoder.context_length
+        try:
+            # A file is read, whose disk may be slow.
+            document = await self._counted.run(lambda: describe_tokenizer(spec, self._template, context_length))
+        except ModelError as error:
+            call.fail(error.code, error.message)
+        else:
+            call.reply(TokenizerIs(document=document))
 
     def _on_detokenize(self, call: Call, message: Detokenize) -> None:
         self._encoder.check_ids(message.token_ids, "tokens")

@@ -205,3 +205,10 @@ def test_every_example_of_the_document_is_answered(served: Any) -> None:
         example = operation["requestBody"]["content"]["application/json"]["example"]
         assert httpx.post(served.url + path, json=example).status_code == 200
     assert len(posts) == 4
+
+
+async def test_tokenizer_info_is_what_a_tokenizer_says_of_itself(ring, client) -> None:
+    answer = await client.get("/tokenizer_info")
+    assert (answer.status_code, answer.json()) == (200, {"tokenizer_class": "Bytes"})
+    await ring.kill("tok0")
+    assert (await client.get("/tokenizer_info")).status_code == 200, "it is kept"

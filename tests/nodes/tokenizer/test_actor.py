@@ -28,6 +28,7 @@ from nodes.model_spec.token_bytes import token_bytes
 from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
 from nodes.protocol import (
     ChooseRoute,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -327,3 +328,26 @@ async def test_a_vocabulary_is_described_by_offsets_and_bytes(mesh):
     assert [data[begin:end] for begin, end in pairwise(ends)] == table
     assert answer.message.num_tokens == len(table)
     assert answer.message.end_token_ids == list(with_vocabulary(spec, vocabulary_facts(spec)).eos_token_ids)
+
+
+async def test_the_tokenizer_is_described_by_its_file_and_what_is_in_force(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    file = model / "tokenizer_config.json"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "model_max_length": 10**30, "of_its_own": [1]}))
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    async with mesh_with(str(model), context_length=64, chat_template=str(template)) as mesh:
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["of_its_own"], told["tokenizer_class"]) == ([1], said["tokenizer_class"])
+        assert (told["model_max_length"], told["chat_template"]) == (64, template.read_text())
+        assert told["eos_token"] == resolve_model("tiny").special_tokens["eos_token"]
+        file.write_text('{"x": NaN}')
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["model_max_length"], told.get("x")) == (64, None)
+        file.write_text("{")
+        assert (await failure(mesh, DescribeTokenizer()))[0] == "model_damaged"
+    async with mesh_with("echo", context_length=64) as mesh:
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["model_max_length"], told["tokenizer_class"]) == (64, "PreTrainedTokenizerFast")
