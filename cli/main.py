@@ -73,6 +73,14 @@ InsecureOption = Annotated[
 LogprobsOption = Annotated[
     str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
 ]
+ToolCallParserOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What reads calls of tools: hermes, ...; default: by template."),
+]
+ReasoningParserOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What reads reasoning: qwen3, ...; default: by template."),
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -133,6 +141,8 @@ def up(
     local_prefill_max: LocalPrefillOption = None,
     served_name: ServedNameOption = None,
     chat_template: ChatTemplateOption = None,
+    tool_call_parser: ToolCallParserOption = None,
+    reasoning_parser: ReasoningParserOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the mesh is ready.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands instead of running them.")] = False,
 ) -> None:

@@ -29,6 +29,7 @@ from cli.plan.role_configs import CONFIG_TYPES, typed_roles
 from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
 from nodes.asks import LogprobsOf
+from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import Quantization
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
@@ -101,9 +102,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
     browsers may send requests, or `*`. `api_key_file` is this host's file of the API keys that clients must send
     (`cli/plan/api_keys.py`); "": none. `logprobs_of` is the distribution of which logprobs are answered: the model's
-    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. `roles` overrides fields of a
-    role's own configuration: `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the
-    mesh knows may have its roles too, and are sent requests.
+    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. `tool_call_parser` and
+    `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
+    `none`: nothing. `roles` overrides fields of a role's own configuration: `[roles.gateway] max_inflight = 100`. With
+    `external`, actors that no supervisor of the mesh knows may have its roles too, and are sent requests.
 
     With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
     in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry
@@ -126,6 +128,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cors_origins: tuple[str, ...] | str = ()
     api_key_file: str = ""
     logprobs_of: LogprobsOf = "raw"
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
     prefill: Count | None = None
     decode: Count | None = None
     mixed: Count | None = None
@@ -208,6 +212,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     do="write it like https://chat.example or http://localhost:3000, or `*` for all",
                 )
         return origins
+
+    @property
+    def parsers(self) -> tuple[str, str]:
+        """`tool_call_parser` and `reasoning_parser`, checked. Raises BadConfig."""
+        try:
+            check_names(self.tool_call_parser, self.reasoning_parser)
+        except ParserUnusable as error:
+            raise BadConfig(
+                "answers cannot be read as these settings say",
+                why=str(error),
+                do="correct --tool-call-parser or --reasoning-parser, or leave it out: the chat template decides then",
+            ) from None
+        return self.tool_call_parser, self.reasoning_parser
 
     @property
     def groups(self) -> tuple[int, int, int]:

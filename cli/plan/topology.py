@@ -257,6 +257,7 @@ class _Planner:
 
     def _gateway(self, context: ServedContext) -> GatewayConfig:
         settings = self._settings
+        tool_call_parser, reasoning_parser = settings.parsers
         return GatewayConfig(
             model_name=self._served_names[0],
             aliases=self._served_names[1:],
@@ -273,6 +274,8 @@ class _Planner:
             cors_origins=settings.allowed_origins,
             api_key_file=settings.api_key_file,
             logprobs_of=settings.logprobs_of,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
             # Several gateways share the port; a single one must not share it with a stranger.
             reuse_port=settings.own_counts.gateways > 1,
         )

@@ -13,8 +13,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodes.gateway.answer_form import AnswerForm
+from nodes.gateway.answering import Answering
 from nodes.gateway.answers import Answers
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.constraints import after_reasoning, with_calls
 from nodes.gateway.event_stream import EventStream, failed
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
@@ -22,7 +24,7 @@ from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
 from nodes.gateway.responses import Head
 from nodes.gateway.service import GatewayService
-from nodes.gateway.surfaces.surface import Answering, Surface
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
 from nodes.gateway.validation import Job, Validator
 from nodes.gateway.vocabulary import Vocabulary
@@ -118,6 +120,8 @@ class CompletionEndpoint:
         form = _PLAIN
         if job.answer.is_chat:
             form = await self._service.form.get()
+            form.check_tools(job.tools)
+            job = with_calls(job, form)
             if form.is_parsed(job.answer.tools):
                 job = job._replace(shown_ids=form.shown_ids)
         prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens
@@ -125,6 +129,7 @@ class CompletionEndpoint:
         texts = [] if job.prepare.truncate_to else job.prepare.texts or []
         if fields.echo and not texts:
             texts = [await self._service.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids]
+        job = after_reasoning(job, form, prepared.prompt_tail)
         if fields.reads is None and fields.prompt_reads is None:
             return _Prepared(job, form, prepared, None, texts)
         return _Prepared(job, form, prepared, await self._service.vocabulary.get(), texts)

@@ -4,6 +4,7 @@ import msgspec
 
 from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
+from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import Quantization
 from nodes.models.fill_in import FillIn
 from nodes.request import SamplingDefaults
@@ -25,7 +26,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
     `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
-    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing.
+    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing. Raises ValueError
+    for a parser that is not there.
     """
 
     model_name: str
@@ -70,6 +72,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 5
     recovery_timeout_s: float = 30.0
     reconnect_grace_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        try:
+            check_names(self.tool_call_parser, self.reasoning_parser)
+        except ParserUnusable as error:
+            raise ValueError(str(error)) from None
 
     @property
     def served_names(self) -> tuple[str, ...]:

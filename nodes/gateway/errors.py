@@ -59,9 +59,13 @@ class ApiError(Exception):
 class ErrorForm(Protocol):
     """How a surface tells its clients of errors."""
 
-    def status(self, error: ApiError) -> int: ...
+    def status(self, error: ApiError) -> int:
+        """The status of an answer that is this error."""
+        ...
 
-    def body(self, error: ApiError, request_id: str) -> bytes: ...
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        """Its body, JSON."""
+        ...
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         """The last event of a stream that broke."""

@@ -4,12 +4,12 @@ Output goes to the connection as it comes, in one piece for each turn of the eve
 client that lags has not taken yet, and the end. Made by `completions.py`, one for each call.
 """
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.errors import ApiError
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.service import GatewayService
 from nodes.gateway.sse import Writer
-from nodes.gateway.surfaces.surface import Answering
 from nodes.gateway.validation import Job
 
 

@@ -38,6 +38,7 @@ from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
+from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
@@ -100,6 +101,8 @@ class Pages:
         body = await self._read(call)
         question, unknown_fields = self._validator.tokenize(body, call.request_id)
         self._observer.unknown_fields(unknown_fields, call.names.path)
+        if question.tools is not None:
+            (await self._service.form.get()).check_tools(ToolUse(question.tools))
         param = "prompt" if question.chat is None else "messages"
         prepared = await self._service.prepare(question, prompt_param=param)
         token_ids = prepared.token_ids[0]

@@ -11,6 +11,15 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
 from nodes.asks import fields_of
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
+from nodes.gateway.tool_types import (
+    FunctionChoice,
+    Functions,
+    ReasoningEffort,
+    SaidCall,
+    SaidFunction,
+    ToolChoice,
+    Tools,
+)
 from nodes.gateway.truncation import TruncationFields
 from nodes.request import TokenId
 
@@ -88,8 +97,10 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
-    function_call: dict[str, Any] | None = None
+    tool_calls: list[SaidCall] | None = None
+    function_call: SaidFunction | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -105,6 +116,13 @@ class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    function_call: FunctionChoice | None = None
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -136,6 +154,7 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Raw] | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True):

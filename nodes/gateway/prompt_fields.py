@@ -54,7 +54,7 @@ def with_template_fields(
             )
     if not given:
         return prepare
-    # A field comes before a variable of the same name.
-    variables = msgspec.json.decode(prepare.chat_template_kwargs or b"{}", type=dict[str, Raw])
-    variables |= {name: fields[name] for name in given}
+    # A variable that is given by its own name goes before the field.
+    named = msgspec.json.decode(prepare.chat_template_kwargs or b"{}", type=dict[str, Raw])
+    variables = {name: fields[name] for name in given} | named
     return replace(prepare, chat_template_kwargs=msgspec.json.encode(variables))

@@ -6,18 +6,16 @@ text and a join. What differs between surfaces is in `surfaces/`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 from typing_extensions import override
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.errors import OPENAI_ERRORS, ApiError
 from nodes.gateway.events import End, Tokens
 from nodes.gateway.parsers.events import Event, Text
 from nodes.gateway.responses import total_usage, usage_so_far
-
-if TYPE_CHECKING:
-    from nodes.gateway.surfaces.surface import Answering
 
 DONE = b"data: [DONE]\n\n"
 
@@ -57,7 +55,7 @@ class ChunkWriter(Writer):
     before_text: ClassVar[bytes]
     after_text: ClassVar[bytes]
 
-    def __init__(self, answering: "Answering") -> None:
+    def __init__(self, answering: Answering) -> None:
         head, job, self.generation, self.details, _ = answering
         self.num_samples = len(self.generation.output.samples)
         self.opening = opening = b"data: " + ENCODE(head)[:-1] + b',"choices":['

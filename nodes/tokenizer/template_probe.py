@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nodes.tokenizer.dialect import Content, ContentForm, TemplateDialect, as_content, text_part
 from nodes.tokenizer.errors import ContextLengthExceeded, PrepareError, TemplateError
 
-MAX_RENDERINGS: Final = 67
+MAX_RENDERINGS: Final = 69
 """The most that any template can cause (tests try random answers); each takes a millisecond of a start."""
 
 Render: TypeAlias = Callable[[list[dict[str, Any]], list[Any] | None], str]
@@ -46,6 +46,7 @@ _FILLER: Final = "Hello."
 _FUNCTION: Final = "count"
 _CALL_ID: Final = "probe0001"
 """Mistral's templates want nine letters or digits."""
+_LONG_ID: Final = "call_0123456789abcdef01234567"
 _DESCRIPTION: Final = "3917460258"
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
@@ -78,6 +79,8 @@ def probe_template(render: Render) -> TemplateDialect:
         has_null_content=probe.call["content"] is None,
         has_text_arguments=isinstance(function["arguments"], str),
         shows_tools=probe.shows_tools(),
+        has_short_ids=probe.refuses_call({"tool_calls": [_with_id(probe.call["tool_calls"][0], _LONG_ID)]}),
+        joins_reasoning=probe.refuses_call({"content": _FILLER, "thinking": _FILLER, "reasoning_content": _FILLER}),
     )
 
 
@@ -98,6 +101,7 @@ class _Probe:
         self.left_out: list[str] = []
         self.refused: dict[str, str] = {}
         self.call = _calling("", _ARGUMENTS)
+        self._calling = ""
 
     def learn(self, role: str) -> None:
         found = self._find(role, _FITTING[role])
@@ -123,6 +127,13 @@ class _Probe:
         if made_up.lower().replace(_MADE_UP_ROLE, "developer") != known.lower():
             self.forms["developer"] = found.form
 
+    def refuses_call(self, changed: dict[str, Any]) -> bool:
+        """Whether it fails for a message with a call that is changed like this; False if it shows none anyway."""
+        chat = f"{self._calling}{_CALLING[-1]}"
+        if self._try(chat) is None:
+            return False
+        return self._try(chat, call={**self.call, **changed}) is None
+
     def shows_tools(self) -> bool:
         """Some show them beside a system message only."""
         texts = (self._try(chat) for chat in _OFFERING)
@@ -144,7 +155,7 @@ class _Probe:
                     shown = sum(text is not None and _ARGUMENT in text for text in rendered)
                     score = (shown, sum(text is not None for text in rendered))
                     if score > most:
-                        most, self.call = score, call
+                        most, self.call, self._calling = score, call, tools
                 if most[0] == len(_CALLING):
                     return
             if most[0]:
@@ -194,6 +205,10 @@ class _Probe:
                 raise TemplateError("the chat template takes all memory for a short chat", "messages") from error
             self._failure = " ".join(str(reason).split())[:_SAID_CHARS] or type(reason).__name__
             return None
+
+
+def _with_id(call: dict[str, Any], call_id: str) -> dict[str, Any]:
+    return {**call, "id": call_id}
 
 
 def _has(text: str | None, *marks: str) -> bool:

@@ -98,6 +98,15 @@ def test_gateways_share_the_port():
     assert not configs(planned(), "gateway")[0].reuse_port
 
 
+def test_gateways_know_what_reads_answers():
+    (gateway,) = configs(planned(tool_call_parser="mistral", reasoning_parser="none"), "gateway")
+    assert (gateway.tool_call_parser, gateway.reasoning_parser) == ("mistral", "none")
+    with pytest.raises(BadConfig, match="no tool-call parser 'mistrall'; there are hermes, "):
+        planned(tool_call_parser="mistrall")
+    with pytest.raises(BadConfig, match="no reasoning parser 'hermes'"):
+        check_config("gateway", {"model_name": "m", "context_length": 8, "reasoning_parser": "hermes"})
+
+
 def test_gateways_know_the_pages_that_may_ask():
     (gateway,) = configs(planned(cors_origins=["https://chat.example"]), "gateway")
     assert gateway.cors_origins == ("https://chat.example",)

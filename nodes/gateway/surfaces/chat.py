@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import override
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.answers import Joined, merged
 from nodes.gateway.events import End, Tokens
 from nodes.gateway.openai_types import (
@@ -22,7 +23,7 @@ from nodes.gateway.openai_types import (
 from nodes.gateway.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from nodes.gateway.responses import ended, total_usage
 from nodes.gateway.sse import ENCODE, ChunkWriter
-from nodes.gateway.surfaces.surface import Answering, Surface
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
 from nodes.gateway.validation import Job, Validator
 
@@ -122,12 +123,17 @@ class _ChatChunks(ChunkWriter):
         return b"".join(chunks)
 
     def _deltas(self, number: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+        is_legacy = self._answering.job.tools.is_legacy
         for event in merged(events):
             match event:
                 case Text(text):
                     yield {"content": text}
                 case Reasoning(text):
                     yield {"reasoning": text, "reasoning_content": text}
+                case CallBegin(_, name, _) if is_legacy:
+                    yield {"function_call": {"name": name, "arguments": ""}}
+                case CallArguments(_, text, _) if is_legacy:
+                    yield {"function_call": {"arguments": text}}
                 case CallBegin(index, name, _):
                     call_id = self._answering.call_id(number, index)
                     function = {"name": name, "arguments": ""}
@@ -151,21 +157,24 @@ class _ChatChunks(ChunkWriter):
 
 
 def _message(answering: Answering, number: int, joined: Joined) -> AssistantMessage:
-    calls = [
-        ToolCall(id=answering.call_id(number, index), function=CalledFunction(name=call.name, arguments=call.arguments))
-        for index, call in joined.calls
-    ]
+    functions = [(index, CalledFunction(name=call.name, arguments=call.arguments)) for index, call in joined.calls]
+    calls = [ToolCall(id=answering.call_id(number, index), function=function) for index, function in functions]
     reasoning = joined.reasoning or UNSET
+    is_legacy = answering.job.tools.is_legacy
     return AssistantMessage(
         content=joined.text or None if calls else joined.text,
         reasoning=reasoning,
         reasoning_content=reasoning,
-        tool_calls=calls or UNSET,
+        tool_calls=calls if calls and not is_legacy else UNSET,
+        function_call=functions[0][1] if calls and is_legacy else UNSET,
     )
 
 
 def _finish_reason(answering: Answering, number: int, reason: str) -> str:
-    return "tool_calls" if reason == "stop" and answering.num_calls(number) else reason
+    use = answering.job.tools
+    if reason != "stop" or use.mode == "named" or not answering.num_calls(number):
+        return reason
+    return "function_call" if use.is_legacy else "tool_calls"
 
 
 def _logprobs(tokens: Tokens | None, finish_reason: str | None, details: TokenDetails) -> ChatLogprobs | None:

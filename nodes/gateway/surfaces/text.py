@@ -7,13 +7,14 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import override
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.events import End, Tokens
 from nodes.gateway.openai_types import Completion, CompletionChoice, TextLogprobs
 from nodes.gateway.outputs import Piece
 from nodes.gateway.prompt_details import offsets_in
 from nodes.gateway.responses import ended, total_usage
 from nodes.gateway.sse import ENCODE, ChunkWriter
-from nodes.gateway.surfaces.surface import Answering, Surface
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TextOffsets, TokenDetails
 from nodes.gateway.validation import Job, Validator
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import Internal
 from nodes.gateway.events import End, Failure, Opened
@@ -13,7 +14,7 @@ from nodes.gateway.outputs import CallOutput, Generation, Piece
 from nodes.gateway.responses import Head, total_usage, usage_so_far
 from nodes.gateway.sse import DONE
 from nodes.gateway.surfaces.chat import CHAT
-from nodes.gateway.surfaces.surface import Answering, Surface
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.token_details import TokenDetails
 from nodes.gateway.validation import Validator

@@ -90,7 +90,7 @@ def test_the_vocabulary_says_how_a_model_is_asked_for_a_middle(marks: FillIn) ->
 def test_what_a_template_reads_is_among_its_variables() -> None:
     documents = [{"title": "a", "text": "b"}]
     job = chat(ABLE, documents=documents, verbosity="low", chat_template_kwargs={"x": 1, "verbosity": "high"})
-    assert variables(job) == {"x": 1, "documents": documents, "verbosity": "low"}
+    assert variables(job) == {"x": 1, "documents": documents, "verbosity": "high"}
     assert variables(chat(ABLE, documents=[], chat_template_kwargs={"documents": documents})) == {
         "documents": documents
     }
