@@ -34,6 +34,7 @@ from nodes.protocol import (
     PrefillNews,
     Prepare,
     PromptRead,
+    ReadResponse,
     ReleaseMemory,
     Resend,
     ResumeMemory,
@@ -65,7 +66,7 @@ LOAD_TOPIC: Final = "load"
 
 SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY,): (
-        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, DescribeTokenizer,
+        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, DescribeTokenizer, ReadResponse,
         SubmitAttempts,
         CancelAttempts,
     ),
@@ -117,17 +118,15 @@ class GatewayAttributes(Part, frozen=True):
 
 
 class KVAgentAttributes(Part, frozen=True):
-    """What a kv_agent announces: its pools, how pages get out of them, and the groups whose memory is `released`.
+    """What a kv_agent announces: whose pools it has, and how pages come to them.
 
     `incarnations` by group: a pool of another incarnation is another pool, and a mapping of the old one is worthless.
     `fallbacks` by source agent: over what its pages come instead of the transport that the operator chose, and why.
     """
 
     groups: list[str] = []
-    transports: list[str] = []
     incarnations: dict[str, int] = {}
     fallbacks: dict[str, str] = {}
-    released: list[str] = []
 
 
 class SupervisorAttributes(Part, frozen=True):

@@ -20,12 +20,17 @@ from nodes.gateway.tool_fields import OfferedTool
 _TEXT: Final = r"TEXT: /(.|\n)*/"
 _LINE_END: Final = "\n</parameter>\n"
 # Keys that no line can hold, and what of a text only its whole value could tell.
+_OBJECT: Final = {"type": "object"}
 _NO_KEY: Final = re.compile(r"[>\n]|^$")
 _UNENFORCED: Final = ("pattern", "format", "minLength", "maxLength")
 
 
 class Unwritable(ValueError):
-    """A tool whose arguments no grammar can describe; says why."""
+    """Arguments of a tool that no grammar can describe; says why."""
+
+    def __init__(self, tool: OfferedTool, why: str) -> None:
+        super().__init__(f"Arguments of '{tool.name}' cannot be kept to '{tool.param}': {why}.")
+        self.param = tool.param
 
 
 class CallGrammar(NamedTuple):
@@ -43,7 +48,11 @@ class CallGrammar(NamedTuple):
         Raises Unwritable.
         """
         form = self.form
-        rules = [f"arguments_{number}: {_arguments(tool, form)}" for number, tool in enumerate(self.tools)]
+        enforced = [must_call or tool.strict for tool in self.tools]
+        rules = [
+            f"arguments_{number}: {_arguments(tool, form) if enforced[number] else _any_arguments(form)}"
+            for number, tool in enumerate(self.tools)
+        ]
         rules += [
             f"call_{number}: {lark_of(form.head.replace(NAME, tool.name, 1), marks)} {self._rest(number, marks)}"
             for number, tool in enumerate(self.tools)
@@ -51,6 +60,7 @@ class CallGrammar(NamedTuple):
         rules.append(f"call: {self._any('call')}")
         if form.as_lines:
             rules.append(f"text_line[lazy]: /(.|\\n)*{_escaped(_LINE_END)}/")
+            rules.append(r"KEY: /[^>\n]+/")
         calls = f"{lark_of(form.opening, marks)} call {self._more(marks)}"
         if must_call:
             start = [f"start: {calls}"]
@@ -112,17 +122,26 @@ def _before_message(parser: HarmonyParser, marks: Mapping[str, int], *, has_head
     return "\n".join(["%llguidance {}", f"start: {given} prelude* {header} @answer", prelude, _TEXT])
 
 
+def _any_arguments(form: CallForm) -> str:
+    return f'("<parameter=" KEY {_quoted(">" + chr(10))} text_line)*' if form.as_lines else _json(_OBJECT, strict=False)
+
+
 def _arguments(tool: OfferedTool, form: CallForm) -> str:
     """Lark of a tool's arguments."""
+    schema = arguments_schema(tool)
+    return _lines(tool, schema) if form.as_lines else _json(schema, strict=tool.strict)
+
+
+def arguments_schema(tool: OfferedTool) -> dict[str, Any]:
+    """What a tool's arguments have to be. Raises Unwritable."""
     try:
         schema = without_annotations(dict(tool.parameters))
     except (TooManySchemas, NumberTooLarge) as error:
-        raise Unwritable(f"of '{tool.name}': {str(error) or 'it has too many schemas'}") from None
+        raise Unwritable(tool, str(error) or "it has too many schemas") from None
     kind: Any = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in cast("list[Any]", kind)):
-        raise Unwritable(f"of '{tool.name}': they are no object, but '{json.dumps(kind)[:100]}'")
-    schema = {**schema, "type": "object"}
-    return _lines(tool, schema) if form.as_lines else _json(schema, strict=tool.strict)
+        raise Unwritable(tool, f"they are an object, and its type is {json.dumps(kind)[:100]}")
+    return {**schema, "type": "object"}
 
 
 def json_term(schema: str, *, strict: bool) -> str:
@@ -144,11 +163,11 @@ def _lines(tool: OfferedTool, schema: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for key, of_key in properties.items():
         if _NO_KEY.search(key):
-            raise Unwritable(f"of '{tool.name}': this model cannot write the name {key[:100]!r} of a parameter")
+            raise Unwritable(tool, f"this model cannot write the name {key[:100]!r} of a parameter")
         line = f"{_quoted(f'<parameter={key}>' + chr(10))} {_value(tool, of_key, shared)}"
         lines.append(line if key in required else f"({line})?")
     if missing := required - properties.keys():
-        raise Unwritable(f"of '{tool.name}': nothing describes the required parameter {min(missing)[:100]!r}")
+        raise Unwritable(tool, f"nothing describes the required parameter {min(missing)[:100]!r}")
     return " ".join(lines)
 
 
@@ -160,7 +179,7 @@ def _value(tool: OfferedTool, given: Any, shared: Mapping[str, Any]) -> str:
     if isinstance(choices, list) and choices and all(isinstance(one, str) for one in cast("list[Any]", choices)):
         return f"({' | '.join(map(_quoted, cast('list[str]', choices)))}) {_quoted(_LINE_END)}"
     if tool.strict and (unheld := [key for key in _UNENFORCED if key in schema]):
-        raise Unwritable(f"of '{tool.name}': '{unheld[0]}' of a text cannot be enforced with this model")
+        raise Unwritable(tool, f"'{unheld[0]}' of a text cannot be enforced with this model")
     return "text_line"
 
 

@@ -4,11 +4,13 @@ Twice: before a tokenizer is asked, which tries the grammar out, and when it has
 grammar begins after reasoning. Pure.
 """
 
+import json
+
 from msgspec.structs import replace
 
 from nodes.asks.grammar import Grammar
 from nodes.gateway.answer_form import AnswerForm
-from nodes.gateway.answer_grammar import CallGrammar, Unwritable, before_answer, json_term
+from nodes.gateway.answer_grammar import CallGrammar, Unwritable, arguments_schema, before_answer, json_term
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.parsers import CALLS, HARMONY, reasoning_parser
 from nodes.gateway.parsers.harmony import HarmonyParser
@@ -25,16 +27,17 @@ def with_calls(job: Job, form: AnswerForm) -> Job:
         return job
     calls = _grammar_of(job, form)
     said = "" if content is None or use.must_call else _term_of(content, use.param)
-    strict = any(tool.strict for tool in use.offered)
     try:
         texts = [calls.lark(marks, must_call=use.must_call, content=said) for marks in (dict(form.special_ids), {})]
+        schemas = [(tool, json.dumps(arguments_schema(tool))) for tool in use.offered if use.must_call or tool.strict]
     except Unwritable as error:
-        message = f"Arguments cannot be kept to the schema in '{use.param}' {error}."
-        raise BadRequest(message, param=use.param, code="unsupported_schema") from None
+        raise BadRequest(str(error), param=error.param, code="unsupported_schema") from None
     # Checked without the model's vocabulary, where marks are letters like others.
-    asked, checked = (Grammar("grammar", text, use.param, strict, goes_on=False) for text in texts)
+    asked, whole = (Grammar("grammar", text, use.param) for text in texts)
+    # Each schema by itself first: only so an error can say which one it is.
+    checked = [Grammar("json", schema, tool.param, tool.strict) for tool, schema in schemas]
     others = [ask for ask in job.asks if ask is not content]
-    return with_asks(job, [*others, asked], [*(ask for ask in others if ask.is_checked), checked])
+    return with_asks(job, [*others, asked], [*(ask for ask in others if ask.is_checked), *checked, whole])
 
 
 def _grammar_of(job: Job, form: AnswerForm) -> CallGrammar:

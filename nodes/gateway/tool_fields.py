@@ -18,11 +18,12 @@ _MAX_REFS: Final = 8
 
 
 class OfferedTool(NamedTuple):
-    """A function that may be called; with `strict` its arguments are kept within `parameters`."""
+    """A function that may be called; with `strict` its arguments are kept within `parameters`, the field `param`."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+    param: str = ""
 
 
 class ToolUse(NamedTuple):
@@ -65,7 +66,7 @@ def tools_of(body: ChatCompletionBody) -> ToolUse:
     if choice == "none":
         # Not shown: a model that is shown tools may call one of them.
         return NO_TOOLS
-    offered = [_offered(function) for function in functions]
+    offered = [_offered(function, f"tools.{index}.function") for index, function in enumerate(functions)]
     use = ToolUse(rendered, offered, one_call=body.parallel_tool_calls is False)
     match choice:
         case CallThis():
@@ -99,7 +100,7 @@ def _of_functions(body: ChatCompletionBody, functions: Sequence[FunctionDefiniti
     rendered = _rendered(functions, "functions", "")
     if body.function_call == "none":
         return NO_TOOLS
-    offered = [_offered(function) for function in functions]
+    offered = [_offered(function, f"functions.{index}") for index, function in enumerate(functions)]
     use = ToolUse(rendered, offered, one_call=True, is_legacy=True, param="functions")
     if isinstance(body.function_call, NamedFunction):
         named = _named(offered, body.function_call.name, "function_call.name")
@@ -120,8 +121,9 @@ def _named(offered: Collection[OfferedTool], name: str, param: str) -> OfferedTo
     return found
 
 
-def _offered(function: FunctionDefinition) -> OfferedTool:
-    return OfferedTool(function.name, _resolved(function.parameters or {}), bool(function.strict))
+def _offered(function: FunctionDefinition, where: str) -> OfferedTool:
+    parameters = _resolved(function.parameters or {})
+    return OfferedTool(function.name, parameters, bool(function.strict), f"{where}.parameters")
 
 
 def _resolved(parameters: Mapping[str, Any]) -> Mapping[str, Any]:

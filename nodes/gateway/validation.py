@@ -63,6 +63,7 @@ class Job(NamedTuple):
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
+    With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
     `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer.
     """
 
@@ -87,6 +88,7 @@ class Job(NamedTuple):
     tools: ToolUse = NO_TOOLS
     shown_ids: Sequence[int] = ()
     own: Any = None
+    fits_max_tokens: bool = False
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
@@ -162,7 +164,8 @@ def with_asks(job: Job, asks: Sequence[Ask], checked: Sequence[Ask]) -> Job:
         job.prepare,
         asks=[ask.name for ask in asks],
         words=[text for ask in asks for text in ask.texts()],
-        checks=asked_of(checked),
+        # Each by itself: they go to a tokenizer alone, and describe in parts what is asked as one.
+        checks=[one for ask in checked for one in asked_of([ask])],
     )
     # A grammar ends an answer itself.
     stop = replace(job.stop, ignore_eos=False) if any(ask.ends for ask in asks) else job.stop
@@ -244,7 +247,7 @@ class Validator:
     """Turns bodies into jobs, for one gateway's model and limits."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        self._config = config
+        self.config = self._config = config
         self._limits = AskLimits(config.vocab_size, config.sampling_defaults, config.logprobs_of)
         self._chat = BodyReader(CHAT_BODY)
         self._text = BodyReader(COMPLETION_BODY)

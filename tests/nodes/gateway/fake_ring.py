@@ -141,7 +141,7 @@ class FakeTokenizer(Actor):
             if messages[0]["role"] == "bad":
                 call.fail("template_error", "the template does not like this role", param="messages")
                 return
-            texts = ["".join(str(m["content"]) for m in messages)]
+            texts = ["".join(str(m.get("content") or "") for m in messages)]
         else:
             texts = message.texts or []
         prompts = message.token_ids or [list(text.encode()) for text in texts]
@@ -293,6 +293,7 @@ class FakeScheduler(Actor):
             text_offset=len(before), text=text[len(before):], finish_reason=held.finish,
             num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
             extras=beside,
+            stop_string=found_in(held.output_ids, submit.spec.stop.stop) if held.finish == "stop" else "",
         )  # fmt: skip
 
     def stats(self) -> dict[str, float]:
@@ -332,6 +333,11 @@ def shown(token_ids: list[int], stops: list[str], *, final: bool) -> str:
         return text[: min(cuts)]
     held_back = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return text if final or not held_back else text[: -max(held_back)]
+
+
+def found_in(token_ids: list[int], stops: list[str]) -> str:
+    text = decode(token_ids, final=True)
+    return next((stop for stop in stops if stop in text), "")
 
 
 class Silent(Actor):

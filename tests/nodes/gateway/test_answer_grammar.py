@@ -153,7 +153,7 @@ def test_a_named_call_is_that_one(name: str) -> None:
 @pytest.mark.parametrize("has_tokens", [False, True])
 @pytest.mark.parametrize("name", FORMS)
 def test_a_strict_tool_leaves_text_free(name: str, has_tokens: bool) -> None:
-    of, tail = form(name, has_tokens=has_tokens), TAILS.get(name, "")
+    of = form(name, has_tokens=has_tokens)
     job = with_calls(chat([TOOLS[0] | {"strict": True}, TOOLS[1]]), of)
     says = "<|channel|>final<|message|>" if name == "openai" else ""
     assert accepts(says + "Let me see.", job, of)
@@ -162,10 +162,7 @@ def test_a_strict_tool_leaves_text_free(name: str, has_tokens: bool) -> None:
     assert accepts(before + written(of, ("weather", {"city": "Rome", "days": 3})), job, of)
     assert not accepts(before + written(of, ("weather", {"city": "Bonn"})), job, of)
     assert not accepts(before + written(of, ("none", {})), job, of)
-    for seed in range(3):
-        text, is_over = drawn(job, of, seed, tail, ends=("<|im_end|>", "]", "}", "<", "{", "["))
-        if is_over:
-            check_calls(read(text, job, of, tail))
+    assert accepts(before + written(of, ("note.add", {"kind": "x", "more": 1})), job, of), "it is not strict"
 
 
 def test_only_allowed_tools_are_called_and_one_if_one_is_wanted() -> None:
@@ -185,7 +182,7 @@ def test_an_answer_by_a_schema_or_a_call() -> None:
         of = form(name, has_tokens=True)
         job = with_calls(chat(response_format=wanted), of)
         call = written(of, ROME)
-        texts = (before + '{"city": "Rome"}', call, before + "Rome", call.replace("Rome", "Bonn"))
+        texts = (before + '{"city": "Rome"}', call, before + "Rome", call.replace("weather", "none"))
         assert [accepts(text, job, of) for text in texts] == [True, True, False, False]
         job = with_calls(chat(response_format=wanted, tool_choice="required"), of)
         assert [accepts(text, job, of) for text in texts] == [False, True, False, False]
@@ -236,7 +233,7 @@ def test_a_grammar_begins_after_a_message_of_reasoning() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "why"),
     [
-        ("hermes", {"type": "string"}, "they are no object"),
+        ("hermes", {"type": "string"}, "they are an object, and its type is"),
         ("hermes", {"type": "object", "properties": {"a": {"const": 2**70 + 1}}}, "is no double"),
         ("qwen3_coder", {"type": "object", "properties": {"a>b": {}}}, "cannot write the name 'a>b'"),
         ("qwen3_coder", {"type": "object", "required": ["a"]}, "nothing describes the required parameter 'a'"),
@@ -246,9 +243,9 @@ def test_a_grammar_begins_after_a_message_of_reasoning() -> None:
 )  # fmt: skip
 def test_what_no_grammar_describes(name: str, parameters: Any, why: str) -> None:
     job = chat([{"name": "f", "parameters": parameters, "strict": True}])
-    with pytest.raises(ApiError, match=f"of 'f': .*{why}") as caught:
+    with pytest.raises(ApiError, match=f"of 'f' cannot be kept to .*: .*{why}") as caught:
         with_calls(job, form(name))
-    assert (caught.value.status, caught.value.param) == (400, "tools")
+    assert (caught.value.status, caught.value.param) == (400, "tools.0.function.parameters")
     plain = chat([{"name": "f", "parameters": parameters}])
     assert with_calls(plain, form(name)) == plain, "it is no matter where nothing is enforced"
 
@@ -269,6 +266,6 @@ def test_a_schema_that_cannot_be_compiled_is_refused_by_the_check() -> None:
         if strict:
             with pytest.raises(InvalidAsk, match=r"Unimplemented keys: ..not") as caught:
                 check_asks(checks)
-            assert caught.value.param == "tools"
+            assert caught.value.param == "tools.0.function.parameters"
         else:
-            assert check_asks(checks) == ['Unimplemented keys: ["not"]']
+            assert check_asks(checks) == ['Unimplemented keys: ["not"]'] * 2
