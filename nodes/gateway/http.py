@@ -38,7 +38,7 @@ from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
 from nodes.gateway.observer import HttpObserver
-from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, Tokenized, Version
+from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, ServerLoad, Tokenized, Version
 from nodes.gateway.openapi import document
 from nodes.gateway.request_names import names_of
 from nodes.gateway.scrape import Scraper
@@ -149,6 +149,12 @@ class Pages:
     async def metrics(self, call: HttpCall) -> None:
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
 
+    async def tokenizer_info(self, call: HttpCall) -> None:
+        await call.respond(200, await self._service.tokenizer_info.get())
+
+    async def load(self, call: HttpCall) -> None:
+        await call.respond(200, msgspec.json.encode(ServerLoad(server_load=self._service.num_calls)))
+
     async def version(self, call: HttpCall) -> None:
         await call.respond(200, msgspec.json.encode(Version(version=self._version)))
 
@@ -257,6 +263,8 @@ class GatewayApp:
             "/api/hello": health.live,
             "/metrics": pages.metrics,
             "/version": pages.version,
+            "/load": pages.load,
+            "/tokenizer_info": pages.tokenizer_info,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }

@@ -119,7 +119,7 @@ def refused(function: Any, *args: Any, **fields: Any) -> ApiError:
         b'{"prompt": "a"} x',
         b'{"prompt": NaN}',
         b'{"prompt": "\\ud800"}',
-        b"\xef\xbb\xbf{}",
+        b"\xef\xbb\xbf",
         b'{"prompt": "\xff"}',
         b'{"x": "\xff", "prompt": "a"}',
         b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
