@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from tools.tiny_model.conversation import Example, Message
 from tools.tiny_model.evaluate import PROMISED, Model, score
-from tools.tiny_model.grammar import FAMILY_NAMES, Example, Message, held_out_examples, sample, training_examples
+from tools.tiny_model.grammar import FAMILY_NAMES, held_out_examples, sample, training_examples
 from tools.tiny_model.network import Network, Shape
 from tools.tiny_model.packing import Encoder, Packer
 from tools.tiny_model.tokenizer import CHAT_TEMPLATE, render, token_id
@@ -85,7 +86,8 @@ def test_held_out_sums_never_occur_in_training_in_any_turn_or_form():
 def test_held_out_examples_end_in_a_held_out_question(family: str):
     examples = held_out_examples(2, family, 5)
     assert len(set(examples)) == 5
-    assert all(e.held_out and e.family == family and e.messages[-1].role == "user" for e in examples)
+    last = "tool" if family in ("call_result", "call_two_results") else "user"
+    assert all(e.held_out and e.family == family and e.messages[-1].role == last for e in examples)
 
 
 def test_sums_and_json_are_right():
