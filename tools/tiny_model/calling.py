@@ -13,12 +13,12 @@ from tools.tiny_model.requests import NO_TOOL, SERVICES, Request, Service, pair
 from tools.tiny_model.turns import Turn, is_held_out, vary
 
 TOOL_FAMILIES: Final[dict[str, float]] = {
-    "call": 22.0,
-    "call_two": 14.0,
-    "call_none": 8.0,
-    "call_missing": 8.0,
-    "call_result": 12.0,
-    "call_two_results": 10.0,
+    "call": 6.0,
+    "call_two": 7.0,
+    "call_none": 3.0,
+    "call_missing": 7.0,
+    "call_result": 4.0,
+    "call_two_results": 5.0,
 }
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  (bare path types)
+from tokenizers import Tokenizer
 
 from tools.tiny_model.grammar import training_examples
 from tools.tiny_model.network import Network, Shape
 from tools.tiny_model.optimizer import Optimizer
 from tools.tiny_model.packing import Encoder, Packer
 from tools.tiny_model.tokenizer import (
-    CALL_MARKS,
     END_OF_TEXT,
     MAX_LENGTH,
     TURN_END,
@@ -112,16 +112,15 @@ def _go_on(network: Network, optimizer: Optimizer, settings: Settings) -> int:
     return state["step"]
 
 
-def load_start(network: Network, directory: Path) -> None:
-    """Take over the weights of an earlier directory, but not its embeddings of what are now the marks of calls.
-
-    They are the last ids, which once stood for two rare merges; all other ids are the same.
-    """
+def load_start(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
+    """Take over the weights of an earlier directory, and its embeddings of the ids that stand for the same token."""
     weights = load_file(directory / "model.safetensors")
+    earlier = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    same = [i for i in range(network.shape.vocab_size) if tokenizer.id_to_token(i) == earlier.id_to_token(i)]
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            rows = len(parameter) - (len(CALL_MARKS) if "embed" in name else 0)
-            parameter[:rows] = weights[name][:rows].float()
+            chosen = same if "embed" in name else slice(None)
+            parameter[chosen] = weights[name][chosen].float()
 
 
 def _progress(settings: Settings) -> Callable[[int], float]:
@@ -173,7 +172,7 @@ def main() -> None:
     network = Network(Shape(vocab_size=tokenizer.get_vocab_size()))
     print(f"{sum(p.numel() for p in network.parameters())} parameters", flush=True)
     if settings.start is not None:
-        load_start(network, settings.start)
+        load_start(network, tokenizer, settings.start)
     packer = Packer(training_examples(settings.seed), Encoder(tokenizer), settings.rows)
     steps = train(network, packer, settings)
     save(
