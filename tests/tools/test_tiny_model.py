@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from tools.tiny_model import grammar
 from tools.tiny_model import train as train_module
 from tools.tiny_model.conversation import Example, Message
 from tools.tiny_model.evaluate import PROMISED, Model, score
@@ -89,6 +90,12 @@ def test_held_out_examples_end_in_a_held_out_question(family: str):
     assert len(set(examples)) == 5
     last = "tool" if family in ("call_result", "call_two_results") else "user"
     assert all(e.held_out and e.family == family and e.messages[-1].role == last for e in examples)
+
+
+def test_notes_whose_every_entry_is_held_out_have_other_earlier_questions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar, "is_held_out", lambda key: key is not None and key.startswith("notes:"))
+    earlier = [m for seed in range(20) for m in sample(Random(seed), "notes").messages[:-1] if m.role == "user"]
+    assert earlier
 
 
 def test_sums_and_json_are_right():

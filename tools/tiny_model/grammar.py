@@ -46,6 +46,7 @@ PLAIN_FAMILY_NAMES: Final = (*FAMILIES, *NOTES_FAMILIES)
 FAMILY_NAMES: Final = (*PLAIN_FAMILY_NAMES, *TOOL_FAMILIES)
 MAX_TURNS: Final = 6
 MAX_EARLIER_EXCHANGES: Final = 3
+MAX_DRAWS: Final = 100
 
 
 def sample(rng: Random, family: str | None = None, families: Sequence[str] = FAMILY_NAMES) -> Example:
@@ -123,10 +124,13 @@ def _num_earlier_turns(rng: Random) -> int:
 
 def _training_turn(rng: Random, ask: Callable[[Random], Turn] | None) -> Turn:
     """A question that is not held out, by ``ask`` or of any family with a short answer."""
+    num_draws = 0
     while True:
-        turn = _short_turn(rng) if ask is None else ask(rng)
+        # Of notes with two entries both may be held out: then it is another question.
+        turn = _short_turn(rng) if ask is None or num_draws == MAX_DRAWS else ask(rng)
         if not is_held_out(turn.key):
             return turn
+        num_draws = min(num_draws + 1, MAX_DRAWS)
 
 
 def _short_turn(rng: Random) -> Turn:
