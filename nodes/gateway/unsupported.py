@@ -4,7 +4,10 @@ Silently dropping a field that has an effect would give a wrong answer, so it is
 which clients send by default, are accepted. Fields that none of the three knows are accepted and counted.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
@@ -19,11 +22,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (False, True),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "stop_regex": ("", []),
@@ -34,10 +32,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "reasoning": (),
-    "reasoning_effort": ("none",),
-    "include_reasoning": (False, True),
-    "separate_reasoning": (False, True),
-    "stream_reasoning": (False, True),
     "require_reasoning": (False,),
     "thinking_token_budget": (),
     "verbosity": ("medium",),
@@ -101,8 +95,8 @@ IGNORED = frozenset(
 """Fields without an effect on the answer's text."""
 
 
-def is_neutral(field: str, value: Any) -> bool:
+def is_neutral(value: Any, neutral_values: tuple[Any, ...]) -> bool:
     """Whether a known field has a value that changes nothing. As in JSON, `0` is `0.0` and not `False`."""
     return value is None or any(
-        isinstance(value, bool) is isinstance(neutral, bool) and value == neutral for neutral in NEUTRAL_VALUES[field]
+        isinstance(value, bool) is isinstance(neutral, bool) and value == neutral for neutral in neutral_values
     )

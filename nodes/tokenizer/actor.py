@@ -18,7 +18,9 @@ from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
 from nodes.protocol import (
+    PROMPT_TAIL_CHARS,
     ChooseRoute,
+    DescribeTemplate,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -26,6 +28,7 @@ from nodes.protocol import (
     Prepare,
     Prepared,
     Route,
+    TemplateIs,
 )
 from nodes.redaction import PromptRedactor
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
@@ -53,13 +56,14 @@ _TEMPLATE_CHARS: Final = 1 << 16
 
 
 class TokenizerActor(Actor):
-    """Answers `Prepare`, `ChooseRoute`, `Detokenize` and `DescribeVocabulary`."""
+    """Answers `Prepare`, `ChooseRoute`, `Detokenize`, `DescribeVocabulary` and `DescribeTemplate`."""
 
     role: ClassVar[str] = TOKENIZER
     codec: ClassVar[Codec] = NODE_CODEC
 
     _encoder: TextEncoder
     _renderer: Renderer | None = None
+    _template: str = ""
 
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
@@ -81,6 +85,7 @@ class TokenizerActor(Actor):
         spec, self._encoder = await self._prompts.run(self._load)
         template = read_template_file(Path(chosen)) if (chosen := self._config.chat_template) else spec.chat_template
         if template is not None:
+            self._template = template
             self._renderer = self._make_renderer(template, spec.special_tokens)
             problem = await self._renderer.start()
             if problem:
@@ -107,6 +112,11 @@ class TokenizerActor(Actor):
                 self._on_detokenize(call, message)
             elif isinstance(message, DescribeVocabulary):
                 self.ctx.spawn(self._describe_vocabulary(call), name="describe vocabulary")
+            elif isinstance(message, DescribeTemplate):
+                shows_tools = self._renderer is not None and self._renderer.shows_tools
+                call.reply(
+                    TemplateIs(template=self._template, special_ids=self._encoder.special_ids, shows_tools=shows_tools)
+                )
             else:
                 super().on_ask(call)
         except PrepareError as error:
@@ -174,10 +184,12 @@ class TokenizerActor(Actor):
             if message.token_ids is not None:
                 self._reply_prepared(call, message, message.token_ids, "prompt", began)
                 return
+            tail = ""
             if message.texts is not None:
                 texts, param, special = message.texts, "prompt", message.add_special_tokens
             else:
                 texts, param, special = [await self._render(message)], "messages", False
+                tail = texts[0][-PROMPT_TAIL_CHARS:]
             if message.route:
                 for text in texts:
                     self._encoder.check_chars(text, param)
@@ -187,7 +199,7 @@ class TokenizerActor(Actor):
             else:
                 line = self._prompts if message.route else self._counted
                 prompts = await line.encode(texts, encode, is_wanted=lambda: not call.done)
-            self._reply_prepared(call, message, prompts, param, began)
+            self._reply_prepared(call, message, prompts, param, began, tail)
         except PrepareError as error:
             _fail(call, error)
 
@@ -203,6 +215,7 @@ class TokenizerActor(Actor):
             chat_template_kwargs=message.chat_template_kwargs,
             add_generation_prompt=message.add_generation_prompt,
             continue_final_message=message.continue_final_message,
+            late_system_as_user=message.late_system_as_user,
         )
         try:
             return await self._renderer.render(request)
@@ -210,7 +223,9 @@ class TokenizerActor(Actor):
             # The renderer knows characters only; here the error can say how long the context is.
             raise self._encoder.too_many_chars("messages") from None
 
-    def _reply_prepared(self, call: Call, message: Prepare, prompts: list[list[int]], param: str, began: float) -> None:
+    def _reply_prepared(
+        self, call: Call, message: Prepare, prompts: list[list[int]], param: str, began: float, tail: str = ""
+    ) -> None:
         if call.done:
             return
         routes: list[Route] = []
@@ -233,7 +248,7 @@ class TokenizerActor(Actor):
         elapsed_s = self.ctx.now() - began
         self.ctx.metrics.observe("mesh_request_tokenize_seconds", elapsed_s)
         words = [self._encoder.encode(word, add_special_tokens=False) for word in message.words]
-        call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s, words=words))
+        call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s, words=words, prompt_tail=tail))
 
     def _on_ignored(self, what: str) -> None:
         self.ctx.log.info("a schema is not enforced entirely", ignored=what)

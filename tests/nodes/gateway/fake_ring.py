@@ -32,6 +32,7 @@ from nodes.protocol import (
     AttemptsSubmitted,
     CancelAttempts,
     ChooseRoute,
+    DescribeTemplate,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -42,6 +43,7 @@ from nodes.protocol import (
     Route,
     Submit,
     SubmitAttempts,
+    TemplateIs,
     TextBatch,
     TextDelta,
     VocabularyIs,
@@ -99,6 +101,7 @@ class FakeTokenizer(Actor):
     def __init__(self, faults: Faults, seen: Seen) -> None:
         self.faults = faults
         self.seen = seen
+        self.template = TemplateIs(template="")
 
     def on_ask(self, call: Call) -> None:
         if self.faults.prepare_silent:
@@ -121,6 +124,8 @@ class FakeTokenizer(Actor):
                 offsets = struct.pack("<258I", *range(257), 256 + len(END_TEXT))
                 ends = VocabularyIs(num_tokens=257, end_token_ids=[END_OF_TEXT])
                 call.reply(ends, (offsets, bytes(range(256)) + END_TEXT))
+            case DescribeTemplate():
+                call.reply(self.template)
             case Detokenize():
                 call.reply(Detokenized(text=bytes(i for i in call.message.token_ids if i < 256).decode()))
             case _:
@@ -132,7 +137,7 @@ class FakeTokenizer(Actor):
             if messages[0]["role"] == "bad":
                 call.fail("template_error", "the template does not like this role", param="messages")
                 return
-            texts = ["".join(str(m["content"]) for m in messages)]
+            texts = ["".join(str(m.get("content") or "") for m in messages)]
         else:
             texts = message.texts or []
         prompts = message.token_ids or [list(text.encode()) for text in texts]
@@ -283,6 +288,7 @@ class FakeScheduler(Actor):
             text_offset=len(before), text=text[len(before):], finish_reason=held.finish,
             num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
             extras=beside,
+            stop_string=found_in(held.output_ids, submit.spec.stop.stop) if held.finish == "stop" else "",
         )  # fmt: skip
 
     def stats(self) -> dict[str, float]:
@@ -324,6 +330,11 @@ def shown(token_ids: list[int], stops: list[str], *, final: bool) -> str:
     return text if final or not held_back else text[: -max(held_back)]
 
 
+def found_in(token_ids: list[int], stops: list[str]) -> str:
+    text = decode(token_ids, final=True)
+    return next((stop for stop in stops if stop in text), "")
+
+
 class Silent(Actor):
     codec = NODE_CODEC
 
@@ -357,6 +368,10 @@ class Ring(Actors):
     @property
     def gateway(self) -> Gateway:
         return self.systems["g0"].actor
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        return self.systems["tok0"].actor
 
     @property
     def scheduler(self) -> FakeScheduler:

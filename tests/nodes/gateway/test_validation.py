@@ -91,10 +91,10 @@ def test_forms_of_a_prompt(prompt: Any, texts: Any, token_ids: Any) -> None:
 
 
 def test_messages_reach_the_tokenizer_as_they_are() -> None:
-    messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tool","content":"é"}]'
+    messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tester","content":"é"}]'
     body = f'{{"messages": {messages}, "chat_template_kwargs": {{"think": [1]}}, "add_generation_prompt": false}}'
     prepare = VALIDATOR.chat(body.encode(), "chatcmpl-1").prepare
-    assert (prepare.chat, prepare.chat_template_kwargs) == (messages.encode(), b'{"think": [1]}')
+    assert (prepare.chat, prepare.chat_template_kwargs) == (messages.encode(), b'{"think":[1]}')
     assert prepare.add_generation_prompt is False
     assert prepare.continue_final_message is False
 
@@ -207,9 +207,12 @@ def test_wrong_messages_name_the_place(messages: Any, param: str) -> None:
     assert (error.status, error.param) == (400, param)
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     "said",
-    [{"tool_calls": []}, {"refusal": "no"}, {"function_call": {"name": "f"}}, {"tool_calls": [{}], "content": ""}],
+    [{"tool_calls": []}, {"refusal": "no"}, {"function_call": {"name": "f"}}, {"tool_calls": [CALL], "content": ""}],
 )
 def test_messages_may_be_calls_or_refusals_without_content(said: dict[str, Any]) -> None:
     assert chat(messages=[*USER, {"role": "assistant", "content": None} | said])
@@ -323,8 +326,6 @@ UNSERVED: dict[str, list[Any]] = {
     "best_of": [2, True],
     "suffix": ["x"],
     "guided_decoding_backend": ["xgrammar"],
-    "tools": [[{"type": "function"}]],
-    "tool_choice": ["required"],
     "modalities": [["text", "audio"]],
     "session_id": ["s"],
     "session_params": [{"id": "s"}],
@@ -344,8 +345,8 @@ def test_values_that_would_change_the_answer(field: str, value: Any) -> None:
 
 def test_what_describes_the_output_is_checked_by_a_tokenizer_and_ends_it() -> None:
     job = text(regex="a+", ignore_eos=True, min_tokens=3)
-    assert job.prepare.asks == ["min_tokens/1", "grammar/1"]
-    assert [one.name for one in job.prepare.checks] == ["grammar/1"]
+    assert job.prepare.asks == ["min_tokens/1", "grammar/2"]
+    assert [one.name for one in job.prepare.checks] == ["grammar/2"]
     # The end that the grammar leaves alone has to end it.
     assert (job.stop.ignore_eos, job.stop.min_tokens) == (False, 3)
     plain = text(ignore_eos=True, response_format={"type": "text"}, min_tokens=3)
@@ -475,7 +476,8 @@ def test_asks_are_read_from_a_body_and_named_to_tokenizers() -> None:
     job = chat(presence_penalty=0.5, bad_words=["no"], min_tokens=2)
     assert job.prepare.asks == ["min_tokens/1", "bad_words/1", "penalties/1"]
     assert job.prepare.words == ["no", " no"]
-    assert refused(chat, bad_words=["a", ""]).param == "bad_words"
+    assert chat(bad_words=["\n"]).prepare.words == ["\n", " \n"]
+    assert refused(chat, bad_words=["a", ""]).param == "bad_words.1"
     assert refused(chat, allowed_token_ids=[1000]).param == "allowed_token_ids"
     assert refused(chat, presence_penalty=2.5).param == "presence_penalty"
     assert refused(chat, frequency_penalty=float("nan")).param is None, "JSON has no such number"

@@ -293,5 +293,6 @@ def test_an_assistant_without_content_has_its_refusal_or_nothing_to_say():
 def test_a_function_call_of_old_clients_is_a_tool_call():
     message = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
     shown = json.loads(rendered("{{ messages[0] | tojson }}", [message]))
-    assert shown["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    call = {"id": "function0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert shown["tool_calls"] == [call]
     assert "function_call" not in shown
