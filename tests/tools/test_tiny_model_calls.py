@@ -2,10 +2,12 @@
 
 import json
 from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from nodes.gateway.parsers import make_parser
 from nodes.gateway.parsers.events import whole_answer
@@ -15,10 +17,12 @@ from nodes.tokenizer.errors import TemplateError
 from tools.tiny_model.agent_loop import LoopScore, before_calls, calls_of, held_out_loops, run_loops
 from tools.tiny_model.calling import TOOL_FAMILIES
 from tools.tiny_model.conversation import Example
+from tools.tiny_model.evaluate import Model
 from tools.tiny_model.grammar import FAMILY_NAMES, sample, training_examples
 from tools.tiny_model.requests import NO_TOOL, SERVICES
 from tools.tiny_model.tokenizer import CHAT_TEMPLATE, render
 
+DIRECTORY = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny"
 TEMPLATE = ChatTemplate(CHAT_TEMPLATE, {}, 100_000)
 TOOLS = {service.tool.name: service.tool for service in SERVICES}
 
@@ -118,3 +122,20 @@ def test_a_loop_counts_calls_and_the_answers_after_them() -> None:
     said = [lambda one: "" if one in wrong_calls else right[one], lambda one: "" if one in loops else right[one]]
     assert run_loops(lambda asked: [said[0](one) for one in asked], loops) == LoopScore(40, 20, 20)
     assert run_loops(lambda asked: [said[1](one) for one in asked], loops) == LoopScore(40, 40, 0)
+
+
+def test_the_marks_are_tokens_that_decoding_shows() -> None:
+    tokenizer = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
+    ids = tokenizer.encode('<tool_call>\n{"a": 1}\n</tool_call>').ids
+    assert (ids[0], ids[-1]) == (1022, 1023)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == '<tool_call>\n{"a": 1}\n</tool_call>'
+
+
+# What the model card says, with room for other builds of torch on the few questions of the short one.
+@pytest.mark.parametrize(("questions", "least"), [(20, 18), pytest.param(500, 475, marks=pytest.mark.slow)])
+def test_an_agent_s_loop_gets_the_right_calls(questions: int, least: int) -> None:
+    model = Model(DIRECTORY)
+    score = run_loops(lambda asked: [one.text for one in model.answer(asked)], held_out_loops(1, questions))
+    assert score.questions == questions
+    assert score.right_calls >= least
+    assert score.right_answers >= 0.9 * questions
