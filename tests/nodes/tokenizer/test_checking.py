@@ -65,9 +65,12 @@ def tokenizer_with(**fields):
 def test_what_is_found_of_a_model():
     facts = check_texts(TINY, TINY.chat_template)
     assert (facts.vocabulary.num_tokens, facts.vocabulary.eos_token_id) == (TINY.vocab_size, TINY.eos_token_ids[0])
-    assert facts.forms == dict.fromkeys(("user", "assistant", "system"), "either")
-    said = "'tiny knows the roles system, user and assistant, not tool'"
-    assert facts.notes == (f"the chat template refuses messages of the role tool: {said}",)
+    assert facts.forms == dict.fromkeys(("user", "assistant", "system", "tool"), "either")
+    assert facts.notes == ()
+    refusing = (
+        "{% for m in messages %}{{ raise_exception('no ' ~ m.role) if m.role == 'tool' else m.content }}{% endfor %}"
+    )
+    assert check_texts(TINY, refusing).notes == ("the chat template refuses messages of the role tool: 'no tool'",)
     silent = check_texts(TINY, "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}")
     assert silent.notes == ("the chat template leaves out messages of the role tool: such chats are refused",)
     assert check_texts(ECHO, None)[1:] == ({}, (), ())
