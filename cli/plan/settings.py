@@ -106,8 +106,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     that Claude Code writes about itself, another one in each request, stays in prompts. `tool_call_parser` and
     `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
     `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may come back to, like
-    `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration: `[roles.gateway] max_inflight
-    = 100`. With `external`, actors that no supervisor of the mesh knows may have its roles too, and are sent requests.
+    `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:
+    `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
+    roles too, and are sent requests.
 
     With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
     in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry

@@ -66,7 +66,7 @@ class Gateway(Actor):
             observer = HttpObserver(self.ctx)
             if self._config.responses_store_bytes:
                 self._kept = KeptResponses(self.ctx, self._config)
-            app = GatewayApp(service, scraper, observer, self._bodies, keys, kept=self._kept)
+            app = GatewayApp(service, scraper, observer, self._bodies, keys, self._kept)
             self.server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
             await self.server.start()
             host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host

@@ -146,7 +146,7 @@ def check(exchange: Exchange, statuses: frozenset[int], what: object) -> None:
         events = [event for event in exchange.body.split(b"\n\n") if event]
         assert events[-1].startswith(ENDS), (exchange.body[-500:], what)
         told = [json.loads(event.partition(b"data: ")[2]) for event in events if event != ENDS[0]]
-        assert all("error" not in event for event in told), what
+        assert all("error" not in event and event.get("type") != "error" for event in told), what
     elif exchange.content_type.startswith("application/json"):
         json.loads(exchange.body)
 

@@ -167,11 +167,11 @@ BLOCKS: Any = [
     {"type": "tool_use", "id": "t", "name": "a", "input": {}}, {"type": "tool_result", "tool_use_id": "t"},
     {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "a"}]},
 ]  # fmt: skip
-FIELDS["tools"] = VALUES | st.sampled_from([
+FIELDS["tools"] |= st.sampled_from([
     [{"name": "a", "input_schema": {}}], [{"name": "a"}], [{"name": "a", "type": "custom"}],
     [{"name": "", "type": "x"}],
 ])  # fmt: skip
-FIELDS["tool_choice"] = VALUES | st.sampled_from([{"type": "auto"}, {"type": "none"}, {"type": "x"}])
+FIELDS["tool_choice"] |= st.sampled_from([{"type": "auto"}, {"type": "none"}, {"type": "x"}])
 FIELDS["thinking"] = VALUES | st.sampled_from(
     [{"type": "enabled", "budget_tokens": 1}, {"type": "enabled"}, {"type": "adaptive", "display": "omitted"}]
 )
