@@ -123,9 +123,10 @@ def _narrow_responses(fields: Schema, components: dict[str, Schema], config: Gat
     }}  # fmt: skip
     _all_of(components["ResponseItem"], {"anyOf": [message, reasoning, *by_type]})
     named = _having({"name": {"type": "string"}})
-    unnamed = {"properties": {"type": {"not": {"enum": ["function", "custom", "namespace"]}}}}
-    for name in ("ResponseTool", "ResponseToolReference"):
-        _all_of(components[name], {"anyOf": [named, unnamed]})
+    run_here = ["function", "custom"]
+    by_kinds = {"ResponseTool": [*run_here, "namespace"], "NamespacedTool": run_here, "ResponseToolReference": run_here}
+    for name, kinds in by_kinds.items():
+        _all_of(components[name], {"anyOf": [named, {"properties": {"type": {"not": {"enum": kinds}}}}]})
     either = [_having({"type": {"const": "allowed_tools"}}), {**named, "properties": {
         **named["properties"], "type": {"enum": ["function", "custom"]},
     }}]  # fmt: skip
