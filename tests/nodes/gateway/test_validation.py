@@ -330,7 +330,6 @@ UNSERVED: dict[str, list[Any]] = {
     "session_id": ["s"],
     "session_params": [{"id": "s"}],
     "bootstrap_room": [7],
-    "data_parallel_rank": [0],
     "custom_params": [{"a": 1}],
     "vllm_xargs": [{"a": 1}],
     "thinking_token_budget": [5],
