@@ -52,6 +52,12 @@ MemFractionOption = Annotated[
 DeterministicOption = Annotated[
     bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
 ]
+AttributionOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-attribution", help="Leave Claude Code's line about itself in prompts: nothing is cached then."
+    ),
+]
 MemorySaverOption = Annotated[
     bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
 ]
@@ -72,6 +78,10 @@ InsecureOption = Annotated[
 ]
 LogprobsOption = Annotated[
     str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
+]
+ResponsesOption = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Keep responses of /v1/responses, so much on each host, like 1GiB."),
 ]
 ToolCallParserOption = Annotated[
     str | None,
@@ -123,6 +133,8 @@ def up(
     cors_origins: OriginsOption = None,
     api_key_file: ApiKeyFileOption = None,
     logprobs_of: LogprobsOption = None,
+    responses_store: ResponsesOption = None,
+    keep_attribution: AttributionOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,

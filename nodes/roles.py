@@ -33,6 +33,7 @@ from nodes.protocol import (
     PrefillNews,
     Prepare,
     PromptRead,
+    ReadResponse,
     ReleaseMemory,
     Resend,
     ResumeMemory,
@@ -64,7 +65,7 @@ LOAD_TOPIC: Final = "load"
 
 SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY,): (
-        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, SubmitAttempts,
+        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, ReadResponse, SubmitAttempts,
         CancelAttempts,
     ),
     (GATEWAY, DETOKENIZER): (Resend,),

@@ -16,12 +16,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask for one of `aliases` as well. `sampling_defaults` apply where a request does not say how it is sampled.
     `logprobs_of` is whose logprobs are answered: the model's own, or of what edits and temperature made of it.
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
+    Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
     a request took `slow_request_s`, the log says where its time went; 0: never.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
-    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
+    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
+    `keep_attribution` the line that Claude Code writes about itself, another one in each request, stays in prompts.
     `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
     calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing. Raises ValueError
     for a parser that is not there.
@@ -41,6 +43,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"
+    responses_file: str = ""
+    responses_store_bytes: int = 0
+    keep_attribution: bool = False
     tool_call_parser: str = ""
     reasoning_parser: str = ""
 

@@ -4,6 +4,9 @@ Output goes to the connection as it comes, in one piece for each turn of the eve
 client that lags has not taken yet, and the end. Made by `completions.py`, one for each call.
 """
 
+import asyncio
+from typing import Final
+
 from nodes.gateway.answering import Answering
 from nodes.gateway.errors import ApiError
 from nodes.gateway.events import Failure
@@ -11,6 +14,10 @@ from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.service import GatewayService
 from nodes.gateway.sse import Writer
 from nodes.gateway.validation import Job
+
+PING_S: Final = 10.0
+"""Proxies close what is silent for 30 or 60 s, and a long prompt, or a call of a tool that no text precedes, takes that
+long."""
 
 
 class EventStream:
@@ -23,6 +30,7 @@ class EventStream:
         self._output = answering.generation.output
         self._samples = None if answering.answers is None else answering.answers.samples
         self._writer = writer
+        self._was_silent = False
 
     async def run(self) -> None:
         """Return when all is written; raises `ClientLeft`."""
@@ -34,7 +42,7 @@ class EventStream:
         # Only after the start is written: before that, news would go out ahead of it.
         output.write_through(self._write_now)
         while True:
-            await output.wait()
+            await self._wait()
             if output.is_gone:
                 raise ClientLeft
             # Read before news is taken: what comes between the two is taken now, or causes another round.
@@ -44,16 +52,31 @@ class EventStream:
                 chunks.append(self._writer.error(failed(self._service, output.failure, self._job)))
             elif finished:
                 # Not after an error: the answer is incomplete then.
+                await self._writer.settle()
                 chunks.append(self._writer.finish())
             if chunks:
                 await call.write(b"".join(chunks), more=not finished)
             if finished:
                 return
 
+    async def _wait(self) -> None:
+        """Return as `CallOutput.wait`. Until then, a silence of `PING_S` is broken."""
+        if not self._writer.ping:
+            return await self._output.wait()
+        while True:
+            self._was_silent = True
+            try:
+                async with asyncio.timeout(PING_S):
+                    return await self._output.wait()
+            except TimeoutError:
+                if self._was_silent:
+                    await self._call.write(self._writer.ping)
+
     def _write_now(self) -> bool:
         """Write news at once. False if the client does not keep up: then it is left to the call's task."""
         if not self._call.can_write_now:
             return False
+        self._was_silent = False
         chunks = self._chunks()
         if chunks:
             self._call.write_now(chunks[0] if len(chunks) == 1 else b"".join(chunks))

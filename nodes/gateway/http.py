@@ -20,11 +20,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nodes.actor_figures import actor_figures
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
-from nodes.gateway.errors import ApiError, Unauthorized, UnknownModel, UnknownRoute, WrongMethod
+from nodes.gateway.errors import (
+    OPENAI_ERRORS,
+    ApiError,
+    ErrorForm,
+    Unauthorized,
+    UnknownModel,
+    UnknownRoute,
+    WrongMethod,
+)
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
@@ -36,23 +45,36 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.messages.surface import MESSAGES
+from nodes.gateway.surfaces.messages.types import TokensCount
+from nodes.gateway.surfaces.responses.endpoint import ResponsePages, ResponsesEndpoint
+from nodes.gateway.surfaces.responses.kept import KeptResponses
+from nodes.gateway.surfaces.responses.surface import RESPONSES
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
-SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT)
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES, MESSAGES)
 """The routes that generate."""
+RESPONSE: Final = RESPONSES.path + "/{response_id}"
+COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"
 HTML = b"text/html; charset=utf-8"
 
 OPEN: Final = frozenset(
     {
         "/health", "/health/live", "/health/ready", "/health/generate", "/ping", "/healthz", "/health_generate",
-        "/metrics",
+        "/metrics", "/api/hello",
     }
 )  # fmt: skip
 """Answered without an API key: what asks for these often cannot send one, and they say nothing of requests."""
+
+
+def errors_of(path: str) -> ErrorForm:
+    """How errors of a path are told: as its surface does, or the surface that it is below."""
+    surfaces = (surface for surface in SURFACES if f"{path}/".startswith(f"{surface.path}/"))
+    return next((surface.errors for surface in surfaces), OPENAI_ERRORS)
 
 
 def server_version() -> str:
@@ -87,8 +109,10 @@ class Pages:
         self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
+        names, length = self._config.served_names, self._config.context_length
+        models = [codex_model(name, priority, length) for priority, name in enumerate(names)]
         await call.respond(
-            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in self._config.served_names]))
+            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in names], models=models))
         )
 
     async def model(self, call: HttpCall) -> None:
@@ -108,6 +132,12 @@ class Pages:
         token_ids = prepared.token_ids[0]
         answer = Tokenized(count=len(token_ids), max_model_len=self._config.context_length, tokens=token_ids)
         await call.respond(200, msgspec.json.encode(answer))
+
+    async def count_tokens(self, call: HttpCall) -> None:
+        question, unknown_fields = MESSAGES.counted(self._validator, await self._read(call), call.request_id)
+        self._observer.unknown_fields(unknown_fields, call.names.path)
+        prepared = await self._service.prepare(question, prompt_param="messages")
+        await call.respond(200, msgspec.json.encode(TokensCount(input_tokens=len(prepared.token_ids[0]))))
 
     async def detokenize(self, call: HttpCall) -> None:
         body, unknown_fields = self._validator.detokenize(await self._read(call))
@@ -168,6 +198,7 @@ class GatewayApp:
         observer: HttpObserver,
         budget: BodyBudget,
         keys: Authorization | None = None,
+        kept: KeptResponses | None = None,
     ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
@@ -180,10 +211,8 @@ class GatewayApp:
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
-            asked = None if path in OPEN else keys
-            if (surface := surfaces.get(path)) is None:
-                return Endpoint(path, handler, observer, keys=asked)
-            return Endpoint(path, handler, observer, surface.id_prefix, surface.errors, asked)
+            prefix = surfaces[path].id_prefix if path in surfaces else "req-"
+            return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
         generating: dict[str, Handler] = {
             path: CompletionEndpoint(
@@ -191,8 +220,13 @@ class GatewayApp:
             )
             for path, surface in surfaces.items()
         }
+        generating[RESPONSES.path] = ResponsesEndpoint(
+            service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
+        )
+        responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
             **generating,
+            COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
         }
@@ -200,6 +234,7 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
+            RESPONSE: responses.get,
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
@@ -208,6 +243,8 @@ class GatewayApp:
             "/ping": health.ready,
             "/healthz": health.live,
             "/health_generate": health.generate,
+            # Claude Code's.
+            "/api/hello": health.live,
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/openapi.json": pages.openapi,
@@ -215,6 +252,7 @@ class GatewayApp:
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)
@@ -254,6 +292,6 @@ class GatewayApp:
         self._observer.answered("unknown", error.status)
         self._observer.failed(names, error)
         said = {name.decode(): value.decode() for name, value in names.headers()}
-        return Response(
-            error.body(names.ours), error.status, {**(headers or {}), **said}, media_type="application/json"
-        )
+        form = errors_of(request.url.path)
+        body, status = form.body(error, names.ours), form.status(error)
+        return Response(body, status, {**(headers or {}), **said}, media_type="application/json")

@@ -328,10 +328,11 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
-    """Answer of GET /v1/models."""
+    """Answer of GET /v1/models; `models` is for the Codex CLI."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[dict[str, Any]] = []
 
 
 class Tokenized(Struct, frozen=True, kw_only=True):

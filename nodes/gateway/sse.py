@@ -23,7 +23,12 @@ ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class Writer(ABC):
-    """Writes the events of one call. Samples have numbers; `end` is with the last piece of each, after its events."""
+    """Writes the events of one call. Samples have numbers; `end` is with the last piece of each, after its events.
+
+    `ping` is an event without news, for a surface that has one: it breaks long silences.
+    """
+
+    ping: ClassVar[bytes] = b""
 
     def start(self) -> bytes:
         """The first events, before there is output."""
@@ -36,6 +41,9 @@ class Writer(ABC):
     @abstractmethod
     def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:
         """A piece of a sample, taken apart; no event of it may be one to show."""
+
+    async def settle(self) -> None:  # noqa: B027 - few have anything to do
+        """What has to be done before the last events are written."""
 
     @abstractmethod
     def finish(self) -> bytes:

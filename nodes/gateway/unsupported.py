@@ -4,7 +4,10 @@ Silently dropping a field that has an effect would give a wrong answer, so it is
 which clients send by default, are accepted. Fields that none of the three knows are accepted and counted.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
@@ -92,8 +95,8 @@ IGNORED = frozenset(
 """Fields without an effect on the answer's text."""
 
 
-def is_neutral(field: str, value: Any) -> bool:
+def is_neutral(value: Any, neutral_values: tuple[Any, ...]) -> bool:
     """Whether a known field has a value that changes nothing. As in JSON, `0` is `0.0` and not `False`."""
     return value is None or any(
-        isinstance(value, bool) is isinstance(neutral, bool) and value == neutral for neutral in NEUTRAL_VALUES[field]
+        isinstance(value, bool) is isinstance(neutral, bool) and value == neutral for neutral in neutral_values
     )

@@ -61,6 +61,7 @@ class Job(NamedTuple):
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
+    With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
     `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer.
     """
 
@@ -85,6 +86,7 @@ class Job(NamedTuple):
     tools: ToolUse = NO_TOOLS
     shown_ids: Sequence[int] = ()
     own: Any = None
+    fits_max_tokens: bool = False
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
@@ -243,7 +245,7 @@ class Validator:
     """Turns bodies into jobs, for one gateway's model and limits."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        self._config = config
+        self.config = self._config = config
         self._limits = AskLimits(config.vocab_size, config.sampling_defaults, config.logprobs_of)
         self._chat = BodyReader(CHAT_BODY)
         self._text = BodyReader(COMPLETION_BODY)

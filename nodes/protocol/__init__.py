@@ -3,6 +3,7 @@
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
     gateway -> tokenizer                DescribeTemplate               -> TemplateIs
+    gateway -> gateway                  ReadResponse                   -> ResponseIs
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
@@ -85,6 +86,7 @@ from nodes.protocol.output import (
     TokenBatch,
 )
 from nodes.protocol.ranks import GroupFormed, JoinGroup
+from nodes.protocol.responses import ReadResponse, ResponseIs
 from nodes.protocol.routing import (
     PROMPT_TAIL_CHARS,
     ChooseRoute,
@@ -134,6 +136,8 @@ NodeMessage = (
     | VocabularyIs
     | DescribeTemplate
     | TemplateIs
+    | ReadResponse
+    | ResponseIs
     | SubmitAttempts
     | AttemptsSubmitted
     | CancelAttempts
@@ -220,9 +224,11 @@ __all__ = [
     "Prepare",
     "Prepared",
     "PromptRead",
+    "ReadResponse",
     "ReleaseMemory",
     "Resend",
     "ResendFrom",
+    "ResponseIs",
     "ResumeMemory",
     "Route",
     "RowError",

@@ -22,7 +22,8 @@ class Prepare(Message, frozen=True):
     `asks` are the names of what the request asks of its draws: only groups that can do all of them are chosen
     (`unsupported_ask` if there is none, `no_capacity` while one that could is away). `words` are texts whose ids an ask
     needs, each encoded by itself, without special tokens. `checks` are those asks whose values have to be tried out
-    before they are served.
+    before they are served. With `late_system_as_user` system messages after the first turn are said by the user where
+    the template would not show them in their place; without, such a chat is an error.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class Prepare(Message, frozen=True):
     asks: list[str] = []
     words: list[str] = []
     checks: list[Asked] = []
+    late_system_as_user: bool = False
 
 
 class Route(Message, frozen=True):

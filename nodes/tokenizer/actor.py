@@ -215,6 +215,7 @@ class TokenizerActor(Actor):
             chat_template_kwargs=message.chat_template_kwargs,
             add_generation_prompt=message.add_generation_prompt,
             continue_final_message=message.continue_final_message,
+            late_system_as_user=message.late_system_as_user,
         )
         try:
             return await self._renderer.render(request)

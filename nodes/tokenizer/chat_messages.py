@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from nodes.tokenizer.dialect import Content, TemplateDialect, as_content, text_of
+from nodes.tokenizer.dialect import Content, TemplateDialect, as_content, text_of, with_mark
 from nodes.tokenizer.errors import PrepareError, TemplateError, UnsupportedContent
 
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -35,6 +35,34 @@ def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]
     read = [_message(message, f"messages[{i}]", dialect) for i, message in enumerate(cast("list[Any]", messages))]
     _name_calls(read, dialect)
     return read
+
+
+def late_system_as_user(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[dict[str, Any]]:
+    """System messages after the first turn as part of the turn before, or as a turn of the user, between marks that
+    Claude Code's prompts explain. Roles still alternate where they did.
+    """
+    folded: list[dict[str, Any]] = []
+    is_late = joins_next = False
+    for message in messages:
+        is_system = message["role"] in ("system", "developer")
+        is_late = is_late or not is_system
+        last = folded[-1] if folded else message
+        if is_system and is_late:
+            reminder = f"<system-reminder>\n{text_of(message.get('content'))}\n</system-reminder>"
+            if last["role"] in ("user", "tool") and last.get("content"):
+                folded[-1] = {**last, "content": with_mark(last["content"], f"\n\n{reminder}")}
+                continue
+            message = {"role": "user", "content": as_content(reminder, dialect.form("user"))}
+            joins_next = True
+        elif joins_next and message["role"] == "user":
+            text = f"{text_of(last['content'])}\n\n{text_of(message.get('content'))}"
+            folded[-1] = {**message, "content": as_content(text, dialect.form("user"))}
+            joins_next = False
+            continue
+        else:
+            joins_next = False
+        folded.append(message)
+    return folded
 
 
 def parse_tools(tools: bytes | None) -> list[Any] | None:

@@ -17,7 +17,7 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesh.wire.message import Part
-from nodes.tokenizer.chat_messages import parse_messages, parse_template_kwargs, parse_tools
+from nodes.tokenizer.chat_messages import late_system_as_user, parse_messages, parse_template_kwargs, parse_tools
 from nodes.tokenizer.dialect import text_of, with_mark
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 from nodes.tokenizer.template_probe import probe_template
@@ -42,6 +42,7 @@ class ChatRequest(Part, frozen=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     max_chars: int = 0
+    late_system_as_user: bool = False
 
 
 class ChatTemplate:
@@ -67,6 +68,8 @@ class ChatTemplate:
     def render(self, request: ChatRequest) -> str:
         """Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
         messages = parse_messages(request.chat, self.dialect)
+        if request.late_system_as_user and not self.dialect.shows_late_system:
+            messages = late_system_as_user(messages, self.dialect)
         spoken = {message["role"] for message in messages if text_of(message.get("content")).strip()}
         for role in self.dialect.left_out:
             if role in spoken:

@@ -20,6 +20,7 @@ class TemplateDialect(Part, frozen=True):
         has_null_content: a message with tool calls and nothing else has null content, else an empty string.
         has_text_arguments: arguments of tool calls are JSON in a string, else an object.
         shows_tools: it renders the tools that a request offers.
+        shows_late_system: it shows a system message that is not the first message, and in its place.
         has_short_ids: ids of calls have to be nine letters and digits.
         joins_reasoning: it refuses a message with calls that has both reasoning and content.
     """
@@ -30,6 +31,7 @@ class TemplateDialect(Part, frozen=True):
     has_null_content: bool = False
     has_text_arguments: bool = False
     shows_tools: bool = False
+    shows_late_system: bool = False
     has_short_ids: bool = False
     joins_reasoning: bool = False
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nodes.tokenizer.dialect import Content, ContentForm, TemplateDialect, as_content, text_part
 from nodes.tokenizer.errors import ContextLengthExceeded, PrepareError, TemplateError
 
-MAX_RENDERINGS: Final = 69
+MAX_RENDERINGS: Final = 71
 """The most that any template can cause (tests try random answers); each takes a millisecond of a start."""
 
 Render: TypeAlias = Callable[[list[dict[str, Any]], list[Any] | None], str]
@@ -40,6 +40,9 @@ _FITTING: Final = {
 _CALLING: Final = ("user call", "user call tool", "user call tool assistant user")
 
 _OFFERING: Final = ("tools user", "tools system user")
+
+# After the one of them, a template that counts turns would take the rest for another role's.
+_LATE: Final = ("user X assistant user", "user assistant user X")
 
 _MADE_UP_ROLE: Final = "madeuprole"
 _FILLER: Final = "Hello."
@@ -79,6 +82,7 @@ def probe_template(render: Render) -> TemplateDialect:
         has_null_content=probe.call["content"] is None,
         has_text_arguments=isinstance(function["arguments"], str),
         shows_tools=probe.shows_tools(),
+        shows_late_system=probe.shows_late_system(),
         has_short_ids=probe.refuses_call({"tool_calls": [_with_id(probe.call["tool_calls"][0], _LONG_ID)]}),
         joins_reasoning=probe.refuses_call({"content": _FILLER, "thinking": _FILLER, "reasoning_content": _FILLER}),
     )
@@ -138,6 +142,15 @@ class _Probe:
         """Some show them beside a system message only."""
         texts = (self._try(chat) for chat in _OFFERING)
         return any(text is not None and _DESCRIPTION in text for text in texts)
+
+    def shows_late_system(self) -> bool:
+        """Some gather all of them at the beginning, many leave later ones out or refuse them."""
+        form = self.forms.get("system")
+        return form is not None and all(self._is_in_place(chat, as_content(_STRING, form)) for chat in _LATE)
+
+    def _is_in_place(self, chat: str, content: Content) -> bool:
+        before, mark, _ = (self._try(chat, "system", content) or "").partition(_FIRST)
+        return bool(mark) and before.count(_FILLER) == len(chat.partition("X")[0].split())
 
     def learn_calls(self) -> None:
         """Find how a call of a tool shows in most chats: better null content than empty, better an object than JSON.

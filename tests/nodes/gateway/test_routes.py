@@ -190,4 +190,4 @@ def test_every_example_of_the_document_is_answered(served: Any) -> None:
     for path, operation in posts.items():
         example = operation["requestBody"]["content"]["application/json"]["example"]
         assert httpx.post(served.url + path, json=example).status_code == 200
-    assert len(posts) == 4
+    assert len(posts) == 7
