@@ -134,6 +134,20 @@ def test_a_role_that_is_left_out_or_refused_is_known_from_the_start():
         rendered(raising, ("user", "a"), ("tool", "12"))
 
 
+@pytest.mark.parametrize(
+    ("shown", "shows"),
+    [
+        ("{{ tools | tojson }}", True),
+        ("{% for t in tools %}{{ t.function.description }}{% endfor %}", True),
+        ("{% for t in tools %}{{ t.function.name }}({{ t.function.parameters.properties | join }}){% endfor %}", True),
+        ("{% if tools %}You have tools to count.{% endif %}", False),
+    ],
+)
+def test_tools_show_by_their_descriptions_or_parameters(shown, shows):
+    source = shown + "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    assert dialect(source).shows_tools == shows
+
+
 def counted(template):
     """Gets the messages of each rendering. By a private name: how often it renders shows nowhere else."""
     calls, generate = [], template._generate
