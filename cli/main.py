@@ -31,6 +31,10 @@ OriginsOption = Annotated[
         "--cors-origin", metavar="ORIGIN", help="Web origin that browsers may call from, or `*`; may be repeated."
     ),
 ]
+ApiKeyFileOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Hashes of the API keys that clients must send (`meshctl keys api`)."),
+]
 ModelOption = Annotated[str | None, typer.Option(help="tiny, echo, random:ARCH, a directory, or ORG/NAME[@REVISION].")]
 ServedNameOption = Annotated[
     list[str] | None, typer.Option(help="Name that clients use for the model; may be repeated.")
@@ -47,6 +51,12 @@ MemFractionOption = Annotated[
 ]
 DeterministicOption = Annotated[
     bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
+]
+AttributionOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-attribution", help="Leave Claude Code's line about itself in prompts: nothing is cached then."
+    ),
 ]
 MemorySaverOption = Annotated[
     bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
@@ -68,6 +78,18 @@ InsecureOption = Annotated[
 ]
 LogprobsOption = Annotated[
     str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
+]
+ResponsesOption = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Keep responses of /v1/responses, so much on each host, like 1GiB."),
+]
+ToolCallParserOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What reads calls of tools: hermes, ...; default: by template."),
+]
+ReasoningParserOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What reads reasoning: qwen3, ...; default: by template."),
 ]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
@@ -109,7 +131,10 @@ def up(
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
+    api_key_file: ApiKeyFileOption = None,
     logprobs_of: LogprobsOption = None,
+    responses_store: ResponsesOption = None,
+    keep_attribution: AttributionOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,
@@ -128,6 +153,8 @@ def up(
     local_prefill_max: LocalPrefillOption = None,
     served_name: ServedNameOption = None,
     chat_template: ChatTemplateOption = None,
+    tool_call_parser: ToolCallParserOption = None,
+    reasoning_parser: ReasoningParserOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the mesh is ready.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands instead of running them.")] = False,
 ) -> None:
@@ -153,7 +180,7 @@ app.add_typer(
 app.add_typer(
     keys.app,
     name="keys",
-    help="Make this host's key pair, and manage which hosts may join.",
+    help="Make this host's key pair, manage which hosts may join, make API keys for clients.",
     epilog=example("meshctl keys ls"),
     no_args_is_help=True,
 )

@@ -112,7 +112,8 @@ class StopRules(HotPart, frozen=True):
 class RequestSpec(HotPart, frozen=True):
     """What a client wants of one sample of its prompt: the same for every attempt, and handed on in parts.
 
-    A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one.
+    A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. `shown_ids` are
+    special tokens that are part of the text even so with `skip_special_tokens`.
     """
 
     sampling: Sampling
@@ -120,6 +121,7 @@ class RequestSpec(HotPart, frozen=True):
     priority: int = 0
     extra_key: str = ""
     skip_special_tokens: bool = True
+    shown_ids: list[int] = []
 
 
 class Stages(HotPart, frozen=True):

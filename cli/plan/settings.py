@@ -29,6 +29,7 @@ from cli.plan.role_configs import CONFIG_TYPES, typed_roles
 from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
 from nodes.asks import LogprobsOf
+from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import Quantization
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
@@ -99,10 +100,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     groups of that kind. `served_name` is what clients call the model, by default the model's own name; several names
     are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
-    browsers may send requests, or `*`. `logprobs_of` is the distribution of which logprobs are answered: the model's
-    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. `roles` overrides fields of a
-    role's own configuration: `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the
-    mesh knows may have its roles too, and are sent requests.
+    browsers may send requests, or `*`. `api_key_file` is this host's file of the API keys that clients must send
+    (`cli/plan/api_keys.py`); "": none. `logprobs_of` is the distribution of which logprobs are answered: the model's
+    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With `keep_attribution` a line
+    that Claude Code writes about itself, another one in each request, stays in prompts. `tool_call_parser` and
+    `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
+    `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may come back to, like
+    `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:
+    `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
+    roles too, and are sent requests.
 
     With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
     in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry
@@ -123,7 +129,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()
+    api_key_file: str = ""
     logprobs_of: LogprobsOf = "raw"
+    responses_store: str = ""
+    keep_attribution: bool = False
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
     prefill: Count | None = None
     decode: Count | None = None
     mixed: Count | None = None
@@ -193,6 +204,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.max_step_ms / 1e3
 
     @property
+    def responses_store_bytes(self) -> int:
+        """0: no responses are kept. Raises BadConfig."""
+        return parse_bytes(self.responses_store, "--responses-store (responses_store)") if self.responses_store else 0
+
+    @property
     def allowed_origins(self) -> tuple[str, ...]:
         """`cors_origins` as a list, each checked. Raises BadConfig."""
         given = self.cors_origins.split(",") if isinstance(self.cors_origins, str) else self.cors_origins
@@ -206,6 +222,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     do="write it like https://chat.example or http://localhost:3000, or `*` for all",
                 )
         return origins
+
+    @property
+    def parsers(self) -> tuple[str, str]:
+        """`tool_call_parser` and `reasoning_parser`, checked. Raises BadConfig."""
+        try:
+            check_names(self.tool_call_parser, self.reasoning_parser)
+        except ParserUnusable as error:
+            raise BadConfig(
+                "answers cannot be read as these settings say",
+                why=str(error),
+                do="correct --tool-call-parser or --reasoning-parser, or leave it out: the chat template decides then",
+            ) from None
+        return self.tool_call_parser, self.reasoning_parser
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -271,6 +300,7 @@ def overlay_settings(
         settings = _convert(document, f"--{key.replace('_', '-').replace('--', '-')}", strict=False)
     if settings.kv.memory is not None:
         parse_bytes(settings.kv.memory)
+    _ = settings.responses_store_bytes
     if settings.kv.memory is not None and settings.kv.pages is not None:
         raise BadConfig(
             "the size of KV pools is given twice",
@@ -299,12 +329,12 @@ def foreign_variables(environment: Mapping[str, str]) -> list[str]:
     return found
 
 
-def parse_bytes(text: str) -> int:
-    """What `[kv] memory` means, `512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
+def parse_bytes(text: str, name: str = "--kv-memory ([kv] memory)") -> int:
+    """What a setting of this name means, `512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", text.lower())
     if match is None:
         raise BadConfig(
-            f"--kv-memory ([kv] memory) is {text!r}, which is not an amount of memory",
+            f"{name} is {text!r}, which is not an amount of memory",
             why="it is not a number followed by KiB, MiB, GiB or TiB, or by nothing for bytes",
             do="write it like 512MiB, 2GiB or 1048576",
         )
@@ -312,7 +342,14 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * 1024 ** " kmgt".index(unit or " "))
 
 
-_OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY"})
+API_KEYS_VARIABLE: Final = "KVMESH_API_KEYS"
+API_KEY_VARIABLE: Final = "KVMESH_API_KEY"
+_OTHER_VARIABLES: Final = frozenset(
+    {
+        "KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY", API_KEYS_VARIABLE,
+        API_KEY_VARIABLE,
+    }
+)  # fmt: skip
 """Documented variables that are not settings of a mesh."""
 _HOST_VARIABLE: Final = "KVMESH_HOST"
 _NOT_BY_WORDS: Final = ("roles", "hosts", "on")

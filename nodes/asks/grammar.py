@@ -14,7 +14,8 @@ from nodes.asks.grammar_text import check_grammar
 class Grammar(Ask, frozen=True):
     """`text` is of `kind`, as `param`, the client's field, says. `strict`: what cannot be enforced is refused.
 
-    `goes_on`: it does not end before it must, which is what is left of `ignore_eos`.
+    `goes_on`: it does not end before it must, which is what is left of `ignore_eos`. `after`, if not empty, is Lark of
+    what comes before, in which `@answer` stands for the text.
     """
 
     kind: Kind
@@ -22,8 +23,9 @@ class Grammar(Ask, frozen=True):
     param: str
     strict: bool = False
     goes_on: bool = False
+    after: str = ""
 
-    name: ClassVar[str] = "grammar/1"
+    name: ClassVar[str] = "grammar/2"
     looks_back: ClassVar[bool] = True
     ends: ClassVar[bool] = True
     is_checked: ClassVar[bool] = True
@@ -65,4 +67,4 @@ class Grammar(Ask, frozen=True):
     def editor(self, model: DrawnModel) -> Editor:
         from nodes.asks.matching import editor_of
 
-        return editor_of(self.kind, self.text, model, goes_on=self.goes_on)
+        return editor_of(self.kind, self.text, model, goes_on=self.goes_on, after=self.after)

@@ -55,17 +55,29 @@ def limits() -> "LLParserLimits":
     )
 
 
-def grammar_of(kind: Kind, text: str, is_special: Callable[[str], bool], *, strict: bool = False) -> str:
-    """What llguidance compiles. `is_special`: whether a text is one special token of the model.
+def grammar_of(
+    kind: Kind, text: str, is_special: Callable[[str], bool], *, strict: bool = False, after: str = ""
+) -> str:
+    """What llguidance compiles. `is_special`: whether a text is one special token of the model. `after`: Lark of what
+    comes before, in which `@answer` stands for the text.
 
     Raises ValueError if the text is not of its kind, as far as that shows without compiling it.
     """
+    alone = _grammar_of(kind, text, is_special, strict=strict)
+    if not after:
+        return alone
+    # Lark is a grammar as it is, all others come as a document with one.
+    answer = json.loads(alone)["grammars"][0] if kind in ("json", "regex") else {"lark_grammar": alone}
+    return json.dumps({"grammars": [{"name": "before", "lark_grammar": after}, {**answer, "name": "answer"}]})
+
+
+def _grammar_of(kind: Kind, text: str, is_special: Callable[[str], bool], *, strict: bool) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     match kind:
         case "json":
-            return LLMatcher.grammar_from_json_schema(text, overrides=_options(strict=strict))
+            return LLMatcher.grammar_from_json_schema(text, overrides=json_options(strict=strict))
         case "regex":
             return LLMatcher.grammar_from_regex(_unanchored(text))
         case "grammar":
@@ -80,7 +92,8 @@ def grammar_of(kind: Kind, text: str, is_special: Callable[[str], bool], *, stri
             return LLMatcher.grammar_from_lark(_with_tags(json.loads(text), is_special))
 
 
-def _options(*, strict: bool) -> Any:
+def json_options(*, strict: bool) -> Any:
+    """How JSON is written, and whether what of a schema cannot be enforced is refused."""
     # Pydantic writes unions as anyOf or, with discriminators, as oneOf, which could not be enforced otherwise.
     flexible = {"whitespace_flexible": True, "whitespace_pattern": _ONE_SPACE, "coerce_one_of": True}
     return {**flexible, "item_separator": ",", "key_separator": ":", "lenient": not strict}
@@ -100,7 +113,7 @@ def _with_tags(tags: dict[str, Any], is_special: Callable[[str], bool]) -> str:
     rules: list[str] = []
     for number, (begin, schema, end) in enumerate(structures):
         trigger = next(one for one in triggers if begin.startswith(one))
-        body = json.dumps({**schema, "x-guidance": _options(strict=False)})
+        body = json.dumps({**schema, "x-guidance": json_options(strict=False)})
         rest = " ".join([*_quoted(begin[len(trigger) :]), "%json", body, *_quoted(end)])
         if is_special(trigger):
             rules.append(f"tag_{number}: TAG_TEXT {trigger} {rest}")

@@ -58,7 +58,7 @@ class Vocabulary(NamedTuple):
 # that a vocabulary takes, without which nobody could go on.
 _lock: Final = Lock()
 _vocabularies: Final[dict[_Key, Vocabulary]] = {}
-_compiled: Final[OrderedDict[tuple[_Key, Kind, str], "Future[LLMatcher]"]] = OrderedDict()
+_compiled: Final[OrderedDict[tuple[_Key, Kind, str, str], "Future[LLMatcher]"]] = OrderedDict()
 
 
 def vocabulary_of(model: DrawnModel) -> Vocabulary:
@@ -91,9 +91,11 @@ def _key(model: DrawnModel) -> _Key:
     return path, name, model.vocab_size, tuple(one for one in model.end_token_ids if 0 <= one < model.vocab_size)
 
 
-def editor_of(kind: Kind, text: str, model: DrawnModel, *, goes_on: bool) -> Editor:
-    """An editor for one sequence; its grammar is being compiled, or is already. `goes_on`: as long as it may."""
-    return _Within(_compile(kind, text, model), model, goes_on=goes_on)
+def editor_of(kind: Kind, text: str, model: DrawnModel, *, goes_on: bool, after: str = "") -> Editor:
+    """An editor for one sequence; its grammar is being compiled, or is already. `goes_on`: as long as it may; `after`
+    as in `grammar_of`.
+    """
+    return _Within(_compile(kind, text, after, model), model, goes_on=goes_on)
 
 
 @cache
@@ -102,20 +104,20 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
 
-def _compile(kind: Kind, text: str, model: DrawnModel) -> "Future[LLMatcher]":
-    key = (_key(model), kind, text)
+def _compile(kind: Kind, text: str, after: str, model: DrawnModel) -> "Future[LLMatcher]":
+    key = (_key(model), kind, text, after)
     with _lock:
         found = _compiled.pop(key, None)
         # One that failed is tried again: what it failed of may have been a lack of memory.
         if found is None or (found.done() and found.exception() is not None):
-            found = _pool().submit(_matcher, kind, text, model)
+            found = _pool().submit(_matcher, kind, text, after, model)
         _compiled[key] = found
         if len(_compiled) > _MAX_COMPILED:
             _compiled.popitem(last=False)
     return found
 
 
-def _matcher(kind: Kind, text: str, model: DrawnModel) -> "LLMatcher":
+def _matcher(kind: Kind, text: str, after: str, model: DrawnModel) -> "LLMatcher":
     from llguidance import LLMatcher
 
     tokenizer = vocabulary_of(model).tokenizer
@@ -124,7 +126,7 @@ def _matcher(kind: Kind, text: str, model: DrawnModel) -> "LLMatcher":
         ids = tokenizer.tokenize_str(name, parse_special=True)
         return len(ids) == 1 and tokenizer.is_special_token(ids[0])
 
-    matcher = LLMatcher(tokenizer, grammar_of(kind, text, is_special), limits=limits(), log_level=0)
+    matcher = LLMatcher(tokenizer, grammar_of(kind, text, is_special, after=after), limits=limits(), log_level=0)
     if matcher.is_error():
         raise GrammarFailed(f"the grammar cannot be compiled: {_shown(matcher.get_error())}")
     # Once, for all sequences that begin with it: the first mask builds most of what the others need.

@@ -83,7 +83,8 @@ class _Stream:
     """
 
     __slots__ = (
-        "_context", "_decoder", "_extras", "_matcher", "_min_tokens", "_num_cached_tokens", "_stages", "_text",
+        "_context", "_decoder", "_extras", "_matcher", "_min_tokens", "_num_cached_tokens", "_stages", "_stop_string",
+        "_text",
         "_text_offset", "_token_ids", "asked_at", "attempt", "finish_reason", "gateway", "last", "plain_position",
         "position", "request_id", "touched_at",
     )  # fmt: skip
@@ -96,6 +97,7 @@ class _Stream:
         self.position = 0
         self.plain_position = -1
         self.finish_reason: str | None = None
+        self._stop_string = ""
         self.last: TextDelta | None = None
         """The final delta, once it has been made."""
         self.touched_at = now
@@ -150,6 +152,7 @@ class _Stream:
             text, found = matcher.feed(text, armed=self.position > self._min_tokens)
             self._text.append(text)
             if found:
+                self._stop_string = found
                 self._end("stop")
                 return
         if self.plain_position >= 0:
@@ -160,7 +163,8 @@ class _Stream:
         text = self._decoder.flush()
         if self._matcher is not None:
             text, found = self._matcher.feed(text, armed=self.position > self._min_tokens)
-            reason = "stop" if found else reason
+            if found:
+                reason, self._stop_string = "stop", found
             text += self._matcher.flush()
         self._text.append(text)
         self._end(reason)
@@ -175,7 +179,7 @@ class _Stream:
         self._token_ids, self._extras, self._text = [], [], []
         delta = TextDelta(
             self.request_id, self.attempt, self.position - len(token_ids), token_ids, offset, text,
-            self.finish_reason, self._num_cached_tokens, scheduler, self._stages, extras,
+            self.finish_reason, self._num_cached_tokens, scheduler, self._stages, extras, self._stop_string,
         )  # fmt: skip
         self._stages = None
         if self.finish_reason is not None:
@@ -396,7 +400,7 @@ class DetokenizerCore:
         return sender
 
     def _open(self, sender: _Sender, opening: StreamOpen, now: float) -> None:
-        decoder = self._decoders.decoder(opening.skip_special_tokens, opening.prompt_tail)
+        decoder = self._decoders.decoder(opening.skip_special_tokens, opening.prompt_tail, opening.shown_ids)
         sender.streams[opening.stream] = _Stream(opening, decoder, now)
         sender.asked_at.pop(opening.stream, None)
         if self.num_streams > self._limits.max_streams:

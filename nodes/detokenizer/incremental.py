@@ -6,16 +6,20 @@ three bytes, or a window of a few tokens. Used by `nodes/detokenizer/core.py`.
 """
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from nodes.model_spec.token_bytes import bytes_of_stand_ins, is_byte_level
+from nodes.model_spec.token_bytes import bytes_of_stand_ins, is_byte_level, special_ids
 
 MAX_PENDING_TOKENS: Final = 8
 """A character is at most four bytes; tokens that have shown nothing after this many are shown as they are."""
+
+_MAX_TABLES: Final = 8
+"""Of pieces, one for each set of hidden tokens, at some MB each. A model has three: none, all special ones, all but the
+marks of its calls and reasoning."""
 
 _REPLACEMENT: Final = "\ufffd"
 
@@ -132,24 +136,35 @@ class DecoderFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Found by decoding: a token can be special by a later declaration, which its own flag does not show.
-        added = tokenizer.get_added_tokens_decoder()
-        special = frozenset(i for i in added if not tokenizer.decode([i], skip_special_tokens=True))
-        self._hidden_ids = {True: special, False: frozenset[int]()}
-        self._pieces: dict[bool, BytePieces] = {}
-        if is_byte_level(tokenizer):
-            self._pieces = {skip: BytePieces(tokenizer, hidden) for skip, hidden in self._hidden_ids.items()}
+        self._special_ids = frozenset(special_ids(tokenizer).values())
+        self._is_byte_level = is_byte_level(tokenizer)
+        self._pieces: dict[frozenset[int], BytePieces] = {}
 
-    def decoder(self, skip_special_tokens: bool, prompt_tail: Sequence[int] = ()) -> TokenDecoder:
-        """A decoder for a new stream. `prompt_tail`: the last prompt ids, which byte-level vocabularies do not need."""
-        if self._pieces:
-            return ByteDecoder(self._pieces[skip_special_tokens])
-        tokenizer, hidden = self._tokenizer, self._hidden_ids[skip_special_tokens]
+    def decoder(
+        self, skip_special_tokens: bool, prompt_tail: Sequence[int] = (), shown_ids: Collection[int] = ()
+    ) -> TokenDecoder:
+        """A decoder for a new stream. `prompt_tail`: the last prompt ids, which byte-level vocabularies do not need.
+        `shown_ids`: special tokens that have a text in spite of `skip_special_tokens`.
+        """
+        hidden = self._special_ids if skip_special_tokens else frozenset[int]()
+        if shown_ids:
+            hidden = hidden.difference(shown_ids)
+        if self._is_byte_level:
+            return ByteDecoder(self._pieces_without(hidden))
+        tokenizer = self._tokenizer
         return WindowDecoder(
             lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False),
             lambda token_id: token_id not in hidden and _token_of(tokenizer, token_id) is not None,
             prompt_tail,
         )
+
+    def _pieces_without(self, hidden: frozenset[int]) -> BytePieces:
+        pieces = self._pieces.get(hidden)
+        if pieces is None:
+            if len(self._pieces) >= _MAX_TABLES:
+                self._pieces.clear()
+            pieces = self._pieces[hidden] = BytePieces(self._tokenizer, hidden)
+        return pieces
 
 
 def _token_of(tokenizer: Tokenizer, token_id: int) -> str | None:

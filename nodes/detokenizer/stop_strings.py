@@ -78,22 +78,23 @@ class StopMatcher:
         self._state = 0
         self._held = ""
 
-    def feed(self, text: str, armed: bool = True) -> tuple[str, bool]:
-        """What can be shown now, and whether a stop string is complete (feed no more); not `armed`: let it through."""
+    def feed(self, text: str, armed: bool = True) -> tuple[str, str]:
+        """What can be shown now, and the stop string if one is complete (feed no more); not `armed`: let it through."""
         pattern = self._pattern
         if not self._held and pattern.firsts.isdisjoint(text):
             self._state = 0
-            return text, False
+            return text, ""
         state, text, start = self._state, self._held + text, len(self._held)
         for index in range(start, len(text)):
             state = pattern.next_state(state, text[index])
             if armed and pattern.matched[state]:
                 self._state, self._held = 0, ""
                 end = index + 1
-                return text[: end if self._include_stop else end - pattern.matched[state]], True
+                begin = end - pattern.matched[state]
+                return text[: end if self._include_stop else begin], text[begin:end]
         num_shown = len(text) - pattern.held[state]
         self._state, self._held = state, text[num_shown:]
-        return text[:num_shown], False
+        return text[:num_shown], ""
 
     def flush(self) -> str:
         text, self._held, self._state = self._held, "", 0

@@ -1,5 +1,6 @@
 """From the bytes of a body to a typed one, or to an error that names the parameter. Used by `validation.py`. Pure."""
 
+import codecs
 import re
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
+from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES, NeutralValues, is_neutral
 
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _MISSING = re.compile(r"missing required field `([^`]+)`")
@@ -33,14 +34,27 @@ class Decoded(NamedTuple):
 
 
 class BodyReader:
-    """Decodes one kind of body; made once per route."""
+    """Decodes one kind of body; made once per route.
 
-    def __init__(self, body_type: type[Struct]) -> None:
+    Beside the type's own fields, those of `ignored` are known and have no effect, and those of `neutral` are refused
+    unless they have one of its values.
+    """
+
+    def __init__(
+        self,
+        body_type: type[Struct],
+        *,
+        ignored: frozenset[str] = IGNORED,
+        neutral: NeutralValues = NEUTRAL_VALUES,
+    ) -> None:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
-        self._known = frozenset(body_type.__struct_fields__)
+        self._known = ignored.union(body_type.__struct_fields__)
+        self._neutral = neutral
 
     def decode(self, data: bytes) -> Decoded:
         """Raises `BadRequest`: malformed, too deep, wrong type or value, or known and not supported."""
+        # Windows' editors and PowerShell put it before a file's text (RFC 8259, 8.1: a reader may ignore it).
+        data = data.removeprefix(codecs.BOM_UTF8)
         try:
             data.decode()
         except UnicodeDecodeError as error:
@@ -49,7 +63,7 @@ class BodyReader:
             raise BadRequest("The body is empty; send a JSON object.", code="invalid_json")
         try:
             fields = _FIELDS.decode(data)
-            unknown = _check_fields(fields, self._known)
+            unknown = _check_fields(fields, self._known, self._neutral)
             return Decoded(self._decoder.decode(data), fields, unknown)
         # Raised by the decoder at some thousand nested brackets: the client's mistake, not a fault of this server.
         except RecursionError:
@@ -61,14 +75,14 @@ class BodyReader:
             raise BadRequest(problem, code="invalid_json") from None
 
 
-def _check_fields(fields: dict[str, Raw], known: frozenset[str]) -> list[str]:
+def _check_fields(fields: dict[str, Raw], known: frozenset[str], neutral: NeutralValues) -> list[str]:
     unknown: list[str] = []
     for name, raw in fields.items():
-        if name in known or name in IGNORED:
+        if name in known:
             continue
-        if name not in NEUTRAL_VALUES:
+        if name not in neutral:
             unknown.append(name)
-        elif not is_neutral(name, msgspec.json.decode(raw)):
+        elif not is_neutral(msgspec.json.decode(raw), neutral[name]):
             raise BadRequest(f"'{name}' is not supported by this server.", param=name, code="unsupported_parameter")
     return unknown
 

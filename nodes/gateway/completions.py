@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions, streamed and whole: the path of one call through the gateway.
+"""The routes that generate, streamed and whole: the path of one call through the gateway.
 
     read and validate the body -> a tokenizer's ids and routes -> one request for each sample -> output as it comes
 
@@ -8,11 +8,15 @@ nothing but its service.
 
 import asyncio
 import time
-from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import msgspec
 
+from nodes.gateway.answer_form import AnswerForm
+from nodes.gateway.answering import Answering
+from nodes.gateway.answers import Answers
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.constraints import after_reasoning, with_calls
 from nodes.gateway.event_stream import EventStream, failed
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
@@ -22,23 +26,31 @@ from nodes.gateway.responses import Head
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
-from nodes.gateway.validation import Job
+from nodes.gateway.validation import Job, Validator
 from nodes.gateway.vocabulary import Vocabulary
 from nodes.protocol import Prepared
 
-Validate = Callable[[bytes, str], Job]
-_Prepared = tuple[Prepared, Vocabulary | None, list[str]]
-"""What a tokenizer has said before a call can begin; the texts of its prompts if it wants an echo."""
+_PLAIN: Final = AnswerForm()
+
+
+class _Prepared(NamedTuple):
+    """What a tokenizer has said before a call can begin; the texts of its prompts if it wants an echo."""
+
+    job: Job
+    form: AnswerForm
+    prepared: Prepared
+    vocabulary: Vocabulary | None
+    texts: list[str]
 
 
 class CompletionEndpoint:
-    """The handler of one of the two routes."""
+    """The handler of one of these routes."""
 
     def __init__(
         self,
         service: GatewayService,
         surface: Surface,
-        validate: Validate,
+        validator: Validator,
         *,
         fingerprint: str,
         budget: BodyBudget,
@@ -46,7 +58,7 @@ class CompletionEndpoint:
     ) -> None:
         self._service = service
         self._surface = surface
-        self._validate = validate
+        self._validator = validator
         self._fingerprint = fingerprint
         self._budget = budget
         self._observer = observer
@@ -54,14 +66,14 @@ class CompletionEndpoint:
     async def __call__(self, call: HttpCall) -> None:
         """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
         arrived_at = self._service.now()
-        self._service.enter_call()
+        self._service.enter_call(call.key)
         try:
             self._observer.came(call.names)
             if call.names.traceparent:
                 self._service.continue_trace(call.names.traceparent)
             try:
                 body = await call.read_body(self._budget)
-                job = self._validate(body, call.request_id)
+                job = await self._read(call, body)
             finally:
                 call.forget_body()
             if (named := call.names.called(job.client_id)) != call.names:
@@ -71,24 +83,28 @@ class CompletionEndpoint:
             self._service.check_priority(job.priority)
             await self._generate(call, job, arrived_at)
         finally:
-            self._service.leave_call()
+            self._service.leave_call(call.key)
+
+    async def _read(self, call: HttpCall, body: bytes) -> Job:
+        return self._surface.read(self._validator, body, call.request_id)
 
     async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
         watcher = call.watch()
         generation: Generation | None = None
         try:
-            prepared, vocabulary, texts = await self._prepare(job, watcher)
-            generation = self._service.open(job, prepared, arrived_at, call.names)
-            output, details = generation.output, TokenDetails(job, generation, vocabulary, texts)
+            told = await self._prepare(job, watcher)
+            generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.key)
+            output = generation.output
             watcher.add_done_callback(lambda _: output.gone())
+            answering = self._answering(told, generation)
             if job.stream:
-                await self._stream(call, job, generation, details)
+                await self._stream(call, answering)
             else:
-                await self._answer(call, job, generation, details)
+                await self._answer(call, answering)
         finally:
             watcher.cancel()
             if generation is not None:
-                self._service.abandon(generation)
+                self._service.abandon(generation, call.key)
 
     async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> _Prepared:
         asking = asyncio.ensure_future(self._ask(job))
@@ -104,43 +120,58 @@ class CompletionEndpoint:
             asking.cancel()
 
     async def _ask(self, job: Job) -> _Prepared:
+        form = _PLAIN
+        if job.answer.is_chat:
+            form = await self._service.form.get()
+            form.check_tools(job.tools)
+            job = with_calls(job, form)
+            if form.is_parsed(job.answer.tools):
+                job = job._replace(shown_ids=form.shown_ids)
         prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens
-        texts = job.prepare.texts or []
+        # What is left of a prompt that was cut is not its text.
+        texts = [] if job.prepare.truncate_to else job.prepare.texts or []
         if fields.echo and not texts:
             texts = [await self._service.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids]
+        job = after_reasoning(job, form, prepared.prompt_tail)
         if fields.reads is None and fields.prompt_reads is None:
-            return prepared, None, texts
-        return prepared, await self._service.vocabulary.get(), texts
+            return _Prepared(job, form, prepared, None, texts)
+        return _Prepared(job, form, prepared, await self._service.vocabulary.get(), texts)
 
-    async def _answer(self, call: HttpCall, job: Job, generation: Generation, details: TokenDetails) -> None:
-        output = generation.output
+    def _answering(self, told: _Prepared, generation: Generation) -> Answering:
+        job, form, prepared, vocabulary, texts = told
+        head = Head(
+            id=job.prepare.request_id,
+            object=self._surface.chunk_object if job.stream else self._surface.whole_object,
+            created=int(time.time()),
+            model=self._service.config.model_name,
+            system_fingerprint=self._fingerprint,
+        )
+        details = TokenDetails(job, generation, vocabulary, texts)
+        if not (job.answer.is_chat and form.is_parsed(job.answer.tools)):
+            return Answering(head, job, generation, details)
+        answers = Answers(form, job.answer, prepared.prompt_tail, generation.request_ids)
+        return Answering(head, job, generation, details, answers)
+
+    async def _answer(self, call: HttpCall, answering: Answering) -> None:
+        output = answering.generation.output
         while not output.is_finished:
             await output.wait()
         if output.is_gone:
             raise ClientLeft
         if output.failure is not None:
-            raise failed(self._service, output.failure, job)
-        answer = self._surface.whole(self._head(job, self._surface.whole_object), generation, details)
-        await call.respond(200, msgspec.json.encode(answer))
+            raise failed(self._service, output.failure, answering.job)
+        await call.respond(200, await self._whole(answering))
 
-    async def _stream(self, call: HttpCall, job: Job, generation: Generation, details: TokenDetails) -> None:
-        output = generation.output
+    async def _whole(self, answering: Answering) -> bytes:
+        return msgspec.json.encode(self._surface.whole(answering))
+
+    async def _stream(self, call: HttpCall, answering: Answering) -> None:
+        output = answering.generation.output
         # Until schedulers have taken every sample, an error can still be answered with its own status.
         while not (output.is_started or output.has_news or output.is_finished):
             await output.wait()
         if output.is_gone:
             raise ClientLeft
         if output.failure is not None:
-            raise failed(self._service, output.failure, job)
-        head = self._head(job, self._surface.chunk_object)
-        writer = self._surface.chunks(head, details, len(output.samples), usage=job.include_usage)
-        await EventStream(self._service, call, job, generation, writer).run()
-
-    def _head(self, job: Job, name: str) -> Head:
-        return Head(
-            id=job.prepare.request_id,
-            object=name,
-            created=int(time.time()),
-            model=self._service.config.model_name,
-            system_fingerprint=self._fingerprint,
-        )
+            raise failed(self._service, output.failure, answering.job)
+        await EventStream(self._service, call, answering, self._surface.writer(answering)).run()

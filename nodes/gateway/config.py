@@ -4,7 +4,9 @@ import msgspec
 
 from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
+from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import Quantization
+from nodes.models.fill_in import FillIn
 from nodes.request import SamplingDefaults
 
 
@@ -15,12 +17,19 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask for one of `aliases` as well. `sampling_defaults` apply where a request does not say how it is sampled.
     `logprobs_of` is whose logprobs are answered: the model's own, or of what edits and temperature made of it.
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
+    `fill_in` are the tokens by which the model takes a `suffix` (None: it does not), `template_reads` the variables of
+    its chat template that requests have fields for.
+    Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
     a request took `slow_request_s`, the log says where its time went; 0: never.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
-    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
-    `/health/generate` waits `health_timeout_s` for its token.
+    `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
+    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
+    `keep_attribution` the line that Claude Code writes about itself, another one in each request, stays in prompts.
+    `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
+    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing. Raises ValueError
+    for a parser that is not there.
     """
 
     model_name: str
@@ -29,13 +38,21 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     quantization: Quantization = "none"
     vocab_size: int = 0
+    fill_in: FillIn | None = None
+    template_reads: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     reuse_port: bool = False
     cors_origins: tuple[str, ...] = ()
+    api_key_file: str = ""
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"
+    responses_file: str = ""
+    responses_store_bytes: int = 0
+    keep_attribution: bool = False
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
 
     max_body_bytes: int = 8 << 20
     max_buffered_bytes: int = 256 << 20
@@ -60,6 +77,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 5
     recovery_timeout_s: float = 30.0
     reconnect_grace_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        try:
+            check_names(self.tool_call_parser, self.reasoning_parser)
+        except ParserUnusable as error:
+            raise ValueError(str(error)) from None
 
     @property
     def served_names(self) -> tuple[str, ...]:

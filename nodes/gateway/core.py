@@ -197,7 +197,7 @@ class GatewayCore:
             state.num_resends = 0
             self._commands.append(news)
         if delta.finish_reason is not None:
-            self._end(state, delta.finish_reason, None, now)
+            self._end(state, delta.finish_reason, None, now, delta.stop_string)
 
     def _on_prompt_read(self, event: PromptRead, now: float) -> None:
         state = self.requests.get(event.request_id)
@@ -414,10 +414,17 @@ class GatewayCore:
     def _cancel(self, state: RequestState, now: float) -> None:
         self._cancels.add(state.scheduler, state.opened.request_id, state.attempt, now)
 
-    def _end(self, state: RequestState, finish_reason: str | None, failure: Failure | None, now: float) -> None:
+    def _end(
+        self,
+        state: RequestState,
+        finish_reason: str | None,
+        failure: Failure | None,
+        now: float,
+        stop_string: str = "",
+    ) -> None:
         """The only way a request ends. A scheduler that may still hold its attempt is asked to free it."""
         del self.requests[state.opened.request_id]
         self._deadlines.clear((REQUEST, state.opened.request_id))
         if state.phase <= Phase.RUNNING:
             self._cancel(state, now)
-        self._commands.extend(state.end(finish_reason, failure, now, self._config.slow_request_s))
+        self._commands.extend(state.end(finish_reason, failure, now, self._config.slow_request_s, stop_string))

@@ -2,19 +2,22 @@
 
     ApiError                    status, type, code, param, message, retry_after_s
       BadRequest        400     invalid_request_error
+      Unauthorized      401     invalid_api_key
       UnknownModel      404     model_not_found
       UnknownRoute      404     not_found
       WrongMethod       405     method_not_allowed
       TooSlow           408     request_timeout
       BodyTooLarge      413     body_too_large
       WrongMediaType    415     unsupported_media_type
-      TooManyRequests   429     too_many_requests, with Retry-After
+      TooManyRequests   429     too_many_requests, rate_limit_exceeded, with Retry-After
       Internal          500     internal_error, poisoned_request
       Unavailable       503     with Retry-After
       TimedOut          504     request_timeout
 
 Raised by validation and the routes; written by `http_call.py` as a response, or by `sse.py` as a stream's last event.
 """
+
+from typing import Protocol
 
 import msgspec
 
@@ -53,12 +56,51 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
 
+class ErrorForm(Protocol):
+    """How a surface tells its clients of errors."""
+
+    def status(self, error: ApiError) -> int:
+        """The status of an answer that is this error."""
+        ...
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        """Its body, JSON."""
+        ...
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        """The last event of a stream that broke."""
+        ...
+
+
+class OpenAIErrors(ErrorForm):
+    """Whose clients raise the event."""
+
+    def status(self, error: ApiError) -> int:
+        return error.status
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        return error.body(request_id)
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"data: " + error.body(request_id) + b"\n\n"
+
+
+OPENAI_ERRORS = OpenAIErrors()
+
+
 class BadRequest(ApiError):
     """The client's mistake; sending it again changes nothing."""
 
     status = 400
     type = "invalid_request_error"
     code = None
+
+
+class Unauthorized(BadRequest):
+    """No API key, or not one of this server's. Anthropic's surface says `authentication_error` for it."""
+
+    status = 401
+    code = "invalid_api_key"
 
 
 class UnknownModel(BadRequest):
@@ -104,7 +146,7 @@ class WrongMediaType(BadRequest):
 
 
 class TooManyRequests(ApiError):
-    """This gateway holds as many requests as it may."""
+    """This gateway holds as many requests as it may, or as many of this API key."""
 
     status = 429
     type = "rate_limit_error"

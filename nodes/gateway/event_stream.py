@@ -1,64 +1,82 @@
-"""The answer to one streamed call, from its first event to `[DONE]`.
+"""The answer to one streamed call, from its first event to its last.
 
 Output goes to the connection as it comes, in one piece for each turn of the event loop; the call's task writes what a
 client that lags has not taken yet, and the end. Made by `completions.py`, one for each call.
 """
 
+import asyncio
+from typing import Final
+
+from nodes.gateway.answering import Answering
 from nodes.gateway.errors import ApiError
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
-from nodes.gateway.outputs import Generation
-from nodes.gateway.responses import total_usage, usage_so_far
 from nodes.gateway.service import GatewayService
-from nodes.gateway.sse import DONE, ChunkWriter, error_event
+from nodes.gateway.sse import Writer
 from nodes.gateway.validation import Job
+
+PING_S: Final = 10.0
+"""Proxies close what is silent for 30 or 60 s, and a long prompt, or a call of a tool that no text precedes, takes that
+long."""
 
 
 class EventStream:
-    """Writes the output of `generation` to the client of `call`, encoded by `writer`."""
+    """Writes what comes of `answering` to the client of `call`, encoded by `writer`."""
 
-    def __init__(
-        self, service: GatewayService, call: HttpCall, job: Job, generation: Generation, writer: ChunkWriter
-    ) -> None:
+    def __init__(self, service: GatewayService, call: HttpCall, answering: Answering, writer: Writer) -> None:
         self._service = service
         self._call = call
-        self._job = job
-        self._generation = generation
-        self._output = generation.output
+        self._job = answering.job
+        self._output = answering.generation.output
+        self._samples = None if answering.answers is None else answering.answers.samples
         self._writer = writer
+        self._was_silent = False
 
     async def run(self) -> None:
         """Return when all is written; raises `ClientLeft`."""
         call, output = self._call, self._output
-        await call.start_stream()
+        await call.start_stream(self._writer.error)
         start = self._writer.start()
         if start:
             await call.write(start)
         # Only after the start is written: before that, news would go out ahead of it.
         output.write_through(self._write_now)
         while True:
-            await output.wait()
+            await self._wait()
             if output.is_gone:
                 raise ClientLeft
             # Read before news is taken: what comes between the two is taken now, or causes another round.
             finished = output.is_finished
             chunks = self._chunks()
             if output.failure is not None:
-                chunks.append(self._error(output.failure))
+                chunks.append(self._writer.error(failed(self._service, output.failure, self._job)))
             elif finished:
-                if self._job.include_usage:
-                    chunks.append(self._writer.usage(total_usage(self._generation)))
                 # Not after an error: the answer is incomplete then.
-                chunks.append(DONE)
+                await self._writer.settle()
+                chunks.append(self._writer.finish())
             if chunks:
                 await call.write(b"".join(chunks), more=not finished)
             if finished:
                 return
 
+    async def _wait(self) -> None:
+        """Return as `CallOutput.wait`. Until then, a silence of `PING_S` is broken."""
+        if not self._writer.ping:
+            return await self._output.wait()
+        while True:
+            self._was_silent = True
+            try:
+                async with asyncio.timeout(PING_S):
+                    return await self._output.wait()
+            except TimeoutError:
+                if self._was_silent:
+                    await self._call.write(self._writer.ping)
+
     def _write_now(self) -> bool:
         """Write news at once. False if the client does not keep up: then it is left to the call's task."""
         if not self._call.can_write_now:
             return False
+        self._was_silent = False
         chunks = self._chunks()
         if chunks:
             self._call.write_now(chunks[0] if len(chunks) == 1 else b"".join(chunks))
@@ -67,15 +85,18 @@ class EventStream:
     def _chunks(self) -> list[bytes]:
         chunks: list[bytes] = []
         for number, text, end, tokens in self._output.take():
-            reason = None if end is None else end.finish_reason
-            if not text and reason is None:
-                continue
-            usage = usage_so_far(self._generation, number) if self._job.continuous_usage else None
-            chunks.append(self._writer.delta(number, text, reason, usage, tokens))
+            if end is not None and end.finish_reason is None:
+                # It failed, which is told once all news is written.
+                end = None
+            if self._samples is not None:
+                sample = self._samples[number]
+                events = sample.feed(text) if end is None else [*sample.feed(text), *sample.close()]
+                chunk = self._writer.piece(number, events, end, tokens)
+                if chunk:
+                    chunks.append(chunk)
+            elif text or end is not None:
+                chunks.append(self._writer.text(number, text, end, tokens))
         return chunks
-
-    def _error(self, failure: Failure) -> bytes:
-        return error_event(failed(self._service, failure, self._job), self._call.request_id)
 
 
 def failed(service: GatewayService, failure: Failure, job: Job) -> ApiError:

@@ -230,7 +230,9 @@ class DeliverPrompt(NamedTuple):
 
 
 class End(NamedTuple):
-    """The one end of a request: finished, failed or (neither) client gone. `stall_s`: longest pause in its output."""
+    """The one end of a request: finished, failed or (neither) client gone. `stall_s`: longest pause in its output.
+    `stop`: the stop string or the id of the token that ended it; None if neither did.
+    """
 
     request_id: str
     finish_reason: str | None
@@ -240,6 +242,7 @@ class End(NamedTuple):
     num_cached_tokens: int
     elapsed_s: float
     stall_s: float = 0.0
+    stop: str | int | None = None
 
 
 class SlowRequest(NamedTuple):

@@ -34,7 +34,7 @@ def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> in
         raise BadRequest(f"'{job.prompt_param}' has no tokens.", param=job.prompt_param, code="invalid_value")
     if room < 1:
         raise _too_long(job, num_prompt_tokens, 0, config, job.prompt_param)
-    wanted = job.stop.max_tokens
+    wanted = min(job.stop.max_tokens, room) if job.fits_max_tokens else job.stop.max_tokens
     if wanted > room:
         raise _too_long(job, num_prompt_tokens, wanted, config, job.max_tokens_param)
     if job.stop.min_tokens > room:
@@ -82,6 +82,7 @@ def fan_out(
                     job.priority,
                     job.prepare.extra_key,
                     job.skip_special_tokens,
+                    list(job.shown_ids),
                 ),
                 route=route,
                 arrived_at=arrived_at,

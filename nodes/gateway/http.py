@@ -1,6 +1,6 @@
 """The HTTP surface: which handler answers which path.
 
-Starlette does the routing, except for the two routes that stream, which bypass it: each layer around `send` costs time
+Starlette does the routing, except for the routes that stream, which bypass it: each layer around `send` costs time
 for every token. Built by `actor.py` once its service is there.
 """
 
@@ -8,6 +8,7 @@ import hashlib
 import time
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,28 +18,63 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.actor_figures import actor_figures
+from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
-from nodes.gateway.errors import ApiError, UnknownModel, UnknownRoute, WrongMethod
+from nodes.gateway.errors import (
+    OPENAI_ERRORS,
+    ApiError,
+    ErrorForm,
+    Unauthorized,
+    UnknownModel,
+    UnknownRoute,
+    WrongMethod,
+)
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
 from nodes.gateway.observer import HttpObserver
-from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, Tokenized, Version
+from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, ServerLoad, Tokenized, Version
 from nodes.gateway.openapi import document
 from nodes.gateway.request_names import names_of
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.messages.surface import MESSAGES
+from nodes.gateway.surfaces.messages.types import TokensCount
+from nodes.gateway.surfaces.responses.endpoint import ResponsePages, ResponsesEndpoint
+from nodes.gateway.surfaces.responses.kept import KeptResponses
+from nodes.gateway.surfaces.responses.surface import RESPONSES
+from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
+from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES, MESSAGES)
+"""The routes that generate."""
+RESPONSE: Final = RESPONSES.path + "/{response_id}"
+COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"
 HTML = b"text/html; charset=utf-8"
+
+OPEN: Final = frozenset(
+    {
+        "/health", "/health/live", "/health/ready", "/health/generate", "/ping", "/healthz", "/health_generate",
+        "/metrics", "/api/hello",
+    }
+)  # fmt: skip
+"""Answered without an API key: what asks for these often cannot send one, and they say nothing of requests."""
+
+
+def errors_of(path: str) -> ErrorForm:
+    """How errors of a path are told: as its surface does, or the surface that it is below."""
+    surfaces = (surface for surface in SURFACES if f"{path}/".startswith(f"{surface.path}/"))
+    return next((surface.errors for surface in surfaces), OPENAI_ERRORS)
 
 
 def server_version() -> str:
@@ -73,8 +109,10 @@ class Pages:
         self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
+        names, length = self._config.served_names, self._config.context_length
+        models = [codex_model(name, priority, length) for priority, name in enumerate(names)]
         await call.respond(
-            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in self._config.served_names]))
+            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in names], models=models))
         )
 
     async def model(self, call: HttpCall) -> None:
@@ -87,11 +125,19 @@ class Pages:
         body = await self._read(call)
         question, unknown_fields = self._validator.tokenize(body, call.request_id)
         self._observer.unknown_fields(unknown_fields, call.names.path)
+        if question.tools is not None:
+            (await self._service.form.get()).check_tools(ToolUse(question.tools))
         param = "prompt" if question.chat is None else "messages"
         prepared = await self._service.prepare(question, prompt_param=param)
         token_ids = prepared.token_ids[0]
         answer = Tokenized(count=len(token_ids), max_model_len=self._config.context_length, tokens=token_ids)
         await call.respond(200, msgspec.json.encode(answer))
+
+    async def count_tokens(self, call: HttpCall) -> None:
+        question, unknown_fields = MESSAGES.counted(self._validator, await self._read(call), call.request_id)
+        self._observer.unknown_fields(unknown_fields, call.names.path)
+        prepared = await self._service.prepare(question, prompt_param="messages")
+        await call.respond(200, msgspec.json.encode(TokensCount(input_tokens=len(prepared.token_ids[0]))))
 
     async def detokenize(self, call: HttpCall) -> None:
         body, unknown_fields = self._validator.detokenize(await self._read(call))
@@ -102,6 +148,12 @@ class Pages:
 
     async def metrics(self, call: HttpCall) -> None:
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
+
+    async def tokenizer_info(self, call: HttpCall) -> None:
+        await call.respond(200, await self._service.tokenizer_info.get())
+
+    async def load(self, call: HttpCall) -> None:
+        await call.respond(200, msgspec.json.encode(ServerLoad(server_load=self._service.num_calls)))
 
     async def version(self, call: HttpCall) -> None:
         await call.respond(200, msgspec.json.encode(Version(version=self._version)))
@@ -123,12 +175,12 @@ class Pages:
         await call.respond(200, page, content_type=HTML)
 
     async def _read(self, call: HttpCall) -> bytes:
-        self._service.enter_call()
+        self._service.enter_call(call.key)
         try:
             return await call.read_body(self._budget)
         finally:
             call.forget_body()
-            self._service.leave_call()
+            self._service.leave_call(call.key)
 
     def _card(self, name: str) -> ModelCard:
         config = self._config
@@ -142,31 +194,55 @@ class Pages:
         )
 
 
+def _generating(
+    service: GatewayService,
+    validator: Validator,
+    observer: HttpObserver,
+    budget: BodyBudget,
+    kept: KeptResponses | None,
+) -> dict[str, Handler]:
+    config = service.config
+    served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
+    fingerprint = "fp_" + hashlib.sha256(f"{server_version()} {served}".encode()).hexdigest()[:10]
+    handlers: dict[str, Handler] = {
+        surface.path: CompletionEndpoint(
+            service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
+        )
+        for surface in SURFACES
+    }
+    handlers[RESPONSES.path] = ResponsesEndpoint(
+        service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
+    )
+    return handlers
+
+
 class GatewayApp:
     """The ASGI application of one gateway."""
 
-    def __init__(self, service: GatewayService, scraper: Scraper, observer: HttpObserver, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        service: GatewayService,
+        scraper: Scraper,
+        observer: HttpObserver,
+        budget: BodyBudget,
+        keys: Authorization | None = None,
+        kept: KeptResponses | None = None,
+    ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
-        served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
-        identity = f"{server_version()} {served}"
-        fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
+        self._keys = keys
 
-        id_prefixes = {surface.path: surface.id_prefix for surface in (CHAT, TEXT)}
+        surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
-            return Endpoint(path, handler, observer, id_prefixes.get(path, "req-"))
+            prefix = surfaces[path].id_prefix if path in surfaces else "req-"
+            return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
-        chat = CompletionEndpoint(
-            service, CHAT, validator.chat, fingerprint=fingerprint, budget=budget, observer=observer
-        )
-        text = CompletionEndpoint(
-            service, TEXT, validator.text, fingerprint=fingerprint, budget=budget, observer=observer
-        )
+        responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
-            CHAT.path: chat,
-            TEXT.path: text,
+            **_generating(service, validator, observer, budget, kept),
+            COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
         }
@@ -174,6 +250,7 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
+            RESPONSE: responses.get,
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
@@ -182,15 +259,20 @@ class GatewayApp:
             "/ping": health.ready,
             "/healthz": health.live,
             "/health_generate": health.generate,
+            # Claude Code's.
+            "/api/hello": health.live,
             "/metrics": pages.metrics,
             "/version": pages.version,
+            "/load": pages.load,
+            "/tokenizer_info": pages.tokenizer_info,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         handlers = {404: self._unknown_route, 405: self._wrong_method}
-        self._direct: dict[str, ASGIApp] = {path: apps[path] for path in (CHAT.path, TEXT.path)}
+        self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)
         self._entry = CrossOrigin(self._route, config.cors_origins) if config.cors_origins else self._route
 
@@ -218,10 +300,16 @@ class GatewayApp:
         return self._refuse(request, WrongMethod(message), allowed)
 
     def _refuse(self, request: Request, error: ApiError, headers: dict[str, str] | None = None) -> Response:
-        self._observer.answered("unknown", error.status)
         names = names_of(dict(request.headers.raw), path=request.url.path)
+        if self._keys is not None:
+            try:
+                names = names._replace(key=self._keys.key_of(dict(request.headers.raw)).name)
+            except Unauthorized as unauthorized:
+                # Which paths there are is said to those alone who may ask.
+                error, headers = unauthorized, {"www-authenticate": "Bearer"}
+        self._observer.answered("unknown", error.status)
         self._observer.failed(names, error)
         said = {name.decode(): value.decode() for name, value in names.headers()}
-        return Response(
-            error.body(names.ours), error.status, {**(headers or {}), **said}, media_type="application/json"
-        )
+        form = errors_of(request.url.path)
+        body, status = form.body(error, names.ours), form.status(error)
+        return Response(body, status, {**(headers or {}), **said}, media_type="application/json")

@@ -5,14 +5,24 @@ token. Made by `endpoint.py` for each request.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from nodes.api_keys.entries import ApiKey
 from nodes.gateway.bodies import ArrivingBody, BodyBudget, client_of
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import ApiError, BodyTooLarge, TooManyRequests, TooSlow, Unavailable, WrongMediaType
+from nodes.gateway.errors import (
+    OPENAI_ERRORS,
+    ApiError,
+    BodyTooLarge,
+    ErrorForm,
+    TooManyRequests,
+    TooSlow,
+    Unavailable,
+    WrongMediaType,
+)
 from nodes.gateway.request_names import names_of
 
 _STREAM_HEADERS = (
@@ -48,14 +58,25 @@ class ClientLeft(Exception):
 
 
 class HttpCall:
-    """Headers, body and answer of one request, whose id begins with `id_prefix`."""
+    """Headers, body and answer of one request, whose id begins with `id_prefix`; `errors` is how those are told."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, id_prefix: str = "req-") -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        id_prefix: str = "req-",
+        errors: ErrorForm = OPENAI_ERRORS,
+    ) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.names = names_of(self.headers, id_prefix, scope["path"])
         self.request_id = self.names.ours
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.status = 0
+        self.key: ApiKey | None = None
+        self._errors = errors
+        self._error_event: Callable[[ApiError], bytes] = lambda error: errors.event(error, self.request_id)
         self._receive = receive
         self._send = send
         extensions: dict[str, dict[str, PieceWriter]] = scope.get("extensions") or {}
@@ -66,6 +87,11 @@ class HttpCall:
         self._is_read = False
         self._is_late = False
         self._is_last = scope["http_version"] == "1.0" or b"close" in self.headers.get(b"connection", b"").lower()
+
+    def belongs_to(self, key: ApiKey) -> None:
+        """The request brought this API key, which its log lines name."""
+        self.key = key
+        self.names = self.names._replace(key=key.name)
 
     async def read_body(self, budget: BodyBudget) -> bytes:
         """The whole body. Raises `ApiError` over a limit, `ClientLeft` if the connection closes first."""
@@ -135,6 +161,9 @@ class HttpCall:
         ]
         if retry_after_s is not None:
             headers.append((b"retry-after", str(retry_after_s).encode()))
+        if status == 401:
+            # HTTP wants it said which kind of key would do (RFC 9110, 15.5.2).
+            headers.append((b"www-authenticate", b"Bearer"))
         if closes:
             headers.append((b"connection", b"close"))
         self.status = status
@@ -148,15 +177,17 @@ class HttpCall:
     async def fail(self, error: ApiError) -> None:
         """An error answer; inside an event stream that has begun, its last event."""
         if self.status:
-            await self.write(b"data: " + error.body(self.request_id) + b"\n\n", more=False)
+            await self.write(self._error_event(error), more=False)
             return
         # No request can follow an incomplete body. A client that sent `Expect: 100-continue` has not begun to send it.
         closes = self._is_late or (not self._is_read and self._asked_first)
-        body = error.body(self.request_id)
-        await self.respond(error.status, body, retry_after_s=error.retry_after_s, closes=closes)
+        status, body = self._errors.status(error), self._errors.body(error, self.request_id)
+        await self.respond(status, body, retry_after_s=error.retry_after_s, closes=closes)
 
-    async def start_stream(self) -> None:
+    async def start_stream(self, error_event: Callable[[ApiError], bytes] | None = None) -> None:
+        """From now on an error is the last event, by `error_event` if its form depends on what was written before."""
         self.status = 200
+        self._error_event = error_event or self._error_event
         headers = [*_STREAM_HEADERS, *self.names.headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 

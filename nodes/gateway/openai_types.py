@@ -11,6 +11,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
 from nodes.asks import fields_of
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
+from nodes.gateway.tool_types import (
+    FunctionChoice,
+    Functions,
+    ReasoningEffort,
+    SaidCall,
+    SaidFunction,
+    ToolChoice,
+    Tools,
+)
+from nodes.gateway.truncation import TruncationFields
 from nodes.request import TokenId
 
 MAX_STOPS = 16
@@ -42,7 +52,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(Struct, frozen=True, kw_only=True):
+class GenerationBody(TruncationFields, frozen=True, kw_only=True):
     """What chat and text completions have in common."""
 
     model: str | None = None
@@ -87,8 +97,10 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
-    function_call: dict[str, Any] | None = None
+    tool_calls: list[SaidCall] | None = None
+    function_call: SaidFunction | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -97,13 +109,27 @@ class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Raw] | None = None
+    documents: list[dict[str, Any]] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    function_call: FunctionChoice | None = None
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Prompt
+    suffix: str | None = None
     add_special_tokens: bool | None = None
 
 
@@ -128,6 +154,7 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Raw] | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
@@ -154,11 +181,17 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class AssistantMessage(Struct, frozen=True, kw_only=True):
-    """The model's answer."""
+    """The model's answer; `content` is null if it is calls alone. `reasoning` is there twice, under vLLM's names for it
+    of today and of before, which others have. `function_call` answers the deprecated `functions`.
+    """
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: "list[ToolCall] | UnsetType" = UNSET
+    function_call: "CalledFunction | UnsetType" = UNSET
 
 
 class TokenLogprob(Struct, frozen=True, kw_only=True):
@@ -211,6 +244,30 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 first, which nothing precedes."""
 
 
+class StopFound(Struct, frozen=True, kw_only=True):
+    """Which stop ended a text: the string, or the token's id. `stop_reason`, vLLM's field, is null for the model's own
+    end, `matched_stop` is SGLang's.
+    """
+
+    stop_reason: str | int | None
+    matched_stop: str | int | None
+
+
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    """A function and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatChoice(Struct, frozen=True, kw_only=True):
     """One sample of a chat completion."""
 
@@ -219,6 +276,8 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     finish_reason: str
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -243,6 +302,8 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     finish_reason: str
     logprobs: TextLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -272,10 +333,11 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
-    """Answer of GET /v1/models."""
+    """Answer of GET /v1/models; `models` is for the Codex CLI."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[dict[str, Any]] = []
 
 
 class Tokenized(Struct, frozen=True, kw_only=True):
@@ -313,6 +375,22 @@ class Version(Struct, frozen=True, kw_only=True):
     """Answer of GET /version."""
 
     version: str
+
+
+class TokenizerInfo(Struct, frozen=True, kw_only=True):
+    """Answer of GET /tokenizer_info, as vLLM's: what `tokenizer_config.json` says, with the special tokens, the chat
+    template and the context length that are in force.
+    """
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | UnsetType = UNSET
+
+
+class ServerLoad(Struct, frozen=True, kw_only=True):
+    """Answer of GET /load, as vLLM's: how many calls this gateway is working on."""
+
+    server_load: int
 
 
 class Readiness(Struct, frozen=True, kw_only=True):

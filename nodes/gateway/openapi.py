@@ -1,5 +1,6 @@
 """`/openapi.json`, generated from the types that decode and encode, and narrowed to what is served (`schemas.py`)."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,16 +18,27 @@ from nodes.gateway.openai_types import (
     ModelCard,
     ModelList,
     Readiness,
+    ServerLoad,
     TokenizeBody,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
 from nodes.gateway.schemas import narrow
+from nodes.gateway.surfaces.messages.types import (
+    CountTokensBody,
+    MessageAnswer,
+    MessagesBody,
+    MessagesErrorBody,
+    TokensCount,
+)
+from nodes.gateway.surfaces.responses.answer import Response, ResponseDeleted
+from nodes.gateway.surfaces.responses.translation import RESPONSES_BODY
 
 
 class Operation(NamedTuple):
-    """One route: what it takes and gives. `answer` is a type, or a media type if the answer is not JSON. `example` is
-    a body that every mesh can answer.
+    """One route: what it takes and gives. `answer` is a type, or a media type if the answer is not JSON; `error` is
+    what it answers in `errors`. `example` is a body that every mesh can answer.
     """
 
     path: str
@@ -37,10 +49,12 @@ class Operation(NamedTuple):
     errors: Sequence[int] = ()
     streams: bool = False
     example: dict[str, Any] | None = None
+    error: type[msgspec.Struct] = ErrorBody
 
 
 _GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503, 504)
 _TOKENIZER_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
+_MESSAGES_ERRORS = (400, 404, 408, 413, 415, 429, 500, 504, 529)
 
 OPERATIONS = (
     Operation("/v1/models", "get", "The served models", ModelList),
@@ -66,6 +80,39 @@ OPERATIONS = (
         example={"prompt": "Once upon a time", "max_tokens": 32},
     ),
     Operation(
+        "/v1/responses",
+        "post",
+        "Answer a conversation of items",
+        Response,
+        RESPONSES_BODY,
+        _GENERATION_ERRORS,
+        streams=True,
+        example={"input": "Hello", "max_output_tokens": 32, "stream": True},
+    ),
+    Operation("/v1/responses/{response_id}", "get", "A response that was kept", Response, errors=(400, 404, 503)),
+    Operation("/v1/responses/{response_id}", "delete", "Forget a response", ResponseDeleted, errors=(404, 503)),
+    Operation(
+        "/v1/messages",
+        "post",
+        "Answer a conversation, in the form of Anthropic's API",
+        MessageAnswer,
+        MessagesBody,
+        _MESSAGES_ERRORS,
+        streams=True,
+        example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32, "stream": True},
+        error=MessagesErrorBody,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "post",
+        "How many tokens a conversation has",
+        TokensCount,
+        CountTokensBody,
+        _MESSAGES_ERRORS,
+        example={"messages": [{"role": "user", "content": "Hello"}]},
+        error=MessagesErrorBody,
+    ),
+    Operation(
         "/tokenize",
         "post",
         "Token ids of a prompt or chat",
@@ -84,14 +131,19 @@ OPERATIONS = (
         example={"tokens": [1, 2, 3]},
     ),
     Operation("/health/live", "get", "Whether the gateway's event loop is running", Readiness),
-    Operation("/health/ready", "get", "Whether a request can be served", Readiness, errors=(503,)),
-    Operation("/health/generate", "get", "Whether a token is generated in time", Readiness, errors=(503,)),
-    Operation("/health", "get", "The same as /health/ready", Readiness, errors=(503,)),
-    Operation("/ping", "get", "The same as /health/ready", Readiness, errors=(503,)),
+    Operation("/health/ready", "get", "Whether a request can be served", Readiness, errors=(503,), error=Readiness),
+    Operation(
+        "/health/generate", "get", "Whether a token is generated in time", Readiness, errors=(503,), error=Readiness
+    ),
+    Operation("/health", "get", "The same as /health/ready", Readiness, errors=(503,), error=Readiness),
+    Operation("/ping", "get", "The same as /health/ready", Readiness, errors=(503,), error=Readiness),
     Operation("/healthz", "get", "The same as /health/live", Readiness),
-    Operation("/health_generate", "get", "The same as /health/generate", Readiness, errors=(503,)),
+    Operation("/api/hello", "get", "The same as /health/live", Readiness),
+    Operation("/health_generate", "get", "The same as /health/generate", Readiness, errors=(503,), error=Readiness),
     Operation("/metrics", "get", "Metrics of the whole mesh", "text/plain"),
     Operation("/version", "get", "The server's version", Version),
+    Operation("/tokenizer_info", "get", "The tokenizer's configuration", TokenizerInfo, errors=(500, 503)),
+    Operation("/load", "get", "How many calls this gateway is working on", ServerLoad),
     Operation("/openapi.json", "get", "This document", "application/json"),
     Operation("/docs", "get", "A page that shows this document", "text/html"),
     Operation("/", "get", "A status page", "text/html"),
@@ -99,9 +151,10 @@ OPERATIONS = (
 
 
 def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> bytes:
-    types: list[Any] = [ErrorBody]
+    types: list[Any] = []
     for operation in OPERATIONS:
-        types += [kind for kind in (operation.answer, operation.body) if kind is not None and not isinstance(kind, str)]
+        kinds = (operation.answer, operation.body, operation.error)
+        types += [kind for kind in kinds if kind is not None and not isinstance(kind, str)]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     narrow(components, config, takes_priority=takes_priority)
     refs = dict(zip(types, schemas, strict=True))
@@ -127,13 +180,14 @@ def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
         content["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
     for status in operation.errors:
-        # Health routes say in their own form what is missing.
-        schema = refs[Readiness] if operation.answer is Readiness else refs[ErrorBody]
-        responses[str(status)] = {"description": "Error", "content": {"application/json": {"schema": schema}}}
+        error = {"application/json": {"schema": refs[operation.error]}}
+        responses[str(status)] = {"description": "Error", "content": error}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if operation.body is not None:
         body = {"schema": refs[operation.body], "example": operation.example}
         described["requestBody"] = {"required": True, "content": {"application/json": body}}
-    if "{model_id}" in operation.path:
-        described["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if names := re.findall(r"{(\w+)}", operation.path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     return described

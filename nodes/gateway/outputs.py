@@ -143,7 +143,7 @@ class CallOutput:
         sample = self.samples[index]
         if self._hides_output and end.finish_reason is not None:
             # Whatever was drawn: none of it was asked for.
-            end = end._replace(finish_reason="length")
+            end = end._replace(finish_reason="length", stop=None)
         sample.end = end
         self._num_open -= 1
         # The first failure is the call's: later ones are mostly its other samples, ended because of the first.

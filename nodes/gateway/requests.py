@@ -233,9 +233,13 @@ class RequestState:
             asks=[asked.name for asked in self.opened.spec.sampling.asks],
         )
 
-    def end(self, finish_reason: str | None, failure: Failure | None, now: float, slow_s: float) -> list[Command]:
+    def end(
+        self, finish_reason: str | None, failure: Failure | None, now: float, slow_s: float, stop_string: str = ""
+    ) -> list[Command]:
         """The end as commands, with the counts for usage; a request that took `slow_s` (0: off) is reported as slow."""
         elapsed_s = now - self.arrived_at
+        # Where no stop string ended it, its last token did.
+        stop = stop_string or (self.output_ids[-1] if finish_reason == "stop" and self.output_ids else None)
         end = End(
             self.opened.request_id,
             finish_reason,
@@ -245,6 +249,7 @@ class RequestState:
             self.num_cached_tokens,
             elapsed_s,
             self.stall_s,
+            stop,
         )
         if not 0 < slow_s <= elapsed_s:
             return [end]

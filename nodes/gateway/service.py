@@ -19,6 +19,9 @@ from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Channel
+from nodes.api_keys.entries import ApiKey
+from nodes.gateway.answer_form import form_of
+from nodes.gateway.asked_once import AskedOnce
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
@@ -50,16 +53,19 @@ from nodes.gateway.events import (
     Tick,
 )
 from nodes.gateway.fan_out import fan_out
+from nodes.gateway.key_use import KeyUse
 from nodes.gateway.outputs import CallOutput, Generation
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.validation import Job
-from nodes.gateway.vocabulary import VocabularySource
+from nodes.gateway.vocabulary import vocabulary_of
 from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -69,9 +75,10 @@ from nodes.protocol import (
     Route,
     Submit,
     SubmitAttempts,
+    TokenizerIs,
 )
 from nodes.redaction import PromptRedactor
-from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
+from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
 """Less than a hung tokenizer takes to be killed (2.5 s: three heartbeats and 1 s), so another is asked before that."""
@@ -119,8 +126,13 @@ class GatewayService:
             redact=PromptRedactor,
         )
         self._tokenizers = PersistentAsk()
-        self.vocabulary = VocabularySource(lambda: self._ask_tokenizer(DescribeVocabulary(), "logprobs"))
+        self.vocabulary = AskedOnce(lambda: self._ask_tokenizer(DescribeVocabulary(), "logprobs"), vocabulary_of)
+        self.form = AskedOnce(
+            lambda: self._ask_tokenizer(DescribeTemplate(), "messages"), lambda answer: form_of(answer, config)
+        )
+        self.tokenizer_info = AskedOnce(lambda: self._ask_tokenizer(DescribeTokenizer(), ""), _document_of)
         self.schedulers = SchedulerView(ctx)
+        self.key_use = KeyUse(self._num_gateways, retry_after_s=config.retry_after_s)
         self._outputs: dict[str, _Open] = {}
         # Outputs for which this turn of the loop has brought something, some of them more than once.
         self._fresh: list[CallOutput] = []
@@ -130,6 +142,10 @@ class GatewayService:
         self._account = RequestAccount(ctx)
         self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
         self._emptied = asyncio.Event()
+
+    def _num_gateways(self) -> int:
+        # It is among the members only once the registry has said so.
+        return len({self.ctx.address.actor_id, *(member.actor_id for member in self.ctx.members.by_role(GATEWAY))})
 
     @property
     def core(self) -> GatewayCore:
@@ -141,16 +157,18 @@ class GatewayService:
     def continue_trace(self, traceparent: str) -> None:
         self.ctx.continue_trace(traceparent)
 
-    def enter_call(self) -> None:
-        """Called before the body is read; raises `ApiError` if the call cannot be taken."""
+    def enter_call(self, key: ApiKey | None = None) -> None:
+        """Called before the body is read; raises `ApiError` if the call, or another one of `key`, cannot be taken."""
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
         if self.num_calls >= self.config.max_inflight:
             message = f"{self.num_calls} calls are in flight, the maximum for this gateway."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
+        self.key_use.enter(key)
         self.num_calls += 1
 
-    def leave_call(self) -> None:
+    def leave_call(self, key: ApiKey | None = None) -> None:
+        self.key_use.leave(key)
         self.num_calls -= 1
         if self.num_calls == 0:
             self._emptied.set()
@@ -181,7 +199,9 @@ class GatewayService:
             raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer.text
 
-    async def _ask_tokenizer(self, question: Prepare | Detokenize | DescribeVocabulary, param: str) -> Answer:
+    async def _ask_tokenizer(
+        self, question: Prepare | Detokenize | DescribeVocabulary | DescribeTemplate | DescribeTokenizer, param: str
+    ) -> Answer:
         timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
         try:
             return await self._tokenizers.ask_any(
@@ -191,8 +211,19 @@ class GatewayService:
             retry_after_s = self.config.retry_after_s
             raise error_from(_failure_of(error), retry_after_s=retry_after_s, default_param=param) from error
 
-    def open(self, job: Job, prepared: Prepared, arrived_at: float, names: RequestNames = UNNAMED) -> Generation:
-        """Start all requests of a call; raises `ApiError` if the context or this gateway has no room for them."""
+    def open(
+        self,
+        job: Job,
+        prepared: Prepared,
+        arrived_at: float,
+        names: RequestNames = UNNAMED,
+        key: ApiKey | None = None,
+    ) -> Generation:
+        """Start all requests of a call; raises `ApiError` if the context, this gateway or `key` has no room for them.
+
+        `abandon` has to be called with what is returned.
+        """
+        self.key_use.check_tokens(key, prepared.token_ids)
         requests = fan_out(
             job,
             prepared.token_ids,
@@ -215,12 +246,15 @@ class GatewayService:
             samples_per_read=samples_per_prompt if job.tokens.prompt_reads is not None else 0,
             hides_output=job.tokens.hides_output,
         )
+        generation = Generation(requests, output, len(prepared.token_ids))
+        self.key_use.begin(key, generation)
         for index, request in enumerate(requests):
             self._outputs[request.request_id] = _Open(output, index, names)
             self.handle(request)
-        return Generation(requests, output, len(prepared.token_ids))
+        return generation
 
-    def abandon(self, generation: Generation) -> None:
+    def abandon(self, generation: Generation, key: ApiKey | None = None) -> None:
+        self.key_use.end(key, generation)
         for request_id in generation.request_ids:
             self.handle(ClientGone(request_id))
 
@@ -394,6 +428,12 @@ class GatewayService:
             self.handle(RouteChosen(request_id, command.attempt, answer))
         else:
             self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
+
+
+def _document_of(answer: Answer) -> bytes:
+    if not isinstance(answer.message, TokenizerIs):
+        raise Internal("A tokenizer gave an answer that does not match the request.")
+    return answer.message.document
 
 
 def _failure_of(error: MeshError) -> Failure:

@@ -1,27 +1,61 @@
-"""Server-sent events of a streamed completion: `data: {chunk}` lines, the last of them `data: [DONE]`.
+"""Server-sent events of a streamed answer: what writes them for a surface, and the form that two of them share.
 
 What does not change within a call (id, model, time, fingerprint) is encoded once; a token costs the encoding of its
 text and a join. What differs between surfaces is in `surfaces/`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import msgspec
+from typing_extensions import override
 
-from nodes.gateway.errors import ApiError
-from nodes.gateway.events import Tokens
-from nodes.gateway.openai_types import Usage
-from nodes.gateway.responses import Head
-from nodes.gateway.token_details import TokenDetails
+from nodes.gateway.answering import Answering
+from nodes.gateway.errors import OPENAI_ERRORS, ApiError
+from nodes.gateway.events import End, Tokens
+from nodes.gateway.parsers.events import Event, Text
+from nodes.gateway.responses import total_usage, usage_so_far
 
 DONE = b"data: [DONE]\n\n"
 
 ENCODE: Final = msgspec.json.Encoder().encode
 
 
-class ChunkWriter(ABC):
-    """Chunks of one call as bytes; with `usage` every chunk has a usage field, mostly null.
+class Writer(ABC):
+    """Writes the events of one call. Samples have numbers; `end` is with the last piece of each, after its events.
+
+    `ping` is an event without news, for a surface that has one: it breaks long silences.
+    """
+
+    ping: ClassVar[bytes] = b""
+
+    def start(self) -> bytes:
+        """The first events, before there is output."""
+        return b""
+
+    def text(self, number: int, text: str, end: End | None, tokens: Tokens | None) -> bytes:
+        """A piece of a sample that is not taken apart: its text and the tokens that came with it."""
+        return self.piece(number, [Text(text)] if text else [], end, tokens)
+
+    @abstractmethod
+    def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:
+        """A piece of a sample, taken apart; no event of it may be one to show."""
+
+    async def settle(self) -> None:  # noqa: B027 - few have anything to do
+        """What has to be done before the last events are written."""
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """The last events, once all samples have ended."""
+
+    @abstractmethod
+    def error(self, error: ApiError) -> bytes:
+        """The last event of an answer that broke."""
+
+
+class ChunkWriter(Writer):
+    """Lines `data: {chunk}`, the last of them `data: [DONE]`.
 
     A choice is `{"index":N,`, `before_text`, its text, `after_text`, its logprobs and finish reason, and `more`.
     """
@@ -29,65 +63,70 @@ class ChunkWriter(ABC):
     before_text: ClassVar[bytes]
     after_text: ClassVar[bytes]
 
-    def __init__(self, head: Head, details: TokenDetails, num_samples: int, *, usage: bool) -> None:
-        opening = b"data: " + ENCODE(head)[:-1] + b',"choices":['
-        self.details = details
-        self.num_samples = num_samples
-        self.opening = opening
-        self.ending = b',"usage":null}\n\n' if usage else b"}\n\n"
-        self._is_plain = details.is_plain
-        self._before = [opening + b'{"index":%d,' % index + self.before_text for index in range(num_samples)]
+    def __init__(self, answering: Answering) -> None:
+        head, job, self.generation, self.details, _ = answering
+        self.num_samples = len(self.generation.output.samples)
+        self.opening = opening = b"data: " + ENCODE(head)[:-1] + b',"choices":['
+        # With usage asked for every chunk has the field, mostly null.
+        self.ending = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
+        self._request_id = head.id
+        self._includes_usage = job.include_usage
+        self._counts_on = job.continuous_usage
+        self._is_plain = self.details.is_plain and not self._counts_on
+        self._before = [opening + b'{"index":%d,' % number + self.before_text for number in range(self.num_samples)]
         self._after = self.after_text + b',"logprobs":null,"finish_reason":'
         self._null = self._after + b"null}]" + self.ending
 
-    def start(self) -> bytes:
-        """The first events, before there is output."""
-        return b""
+    @override
+    def text(self, number: int, text: str, end: End | None, tokens: Tokens | None) -> bytes:
+        if self._is_plain and end is None:
+            return self._before[number] + ENCODE(text) + self._null
+        reason = None if end is None else end.finish_reason
+        logprobs = b"null" if self._is_plain else ENCODE(self.logprobs(number, tokens, reason))
+        shown = self.before_text + ENCODE(text) + self.after_text
+        return self.chunk(number, shown, logprobs, reason, self.more(number, tokens, end))
 
-    def delta(
-        self,
-        index: int,
-        text: str,
-        finish_reason: str | None,
-        usage: Usage | None = None,
-        tokens: Tokens | None = None,
-    ) -> bytes:
-        """Text of a sample and the tokens that came with it; `usage` as counted so far (`continuous_usage_stats`)."""
-        if self._is_plain and finish_reason is None and usage is None:
-            return self._before[index] + ENCODE(text) + self._null
-        logprobs = b"null" if self._is_plain else ENCODE(self.logprobs(index, tokens, finish_reason))
-        return self.chunk(index, text, logprobs, ENCODE(finish_reason), usage, tokens)
+    @override
+    def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:
+        return self.text(number, "".join(event.text for event in events if isinstance(event, Text)), end, tokens)
 
-    def chunk(
-        self, index: int, text: str, logprobs: bytes, reason: bytes, usage: Usage | None, tokens: Tokens | None
-    ) -> bytes:
-        """One event of a sample; `logprobs` and `reason` are JSON."""
-        end = self.ending if usage is None else b',"usage":' + ENCODE(usage) + b"}\n\n"
-        before, shown = self._before[index], ENCODE(text)
-        if self._is_plain and logprobs == b"null":
-            return b"".join((before, shown, self._after, reason, b"}]", end))
-        after = self.after_text + b',"logprobs":' + logprobs + b',"finish_reason":'
-        return b"".join((before, shown, after, reason, self.more(index, tokens), b"}]", end))
+    def chunk(self, number: int, shown: bytes, logprobs: bytes, reason: str | None, more: bytes) -> bytes:
+        """One event of a sample; what it shows, its logprobs and what follows are JSON."""
+        end = self.ending_of(number)
+        after = (b',"logprobs":', logprobs, b',"finish_reason":', ENCODE(reason), more, b"}]", end)
+        return b"".join((self.opening, b'{"index":%d,' % number, shown, *after))
+
+    def ending_of(self, number: int, *, is_first: bool = False) -> bytes:
+        """What ends a chunk of a sample: the usage so far, where each chunk has it (`continuous_usage_stats`)."""
+        if not self._counts_on:
+            return self.ending
+        usage = usage_so_far(self.generation, number)
+        if is_first:
+            # Tokens may have come before it is written; none of them is shown yet.
+            usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
+        return b',"usage":' + ENCODE(usage) + b"}\n\n"
 
     @abstractmethod
-    def logprobs(self, index: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
+    def logprobs(self, number: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
         """Logprobs of a piece. Raises MalformedPayload."""
 
-    def more(self, index: int, tokens: Tokens | None) -> bytes:
+    def more(self, number: int, tokens: Tokens | None, end: End | None) -> bytes:
         """What follows in the choice: `,"name":value` for each field."""
-        ids = self.details.ids_of(tokens)
-        return b"" if ids is msgspec.UNSET else b',"token_ids":' + ENCODE(ids)
+        ids, stop = self.details.ids_of(tokens), self.details.stop_of(end)
+        more = b"" if ids is msgspec.UNSET else b',"token_ids":' + ENCODE(ids)
+        return more if stop is None else more + b"," + ENCODE(stop)[1:-1]
 
-    def prompt_ids(self, index: int) -> bytes:
+    def prompt_ids(self, number: int) -> bytes:
         """The field with the ids of a sample's prompt, as in `more`; empty if the call does not want them."""
-        ids = self.details.prompt_ids_of(index)
+        ids = self.details.prompt_ids_of(number)
         return b"" if ids is msgspec.UNSET else b',"prompt_token_ids":' + ENCODE(ids)
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event after the last text: what all samples took."""
-        return self.opening + b'],"usage":' + ENCODE(usage) + b"}\n\n"
+    @override
+    def finish(self) -> bytes:
+        if not self._includes_usage:
+            return DONE
+        return self.opening + b'],"usage":' + ENCODE(total_usage(self.generation)) + b"}\n\n" + DONE
 
-
-def error_event(error: ApiError, request_id: str) -> bytes:
-    """The last event of a stream that broke; OpenAI's clients raise it."""
-    return b"data: " + error.body(request_id) + b"\n\n"
+    @override
+    def error(self, error: ApiError) -> bytes:
+        return OPENAI_ERRORS.event(error, self._request_id)

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from msgspec import UNSET, UnsetType
 
 from nodes.asks.logprobs import Likelihoods, MalformedPayload
-from nodes.gateway.events import Tokens
-from nodes.gateway.openai_types import PromptLogprob, PromptLogprobs
+from nodes.gateway.events import End, Tokens
+from nodes.gateway.openai_types import DrawnTokenLogprob, PromptLogprob, PromptLogprobs, StopFound, TokenLogprob
 from nodes.gateway.outputs import Generation
 from nodes.gateway.prompt_details import PromptDetails
 from nodes.gateway.validation import Job
@@ -35,6 +35,8 @@ class TokenDetails:
         self.of_prompts = PromptDetails(job, generation, texts)
         self._shows_ids = fields.ids
         self._as_ids = fields.as_ids
+        self._shows_stop = bool(job.stop.stop or job.stop.stop_token_ids)
+        self._own_stop_ids = frozenset(job.stop.stop_token_ids)
         self._prompts = generation.prompts if fields.prompt_ids else None
         self._likelihoods = None if fields.reads is None else Likelihoods(fields.reads)
         self._vocabulary = vocabulary or Vocabulary()
@@ -56,6 +58,14 @@ class TokenDetails:
         if not self._shows_ids:
             return UNSET
         return [] if tokens is None else tokens.ids
+
+    def stop_of(self, end: End | None) -> StopFound | None:
+        """Which stop ended a sample; None before that, and for calls that name no stops of their own."""
+        if end is None or not self._shows_stop:
+            return None
+        found = end.stop
+        own = found if isinstance(found, str) or found in self._own_stop_ids else None
+        return StopFound(stop_reason=own, matched_stop=found)
 
     def prompt_ids_of(self, number: int) -> list[int] | UnsetType:
         """The prompt of a sample; UNSET if it is not to be shown."""
@@ -86,6 +96,23 @@ class TokenDetails:
             raise MalformedPayload(f"logprobs came with {len(extras)} of {len(ids)} tokens")
         read = self._likelihoods.read
         return [Drawn(token_id, *read(extra)) for token_id, extra in zip(ids, extras, strict=True)]
+
+    def logprobs_of(self, tokens: Tokens | None, finish_reason: str | None) -> list[DrawnTokenLogprob]:
+        """Of the tokens of a piece, without one that ends a message. Raises MalformedPayload."""
+        drawn = self.drawn(tokens)
+        if self.ends_hidden(tokens, finish_reason):
+            drawn.pop()
+        return [
+            DrawnTokenLogprob(
+                token=self.name(token_id),
+                logprob=logprob,
+                bytes=self.bytes_of(token_id),
+                top_logprobs=[
+                    TokenLogprob(token=self.name(one), logprob=its, bytes=self.bytes_of(one)) for one, its in likely
+                ],
+            )
+            for token_id, logprob, likely in drawn
+        ]
 
     def ends_hidden(self, tokens: Tokens | None, finish_reason: str | None) -> bool:
         """Whether the last token of a piece ended the text and is not part of it."""

@@ -5,28 +5,28 @@ Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the l
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from nodes.asks import Ask, AskLimits, InvalidAsk, RowReads, asked, read_asks
+from nodes.gateway.answers import AnswerFields
 from nodes.gateway.body_reader import BodyReader, Decoded
+from nodes.gateway.chat_history import check_messages
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest, UnknownModel
 from nodes.gateway.openai_types import (
     CHAT_BODY,
     COMPLETION_BODY,
-    REFUSAL_PART,
-    TEXT_PARTS,
     ChatCompletionBody,
-    ChatMessage,
     CompletionBody,
-    ContentPart,
     DetokenizeBody,
     GenerationBody,
     TokenizeBody,
 )
+from nodes.gateway.prompt_fields import with_suffix, with_template_fields
+from nodes.gateway.tool_fields import NO_TOOLS, ToolUse, shown_tools, template_kwargs, tools_of
+from nodes.gateway.truncation import truncated
 from nodes.protocol import Prepare
 from nodes.request import Asked, Sampling, StopRules
 
@@ -63,6 +63,8 @@ class Job(NamedTuple):
     `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
+    With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
+    `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer.
     """
 
     prompt_param: str
@@ -82,6 +84,11 @@ class Job(NamedTuple):
     client_id: str = ""
     asks: Sequence[Ask] = ()
     tokens: TokenFields = TokenFields()
+    answer: AnswerFields = AnswerFields()
+    tools: ToolUse = NO_TOOLS
+    shown_ids: Sequence[int] = ()
+    own: Any = None
+    fits_max_tokens: bool = False
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
@@ -89,28 +96,6 @@ def _check_model(name: str | None, config: GatewayConfig) -> None:
         served = "', '".join(config.served_names)
         message = f"The model '{name[:200]}' does not exist; this server has '{served}'."
         raise UnknownModel(message, param="model")
-
-
-def _check_messages(messages: Sequence[ChatMessage]) -> None:
-    """What the types cannot say; the messages themselves go to the tokenizer as the client sent them."""
-    for index, message in enumerate(messages):
-        where = f"messages.{index}.content"
-        if isinstance(message.content, list):
-            for number, part in enumerate(message.content):
-                _check_part(part, f"{where}.{number}")
-        elif message.content is None and (message.refusal, message.tool_calls, message.function_call) == (None,) * 3:
-            problem = f"'{where}' is required unless the message has a refusal, tool_calls or function_call."
-            raise BadRequest(problem, param=where, code="invalid_value")
-
-
-def _check_part(part: ContentPart, where: str) -> None:
-    if part.type not in TEXT_PARTS and part.type != REFUSAL_PART:
-        message = f"Content of type '{part.type[:64]}' is not supported by this model."
-        raise BadRequest(message, param=f"{where}.type", code="unsupported_parameter")
-    field = "refusal" if part.type == REFUSAL_PART else "text"
-    if getattr(part, field) is None:
-        message = f"Missing required parameter: '{where}.{field}'."
-        raise BadRequest(message, param=f"{where}.{field}", code="missing_required_parameter")
 
 
 def _check_token_ids(token_ids: Sequence[int], config: GatewayConfig, param: str) -> None:
@@ -168,6 +153,25 @@ def asked_of(asks: Sequence[Ask]) -> list[Asked]:
         raise BadRequest(error.message, param=error.param, code=error.code) from None
 
 
+def with_asks(job: Job, asks: Sequence[Ask], checked: Sequence[Ask]) -> Job:
+    """The job with these asks, and those of them to be checked before, in the form in which they can be.
+
+    Raises `BadRequest` if they are too long.
+    """
+    # For its refusal alone: what is too long should not be prepared first.
+    asked_of(asks)
+    prepare = replace(
+        job.prepare,
+        asks=[ask.name for ask in asks],
+        words=[text for ask in asks for text in ask.texts()],
+        # Each by itself: they go to a tokenizer alone, and describe in parts what is asked as one.
+        checks=[one for ask in checked for one in asked_of([ask])],
+    )
+    # A grammar ends an answer itself.
+    stop = replace(job.stop, ignore_eos=False) if any(ask.ends for ask in asks) else job.stop
+    return job._replace(asks=asks, prepare=prepare, stop=stop)
+
+
 def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
     # No token is asked for: one is drawn, and not shown.
     max_tokens = 1 if (given := _given_tokens(body)) == 0 else given or 0
@@ -212,13 +216,23 @@ def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
     )
 
 
+def _answer_fields(body: ChatCompletionBody, use: ToolUse) -> AnswerFields:
+    return AnswerFields(
+        is_chat=True,
+        tools={tool.name: tool.parameters for tool in use.offered},
+        one_call=use.one_call,
+        reasoning="hidden"
+        if body.include_reasoning is False
+        else "text"
+        if body.separate_reasoning is False
+        else "apart",
+        streams_reasoning=body.stream_reasoning is not False,
+    )
+
+
 def _extra_key(body: GenerationBody) -> str:
     """The key that keeps a request's cached KV from others: under vLLM's name for it, SGLang's, or both."""
     return "\0".join(key for key in (body.cache_salt, body.extra_key) if key)
-
-
-def _kwargs(fields: dict[str, Raw], body: ChatCompletionBody | TokenizeBody) -> bytes | None:
-    return bytes(fields["chat_template_kwargs"]) if body.chat_template_kwargs else None
 
 
 def _check_prompt_ending(body: ChatCompletionBody | TokenizeBody) -> tuple[bool, bool]:
@@ -233,7 +247,7 @@ class Validator:
     """Turns bodies into jobs, for one gateway's model and limits."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        self._config = config
+        self.config = self._config = config
         self._limits = AskLimits(config.vocab_size, config.sampling_defaults, config.logprobs_of)
         self._chat = BodyReader(CHAT_BODY)
         self._text = BodyReader(COMPLETION_BODY)
@@ -244,23 +258,28 @@ class Validator:
         decoded = self._chat.decode(data)
         body: ChatCompletionBody = decoded.body
         _check_model(body.model, self._config)
-        _check_messages(body.messages)
+        check_messages(body.messages)
         generation_prompt, continues = _check_prompt_ending(body)
+        use = tools_of(body)
         prepare = Prepare(
             request_id=request_id,
             chat=bytes(decoded.fields["messages"]),
-            chat_template_kwargs=_kwargs(decoded.fields, body),
+            tools=use.rendered or None,
+            chat_template_kwargs=template_kwargs(body),
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
+            chat_special_tokens=bool(body.add_special_tokens),
             extra_key=_extra_key(body),
         )
-        return self._job("messages", 0, decoded, prepare)
+        prepare = with_template_fields(prepare, body, decoded.fields, self._config)
+        return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body, use), tools=use)
 
     def text(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)
         body: CompletionBody = decoded.body
         _check_model(body.model, self._config)
         texts, token_ids = prompts_of(body.prompt, self._config)
+        texts = with_suffix(texts, body, echo=bool(asdict(body).get("echo")), config=self._config)
         prepare = Prepare(
             request_id=request_id,
             texts=texts,
@@ -278,15 +297,17 @@ class Validator:
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
         generation_prompt, continues = _check_prompt_ending(body)
-        _check_messages(body.messages or ())
+        check_messages(body.messages or ())
         prepare = Prepare(
             request_id=request_id,
             chat=None if body.messages is None else bytes(decoded.fields["messages"]),
+            tools=shown_tools(body.tools) if body.tools else None,
             texts=None if body.prompt is None else [body.prompt],
-            chat_template_kwargs=_kwargs(decoded.fields, body),
+            chat_template_kwargs=bytes(decoded.fields["chat_template_kwargs"]) if body.chat_template_kwargs else None,
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
             add_special_tokens=body.add_special_tokens is not False,
+            chat_special_tokens=bool(body.add_special_tokens),
             route=False,
         )
         return prepare, decoded.unknown_fields
@@ -315,16 +336,8 @@ class Validator:
             message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
             raise BadRequest(message, param="n", code="invalid_value")
         asks, stop = self._asks(body), _stop_rules(body, self._config)
-        if asks:
-            prepare = replace(
-                prepare,
-                asks=[ask.name for ask in asks],
-                words=[text for ask in asks for text in ask.texts()],
-                checks=asked_of([ask for ask in asks if ask.is_checked]),
-            )
-        if any(ask.ends for ask in asks):
-            stop = replace(stop, ignore_eos=False)
-        return Job(
+        prepare = truncated(prepare, body, stop, default_tokens, self._config)
+        job = Job(
             prompt_param=prompt_param,
             default_tokens=default_tokens,
             prepare=prepare,
@@ -340,15 +353,13 @@ class Validator:
             skip_special_tokens=body.skip_special_tokens is not False,
             unknown_fields=decoded.unknown_fields,
             client_id=body.request_id or body.rid or "",
-            asks=asks,
             tokens=_token_fields(body, asks),
         )
+        return with_asks(job, asks, [ask for ask in asks if ask.is_checked]) if asks else job
 
     def _asks(self, body: GenerationBody) -> list[Ask]:
         try:
             asks = read_asks(asdict(body), self._limits)
         except InvalidAsk as error:
             raise BadRequest(error.message, param=error.param, code=error.code) from None
-        # For its refusal alone: what is too long should not be prepared first.
-        asked_of(asks)
         return asks

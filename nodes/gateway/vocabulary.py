@@ -3,12 +3,10 @@
 Asked for when the first request needs it, and kept: 1 to 2 MB at 152,000 tokens.
 """
 
-import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from mesh.actor import Answer
-from mesh.transport.base import Buffer
 from nodes.gateway.errors import Internal
 from nodes.protocol import VocabularyIs
 
@@ -30,37 +28,9 @@ class Vocabulary:
         return self._data[begin:end]
 
 
-class VocabularySource:
-    """Asks once for all calls that wait; if that fails, the next call asks again."""
-
-    def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
-        self._ask = ask
-        self._known: Vocabulary | None = None
-        self._asking: asyncio.Task[Vocabulary] | None = None
-
-    async def get(self) -> Vocabulary:
-        """Raises `ApiError` as `ask` does."""
-        if self._known is not None:
-            return self._known
-        if self._asking is None:
-            self._asking = asyncio.ensure_future(self._fetch())
-            self._asking.add_done_callback(self._asked)
-        # A client that leaves takes the answer from nobody else.
-        return await asyncio.shield(self._asking)
-
-    async def _fetch(self) -> Vocabulary:
-        answer = await self._ask()
-        self._known = _vocabulary_of(answer.message, answer.buffers)
-        return self._known
-
-    def _asked(self, task: asyncio.Task[Vocabulary]) -> None:
-        self._asking = None
-        if not task.cancelled():
-            # Looked at, or asyncio would complain of it if all who waited have left.
-            task.exception()
-
-
-def _vocabulary_of(message: object, buffers: Sequence[Buffer]) -> Vocabulary:
+def vocabulary_of(answer: Answer) -> Vocabulary:
+    """Raises Internal if it is none."""
+    message, buffers = answer.message, answer.buffers
     if isinstance(message, VocabularyIs) and len(buffers) == 2:
         offsets, data = bytes(buffers[0]), bytes(buffers[1])
         is_whole = len(offsets) == 4 * (message.num_tokens + 1) > 0

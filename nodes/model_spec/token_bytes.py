@@ -36,6 +36,18 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
     return [part["type"] for part in _decoders(tokenizer)] == ["ByteLevel"]
 
 
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """By text, the tokens that are left out where special tokens are skipped."""
+    # Found by decoding: a token can be special by a later declaration, which its own flag does not show.
+    added = tokenizer.get_added_tokens_decoder()
+    found: dict[str, int] = {}
+    for token_id in added:
+        token = tokenizer.id_to_token(token_id)
+        if token is not None and not tokenizer.decode([token_id], skip_special_tokens=True):
+            found[token] = token_id
+    return found
+
+
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """Bytes by id, from 0 to the highest id; empty for ids that no token has."""
     ids = tokenizer.get_vocab(with_added_tokens=True).values()

@@ -2,6 +2,8 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
+    gateway -> tokenizer                DescribeTemplate, DescribeTokenizer -> TemplateIs, TokenizerIs
+    gateway -> gateway                  ReadResponse                   -> ResponseIs
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
@@ -84,8 +86,12 @@ from nodes.protocol.output import (
     TokenBatch,
 )
 from nodes.protocol.ranks import GroupFormed, JoinGroup
+from nodes.protocol.responses import ReadResponse, ResponseIs
 from nodes.protocol.routing import (
+    PROMPT_TAIL_CHARS,
     ChooseRoute,
+    DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -93,6 +99,8 @@ from nodes.protocol.routing import (
     Prepare,
     Prepared,
     Route,
+    TemplateIs,
+    TokenizerIs,
     VocabularyIs,
 )
 from nodes.protocol.steps import (
@@ -128,6 +136,12 @@ NodeMessage = (
     | Detokenized
     | DescribeVocabulary
     | VocabularyIs
+    | DescribeTemplate
+    | TemplateIs
+    | DescribeTokenizer
+    | TokenizerIs
+    | ReadResponse
+    | ResponseIs
     | SubmitAttempts
     | AttemptsSubmitted
     | CancelAttempts
@@ -162,6 +176,7 @@ NodeMessage = (
 HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
 """Per-step messages: MessagePack arrays. A body's first byte says which of the unions it is (`mesh/wire/codec.py`)."""
 __all__ = [
+    "PROMPT_TAIL_CHARS",
     "Adopt",
     "Adopted",
     "AnnouncePages",
@@ -175,6 +190,8 @@ __all__ = [
     "ChooseRoute",
     "CloseGrant",
     "ClosePair",
+    "DescribeTemplate",
+    "DescribeTokenizer",
     "DescribeVocabulary",
     "Detokenize",
     "Detokenized",
@@ -212,9 +229,11 @@ __all__ = [
     "Prepare",
     "Prepared",
     "PromptRead",
+    "ReadResponse",
     "ReleaseMemory",
     "Resend",
     "ResendFrom",
+    "ResponseIs",
     "ResumeMemory",
     "Route",
     "RowError",
@@ -228,9 +247,11 @@ __all__ = [
     "Submit",
     "SubmitAttempts",
     "TakeUp",
+    "TemplateIs",
     "TextBatch",
     "TextDelta",
     "TokenBatch",
+    "TokenizerIs",
     "TransferFailed",
     "TransferNews",
     "VocabularyIs",

@@ -10,6 +10,7 @@ class StreamOpen(HotPart, frozen=True):
     `prompt_tail` is the last few prompt ids, which some tokenizers need to decode the first output token.
     `output_ids` are outputs already delivered (by earlier attempts, or before this re-open). They are decoded silently,
     so that text offsets continue from there; the stream's next tokens begin no later than at `len(output_ids)`.
+    `shown_ids` as in `RequestSpec`.
     """
 
     stream: int
@@ -22,6 +23,7 @@ class StreamOpen(HotPart, frozen=True):
     num_cached_tokens: int = 0
     skip_special_tokens: bool = True
     stages: Stages | None = None
+    shown_ids: list[int] = []
 
 
 class StreamFinish(HotPart, frozen=True):
@@ -60,7 +62,8 @@ class TextDelta(HotPart, frozen=True):
     Text may lag behind tokens (incomplete UTF-8, a possible stop string). `finish_reason` is `stop` or `length`, set
     on the last delta only, whose text is then complete; `position + len(token_ids)` then counts all output tokens.
     Text sent again (after a re-open) is the same at the same offsets. The first delta after an open has the open's
-    `stages`. `extras[i]` accompanies `token_ids[i]`, as in `TokenBatch`.
+    `stages`. `extras[i]` accompanies `token_ids[i]`, as in `TokenBatch`. `stop_string`, with the last delta: the stop
+    string that ended the text, if one did.
     """
 
     request_id: str
@@ -74,6 +77,7 @@ class TextDelta(HotPart, frozen=True):
     scheduler: str = ""
     stages: Stages | None = None
     extras: list[bytes] = []
+    stop_string: str = ""
 
 
 class TextBatch(HotMessage, frozen=True):

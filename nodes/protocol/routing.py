@@ -1,7 +1,12 @@
 """Between gateway and tokenizer: token ids and routes; and the load that schedulers publish for it."""
 
+from typing import Final
+
 from mesh.wire.message import Message
 from nodes.request import Asked
+
+PROMPT_TAIL_CHARS: Final = 256
+"""More than any template's beginning of an answer: gpt-oss's, the longest known, has 51."""
 
 
 class Prepare(Message, frozen=True):
@@ -17,7 +22,11 @@ class Prepare(Message, frozen=True):
     `asks` are the names of what the request asks of its draws: only groups that can do all of them are chosen
     (`unsupported_ask` if there is none, `no_capacity` while one that could is away). `words` are texts whose ids an ask
     needs, each encoded by itself, without special tokens. `checks` are those asks whose values have to be tried out
-    before they are served.
+    before they are served. With `late_system_as_user` system messages after the first turn are said by the user where
+    the template would not show them in their place; without, such a chat is an error. `chat_special_tokens`: the
+    tokenizer adds its own to a chat, too, beside the template's. Of a prompt with more than `truncate_to` tokens (0:
+    any number) only the last so many are served, with `truncate_end` the first; those that the tokenizer added to a
+    text are kept.
     """
 
     request_id: str
@@ -35,6 +44,10 @@ class Prepare(Message, frozen=True):
     asks: list[str] = []
     words: list[str] = []
     checks: list[Asked] = []
+    late_system_as_user: bool = False
+    chat_special_tokens: bool = False
+    truncate_to: int = 0
+    truncate_end: bool = False
 
 
 class Route(Message, frozen=True):
@@ -48,13 +61,15 @@ class Route(Message, frozen=True):
 class Prepared(Message, frozen=True):
     """Token ids and a route for each prompt (no routes if none were requested), and ids for each of the `words`.
 
-    `elapsed_s`: how long it took.
+    `elapsed_s`: how long it took. `prompt_tail`: how the rendered text of a chat ends, which may open or close a
+    model's reasoning: its last `PROMPT_TAIL_CHARS`; of other prompts nothing.
     """
 
     token_ids: list[list[int]]
     routes: list[Route] = []
     elapsed_s: float = 0.0
     words: list[list[int]] = []
+    prompt_tail: str = ""
 
 
 class ChooseRoute(Message, frozen=True):
@@ -98,6 +113,32 @@ class VocabularyIs(Message, frozen=True):
 
     num_tokens: int
     end_token_ids: list[int] = []
+
+
+class DescribeTemplate(Message, frozen=True):
+    """Ask a tokenizer for its chat template, by which a gateway knows how the model writes reasoning and calls."""
+
+
+class TemplateIs(Message, frozen=True):
+    """Answer to `DescribeTemplate`: the template's text, empty if there is none; and by text the ids of all tokens that
+    the tokenizer calls special, which are no part of a text unless a request says so (`RequestSpec.shown_ids`).
+
+    `shows_tools`: it renders tools that a request offers.
+    """
+
+    template: str
+    special_ids: dict[str, int] = {}
+    shows_tools: bool = False
+
+
+class DescribeTokenizer(Message, frozen=True):
+    """Ask a tokenizer for its configuration (the `/tokenizer_info` route). Error: `model_damaged`."""
+
+
+class TokenizerIs(Message, frozen=True):
+    """Answer to `DescribeTokenizer`: a JSON object like `tokenizer_config.json`, with what is in force."""
+
+    document: bytes
 
 
 class Load(Message, frozen=True):

@@ -7,7 +7,7 @@ It is killed when an answer takes too long, and the next question starts another
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,6 +22,9 @@ from nodes.tokenizer.child_protocol import (
 )
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ERRORS_BY_CODE, Overloaded, PrepareError
+
+if TYPE_CHECKING:
+    from nodes.tokenizer.dialect import TemplateDialect
 
 _BYTES_PER_CHAR: Final = 4
 """UTF-8 takes at most four."""
@@ -48,6 +51,7 @@ class BoundedChild:
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self.problem = ""
+        self.dialect: TemplateDialect | None = None
         self.num_killed = 0
 
     @property
@@ -61,7 +65,9 @@ class BoundedChild:
         return self._process is not None and self._process.returncode is None
 
     async def warm(self) -> None:
-        """Have a child that has answered its `Setup`; what it said is wrong is in `problem`. Raises PrepareError."""
+        """Have a child that has answered its `Setup`, if it renders with its template's `dialect`; what it said is
+        wrong is in `problem`. Raises PrepareError.
+        """
         async with self._turn:
             await self._ensure()
 
@@ -110,7 +116,7 @@ class BoundedChild:
         except OSError as error:
             raise Overloaded(f"cannot start the process that {self._work}: {error}") from error
         answer = await self._exchange(frame(self._setup), self._limits.start_timeout_s, 0, self._failed)
-        self.problem = answer.message
+        self.problem, self.dialect = answer.message, answer.dialect
 
     async def _exchange(
         self, request: bytes, timeout_s: float, max_chars: int, failed: Callable[[str], PrepareError]

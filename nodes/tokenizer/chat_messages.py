@@ -6,16 +6,22 @@ what templates are written against. What OpenAI's API has and templates lack is 
 (`TemplateDialect`).
 """
 
+import hashlib
+import json
+import re
 from typing import Any, Final, cast
 
 import msgspec
 
-from nodes.tokenizer.dialect import Content, TemplateDialect, as_content
+from nodes.tokenizer.dialect import Content, TemplateDialect, as_content, text_of, with_mark
 from nodes.tokenizer.errors import PrepareError, TemplateError, UnsupportedContent
 
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Part types that are text, and the key that holds the text."""
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+_SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
+_LEGACY_ID: Final = "function0"
+"""Of a call that has none: the answer to a function names the function alone."""
 _RESERVED: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
@@ -26,7 +32,37 @@ def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]
     messages = _decode(chat, "messages")
     if not isinstance(messages, list) or not messages:
         raise TemplateError("messages has to be a list of at least one message", "messages")
-    return [_message(message, f"messages[{i}]", dialect) for i, message in enumerate(cast("list[Any]", messages))]
+    read = [_message(message, f"messages[{i}]", dialect) for i, message in enumerate(cast("list[Any]", messages))]
+    _name_calls(read, dialect)
+    return read
+
+
+def late_system_as_user(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[dict[str, Any]]:
+    """System messages after the first turn as part of the turn before, or as a turn of the user, between marks that
+    Claude Code's prompts explain. Roles still alternate where they did.
+    """
+    folded: list[dict[str, Any]] = []
+    is_late = joins_next = False
+    for message in messages:
+        is_system = message["role"] in ("system", "developer")
+        is_late = is_late or not is_system
+        last = folded[-1] if folded else message
+        if is_system and is_late:
+            reminder = f"<system-reminder>\n{text_of(message.get('content'))}\n</system-reminder>"
+            if last["role"] in ("user", "tool") and last.get("content"):
+                folded[-1] = {**last, "content": with_mark(last["content"], f"\n\n{reminder}")}
+                continue
+            message = {"role": "user", "content": as_content(reminder, dialect.form("user"))}
+            joins_next = True
+        elif joins_next and message["role"] == "user":
+            text = f"{text_of(last['content'])}\n\n{text_of(message.get('content'))}"
+            folded[-1] = {**message, "content": as_content(text, dialect.form("user"))}
+            joins_next = False
+            continue
+        else:
+            joins_next = False
+        folded.append(message)
+    return folded
 
 
 def parse_tools(tools: bytes | None) -> list[Any] | None:
@@ -69,17 +105,52 @@ def _message(value: Any, where: str, dialect: TemplateDialect) -> dict[str, Any]
         message["role"] = "system"
     if isinstance(message.get("function_call"), dict):
         # OpenAI's earlier form of a call, which no template knows.
-        message.setdefault("tool_calls", [{"type": "function", "function": message.pop("function_call")}])
+        call = {"id": _LEGACY_ID, "type": "function", "function": message.pop("function_call")}
+        message.setdefault("tool_calls", [call])
     if (said := next((key for key in ("content", "refusal") if key in message), None)) is not None:
         message["content"] = _content(message[said], f"{where}.{said}", message["role"], dialect)
     elif "tool_calls" in message:
         message["content"] = None if dialect.has_null_content else ""
-    if isinstance(message.get("tool_calls"), list) and not dialect.has_text_arguments:
-        message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_tool_call(call, dialect) for call in message["tool_calls"]]
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        content = message.get("content")
+        if dialect.joins_reasoning and "tool_calls" in message and content:
+            reasoning, message["content"] = f"{reasoning}\n\n{text_of(content)}", ""
+        message = {**message, "thinking": reasoning, "reasoning_content": reasoning}
     return message
+
+
+def _name_calls(messages: list[dict[str, Any]], dialect: TemplateDialect) -> None:
+    """Give ids that the template takes, and to answers to functions, OpenAI's earlier form, the role of today."""
+    ids: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        calls: Any = message.get("tool_calls")
+        for j, call in enumerate(calls if isinstance(calls, list) else ()):  # pyright: ignore[reportUnknownArgumentType]
+            _name_call(call, f"c{i:04d}{j:04d}", ids, dialect)
+        if message["role"] == "function":
+            message |= {"role": "tool", "tool_call_id": ids.get(str(message.get("name")), "")}
+        elif "tool_call_id" in message:
+            message["tool_call_id"] = _call_id(str(message["tool_call_id"]), dialect)
+
+
+def _name_call(call: Any, new_id: str, ids: dict[str, str], dialect: TemplateDialect) -> None:
+    if not isinstance(call, dict):
+        return
+    fields = cast("dict[str, Any]", call)
+    if "id" in fields or dialect.has_short_ids:
+        fields["id"] = _call_id(str(fields.get("id") or new_id), dialect)
+    function: Any = fields.get("function")
+    if isinstance(function, dict) and "id" in fields:
+        ids[str(cast("dict[str, Any]", function).get("name"))] = fields["id"]
+
+
+def _call_id(given: str, dialect: TemplateDialect) -> str:
+    """An id that the template takes, the same for the same id: a call and its answer keep the same."""
+    if not dialect.has_short_ids or _SHORT_ID.fullmatch(given):
+        return given
+    return hashlib.sha256(given.encode()).hexdigest()[:9]
 
 
 def _content(content: Any, where: str, role: str, dialect: TemplateDialect) -> Content:
@@ -112,16 +183,21 @@ def _bad_part(where: str, why: str) -> PrepareError:
     return TemplateError(f"{where} {why}", "messages")
 
 
-def _tool_call(call: Any) -> Any:
-    """OpenAI's clients send arguments as JSON in a string; templates print the object."""
+def _tool_call(call: Any, dialect: TemplateDialect) -> Any:
+    """OpenAI's clients send arguments as JSON in a string; templates print the object, most of them."""
     if not isinstance(call, dict):
         return call
-    fields = cast("dict[str, Any]", call)
+    fields = dict(cast("dict[str, Any]", call))
     if not isinstance(fields.get("function"), dict):
         return fields
     function: dict[str, Any] = fields["function"]
-    try:
-        arguments = msgspec.json.decode(function["arguments"], type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, KeyError):
-        return fields
+    # Models write nothing at all for a function without parameters.
+    arguments: Any = function.get("arguments") or {}
+    if isinstance(arguments, str) and not dialect.has_text_arguments:
+        try:
+            arguments = msgspec.json.decode(arguments, type=dict[str, Any]) if arguments.strip() else {}
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return fields
+    elif not isinstance(arguments, str) and dialect.has_text_arguments:
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {**fields, "function": {**function, "arguments": arguments}}

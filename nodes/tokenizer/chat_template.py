@@ -11,17 +11,21 @@ from typing import Any, Final, cast
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.parser
 import jinja2.utils
+import msgspec
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesh.wire.message import Part
-from nodes.tokenizer.chat_messages import parse_messages, parse_template_kwargs, parse_tools
+from nodes.tokenizer.chat_messages import late_system_as_user, parse_messages, parse_template_kwargs, parse_tools
 from nodes.tokenizer.dialect import text_of, with_mark
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 from nodes.tokenizer.template_probe import probe_template
 
+FIELD_VARIABLES: Final = frozenset({"documents", "verbosity"})
+"""Variables of templates that requests have fields of their own for."""
 _SHOWN_CHARS: Final = 500
 """An error of jinja has a line or two; one that quotes a chat must not fill an answer with it."""
 _FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -42,6 +46,7 @@ class ChatRequest(Part, frozen=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     max_chars: int = 0
+    late_system_as_user: bool = False
 
 
 class ChatTemplate:
@@ -61,12 +66,14 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except Exception as error:  # a template may be wrong in any way: jinja's compiler raises what it meets
             raise TemplateError(f"the model's chat template cannot be compiled: {_shown(error)}", "messages") from error
-        self.dialect = probe_template(self._probe)
+        self.dialect = msgspec.structs.replace(probe_template(self._probe), reads=_read_by(source))
         self._shown_roles = {"user", *self.dialect.forms}
 
     def render(self, request: ChatRequest) -> str:
         """Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
         messages = parse_messages(request.chat, self.dialect)
+        if request.late_system_as_user and not self.dialect.shows_late_system:
+            messages = late_system_as_user(messages, self.dialect)
         spoken = {message["role"] for message in messages if text_of(message.get("content")).strip()}
         for role in self.dialect.left_out:
             if role in spoken:
@@ -223,6 +230,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     }
     cast("dict[str, Any]", environment.globals).update(names)
     return environment
+
+
+def _read_by(source: str) -> tuple[str, ...]:
+    """Which of `FIELD_VARIABLES` the template reads without having set them itself."""
+    return tuple(sorted(FIELD_VARIABLES & jinja2.meta.find_undeclared_variables(_environment().parse(source))))
 
 
 def _unknown_role(role: str) -> TemplateError:

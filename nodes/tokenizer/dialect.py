@@ -19,6 +19,11 @@ class TemplateDialect(Part, frozen=True):
         refused: by role, what the template says if it fails for each such message.
         has_null_content: a message with tool calls and nothing else has null content, else an empty string.
         has_text_arguments: arguments of tool calls are JSON in a string, else an object.
+        shows_tools: it renders the tools that a request offers.
+        shows_late_system: it shows a system message that is not the first message, and in its place.
+        has_short_ids: ids of calls have to be nine letters and digits.
+        joins_reasoning: it refuses a message with calls that has both reasoning and content.
+        reads: variables that it reads, of those that requests have fields of their own for.
     """
 
     forms: dict[str, ContentForm]
@@ -26,6 +31,11 @@ class TemplateDialect(Part, frozen=True):
     refused: dict[str, str] = {}
     has_null_content: bool = False
     has_text_arguments: bool = False
+    shows_tools: bool = False
+    shows_late_system: bool = False
+    has_short_ids: bool = False
+    joins_reasoning: bool = False
+    reads: tuple[str, ...] = ()
 
     def form(self, role: str) -> ContentForm:
         """How contents of `role` are written: as a user's, if the template is not known to show such messages."""

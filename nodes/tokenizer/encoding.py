@@ -12,10 +12,11 @@ from tokenizers import Tokenizer
 from nodes.context_length import over_context, over_context_in_chars
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.end_tokens import with_vocabulary
-from nodes.model_spec.token_bytes import token_bytes
+from nodes.model_spec.token_bytes import special_ids, token_bytes
 from nodes.model_spec.vocabulary import facts_of, load_tokenizer
 from nodes.protocol import VocabularyIs
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
+from nodes.tokenizer.truncation import Truncation
 
 MIN_CHARS_PER_TOKEN: Final = 8
 """The bound on characters assumes at least this for the longest token, even in vocabularies of single bytes."""
@@ -46,10 +47,13 @@ class TextEncoder:
     def too_many_chars(self, param: str) -> ContextLengthExceeded:
         return ContextLengthExceeded(over_context_in_chars(self.context_length, param, self.max_chars), param)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, truncation: Truncation | None = None) -> list[int]:
         """Token ids; with `add_special_tokens`, also those that the tokenizer's post-processor adds (mostly a BOS)."""
         # The batch call can leave out offsets, which take more time than the token ids.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if truncation is None or not truncation.num_tokens:
+            return encoded.ids
+        return truncation.cut(encoded.ids, encoded.special_tokens_mask)
 
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
         """Raise EmptyPrompt, InvalidTokenId or ContextLengthExceeded for a prompt that cannot be served."""
@@ -73,6 +77,11 @@ class TextEncoder:
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids; ids that the tokenizer does not have give no text."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """By text, the tokens that are left out where special tokens are skipped."""
+        return special_ids(self._tokenizer)
 
     @cached_property
     def vocabulary(self) -> tuple[VocabularyIs, tuple[bytes, bytes]]:

@@ -19,6 +19,11 @@ from nodes.tokenizer.errors import TemplateError
 class Renderer(Protocol):
     """Renders chats of one model."""
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template renders the tools that a request offers; known after `start`."""
+        ...
+
     async def start(self) -> str:
         """Be ready for requests. Returns what is wrong with the template if it can serve none, else an empty string."""
         ...
@@ -37,6 +42,11 @@ class InlineRenderer(Renderer):
 
     def __init__(self, template: str, special_tokens: dict[str, str], max_chars: int) -> None:
         self._template = ChatTemplate(template, special_tokens, max_chars)
+
+    @property
+    @override
+    def shows_tools(self) -> bool:
+        return self._template.dialect.shows_tools
 
     @override
     async def start(self) -> str:
@@ -65,6 +75,11 @@ class ChildRenderer(Renderer):
         )
         self._max_chars = max_chars
         self.child = BoundedChild(setup, limits, _failed, "renders chat templates")
+
+    @property
+    @override
+    def shows_tools(self) -> bool:
+        return self.child.dialect is not None and self.child.dialect.shows_tools
 
     @property
     def num_killed(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nodes.tokenizer.dialect import Content, ContentForm, TemplateDialect, as_content, text_part
 from nodes.tokenizer.errors import ContextLengthExceeded, PrepareError, TemplateError
 
-MAX_RENDERINGS: Final = 65
+MAX_RENDERINGS: Final = 71
 """The most that any template can cause (tests try random answers); each takes a millisecond of a start."""
 
 Render: TypeAlias = Callable[[list[dict[str, Any]], list[Any] | None], str]
@@ -39,16 +39,23 @@ _FITTING: Final = {
 """Chats to try a role in, the next if it does not show in the one before. X: the message that is tried."""
 _CALLING: Final = ("user call", "user call tool", "user call tool assistant user")
 
+_OFFERING: Final = ("tools user", "tools system user")
+
+# After the one of them, a template that counts turns would take the rest for another role's.
+_LATE: Final = ("user X assistant user", "user assistant user X")
+
 _MADE_UP_ROLE: Final = "madeuprole"
 _FILLER: Final = "Hello."
 _FUNCTION: Final = "count"
 _CALL_ID: Final = "probe0001"
 """Mistral's templates want nine letters or digits."""
+_LONG_ID: Final = "call_0123456789abcdef01234567"
+_DESCRIPTION: Final = "3917460258"
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": _FUNCTION,
-        "description": "Counts.",
+        "description": f"Counts {_DESCRIPTION}.",
         "parameters": {"type": "object", "properties": {"to": {"type": "string", "description": "The end."}}},
     },
 }
@@ -74,6 +81,10 @@ def probe_template(render: Render) -> TemplateDialect:
         refused=probe.refused,
         has_null_content=probe.call["content"] is None,
         has_text_arguments=isinstance(function["arguments"], str),
+        shows_tools=probe.shows_tools(),
+        shows_late_system=probe.shows_late_system(),
+        has_short_ids=probe.refuses_call({"tool_calls": [_with_id(probe.call["tool_calls"][0], _LONG_ID)]}),
+        joins_reasoning=probe.refuses_call({"content": _FILLER, "thinking": _FILLER, "reasoning_content": _FILLER}),
     )
 
 
@@ -94,6 +105,7 @@ class _Probe:
         self.left_out: list[str] = []
         self.refused: dict[str, str] = {}
         self.call = _calling("", _ARGUMENTS)
+        self._calling = ""
 
     def learn(self, role: str) -> None:
         found = self._find(role, _FITTING[role])
@@ -119,6 +131,27 @@ class _Probe:
         if made_up.lower().replace(_MADE_UP_ROLE, "developer") != known.lower():
             self.forms["developer"] = found.form
 
+    def refuses_call(self, changed: dict[str, Any]) -> bool:
+        """Whether it fails for a message with a call that is changed like this; False if it shows none anyway."""
+        chat = f"{self._calling}{_CALLING[-1]}"
+        if self._try(chat) is None:
+            return False
+        return self._try(chat, call={**self.call, **changed}) is None
+
+    def shows_tools(self) -> bool:
+        """Some show them beside a system message only."""
+        texts = (self._try(chat) for chat in _OFFERING)
+        return any(text is not None and _DESCRIPTION in text for text in texts)
+
+    def shows_late_system(self) -> bool:
+        """Some gather all of them at the beginning, many leave later ones out or refuse them."""
+        form = self.forms.get("system")
+        return form is not None and all(self._is_in_place(chat, as_content(_STRING, form)) for chat in _LATE)
+
+    def _is_in_place(self, chat: str, content: Content) -> bool:
+        before, mark, _ = (self._try(chat, "system", content) or "").partition(_FIRST)
+        return bool(mark) and before.count(_FILLER) == len(chat.partition("X")[0].split())
+
     def learn_calls(self) -> None:
         """Find how a call of a tool shows in most chats: better null content than empty, better an object than JSON.
 
@@ -135,7 +168,7 @@ class _Probe:
                     shown = sum(text is not None and _ARGUMENT in text for text in rendered)
                     score = (shown, sum(text is not None for text in rendered))
                     if score > most:
-                        most, self.call = score, call
+                        most, self.call, self._calling = score, call, tools
                 if most[0] == len(_CALLING):
                     return
             if most[0]:
@@ -185,6 +218,10 @@ class _Probe:
                 raise TemplateError("the chat template takes all memory for a short chat", "messages") from error
             self._failure = " ".join(str(reason).split())[:_SAID_CHARS] or type(reason).__name__
             return None
+
+
+def _with_id(call: dict[str, Any], call_id: str) -> dict[str, Any]:
+    return {**call, "id": call_id}
 
 
 def _has(text: str | None, *marks: str) -> bool:

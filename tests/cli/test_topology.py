@@ -98,6 +98,15 @@ def test_gateways_share_the_port():
     assert not configs(planned(), "gateway")[0].reuse_port
 
 
+def test_gateways_know_what_reads_answers():
+    (gateway,) = configs(planned(tool_call_parser="mistral", reasoning_parser="none"), "gateway")
+    assert (gateway.tool_call_parser, gateway.reasoning_parser) == ("mistral", "none")
+    with pytest.raises(BadConfig, match="no tool-call parser 'mistrall'; there are hermes, "):
+        planned(tool_call_parser="mistrall")
+    with pytest.raises(BadConfig, match="no reasoning parser 'hermes'"):
+        check_config("gateway", {"model_name": "m", "context_length": 8, "reasoning_parser": "hermes"})
+
+
 def test_gateways_know_the_pages_that_may_ask():
     (gateway,) = configs(planned(cors_origins=["https://chat.example"]), "gateway")
     assert gateway.cors_origins == ("https://chat.example",)
@@ -109,6 +118,21 @@ def test_gateways_know_whose_logprobs_to_answer():
     assert configs(planned(), "gateway")[0].logprobs_of == "raw"
     with pytest.raises(BadConfig, match="logprobs_of"):
         planned(roles={"gateway": {"logprobs_of": "processed"}})
+
+
+def test_gateways_of_a_host_keep_responses_in_one_file():
+    gateways = configs(planned(gateways=2, responses_store="2MiB"), "gateway")
+    assert {(one.responses_file.rsplit("/", 1)[-1], one.responses_store_bytes) for one in gateways} == {
+        ("responses.sqlite", 2 << 20)
+    }
+    assert configs(planned(), "gateway")[0].responses_store_bytes == 0
+    with pytest.raises(BadConfig, match="--responses-store"):
+        planned(responses_store="much")
+
+
+def test_gateways_know_whether_to_keep_attribution():
+    assert not configs(planned(), "gateway")[0].keep_attribution
+    assert configs(planned(keep_attribution=True), "gateway")[0].keep_attribution
 
 
 def test_only_what_differs_from_the_defaults_is_written():

@@ -19,6 +19,10 @@ HOSTILE = (
     '{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}', '"{{ 7*7 }}{% for i in range(10**9) %}"',
 )  # fmt: skip
 LONGEST_TEXT = 40
+ENDS = (
+    b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: message_stop",
+)  # fmt: skip
+"""How a stream begins its last event."""
 
 
 class Route(NamedTuple):
@@ -133,22 +137,28 @@ class Client:
 
 
 def check(exchange: Exchange, statuses: frozenset[int], what: object) -> None:
-    """The status is one that the document names and no 5xx, and an error has OpenAI's form, in a stream too."""
+    """The status is one that the document names and no 5xx, and an error has its surface's form, in a stream too."""
     assert exchange.status in statuses, (exchange, what)
     assert exchange.status < 500, (exchange, what)
     if exchange.status >= 400:
         check_error(json.loads(exchange.body), what)
     elif exchange.content_type.startswith("text/event-stream"):
-        events = [line[6:] for line in exchange.body.split(b"\n\n") if line]
-        assert events[-1] == b"[DONE]", (exchange.body[-500:], what)
-        assert all("error" not in json.loads(event) for event in events[:-1]), what
+        events = [event for event in exchange.body.split(b"\n\n") if event]
+        assert events[-1].startswith(ENDS), (exchange.body[-500:], what)
+        told = [json.loads(event.partition(b"data: ")[2]) for event in events if event != ENDS[0]]
+        assert all("error" not in event and event.get("type") != "error" for event in told), what
     elif exchange.content_type.startswith("application/json"):
         json.loads(exchange.body)
 
 
 def check_error(answer: Any, what: object) -> None:
-    assert set(answer) == {"error"}, (answer, what)
     error = answer["error"]
+    if answer.get("type") == "error":
+        assert set(answer) == {"type", "error", "request_id"}, (answer, what)
+        assert set(error) == {"type", "message"}, (answer, what)
+        assert error["message"], what
+        return
+    assert set(answer) == {"error"}, (answer, what)
     assert set(error) - {"request_id"} == {"message", "type", "param", "code"}, (answer, what)
     assert isinstance(error["message"], str), what
     assert error["message"], what

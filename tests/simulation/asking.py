@@ -18,7 +18,7 @@ END = 257
 VOCABULARY = 259
 CHOICES = (("alpha", "alphabet", "beta"), ("12", "125", "7"), ("mu",), ("kappa or lambda", "kappa and lambda", "iota"))
 """Few: a grammar is compiled once for the process, in real time."""
-LOOKED_FOR = ["bad_words/1", "logprobs/1", "allowed_token_ids/1", "penalties/1", "grammar/1"]
+LOOKED_FOR = ["bad_words/1", "logprobs/1", "allowed_token_ids/1", "penalties/1", "grammar/2"]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from nodes.gateway.parsers.thinking import (
 )
 
 HARMONY: Final = "openai"
+NO_PARSER: Final = "none"
+"""As a flag: nothing is looked for, whatever the template says."""
 CALLS: Final[dict[str, type[Calls]]] = {
     "hermes": HermesCalls,
     "qwen3_coder": Qwen3CoderCalls,
@@ -54,16 +56,27 @@ def make_parser(names: ParserNames, prompt_tail: str, tools: OfferedTools) -> An
         calls = CALLS[names.calls](tools) if names.calls and tools else None
     else:
         calls = make_installed(names.calls, tools, prompt_tail)
-    return AnswerParser(_reasoning_parser(names.reasoning, prompt_tail), calls)
+    return AnswerParser(reasoning_parser(names, prompt_tail), calls)
 
 
-def _reasoning_parser(name: str | None, prompt_tail: str) -> Parser | None:
+def reasoning_parser(names: ParserNames, prompt_tail: str) -> Parser | None:
+    """What reads the reasoning of one sample; None: nothing. Raises ParserUnusable."""
+    name = names.reasoning
     if name is None:
         return None
     if name not in REASONING:
         return make_installed(name, {}, prompt_tail)
     made = REASONING[name]
     return made({}, prompt_tail) if issubclass(made, HarmonyParser) else made(prompt_tail)
+
+
+def check_names(calls: str, reasoning: str) -> None:
+    """Raise ParserUnusable for the name of a parser that is not there; empty ones and `none` name none."""
+    others = installed_parsers()
+    for flag, name, table in (("tool-call", calls, CALLS), ("reasoning", reasoning, REASONING)):
+        if name not in ("", NO_PARSER, *table, *others):
+            known = ", ".join([*table, *others, NO_PARSER])
+            raise ParserUnusable(f"there is no {flag} parser {name!r}; there are {known}")
 
 
 def marks_of(names: ParserNames) -> tuple[str, ...]:
@@ -88,6 +101,7 @@ def offered_tools(tools: Iterable[Mapping[str, Any]]) -> OfferedTools:
 
 
 __all__ = [
-    "CALLS", "REASONING", "AnswerParser", "OfferedTools", "Parser", "ParserNames", "ParserUnusable",
-    "installed_parsers", "make_parser", "marks_of", "offered_tools", "parser_of_template",
+    "CALLS", "HARMONY", "NO_PARSER", "REASONING", "AnswerParser", "OfferedTools", "Parser", "ParserNames",
+    "ParserUnusable", "check_names", "installed_parsers", "make_parser", "marks_of", "offered_tools",
+    "parser_of_template", "reasoning_parser",
 ]  # fmt: skip

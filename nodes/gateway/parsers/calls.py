@@ -11,6 +11,7 @@ from nodes.gateway.parsers.cursor import NotACall, Reading
 from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, Text
 from nodes.gateway.parsers.json_scanner import JsonScanner
 from nodes.gateway.parsers.stage import Stage
+from nodes.gateway.parsers.written import CallForm
 
 # Name to JSON schema of its parameters.
 OfferedTools = Mapping[str, Mapping[str, Any]]
@@ -25,11 +26,11 @@ class Calls(Stage):
 
     A call begins once its name is known to be that of an offered tool and its arguments begin; what was read until
     then goes out as text if it is no call. From then on arguments go out as they come.
-    `begin` and `end` are the marks around a call, for those who make a model write one.
+    `form` is how calls are written, and `begin` the mark that begins the first, if there is one.
     """
 
     begin: ClassVar[str] = ""
-    end: ClassVar[str] = ""
+    form: ClassVar[CallForm]
     # The ids of calls that the model's template accepts: `call_` and 24 digits, or nine letters and digits.
     short_ids: ClassVar[bool] = False
     # Whether an object with a name and no arguments is a call.
@@ -46,6 +47,11 @@ class Calls(Stage):
         # What was read is text, all of it, if it is no call.
         self._all_is_text = False
         super().__init__()
+
+    @classmethod
+    def form_in(cls, chat_template: str) -> CallForm:
+        """The form that a template renders, where a parser reads several."""
+        return cls.form
 
     @abstractmethod
     def _calls(self, trigger: str) -> Reading[None]:

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from nodes.gateway.parsers.calls import NAME_SLACK, Calls
 from nodes.gateway.parsers.cursor import Reading
+from nodes.gateway.parsers.written import NAME, CallForm
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -20,8 +21,8 @@ _FENCE: Final = "```"
 class DeepSeekV31Calls(Calls):
     """Name, separator, object. The mark around all calls may be missing."""
 
-    begin: ClassVar[str] = _CALLS + _CALL
-    end: ClassVar[str] = _CALL_END + _CALLS_END
+    begin: ClassVar[str] = _CALLS
+    form: ClassVar[CallForm] = CallForm(f"{_CALL}{NAME}{_SEPARATOR}", _CALL_END, opening=_CALLS, closing=_CALLS_END)
     triggers: ClassVar[tuple[str, ...]] = (_CALLS, _CALL)
     marks: ClassVar[tuple[str, ...]] = (_CALLS, _CALLS_END, _CALL, _CALL_END, _SEPARATOR)
 
@@ -53,6 +54,14 @@ class DeepSeekV31Calls(Calls):
 
 class DeepSeekV3Calls(DeepSeekV31Calls):
     """The kind of call, separator, name, and the object between fences."""
+
+    form: ClassVar[CallForm] = CallForm(
+        f"{_CALL}function{_SEPARATOR}{NAME}\n{_FENCE}json\n",
+        f"\n{_FENCE}{_CALL_END}",
+        opening=_CALLS,
+        between="\n",
+        closing=_CALLS_END,
+    )
 
     @override
     def _name(self) -> Reading[str]:

@@ -14,9 +14,11 @@ from typing_extensions import override
 from nodes.gateway.parsers.calls import Calls, OfferedTools
 from nodes.gateway.parsers.cursor import NotACall, Reading
 from nodes.gateway.parsers.events import Reasoning, Text
+from nodes.gateway.parsers.written import NAME, CallForm
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
+_ANALYSIS: Final = "analysis"
 _TO: Final = " to="
 _FUNCTIONS: Final = "functions."
 _HEADER: Final = re.compile(
@@ -30,30 +32,38 @@ _HEADER_SLACK: Final = 128
 class HarmonyParser(Calls):
     """Reasoning, text and calls at once. `prompt_tail` is the end of the rendered prompt: a message may be begun."""
 
-    begin: ClassVar[str] = "<|channel|>commentary to=functions."
-    end: ClassVar[str] = "<|call|>"
+    begin: ClassVar[str] = _CHANNEL
+    # The mark after it ends the answer, so there is one call.
+    form: ClassVar[CallForm] = CallForm(
+        f"{_CHANNEL}commentary to={_FUNCTIONS}{NAME} {_CONSTRAIN}json{_MESSAGE}", several=False
+    )
     triggers: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, *_ENDS)
     marks: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 
     def __init__(self, tools: OfferedTools, prompt_tail: str = "") -> None:
         at = prompt_tail.rfind(_START)
         self._given = prompt_tail[at:] if at >= 0 else ""
+        # The channel of a message that the prompt has begun; None: the model begins one.
+        self.begun: Final = self._begun()
         # Marks of an end that ends no message are text.
         self._in_message = False
         super().__init__(tools)
 
     @override
     def _run(self) -> Generator[None]:
-        given, mark, _ = self._given.partition(_MESSAGE)
-        if mark:
+        if self.begun is not None:
             self._given = ""
-            header = _HEADER.fullmatch(given)
-            self._kind = Reasoning if header and header["channel"] == "analysis" else Text
+            self._kind = Reasoning if self.begun == _ANALYSIS else Text
             self._in_gap, self._in_message = False, True
-        elif given and (yield from self.cursor.ahead(_TO)):
+        elif self._given and (yield from self.cursor.ahead(_TO)):
             yield from self._attempt(_TO, self._calls(_TO))
         while trigger := (yield from self._until_trigger()):
             yield from self._attempt(trigger, self._calls(trigger))
+
+    def _begun(self) -> str | None:
+        given, mark, _ = self._given.partition(_MESSAGE)
+        header = _HEADER.fullmatch(given)
+        return ((header and header["channel"]) or "") if mark else None
 
     @override
     def _calls(self, trigger: str) -> Reading[None]:
@@ -80,9 +90,9 @@ class HarmonyParser(Calls):
                 if (yield from cursor.literal(end)):
                     self._emit_mark()
                     break
-        elif recipient and header["channel"] != "analysis":
+        elif recipient and header["channel"] != _ANALYSIS:
             raise NotACall
         else:
             self._emit_mark()
-            self._kind = Reasoning if header["channel"] == "analysis" else Text
+            self._kind = Reasoning if header["channel"] == _ANALYSIS else Text
             self._in_gap, self._in_message = False, True

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from nodes.gateway.parsers.calls import Calls
 from nodes.gateway.parsers.cursor import Reading
+from nodes.gateway.parsers.written import NAME, CallForm
 
 
 class HermesCalls(Calls):
@@ -15,6 +16,7 @@ class HermesCalls(Calls):
     end: ClassVar[str] = "</tool_call>"
     triggers: ClassVar[tuple[str, ...]] = (begin,)
     marks: ClassVar[tuple[str, ...]] = (begin, end)
+    form: ClassVar[CallForm] = CallForm(f'{begin}\n{{"name": "{NAME}", "arguments": ', f"}}\n{end}", between="\n")
 
     @override
     def _calls(self, trigger: str) -> Reading[None]:

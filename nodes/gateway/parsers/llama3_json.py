@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from nodes.gateway.parsers.calls import Calls
 from nodes.gateway.parsers.cursor import Reading
+from nodes.gateway.parsers.written import NAME, CallForm
 
 _TAG = "<|python_tag|>"
 
@@ -15,10 +16,10 @@ class Llama3JsonCalls(Calls):
     """Without a mark a call is an object that begins a line, and has an offered tool's name and an object after it."""
 
     begin: ClassVar[str] = ""
-    end: ClassVar[str] = ""
     triggers: ClassVar[tuple[str, ...]] = (_TAG, "{")
     marks: ClassVar[tuple[str, ...]] = (_TAG,)
     bare: ClassVar[bool] = False
+    form: ClassVar[CallForm] = CallForm(f'{{"name": "{NAME}", "parameters": ', "}", between="; ")
 
     @override
     def _find(self) -> re.Match[str] | None:

@@ -9,7 +9,9 @@ from typing_extensions import override
 
 from nodes.gateway.parsers.calls import Calls
 from nodes.gateway.parsers.cursor import NotACall, Reading
+from nodes.gateway.parsers.written import NAME, CallForm
 
+_ARGS: Final = "[ARGS]"
 _NAME: Final = re.compile(r"[^\[\]{}\s]*")
 _CALL_ID: Final = re.compile(r"[0-9A-Za-z]*")
 
@@ -18,10 +20,17 @@ class MistralCalls(Calls):
     """A list of objects, or a name and its arguments."""
 
     begin: ClassVar[str] = "[TOOL_CALLS]"
-    end: ClassVar[str] = ""
     triggers: ClassVar[tuple[str, ...]] = (begin,)
-    marks: ClassVar[tuple[str, ...]] = (begin, "[ARGS]", "[CALL_ID]")
+    marks: ClassVar[tuple[str, ...]] = (begin, _ARGS, "[CALL_ID]")
     short_ids: ClassVar[bool] = True
+    form: ClassVar[CallForm] = CallForm(
+        f'{{"name": "{NAME}", "arguments": ', "}", opening=f"{begin}[", between=", ", closing="]"
+    )
+
+    @classmethod
+    @override
+    def form_in(cls, chat_template: str) -> CallForm:
+        return CallForm(f"{cls.begin}{NAME}{_ARGS}") if _ARGS in chat_template else cls.form
 
     @override
     def _calls(self, trigger: str) -> Reading[None]:
@@ -46,7 +55,7 @@ class MistralCalls(Calls):
         yield from cursor.blanks()
         if (yield from cursor.literal("[CALL_ID]")):
             yield from cursor.run(_CALL_ID, self.name_limit)
-        yield from cursor.literal("[ARGS]")
+        yield from cursor.literal(_ARGS)
         if name not in self.tools:
             raise NotACall
         yield from self._call(name)

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from nodes.gateway.parsers.calls import Calls
 from nodes.gateway.parsers.cursor import BLANKS, NotACall, Reading, held_suffix
+from nodes.gateway.parsers.written import NAME, CallForm
 from nodes.gateway.parsers.xml_values import is_text, json_of, text_of
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -27,6 +28,9 @@ class Qwen3CoderCalls(Calls):
     end: ClassVar[str] = "</tool_call>"
     triggers: ClassVar[tuple[str, ...]] = (begin, _FUNCTION)
     marks: ClassVar[tuple[str, ...]] = (begin, end)
+    form: ClassVar[CallForm] = CallForm(
+        f"{begin}\n{_FUNCTION}{NAME}>\n", f"{_FUNCTION_END}\n{end}", between="\n", as_lines=True
+    )
 
     @override
     def _calls(self, trigger: str) -> Reading[None]:

@@ -25,6 +25,11 @@ class Thinking(Stage):
     # Whether an answer that opens nothing is reasoning all the same, until the closing mark.
     assumed: ClassVar[bool] = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer begins with reasoning, for all that the prompt says."""
+        return self._opened or self.assumed
+
     def __init__(self, prompt_tail: str = "") -> None:
         tail = prompt_tail.rstrip()
         self._opened = tail.endswith(self.opening)

@@ -1,24 +1,29 @@
 """POST /v1/chat/completions: its whole answers and its chunks."""
 
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import msgspec
+from msgspec import UNSET
 from typing_extensions import override
 
-from nodes.gateway.events import Tokens
+from nodes.gateway.answering import Answering
+from nodes.gateway.answers import Joined, merged
+from nodes.gateway.events import End, Tokens
 from nodes.gateway.openai_types import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
-    DrawnTokenLogprob,
-    TokenLogprob,
+    ToolCall,
 )
-from nodes.gateway.outputs import Generation
-from nodes.gateway.responses import Head, ended, total_usage
-from nodes.gateway.sse import ChunkWriter
+from nodes.gateway.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from nodes.gateway.responses import ended, total_usage
+from nodes.gateway.sse import ENCODE, ChunkWriter
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
+from nodes.gateway.validation import Job, Validator
 
 
 class ChatSurface(Surface):
@@ -30,32 +35,42 @@ class ChatSurface(Surface):
     chunk_object: ClassVar[str] = "chat.completion.chunk"
 
     @override
-    def whole(self, head: Head, generation: Generation, details: TokenDetails) -> ChatCompletion:
-        choices = [
-            ChatChoice(
-                index=piece.number,
-                message=AssistantMessage(content=piece.text),
-                finish_reason=reason,
-                logprobs=_logprobs(piece.tokens, reason, details),
-                token_ids=details.ids_of(piece.tokens),
+    def read(self, validator: Validator, data: bytes, request_id: str) -> Job:
+        return validator.chat(data, request_id)
+
+    @override
+    def whole(self, answering: Answering) -> ChatCompletion:
+        head, details = answering.head, answering.details
+        choices: list[ChatChoice] = []
+        for piece, reason in ended(answering.generation):
+            stop = details.stop_of(piece.end)
+            message = _message(answering, piece.number, answering.joined(piece))
+            choices.append(
+                ChatChoice(
+                    index=piece.number,
+                    message=message,
+                    finish_reason=_finish_reason(answering, piece.number, reason),
+                    logprobs=_logprobs(piece.tokens, reason, details),
+                    token_ids=details.ids_of(piece.tokens),
+                    stop_reason=UNSET if stop is None else stop.stop_reason,
+                    matched_stop=UNSET if stop is None else stop.matched_stop,
+                )
             )
-            for piece, reason in ended(generation)
-        ]
         return ChatCompletion(
             id=head.id,
             created=head.created,
             model=head.model,
             system_fingerprint=head.system_fingerprint,
             choices=choices,
-            usage=total_usage(generation),
+            usage=total_usage(answering.generation),
             # All samples have one prompt.
             prompt_token_ids=details.prompt_ids_of(0),
             prompt_logprobs=details.prompt_logprobs_of(0),
         )
 
     @override
-    def chunks(self, head: Head, details: TokenDetails, num_samples: int, *, usage: bool) -> ChunkWriter:
-        return _ChatChunks(head, details, num_samples, usage=usage)
+    def writer(self, answering: Answering) -> ChunkWriter:
+        return _ChatChunks(answering)
 
 
 CHAT = ChatSurface()
@@ -65,40 +80,100 @@ class _ChatChunks(ChunkWriter):
     before_text = b'"delta":{"content":'
     after_text = b"}"
 
+    def __init__(self, answering: Answering) -> None:
+        super().__init__(answering)
+        self._answering = answering
+        # Tokens of pieces that showed nothing, such as marks: they go with the next one that does.
+        self._held: dict[int, Tokens] = {}
+
     @override
     def start(self) -> bytes:
         """A message has a role before it has text; the first of these events says what the prompt was."""
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         prompt = self.prompt_ids(0)
         return b"".join(
-            self.opening + b'{"index":%d,' % index + role + (b"" if index else prompt) + self.ending
+            self.opening
+            + b'{"index":%d,' % index
+            + role
+            + (b"" if index else prompt)
+            + self.ending_of(index, is_first=True)
             for index in range(self.num_samples)
         )
 
     @override
-    def logprobs(self, index: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
+    def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:
+        deltas = [b'"delta":' + ENCODE(delta) for delta in self._deltas(number, events)]
+        tokens = self._with_held(number, tokens)
+        if not deltas and end is None:
+            if tokens is not None:
+                self._held[number] = tokens
+            return b""
+        reason = end and end.finish_reason
+        logprobs = ENCODE(self.logprobs(number, tokens, reason))
+        deltas = deltas or [b'"delta":{"content":""}']
+        chunks: list[bytes] = []
+        # Tokens go with the first of the piece, its end with the last.
+        for at, delta in enumerate(deltas):
+            is_last = at == len(deltas) - 1
+            told = _finish_reason(self._answering, number, reason) if is_last and reason else None
+            more = self.more(number, None if at else tokens, end if is_last else None)
+            chunks.append(self.chunk(number, delta, b"null" if at else logprobs, told, more))
+        return b"".join(chunks)
+
+    def _deltas(self, number: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+        is_legacy = self._answering.job.tools.is_legacy
+        for event in merged(events):
+            match event:
+                case Text(text):
+                    yield {"content": text}
+                case Reasoning(text):
+                    yield {"reasoning": text, "reasoning_content": text}
+                case CallBegin(_, name, _) if is_legacy:
+                    yield {"function_call": {"name": name, "arguments": ""}}
+                case CallArguments(_, text, _) if is_legacy:
+                    yield {"function_call": {"arguments": text}}
+                case CallBegin(index, name, _):
+                    call_id = self._answering.call_id(number, index)
+                    function = {"name": name, "arguments": ""}
+                    yield {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+                case CallArguments(index, text, _):
+                    yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+                case _:
+                    pass
+
+    def _with_held(self, number: int, tokens: Tokens | None) -> Tokens | None:
+        held = self._held.pop(number, None)
+        if held is None or tokens is None:
+            return held or tokens
+        return Tokens(held.ids + tokens.ids, held.extras + tokens.extras)
+
+    @override
+    def logprobs(self, number: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
         found = _logprobs(tokens, finish_reason, self.details)
         # An event for the end alone has none.
         return found if found is not None and found.content else None
 
 
-def _logprobs(tokens: Tokens | None, finish_reason: str | None, details: TokenDetails) -> ChatLogprobs | None:
-    if not details.reads_logprobs:
-        return None
-    drawn = details.drawn(tokens)
-    if details.ends_hidden(tokens, finish_reason):
-        drawn.pop()
-    return ChatLogprobs(
-        content=[
-            DrawnTokenLogprob(
-                token=details.name(token_id),
-                logprob=logprob,
-                bytes=details.bytes_of(token_id),
-                top_logprobs=[
-                    TokenLogprob(token=details.name(one), logprob=its, bytes=details.bytes_of(one))
-                    for one, its in likely
-                ],
-            )
-            for token_id, logprob, likely in drawn
-        ]
+def _message(answering: Answering, number: int, joined: Joined) -> AssistantMessage:
+    functions = [(index, CalledFunction(name=call.name, arguments=call.arguments)) for index, call in joined.calls]
+    calls = [ToolCall(id=answering.call_id(number, index), function=function) for index, function in functions]
+    reasoning = joined.reasoning or UNSET
+    is_legacy = answering.job.tools.is_legacy
+    return AssistantMessage(
+        content=joined.text or None if calls else joined.text,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=calls if calls and not is_legacy else UNSET,
+        function_call=functions[0][1] if calls and is_legacy else UNSET,
     )
+
+
+def _finish_reason(answering: Answering, number: int, reason: str) -> str:
+    use = answering.job.tools
+    if reason != "stop" or use.mode == "named" or not answering.num_calls(number):
+        return reason
+    return "function_call" if use.is_legacy else "tool_calls"
+
+
+def _logprobs(tokens: Tokens | None, finish_reason: str | None, details: TokenDetails) -> ChatLogprobs | None:
+    return ChatLogprobs(content=details.logprobs_of(tokens, finish_reason)) if details.reads_logprobs else None

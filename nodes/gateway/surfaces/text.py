@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
+from msgspec import UNSET
 from typing_extensions import override
 
-from nodes.gateway.events import Tokens
-from nodes.gateway.openai_types import Completion, CompletionChoice, TextLogprobs, Usage
-from nodes.gateway.outputs import Generation, Piece
+from nodes.gateway.answering import Answering
+from nodes.gateway.events import End, Tokens
+from nodes.gateway.openai_types import Completion, CompletionChoice, TextLogprobs
+from nodes.gateway.outputs import Piece
 from nodes.gateway.prompt_details import offsets_in
-from nodes.gateway.responses import Head, ended, total_usage
+from nodes.gateway.responses import ended, total_usage
 from nodes.gateway.sse import ENCODE, ChunkWriter
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TextOffsets, TokenDetails
+from nodes.gateway.validation import Job, Validator
 
 
 class TextSurface(Surface):
@@ -27,31 +30,40 @@ class TextSurface(Surface):
     chunk_object: ClassVar[str] = "text_completion"
 
     @override
-    def whole(self, head: Head, generation: Generation, details: TokenDetails) -> Completion:
-        choices = [
-            CompletionChoice(
-                index=piece.number,
-                text=details.of_prompts.text_of(piece.number) + piece.text,
-                finish_reason=reason,
-                logprobs=_logprobs_of_all(piece, details) if details.reads_logprobs else None,
-                token_ids=details.ids_of(piece.tokens),
-                prompt_token_ids=details.prompt_ids_of(piece.number),
-                prompt_logprobs=details.prompt_logprobs_of(piece.number),
+    def read(self, validator: Validator, data: bytes, request_id: str) -> Job:
+        return validator.text(data, request_id)
+
+    @override
+    def whole(self, answering: Answering) -> Completion:
+        head, details = answering.head, answering.details
+        choices: list[CompletionChoice] = []
+        for piece, reason in ended(answering.generation):
+            stop = details.stop_of(piece.end)
+            choices.append(
+                CompletionChoice(
+                    index=piece.number,
+                    text=details.of_prompts.text_of(piece.number) + piece.text,
+                    finish_reason=reason,
+                    logprobs=_logprobs_of_all(piece, details) if details.reads_logprobs else None,
+                    token_ids=details.ids_of(piece.tokens),
+                    prompt_token_ids=details.prompt_ids_of(piece.number),
+                    prompt_logprobs=details.prompt_logprobs_of(piece.number),
+                    stop_reason=UNSET if stop is None else stop.stop_reason,
+                    matched_stop=UNSET if stop is None else stop.matched_stop,
+                )
             )
-            for piece, reason in ended(generation)
-        ]
         return Completion(
             id=head.id,
             created=head.created,
             model=head.model,
             system_fingerprint=head.system_fingerprint,
             choices=choices,
-            usage=total_usage(generation),
+            usage=total_usage(answering.generation),
         )
 
     @override
-    def chunks(self, head: Head, details: TokenDetails, num_samples: int, *, usage: bool) -> ChunkWriter:
-        return _TextChunks(head, details, num_samples, usage=usage)
+    def writer(self, answering: Answering) -> ChunkWriter:
+        return _TextChunks(answering)
 
 
 TEXT = TextSurface()
@@ -61,43 +73,37 @@ class _TextChunks(ChunkWriter):
     before_text = b'"text":'
     after_text = b""
 
-    def __init__(self, head: Head, details: TokenDetails, num_samples: int, *, usage: bool) -> None:
-        super().__init__(head, details, num_samples, usage=usage)
-        texts = [details.of_prompts.text_of(number) for number in range(num_samples if details.reads_logprobs else 0)]
+    def __init__(self, answering: Answering) -> None:
+        super().__init__(answering)
+        details, num_read = self.details, self.num_samples if self.details.reads_logprobs else 0
+        texts = [details.of_prompts.text_of(number) for number in range(num_read)]
         self._offsets = [TextOffsets(len(text)) for text in texts]
         self._begun: set[int] = set()
         self._is_echoed = details.of_prompts.is_echoed
 
     @override
-    def delta(
-        self,
-        index: int,
-        text: str,
-        finish_reason: str | None,
-        usage: Usage | None = None,
-        tokens: Tokens | None = None,
-    ) -> bytes:
+    def text(self, number: int, text: str, end: End | None, tokens: Tokens | None) -> bytes:
         # The first chunk is of the prompt.
-        is_first = self._is_echoed and index not in self._begun
-        echo = self._echo(index, usage) if is_first else b""
-        return echo + super().delta(index, text, finish_reason, usage, tokens)
+        is_first = self._is_echoed and number not in self._begun
+        echo = self._echo(number) if is_first else b""
+        return echo + super().text(number, text, end, tokens)
 
-    def _echo(self, index: int, usage: Usage | None) -> bytes:
-        prompt, details = self.details.of_prompts.text_of(index), self.details
-        logprobs = _logprobs_of_prompt(index, details) if details.reads_logprobs else None
-        return self.chunk(index, prompt, ENCODE(logprobs), b"null", usage, None)
+    def _echo(self, number: int) -> bytes:
+        prompt, details = self.details.of_prompts.text_of(number), self.details
+        logprobs = ENCODE(_logprobs_of_prompt(number, details) if details.reads_logprobs else None)
+        return self.chunk(number, self.before_text + ENCODE(prompt), logprobs, None, self.more(number, None, None))
 
     @override
-    def logprobs(self, index: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
+    def logprobs(self, number: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:
         if tokens is None or not self._offsets:
             return None
-        return _logprobs(tokens, self._offsets[index], self.details)
+        return _logprobs(tokens, self._offsets[number], self.details)
 
     @override
-    def more(self, index: int, tokens: Tokens | None) -> bytes:
-        prompt = b"" if index in self._begun else self.prompt_ids(index)
-        self._begun.add(index)
-        return super().more(index, tokens) + prompt
+    def more(self, number: int, tokens: Tokens | None, end: End | None) -> bytes:
+        prompt = b"" if number in self._begun else self.prompt_ids(number)
+        self._begun.add(number)
+        return super().more(number, tokens, end) + prompt
 
 
 def _logprobs_of_all(piece: Piece, details: TokenDetails) -> TextLogprobs:

@@ -211,6 +211,7 @@ class Streams:
                 num_cached_tokens=max(0, sequence.num_cached_tokens),
                 skip_special_tokens=sequence.spec.skip_special_tokens,
                 stages=sequence.stages,
+                shown_ids=sequence.spec.shown_ids,
             )
         )
         return True

@@ -243,7 +243,7 @@ def test_grammars_are_compiled_once_and_the_oldest_forgotten(monkeypatch: pytest
     matching._compiled.clear()
     for text in ("one", "two", "one", "three"):
         edits_of(open_asks(sent(regex=text), MODEL).editors, [])
-    assert [text for _, _, text in matching._compiled] == ["one", "three"]
+    assert [text for _, _, text, _ in matching._compiled] == ["one", "three"]
 
 
 @pytest.mark.parametrize("size", [SPEC.vocab_size - 100, SPEC.vocab_size + 70])
@@ -260,12 +260,12 @@ def test_a_head_of_another_width_than_the_tokenizer(size: int) -> None:
 
 
 def test_models_that_can_and_models_that_cannot(tmp_path: Any) -> None:
-    assert "grammar/1" in possible(MODEL)
-    assert "grammar/1" not in possible(MODEL._replace(spec=None))
-    assert "grammar/1" not in possible(MODEL._replace(end_token_ids=()))
+    assert "grammar/2" in possible(MODEL)
+    assert "grammar/2" not in possible(MODEL._replace(spec=None))
+    assert "grammar/2" not in possible(MODEL._replace(end_token_ids=()))
     (tmp_path / "tokenizer.json").write_text("{}")
     broken = replace(SPEC, path=str(tmp_path), tokenizer_path=str(tmp_path / "tokenizer.json"))
-    assert "grammar/1" not in possible(MODEL._replace(spec=broken))
+    assert "grammar/2" not in possible(MODEL._replace(spec=broken))
     assert vocabulary_of(MODEL) is vocabulary_of(MODEL._replace(spec=replace(SPEC, notes=("another object",))))
 
 

@@ -21,7 +21,7 @@ NAMED = "response_format.json_schema.schema"
 
 def value_of(asks: list[Asked]) -> list[Any]:
     [one] = asks
-    assert one.name == "grammar/1"
+    assert one.name == "grammar/2"
     return msgspec.msgpack.decode(one.value)
 
 
@@ -53,7 +53,7 @@ def value_of(asks: list[Asked]) -> list[Any]:
 )  # fmt: skip
 def test_fields(given: dict[str, Any], kind: str, text: str, param: str) -> None:
     asks = sent(**given)
-    assert value_of(asks) == [kind, text, param, False, False]
+    assert value_of(asks) == [kind, text, param, False, False, ""]
     assert asks[0].looks_back
     assert field_of(asks[0]) == param
 

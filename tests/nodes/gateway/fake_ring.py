@@ -32,6 +32,8 @@ from nodes.protocol import (
     AttemptsSubmitted,
     CancelAttempts,
     ChooseRoute,
+    DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -42,8 +44,10 @@ from nodes.protocol import (
     Route,
     Submit,
     SubmitAttempts,
+    TemplateIs,
     TextBatch,
     TextDelta,
+    TokenizerIs,
     VocabularyIs,
 )
 from nodes.registry.actor import RegistryActor
@@ -99,6 +103,7 @@ class FakeTokenizer(Actor):
     def __init__(self, faults: Faults, seen: Seen) -> None:
         self.faults = faults
         self.seen = seen
+        self.template = TemplateIs(template="")
 
     def on_ask(self, call: Call) -> None:
         if self.faults.prepare_silent:
@@ -121,6 +126,10 @@ class FakeTokenizer(Actor):
                 offsets = struct.pack("<258I", *range(257), 256 + len(END_TEXT))
                 ends = VocabularyIs(num_tokens=257, end_token_ids=[END_OF_TEXT])
                 call.reply(ends, (offsets, bytes(range(256)) + END_TEXT))
+            case DescribeTokenizer():
+                call.reply(TokenizerIs(document=b'{"tokenizer_class": "Bytes"}'))
+            case DescribeTemplate():
+                call.reply(self.template)
             case Detokenize():
                 call.reply(Detokenized(text=bytes(i for i in call.message.token_ids if i < 256).decode()))
             case _:
@@ -132,10 +141,11 @@ class FakeTokenizer(Actor):
             if messages[0]["role"] == "bad":
                 call.fail("template_error", "the template does not like this role", param="messages")
                 return
-            texts = ["".join(str(m["content"]) for m in messages)]
+            texts = ["".join(str(m.get("content") or "") for m in messages)]
         else:
             texts = message.texts or []
         prompts = message.token_ids or [list(text.encode()) for text in texts]
+        prompts = [prompt[-message.truncate_to :] for prompt in prompts]
         call.reply(Prepared(token_ids=prompts, routes=[self.route([]) for _ in prompts] if message.route else []))
 
     def route(self, excluded: list[str]) -> Route:
@@ -283,6 +293,7 @@ class FakeScheduler(Actor):
             text_offset=len(before), text=text[len(before):], finish_reason=held.finish,
             num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
             extras=beside,
+            stop_string=found_in(held.output_ids, submit.spec.stop.stop) if held.finish == "stop" else "",
         )  # fmt: skip
 
     def stats(self) -> dict[str, float]:
@@ -324,6 +335,11 @@ def shown(token_ids: list[int], stops: list[str], *, final: bool) -> str:
     return text if final or not held_back else text[: -max(held_back)]
 
 
+def found_in(token_ids: list[int], stops: list[str]) -> str:
+    text = decode(token_ids, final=True)
+    return next((stop for stop in stops if stop in text), "")
+
+
 class Silent(Actor):
     codec = NODE_CODEC
 
@@ -357,6 +373,10 @@ class Ring(Actors):
     @property
     def gateway(self) -> Gateway:
         return self.systems["g0"].actor
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        return self.systems["tok0"].actor
 
     @property
     def scheduler(self) -> FakeScheduler:

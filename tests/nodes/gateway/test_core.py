@@ -106,7 +106,7 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     last = core.handle(batch(delta(1, [8, 9], 2, "ven", finish_reason="stop")), 0.75)
     assert last == [
         Deliver("r", "ven", 2, 0.25, False, num_cached_tokens=2),
-        End("r", "stop", None, 3, 3, 2, 0.75, 0.25),
+        End("r", "stop", None, 3, 3, 2, 0.75, 0.25, 9),
         SendCancel("d0", [AttemptRef("r", 0)]),
     ]
     assert (core.num_requests, core.num_cancels) == (0, 1)

@@ -405,7 +405,7 @@ async def test_a_fault_of_the_gateway_is_one_call_s(ring, client, monkeypatch: p
         patch.setattr(ring.gateway.service, "open", broken)
         error_of(await complete(client), 500, "internal_error")
     with monkeypatch.context() as patch:
-        patch.setattr("nodes.gateway.sse.ChunkWriter.delta", broken)
+        patch.setattr("nodes.gateway.sse.ChunkWriter.text", broken)
         response = await complete(client, stream=True)
         assert response.status_code == 200
         assert '"internal_error"' in response.text

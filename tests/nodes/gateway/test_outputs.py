@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from nodes.gateway.answering import Answering
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import Internal
 from nodes.gateway.events import End, Failure, Opened
 from nodes.gateway.outputs import CallOutput, Generation, Piece
 from nodes.gateway.responses import Head, total_usage, usage_so_far
-from nodes.gateway.sse import DONE, error_event
+from nodes.gateway.sse import DONE
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
@@ -183,9 +184,10 @@ def test_usage_counts_each_prompt_once() -> None:
     assert so_far.prompt_tokens_details.cached_tokens == 3
 
 
-def details(made: Generation) -> TokenDetails:
-    job = Validator(GatewayConfig(model_name="m", context_length=100)).text(b'{"prompt": "x"}', "cmpl-1")
-    return TokenDetails(job, made)
+def answering(made: Generation, head: Head, **fields: Any) -> Answering:
+    body = json.dumps({"prompt": "x", **fields}).encode()
+    job = Validator(GatewayConfig(model_name="m", context_length=100)).text(body, "cmpl-1")
+    return Answering(head, job, made, TokenDetails(job, made))
 
 
 @pytest.mark.parametrize("surface", [CHAT, TEXT])
@@ -196,7 +198,7 @@ def test_whole_responses_are_in_order(surface: Surface) -> None:
     for number in (1, 0):
         made.output.end(number, end("length"))
     head = Head(id="x", object=surface.whole_object, created=1, model="m", system_fingerprint="f")
-    answer: Any = surface.whole(head, made, details(made))
+    answer: Any = surface.whole(answering(made, head))
     assert answer.object == surface.whole_object
     texts = [choice.message.content if surface is CHAT else choice.text for choice in answer.choices]
     assert texts == ["a", "b"]
@@ -214,36 +216,38 @@ COMMON = {"id": "x-1", "object": "o", "created": 7, "model": 'm"ü', "system_fin
 
 
 def test_chat_chunks() -> None:
-    writer = CHAT.chunks(HEAD, details(generation(1, 2)), 2, usage=False)
+    writer = CHAT.writer(answering(generation(1, 2), HEAD))
     start = [event(line + b"\n\n") for line in writer.start().split(b"\n\n") if line]
     assert [chunk["choices"][0]["index"] for chunk in start] == [0, 1]
     assert start[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    chunk = event(writer.delta(1, 'a"\n\u2028', None))
+    chunk = event(writer.text(1, 'a"\n\u2028', None, None))
     choice = {"index": 1, "delta": {"content": 'a"\n\u2028'}, "logprobs": None, "finish_reason": None}
     assert chunk == {**COMMON, "choices": [choice]}
-    assert event(writer.delta(0, "", "stop"))["choices"][0]["finish_reason"] == "stop"
+    assert event(writer.text(0, "", end("stop"), None))["choices"][0]["finish_reason"] == "stop"
 
 
 def test_text_chunks_with_usage() -> None:
     made = generation(1, 1)
     made.output.deliver(0, "x", 5)
-    usage = total_usage(made)
-    writer = TEXT.chunks(HEAD, details(made), 1, usage=True)
+    options = {"include_usage": True}
+    writer = TEXT.writer(answering(made, HEAD, stream=True, stream_options=options))
     assert writer.start() == b""
-    chunk = event(writer.delta(0, "x", None))
+    chunk = event(writer.text(0, "x", None, None))
     assert chunk == {
         **COMMON,
         "choices": [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}],
         "usage": None,
     }
-    assert event(writer.delta(0, "x", None, usage))["usage"]["completion_tokens"] == 5
-    last = event(writer.usage(usage))
+    options |= {"continuous_usage_stats": True}
+    counting = TEXT.writer(answering(made, HEAD, stream=True, stream_options=options))
+    assert event(counting.text(0, "x", None, None))["usage"]["completion_tokens"] == 5
+    last = event(writer.finish().removesuffix(DONE))
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 15)
 
 
 def test_errors_are_events_too() -> None:
-    error = event(error_event(Internal("broke"), "cmpl-1"))["error"]
-    assert (error["message"], error["request_id"]) == ("broke", "cmpl-1")
+    error = event(CHAT.writer(answering(generation(1, 1), HEAD)).error(Internal("broke")))["error"]
+    assert (error["message"], error["request_id"]) == ("broke", "x-1")
     assert DONE == b"data: [DONE]\n\n"
 
 

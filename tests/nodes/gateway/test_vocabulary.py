@@ -8,8 +8,9 @@ import pytest
 
 from mesh.actor import Answer
 from mesh.address import Address
+from nodes.gateway.asked_once import AskedOnce
 from nodes.gateway.errors import Internal, Unavailable
-from nodes.gateway.vocabulary import VocabularySource
+from nodes.gateway.vocabulary import vocabulary_of
 from nodes.protocol import Detokenized, VocabularyIs
 
 OFFSETS = struct.pack("<4I", 0, 1, 1, 3)
@@ -34,7 +35,7 @@ async def test_calls_share_one_question() -> None:
                 await asyncio.sleep(0)
         return waiting
 
-    source = VocabularySource(ask)
+    source = AskedOnce(ask, vocabulary_of)
     waiting = await calls(3, 1)
     waiting[0].cancel()
     asked[0].set_exception(Unavailable("no tokenizer", code="no_tokenizer", retry_after_s=1))
@@ -69,4 +70,4 @@ async def test_what_does_not_fit(given: Answer) -> None:
         return given
 
     with pytest.raises(Internal):
-        await VocabularySource(ask).get()
+        await AskedOnce(ask, vocabulary_of).get()

@@ -27,7 +27,10 @@ from nodes.model_spec.end_tokens import with_vocabulary
 from nodes.model_spec.token_bytes import token_bytes
 from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
 from nodes.protocol import (
+    PROMPT_TAIL_CHARS,
     ChooseRoute,
+    DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -164,6 +167,25 @@ async def test_tokens_are_counted_whatever_the_context_is(mesh):
         assert len(counted.token_ids[0]) == num_chars
 
 
+@pytest.mark.settings(context_length=64)
+async def test_a_prompt_is_cut_to_what_the_request_asks_for(mesh):
+    for fields in ({"texts": ["x" * 100 + "ab"]}, {"token_ids": [[120] * 100 + [97, 98]]}, {"texts": ["ab"]}):
+        last = await ask(mesh, Prepare(request_id="r", truncate_to=2, **fields))
+        assert (last.token_ids, len(last.routes)) == ([[97, 98]], 1)
+    first = await ask(mesh, Prepare(request_id="r", texts=["ab" + "x" * 100], truncate_to=2, truncate_end=True))
+    assert first.token_ids == [[97, 98]]
+    # Longer than any text that could fit: it is cut, not refused.
+    for question in (Prepare(request_id="r", texts=["x" * 2_000_000 + "ab"]), chat("x" * 2_000_000 + "ab")):
+        assert (await ask(mesh, msgspec.structs.replace(question, truncate_to=2))).token_ids == [[97, 98]]
+    tails = [
+        (await ask(mesh, msgspec.structs.replace(chat("hello"), truncate_to=most, truncate_end=True))).prompt_tail
+        for most in (4, 5, 6)
+    ]
+    assert tails == ["", "", "hello"], "the end of a chat that was cut off says nothing of its answer"
+    refused = Prepare(request_id="r", texts=["x" * 100], truncate_to=64)
+    assert await failure(mesh, refused) == ("context_length_exceeded", "prompt", False)
+
+
 @pytest.mark.settings(schedulers=())
 async def test_without_a_scheduler_there_is_no_capacity(mesh):
     assert await failure(mesh, Prepare(request_id="r", texts=["x"])) == ("no_capacity", None, True)
@@ -189,11 +211,11 @@ async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh, monkeypatch
     began, go_on = threading.Event(), threading.Event()
     encode = TextEncoder.encode
 
-    def slow(self, text, *, add_special_tokens):
+    def slow(self, text, **options):
         if text.startswith("count"):
             began.set()
             go_on.wait(20)
-        return encode(self, text, add_special_tokens=add_special_tokens)
+        return encode(self, text, **options)
 
     monkeypatch.setattr(TextEncoder, "encode", slow)
     counts = [Prepare(request_id=f"c{i}", texts=[f"count {i}, which takes long"], route=False) for i in range(3)]
@@ -299,6 +321,24 @@ async def test_what_a_request_asks_of_its_draws_is_tried_out_first(mesh):
 
 
 @pytest.mark.settings(model="tiny")
+async def test_a_template_is_described_and_how_prompts_end(mesh):
+    told = await ask(mesh, DescribeTemplate())
+    assert told.template == resolve_model("tiny").chat_template
+    assert told.special_ids == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    assert not told.shows_tools
+    assert (await ask(mesh, chat("hello"))).prompt_tail.endswith("hello<|im_end|>\n<|im_start|>assistant\n")
+    assert (await ask(mesh, Prepare(request_id="r", texts=["hello"]))).prompt_tail == ""
+    assert len((await ask(mesh, chat("x" * 500))).prompt_tail) == PROMPT_TAIL_CHARS
+
+
+@pytest.mark.settings(chat_template=str(Path(__file__).parent / "templates" / "qwen_like.jinja"))
+async def test_a_template_that_shows_tools(mesh):
+    told = await ask(mesh, DescribeTemplate())
+    assert "<tool_call>" in told.template
+    assert told.shows_tools
+
+
+@pytest.mark.settings(model="tiny")
 async def test_a_vocabulary_is_described_by_offsets_and_bytes(mesh):
     answer = await mesh.gateway.ctx.ask("tok", DescribeVocabulary(), timeout_s=20)
     spec = resolve_model("tiny")
@@ -308,3 +348,26 @@ async def test_a_vocabulary_is_described_by_offsets_and_bytes(mesh):
     assert [data[begin:end] for begin, end in pairwise(ends)] == table
     assert answer.message.num_tokens == len(table)
     assert answer.message.end_token_ids == list(with_vocabulary(spec, vocabulary_facts(spec)).eos_token_ids)
+
+
+async def test_the_tokenizer_is_described_by_its_file_and_what_is_in_force(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    file = model / "tokenizer_config.json"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "model_max_length": 10**30, "of_its_own": [1]}))
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    async with mesh_with(str(model), context_length=64, chat_template=str(template)) as mesh:
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["of_its_own"], told["tokenizer_class"]) == ([1], said["tokenizer_class"])
+        assert (told["model_max_length"], told["chat_template"]) == (64, template.read_text())
+        assert told["eos_token"] == resolve_model("tiny").special_tokens["eos_token"]
+        file.write_text('{"x": NaN}')
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["model_max_length"], told.get("x")) == (64, None)
+        file.write_text("{")
+        assert (await failure(mesh, DescribeTokenizer()))[0] == "model_damaged"
+    async with mesh_with("echo", context_length=64) as mesh:
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["model_max_length"], told["tokenizer_class"]) == (64, "PreTrainedTokenizerFast")

@@ -148,7 +148,7 @@ def test_a_panic_is_an_answer(monkeypatch):
         template=None, special_tokens={}, max_chars=0, memory_bytes=1 << 30, parent_pid=os.getppid(), checks_asks=True
     )
     sink = io.BytesIO()
-    question = AsksToCheck(asks=[Asked("grammar/1", True, b"")])
+    question = AsksToCheck(asks=[Asked("grammar/2", True, b"")])
     render_child.serve(io.BytesIO(frame(setup) + frame(question)), sink)
     answers = sink.getvalue()
     answer = msgspec.msgpack.decode(answers[4 + int.from_bytes(answers[:4], "little") + 4 :], type=Rendered)

@@ -319,6 +319,40 @@ def test_words_are_never_lost_and_what_transformers_shows_as_sent_is_the_same(te
         assert text == expected
 
 
+GATHERS = (
+    "{% for m in messages if m.role == 'system' %}{{ m.content }}|{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+LATE = (
+    ("system", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("system", "d"), ("assistant", "e"),
+    ("system", "f"), ("user", "g"), ("system", "h"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (STRING, "".join(f"{role}:{content};" for role, content in LATE)),
+        (GEMMA_LIKE, "be brief{users}"),
+        (GATHERS, "be brief|{users}"),
+    ],
+)
+def test_a_system_message_in_the_middle_is_shown_there_whatever_the_template(source, shown):
+    users = ("user:a;assistant:b;user:c\n\n{0}d{1};assistant:e;user:{0}f{1}\n\ng\n\n{0}h{1};").format(
+        "<system-reminder>\n", "\n</system-reminder>"
+    )
+    assert rendered(source, *LATE, late_system_as_user=True) == shown.replace("{users}", users)
+
+
+def test_a_system_message_after_a_result_is_part_of_it():
+    chat = [("user", "a"), ("tool", "12"), ("system", "d")]
+    reminder = "12\n\n<system-reminder>\nd\n</system-reminder>"
+    assert rendered(GATHERS, *chat, late_system_as_user=True) == f"user:a;tool:{reminder};"
+    empty = [("user", "a"), ("tool", ""), ("system", "d")]
+    text = rendered(GATHERS, *empty, late_system_as_user=True)
+    assert text.endswith("tool:;user:<system-reminder>\nd\n</system-reminder>;")
+
+
 @given(st.lists(st.booleans(), min_size=MAX_RENDERINGS, max_size=MAX_RENDERINGS))
 def test_any_template_gives_a_dialect_or_a_typed_error(fates):
     remaining = iter(fates)

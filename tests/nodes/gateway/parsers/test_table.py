@@ -46,10 +46,11 @@ def test_every_parser_names_its_marks():
     assert marks_of(ParserNames()) == ()
 
 
-def test_what_begins_and_ends_a_call_is_among_the_marks():
-    for form in CALLS.values():
-        for text in (form.begin, form.end):
-            assert not text or any(text.startswith(mark) for mark in form.marks)
+def test_what_begins_a_call_is_a_mark():
+    for calls in CALLS.values():
+        for form in (calls.form, calls.form_in("[ARGS]")):
+            assert not calls.begin or calls.begin in calls.marks
+            assert (form.opening + form.head).startswith(calls.begin)
 
 
 def test_ids_are_the_same_again_and_of_the_form_asked_for():

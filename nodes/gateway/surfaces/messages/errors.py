@@ -1,0 +1,77 @@
+"""Errors of `/v1/messages` and below in the form of Anthropic's API. Pure."""
+
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from nodes.gateway.errors import ApiError, ErrorForm
+from nodes.gateway.surfaces.messages.types import MessagesErrorBody, MessagesErrorDetail
+
+_OVERLOADED: Final = 529
+"""Its API has no 503, and its clients wait and try again at this one."""
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+_TOO_LONG: Final = "prompt is too long"
+"""Words that its clients look for, to shorten a conversation and ask again."""
+
+_NAMES: Final = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "enable_thinking": "thinking",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Fields of chats, and what they are made from."""
+
+
+class AnthropicErrors(ErrorForm):
+    """They have no field for the parameter, so the message names it."""
+
+    @override
+    def status(self, error: ApiError) -> int:
+        return _OVERLOADED if error.status == 503 else error.status
+
+    @override
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        detail = MessagesErrorDetail(type=kind, message=_message(error))
+        return msgspec.json.encode(MessagesErrorBody(error=detail, request_id=request_id))
+
+    @override
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"event: error\ndata: " + self.body(error, request_id) + b"\n\n"
+
+
+ANTHROPIC_ERRORS: Final = AnthropicErrors()
+
+
+def _message(error: ApiError) -> str:
+    if error.code == "context_length_exceeded":
+        return f"{_TOO_LONG}: {error.message}"
+    if error.param is None:
+        return error.message
+    param = _name_of(error.param)
+    message = error.message.replace(f"'{error.param}'", f"'{param}'")
+    return message if param in message else f"{param}: {message}"
+
+
+def _name_of(param: str) -> str:
+    """The field of a body that a field of the chat was made from; others keep their names."""
+    first, *rest = param.split(".")
+    if first == "response_format":
+        # The schema is inside something else there, and errors about it quote its own paths.
+        return _NAMES[first]
+    if first in ("tools", "tool_choice"):
+        rest = ["input_schema" if one == "parameters" else one for one in rest if one != "function"]
+    return ".".join((_NAMES.get(first, first), *rest))

@@ -1,0 +1,164 @@
+"""POST /v1/messages: a chat whose answers are Anthropic's messages; and what /v1/messages/count_tokens counts."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Final, NamedTuple
+
+from msgspec.structs import replace
+from typing_extensions import override
+
+from nodes.gateway.answering import Answering
+from nodes.gateway.answers import merged
+from nodes.gateway.errors import ApiError, BadRequest, ErrorForm
+from nodes.gateway.events import End, Tokens
+from nodes.gateway.parsers.events import Event, Text
+from nodes.gateway.responses import ended
+from nodes.gateway.sse import Writer
+from nodes.gateway.surfaces.messages.answer import content_of, stop_reason_of, usage_of
+from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
+from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
+from nodes.gateway.surfaces.messages.translation import hides_thinking, renumber
+from nodes.gateway.surfaces.messages.types import (
+    CountTokensBody,
+    MessageAnswer,
+    MessagesBody,
+    MessageUsage,
+    StopReason,
+)
+from nodes.gateway.surfaces.messages.writer import PING, MessageEvents
+from nodes.gateway.surfaces.surface import Surface
+from nodes.gateway.validation import Job, Validator
+from nodes.protocol import Prepare
+
+_BODIES: Final = {keeps: MessagesReader(MessagesBody, keep_attribution=keeps) for keeps in (False, True)}
+_COUNTED: Final = {keeps: MessagesReader(CountTokensBody, keep_attribution=keeps) for keeps in (False, True)}
+
+
+class _Own(NamedTuple):
+    """What an answer needs of its body: how many tokens were allowed, and whether reasoning is not shown."""
+
+    max_tokens: int
+    hides_thinking: bool
+
+
+class _End(NamedTuple):
+    """How an answer ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessagesSurface(Surface):
+    """One sample; it may end early where the context does."""
+
+    path: ClassVar[str] = "/v1/messages"
+    id_prefix: ClassVar[str] = "msg_"
+    whole_object: ClassVar[str] = "message"
+    chunk_object: ClassVar[str] = "message"
+    errors: ClassVar[ErrorForm] = ANTHROPIC_ERRORS
+
+    @override
+    def read(self, validator: Validator, data: bytes, request_id: str) -> Job:
+        found = _BODIES[validator.config.keep_attribution].read(data)
+        job, body = _chat(validator, found, request_id), found.body
+        assert isinstance(body, MessagesBody)
+        return job._replace(
+            own=_Own(body.max_tokens, hides_thinking(body)),
+            unknown_fields=found.unknown_fields,
+            fits_max_tokens=True,
+            tokens=job.tokens._replace(hides_output=body.max_tokens == 0),
+        )
+
+    def counted(self, validator: Validator, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
+        """What to ask a tokenizer to count the tokens of a prompt, and the unknown fields. Raises `BadRequest`."""
+        found = _COUNTED[validator.config.keep_attribution].read(data)
+        prepare = _chat(validator, found, request_id).prepare
+        return replace(prepare, asks=[], words=[], checks=[], route=False), found.unknown_fields
+
+    @override
+    def whole(self, answering: Answering) -> MessageAnswer:
+        [(piece, _)] = ended(answering.generation)
+        assert piece.end is not None
+        events: list[Event] = [Text(piece.text)] if piece.text else []
+        if answering.answers is not None:
+            sample = answering.answers.samples[piece.number]
+            events = [*sample.feed(piece.text), *sample.close()]
+        head, own = answering.head, answering.job.own
+        content = content_of(events, lambda index: _call_id(answering, index), hides_thinking=own.hides_thinking)
+        end = _end_of(answering, piece.end)
+        return MessageAnswer(id=head.id, model=head.model, content=content, **end._asdict())
+
+    @override
+    def writer(self, answering: Answering) -> Writer:
+        return _MessageWriter(answering)
+
+
+MESSAGES: Final = MessagesSurface()
+
+
+def _chat(validator: Validator, found: ReadBody, request_id: str) -> Job:
+    try:
+        job = validator.chat(found.chat, request_id)
+    except BadRequest as error:
+        renumber(error, found.translated)
+        raise
+    # Claude Code says something as the system after each result of a tool.
+    return job._replace(prepare=replace(job.prepare, late_system_as_user=True))
+
+
+def _call_id(answering: Answering, index: int) -> str:
+    """As Anthropic's begin, except for templates that take no such ids."""
+    found = answering.call_id(0, index)
+    return f"toolu_{found.removeprefix('call_')}" if found.startswith("call_") else found
+
+
+def _end_of(answering: Answering, end: End) -> _End:
+    sample, job = answering.generation.output.samples[0], answering.job
+    stop = end.stop if isinstance(end.stop, str) else None
+    reason = stop_reason_of(
+        end.finish_reason or "",
+        has_calls=answering.num_calls(0) > 0,
+        stop_sequence=stop,
+        num_output_tokens=sample.num_tokens,
+        max_tokens=job.own.max_tokens,
+    )
+    usage = usage_of(answering.generation.num_prompt_tokens[0], end.num_cached_tokens, sample.num_tokens)
+    return _End(reason, stop if reason == "stop_sequence" else None, usage)
+
+
+class _MessageWriter(Writer):
+    ping = PING
+
+    def __init__(self, answering: Answering) -> None:
+        head = answering.head
+        self._answering = answering
+        self._events = MessageEvents(
+            head.id,
+            head.model,
+            lambda index: _call_id(answering, index),
+            hides_thinking=answering.job.own.hides_thinking,
+        )
+        self._end: End | None = None
+
+    @override
+    def start(self) -> bytes:
+        return self._events.start(self._answering.generation.num_prompt_tokens[0])
+
+    @override
+    def text(self, number: int, text: str, end: End | None, tokens: Tokens | None) -> bytes:
+        self._end = end
+        return self._events.text(text) if text else b""
+
+    @override
+    def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:
+        self._end = end
+        return self._events.events(merged(events))
+
+    @override
+    def finish(self) -> bytes:
+        assert self._end is not None
+        return self._events.end(*_end_of(self._answering, self._end))
+
+    @override
+    def error(self, error: ApiError) -> bytes:
+        return ANTHROPIC_ERRORS.event(error, self._answering.head.id)

@@ -1,0 +1,150 @@
+"""A body of the Messages API as the body of a chat. Pure."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.surfaces.messages.turns import chat_messages
+from nodes.gateway.surfaces.messages.types import (
+    CountTokensBody,
+    JsonSchemaFormat,
+    MessagesBody,
+    MessagesTool,
+    ThinkingAdaptive,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    ToolChoiceAny,
+    ToolChoiceAuto,
+    ToolChoiceNone,
+    ToolChoiceTool,
+)
+
+_EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""Models that take an effort know three."""
+
+_NUMBERED: Final = re.compile(r"(tools|messages)\.(\d+)(?=\.|$)")
+
+
+class Translated(NamedTuple):
+    """The body of a chat; for each of its messages and its tools the field of the original that it was made from; types
+    of tools that are not offered.
+    """
+
+    chat: dict[str, Any]
+    messages_from: Sequence[str]
+    tools_from: Sequence[str]
+    skipped_tools: Sequence[str]
+
+
+def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
+    """Raises BadRequest, naming the field of `body`."""
+    messages, messages_from = chat_messages(body.system, body.messages, keep_attribution=keep_attribution)
+    chat: dict[str, Any] = {"messages": messages}
+    if body.model is not None:
+        chat["model"] = body.model
+    offered, skipped = _tools(body.tools or ())
+    if offered:
+        chat["tools"] = [_function(tool) for _, tool in offered]
+    _add_tool_choice(chat, body)
+    _add_thinking(chat, body)
+    form = body.output_config.format if body.output_config is not None else None
+    if (form := form or body.output_format) is not None:
+        chat["response_format"] = _response_format(form)
+    if body.output_config is not None and body.output_config.effort is not None:
+        chat["reasoning_effort"] = _EFFORTS[body.output_config.effort]
+    if messages[-1]["role"] == "assistant":
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
+    if isinstance(body, MessagesBody):
+        chat |= _sampling(body)
+    return Translated(chat, messages_from, [f"tools.{number}" for number, _ in offered], skipped)
+
+
+def _sampling(body: MessagesBody) -> dict[str, Any]:
+    # A request draws at least one token: of one that asks for none, nothing is shown.
+    fields = {
+        "max_tokens": max(body.max_tokens, 1),
+        "stream": body.stream,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": body.stop_sequences,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tools(tools: Sequence[MessagesTool]) -> tuple[list[tuple[int, MessagesTool]], list[str]]:
+    offered: list[tuple[int, MessagesTool]] = []
+    skipped: list[str] = []
+    for number, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            skipped.append(tool.type)
+        elif tool.input_schema is None:
+            param = f"tools.{number}.input_schema"
+            raise BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+        else:
+            offered.append((number, tool))
+    if skipped and not offered:
+        # Beside others such a tool is a help that the model does without; alone it is what the call is about.
+        message = f"Tools of type '{skipped[0][:64]}' are not supported by this server; give tools an input_schema."
+        raise BadRequest(message, param="tools.0.type", code="unsupported_parameter")
+    return offered, skipped
+
+
+def _function(tool: MessagesTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.input_schema
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _add_tool_choice(chat: dict[str, Any], body: CountTokensBody) -> None:
+    match body.tool_choice:
+        case None:
+            return
+        case ToolChoiceNone():
+            chat["tool_choice"] = "none"
+            return
+        case ToolChoiceAuto():
+            chat["tool_choice"] = "auto"
+        case ToolChoiceAny():
+            chat["tool_choice"] = "required"
+        case ToolChoiceTool(name=name):
+            if name not in {tool["function"]["name"] for tool in chat.get("tools", ())}:
+                message = f"'tool_choice.name' is {name[:128]!r}, which is not among the tools that are offered."
+                raise BadRequest(message, param="tool_choice.name", code="invalid_value")
+            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+    if body.tool_choice.disable_parallel_tool_use is not None:
+        chat["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
+
+
+def _add_thinking(chat: dict[str, Any], body: CountTokensBody) -> None:
+    if isinstance(body.thinking, ThinkingEnabled | ThinkingDisabled):
+        chat["enable_thinking"] = isinstance(body.thinking, ThinkingEnabled)
+
+
+def hides_thinking(body: CountTokensBody) -> bool:
+    """Reasoning is generated and only its signature shown."""
+    thinking = body.thinking
+    return isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
+
+
+def _response_format(form: JsonSchemaFormat) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema, "strict": True}}
+
+
+def renumber(error: ApiError, translated: Translated) -> None:
+    """Make an error about a message or tool of the chat one about what it was made from."""
+    found = _NUMBERED.match(error.param or "")
+    if found is None or error.param is None:
+        return
+    if found[1] == "tools":
+        ours = translated.tools_from[int(found[2])] + error.param[found.end() :]
+    else:
+        # What is inside of it has other names here.
+        ours = translated.messages_from[int(found[2])]
+    error.message = error.message.replace(f"'{error.param}'", f"'{ours}'")
+    error.param = ours

@@ -1,0 +1,68 @@
+"""Errors in Anthropic's form."""
+
+import json
+
+import pytest
+
+from nodes.gateway.errors import (
+    ApiError,
+    BadRequest,
+    BodyTooLarge,
+    Internal,
+    TimedOut,
+    TooManyRequests,
+    TooSlow,
+    Unavailable,
+    UnknownModel,
+    WrongMethod,
+)
+from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (BadRequest("x"), 400, "invalid_request_error"),
+        (UnknownModel("x"), 404, "not_found_error"),
+        (WrongMethod("x"), 405, "invalid_request_error"),
+        (TooSlow("x"), 408, "invalid_request_error"),
+        (BodyTooLarge("x"), 413, "request_too_large"),
+        (TooManyRequests("x"), 429, "rate_limit_error"),
+        (Internal("x"), 500, "api_error"),
+        (Unavailable("x"), 529, "overloaded_error"),
+        (TimedOut("x"), 504, "timeout_error"),
+    ],
+)
+def test_status_and_type(error: ApiError, status: int, kind: str) -> None:
+    body = ANTHROPIC_ERRORS.body(error, "msg_1")
+    assert ANTHROPIC_ERRORS.status(error) == status
+    assert json.loads(body) == {
+        "type": "error", "error": {"type": kind, "message": "x"}, "request_id": "msg_1"
+    }  # fmt: skip
+    assert ANTHROPIC_ERRORS.event(error, "msg_1") == b"event: error\ndata: " + body + b"\n\n"
+
+
+def said(error: ApiError) -> str:
+    return json.loads(ANTHROPIC_ERRORS.body(error, ""))["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("param", "message", "shown"),
+    [
+        ("max_tokens", "'max_tokens' is 0.", "'max_tokens' is 0."),
+        ("max_tokens", "It is 0.", "max_tokens: It is 0."),
+        ("stop.3", "'stop.3' is empty.", "'stop_sequences.3' is empty."),
+        ("tools.1.function.parameters", "No grammar takes it.", "tools.1.input_schema: No grammar takes it."),
+        ("tools.1.function.name", "'tools.1.function.name' is odd.", "'tools.1.name' is odd."),
+        ("tool_choice.function.name", "Not there.", "tool_choice.name: Not there."),
+        ("response_format.json_schema.schema", "Odd.", "output_config.format: Odd."),
+        ("parallel_tool_calls", "Odd.", "tool_choice.disable_parallel_tool_use: Odd."),
+    ],
+)
+def test_the_message_names_the_parameter_of_the_body(param: str, message: str, shown: str) -> None:
+    assert said(BadRequest(message, param=param)) == shown
+
+
+def test_a_prompt_that_is_too_long_is_said_in_words_that_clients_know() -> None:
+    error = BadRequest("This model's …", param="messages", code="context_length_exceeded")
+    assert said(error) == "prompt is too long: This model's …"

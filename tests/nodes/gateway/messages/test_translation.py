@@ -1,0 +1,341 @@
+"""Bodies of the Messages API as chats, and every way in which a conversation can be wrong."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nodes.gateway.errors import BadRequest
+from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
+from nodes.gateway.surfaces.messages.translation import hides_thinking, renumber
+from nodes.gateway.surfaces.messages.types import MessagesBody
+
+READER = MessagesReader(MessagesBody, keep_attribution=False)
+KEEPER = MessagesReader(MessagesBody, keep_attribution=True)
+ATTRIBUTION = "x-anthropic-billing-header: cc_version=2.1.154.3f1; cc_entrypoint=cli; cch=fa690;"
+WEATHER = {
+    "name": "weather",
+    "description": "Says how it is.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def call(call_id: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": "weather", "input": fields}
+
+
+def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
+    given = {} if content is None else {"content": content}
+    return {"type": "tool_result", "tool_use_id": call_id, **given, **fields}
+
+
+def read(*messages: Any, reader: MessagesReader = READER, **fields: Any) -> ReadBody:
+    return reader.read(json.dumps({"max_tokens": 8, "messages": messages or [user("hi")]} | fields).encode())
+
+
+def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
+    return json.loads(read(*messages, **fields).chat)
+
+
+def refusal(*messages: Any, **fields: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        read(*messages, **fields)
+    return caught.value
+
+
+def test_a_plain_body() -> None:
+    assert chat() == {"max_tokens": 8, "messages": [user("hi")]}
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stream": True, "model": "tiny"}
+    assert chat(**fields, stop_sequences=["a", "b"]) == {
+        "max_tokens": 8, "messages": [user("hi")], **fields, "stop": ["a", "b"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("system", "text"),
+    [
+        ("Be brief.", "Be brief."),
+        ([said("You are a tool."), said("Be brief.")], "You are a tool.\nBe brief."),
+        ([said(ATTRIBUTION), said("You are a tool."), said("Be brief.")], "You are a tool.\nBe brief."),
+        (f"{ATTRIBUTION}\nBe brief.", "Be brief."),
+        (f"Be brief.\n{ATTRIBUTION}", "Be brief.\n"),
+        (f"Not a line: {ATTRIBUTION}", f"Not a line: {ATTRIBUTION}"),
+    ],
+)
+def test_system(system: Any, text: str) -> None:
+    assert chat(system=system)["messages"] == [{"role": "system", "content": text}, user("hi")]
+
+
+def test_system_of_nothing_but_attribution_is_none() -> None:
+    assert chat(system=[said(ATTRIBUTION)])["messages"] == [user("hi")]
+    assert chat(system="")["messages"] == [user("hi")]
+
+
+def test_attribution_can_be_kept() -> None:
+    [system, _] = chat(system=[said(ATTRIBUTION), said("Be brief.")], reader=KEEPER)["messages"]
+    assert system["content"] == f"{ATTRIBUTION}\nBe brief."
+
+
+def test_system_within_a_conversation_stays_where_it_is() -> None:
+    turns = [user("hi"), assistant(said("hello")), user("and?"), {"role": "system", "content": [said("9 left")]}]
+    assert chat(*turns)["messages"] == [
+        user("hi"), {"role": "assistant", "content": "hello"}, user("and?"), {"role": "system", "content": "9 left"}
+    ]  # fmt: skip
+    first = {"role": "system", "content": f"{ATTRIBUTION}\nBe brief."}
+    assert chat(first, user("hi"))["messages"] == [{"role": "system", "content": "Be brief."}, user("hi")]
+
+
+def test_calls_and_results() -> None:
+    turns = [
+        user([said("Compare"), said("two cities.")]),
+        assistant(
+            {"type": "thinking", "thinking": "Two calls.", "signature": "s"},
+            {"type": "redacted_thinking", "data": "Eo8B"},
+            said("I look. "),
+            call("t1", city="Rom", days=[1, {"a": None}]),
+            said("Then."),
+            call("t2", city="Oslo"),
+        ),
+        user([
+            said("Go on."),
+            result("t2", [said("rain"), {"type": "tool_reference", "tool_name": "weather"}]),
+            result("t1", "no such city", is_error=True),
+        ]),
+    ]  # fmt: skip
+    assert chat(*turns)["messages"] == [
+        user("Compare\ntwo cities."),
+        {
+            "role": "assistant",
+            "content": "I look. Then.",
+            "reasoning_content": "Two calls.",
+            "tool_calls": [
+                {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+                for arguments in ['{"city":"Rom","days":[1, {"a": null}]}']
+            ]
+            + [{"id": "t2", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "t2", "name": "weather", "content": "rain\nweather"},
+        {"role": "tool", "tool_call_id": "t1", "name": "weather", "content": "Error: no such city"},
+        user("Go on."),
+    ]
+
+
+def test_a_result_says_once_that_it_is_an_error() -> None:
+    for content, shown in ((None, "Error: "), ("Error: no", "Error: no"), ([said("late")], "Error: late")):
+        turns = [user("hi"), assistant(call("t1")), user([result("t1", content, is_error=True)])]
+        assert chat(*turns)["messages"][-1]["content"] == shown
+    assert chat(user("hi"), assistant(call("t1")), user([result("t1")]))["messages"][-1]["content"] == ""
+
+
+def test_turns_of_one_role_in_a_row_are_one() -> None:
+    assert chat(user("a"), user([said("b")]))["messages"] == [user("a\nb")]
+    turns = [user("a"), assistant({"type": "thinking", "thinking": "hm"}), assistant(said("b")), assistant(call("t1"))]
+    [_, one, *_] = chat(*turns, user([result("t1", "x")]))["messages"]
+    assert (one["content"], one["reasoning_content"], len(one["tool_calls"])) == ("b", "hm", 1)
+    split = [user("a"), assistant(call("t1"), call("t2")), user([result("t1", "x")]), user([result("t2", "y")])]
+    assert [one["role"] for one in chat(*split)["messages"]] == ["user", "assistant", "tool", "tool"]
+
+
+def test_documents_and_search_results_are_text() -> None:
+    document = {
+        "type": "document", "title": "T", "context": "C", "source": {"type": "text", "media_type": "x", "data": "D"},
+    }  # fmt: skip
+    blocks = {"type": "document", "source": {"type": "content", "content": [said("one"), said("two")]}}
+    found = {"type": "search_result", "title": "S", "source": "https://a.b", "content": [said("three")]}
+    assert chat(user([document, blocks, found]))["messages"] == [user("T\nC\nD\none\ntwo\nS\nhttps://a.b\nthree")]
+
+
+def test_an_answer_is_continued() -> None:
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    assert chat(user("hi"), assistant(said("The answer")))["messages"][-1]["content"] == "The answer"
+    assert fields.items() <= chat(user("hi"), assistant(said("The answer"))).items()
+    for nothing in (assistant(), assistant(said(""))):
+        assert chat(user("hi"), nothing) == {"max_tokens": 8, "messages": [user("hi")]}
+
+
+@pytest.mark.parametrize(
+    ("turns", "param"),
+    [
+        ([user("hi"), user([result("t1", "x")])], "messages.1.content.0.tool_use_id"),
+        ([user([said("a"), result("t1", "x")])], "messages.0.content.1.tool_use_id"),
+        ([user("a"), assistant(call("t1")), user([result("t1"), result("t1")])], "messages.2.content.1.tool_use_id"),
+        ([user("a"), assistant(call("t1"))], "messages.1"),
+        ([user("a"), assistant(call("t1")), user("b")], "messages.1"),
+        ([user("a"), assistant(call("t1"), call("t2")), user([result("t2"), said("b")])], "messages.1"),
+        ([user("a"), assistant(call("t1")), assistant(said("b"))], "messages.1"),
+        ([user("a"), assistant(call("t1"), call("t1"))], "messages.1.content.1.id"),
+        ([assistant(said("a")), user("b")], "messages.0.role"),
+        ([{"role": "system", "content": "a"}], "messages"),
+        ([user("")], "messages.0"),
+        ([user([])], "messages.0"),
+        ([user("a"), assistant(result("t1"))], "messages.1.content.0.type"),
+        ([user([call("t1")])], "messages.0.content.0.type"),
+        ([user([{"type": "thinking", "thinking": "a"}])], "messages.0.content.0.type"),
+        ([{"role": "system", "content": [result("t1")]}], "messages.0.content.0.type"),
+        ([user([{"type": "image", "source": {"type": "url", "url": "x"}}])], "messages.0.content.0.type"),
+        ([user("a"), assistant(call("t1")), user([result("t1", [{"type": "image"}])])],
+         "messages.2.content.0.content.0.type"),
+        ([user([{"type": "document", "source": {"type": "base64"}}])], "messages.0.content.0.source.type"),
+        ([{"role": "tool", "content": "a"}], "messages.0.role"),
+        ([user("a"), assistant({**call("t1"), "input": "{}"})], "messages.1.content.0.input"),
+    ],
+)  # fmt: skip
+def test_conversations_that_are_refused(turns: Any, param: str) -> None:
+    assert refusal(*turns).param == param
+
+
+def test_errors_of_messages_name_what_they_were_made_from() -> None:
+    turns = [user("a"), assistant(said("b")), user([said("c")]), assistant(call("t1")), user([result("t1"), said("d")])]
+    assert read(*turns, system="Be brief.").translated.messages_from == [
+        "system", "messages.0", "messages.1", "messages.2", "messages.3", "messages.4.content.0", "messages.4"
+    ]  # fmt: skip
+
+
+def test_ten_thousand_blocks() -> None:
+    calls = [call(f"t{number}") for number in range(5000)]
+    results = [result(f"t{number}", str(number)) for number in range(5000)]
+    messages = chat(user([said("x")] * 10_000), assistant(*calls), user(results))["messages"]
+    assert [len(messages), messages[-1]["content"]] == [5002, "4999"]
+    assert refusal(*[user("a"), assistant(call("t1")), user([result("t1")])] * 2).param == "messages.4.content.0.id"
+
+
+def test_tools() -> None:
+    found = read(
+        tools=[
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 3},
+            {**WEATHER, "cache_control": {"type": "ephemeral"}, "defer_loading": True, "input_examples": [{}]},
+            {"type": "custom", "name": "exact", "input_schema": {"type": "object"}, "strict": True},
+        ]
+    )
+    assert json.loads(found.chat)["tools"] == [
+        {
+            "type": "function",
+            "function": {
+                "name": "weather",
+                "description": "Says how it is.",
+                "parameters": WEATHER["input_schema"],
+            },
+        },
+        {"type": "function", "function": {"name": "exact", "parameters": {"type": "object"}, "strict": True}},
+    ]
+    assert found.unknown_fields == ["tools.type:web_search_20250305"]
+    for ours, theirs in (
+        ("tools.0.function.parameters.type", "tools.1.function.parameters.type"),
+        ("tools.1", "tools.2"),
+        ("messages.0.content", "messages.0"),
+        ("temperature", "temperature"),
+    ):
+        error = BadRequest(f"'{ours}' is wrong.", param=ours)
+        renumber(error, found.translated)
+        assert (error.param, error.message) == (theirs, f"'{theirs}' is wrong.")
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"name": "a"}], "tools.0.input_schema"),
+        ([{"type": "bash_20250124", "name": "bash"}], "tools.0.type"),
+        ([{"name": "", "input_schema": {}}], "tools.0.name"),
+        ([{"name": "a", "input_schema": []}], "tools.0.input_schema"),
+    ],
+)
+def test_tools_that_are_refused(tools: Any, param: str) -> None:
+    assert refusal(tools=tools).param == param
+
+
+@pytest.mark.parametrize(
+    ("choice", "fields"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        (
+            {"type": "auto", "disable_parallel_tool_use": True},
+            {"tool_choice": "auto", "parallel_tool_calls": False},
+        ),
+        ({"type": "any", "disable_parallel_tool_use": False}, {"tool_choice": "required", "parallel_tool_calls": True}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        (
+            {"type": "tool", "name": "weather"},
+            {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        ),
+    ],
+)
+def test_tool_choice(choice: Any, fields: Any) -> None:
+    found = chat(tools=[WEATHER], tool_choice=choice)
+    del found["max_tokens"], found["messages"], found["tools"]
+    assert found == fields
+
+
+def test_the_choice_of_a_tool_that_is_not_there() -> None:
+    assert refusal(tools=[WEATHER], tool_choice={"type": "tool", "name": "time"}).param == "tool_choice.name"
+    assert refusal(tool_choice={"type": "tool", "name": "time"}).param == "tool_choice.name"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "thinks", "hides"),
+    [
+        ({"type": "enabled", "budget_tokens": 4096}, True, False),
+        ({"type": "enabled", "budget_tokens": 4096, "display": "omitted"}, True, True),
+        ({"type": "disabled"}, False, False),
+        ({"type": "adaptive"}, None, False),
+        ({"type": "adaptive", "display": "omitted"}, None, True),
+        ({"type": "between_tools"}, None, False),
+        (None, None, False),
+    ],
+)
+def test_thinking(thinking: Any, thinks: bool | None, hides: bool) -> None:
+    assert chat(thinking=thinking).get("enable_thinking") is thinks
+    assert hides_thinking(read(thinking=thinking).body) is hides
+
+
+def test_the_form_of_the_answer() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    expected = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"], "strict": True}}
+    assert chat(output_config={"format": form, "effort": "max"}).items() >= {
+        "response_format": expected, "reasoning_effort": "high"
+    }.items()  # fmt: skip
+    assert chat(output_format=form)["response_format"] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"stop_sequences": [""]}, "stop_sequences.0"),
+        ({"temperature": 3}, "temperature"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+    ],
+)
+def test_fields_that_are_refused(fields: Any, param: str) -> None:
+    assert refusal(**fields).param == param
+
+
+def test_what_has_no_effect_is_accepted() -> None:
+    accepted = {
+        "metadata": {"user_id": "u"}, "betas": ["x"], "service_tier": "auto", "cache_control": {"type": "ephemeral"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "container": None,
+        "mcp_servers": [],
+    }  # fmt: skip
+    assert read(**accepted, whim=1).unknown_fields == ["whim"]
+    assert chat(**accepted) == chat()
+    assert refusal(mcp_servers=[{"type": "url"}]).param == "mcp_servers"
+    assert refusal(container="c").param == "container"
+
+
+def test_a_block_that_is_not_text_is_said_to_be_unsupported() -> None:
+    assert "not supported" in refusal(user([{"type": "image", "source": {}}])).message
