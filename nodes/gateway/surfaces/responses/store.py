@@ -118,6 +118,7 @@ class ResponseStore:
                 connection.execute(statement)
             connection.execute("COMMIT")
         # Whatever it was, an open connection would hold the lock that others wait for.
+        # Whatever it is: nobody else would close the file.
         except BaseException:
             connection.close()
             raise
