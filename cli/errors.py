@@ -6,7 +6,7 @@
       AlreadyRunning       a mesh of this name runs already
       BadManifest          what a supervisor wrote down about its mesh cannot be trusted
       BadConfig            a value that cannot be used
-        BadKeys            keys of hosts are missing, damaged, or not the ones needed
+        BadKeys            keys of hosts or clients are missing, damaged, or not the ones needed
       BadModel             the model cannot be served
       CannotBind           an address cannot be listened on
       NoMemory             the KV pools do not fit
@@ -67,7 +67,7 @@ class BadConfig(CliError, exit_code=ExitCode.BAD_CONFIG, code="bad_config"):
 
 
 class BadKeys(BadConfig, code="bad_keys"):
-    """Keys of hosts are missing, damaged, there already, or those of another host or mesh."""
+    """Keys of hosts or clients are missing, damaged, open to others, there already, or another host's or mesh's."""
 
 
 class BadModel(CliError, exit_code=ExitCode.BAD_MODEL, code="bad_model"):

@@ -28,14 +28,18 @@ class Page(NamedTuple):
         return ""
 
 
-async def get_page(host: str | None, port: int | None, path: str, timeout_s: float) -> Page:
-    """The page at `path`. Raises OSError, ValueError if the server does not speak HTTP, and TimeoutError."""
+async def get_page(host: str | None, port: int | None, path: str, timeout_s: float, key: str = "") -> Page:
+    """The page at `path`, asked for with an API key unless `key` is empty.
+
+    Raises OSError, ValueError if the server does not speak HTTP, and TimeoutError.
+    """
     # A timeout of `http.client` starts anew with each packet: a slow server could hold up a health check for ever.
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(host, port)
         try:
             # HTTP/1.0, so that the body ends with the connection and is not chunked.
-            writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n".encode())
+            authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n{authorization}\r\n".encode())
             answer = await reader.read(_MAX_ANSWER_BYTES)
             while piece := await reader.read(_MAX_ANSWER_BYTES):
                 answer = (answer + piece)[:_MAX_ANSWER_BYTES]

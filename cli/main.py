@@ -31,6 +31,10 @@ OriginsOption = Annotated[
         "--cors-origin", metavar="ORIGIN", help="Web origin that browsers may call from, or `*`; may be repeated."
     ),
 ]
+ApiKeyFileOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Hashes of the API keys that clients must send (`meshctl keys api`)."),
+]
 ModelOption = Annotated[str | None, typer.Option(help="tiny, echo, random:ARCH, a directory, or ORG/NAME[@REVISION].")]
 ServedNameOption = Annotated[
     list[str] | None, typer.Option(help="Name that clients use for the model; may be repeated.")
@@ -123,6 +127,7 @@ def up(
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
+    api_key_file: ApiKeyFileOption = None,
     logprobs_of: LogprobsOption = None,
     keep_attribution: AttributionOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
@@ -170,7 +175,7 @@ app.add_typer(
 app.add_typer(
     keys.app,
     name="keys",
-    help="Make this host's key pair, and manage which hosts may join.",
+    help="Make this host's key pair, manage which hosts may join, make API keys for clients.",
     epilog=example("meshctl keys ls"),
     no_args_is_help=True,
 )

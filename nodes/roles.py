@@ -102,18 +102,28 @@ class SchedulerAttributes(Part, frozen=True):
     asks: list[str] = []
 
 
+class GatewayAttributes(Part, frozen=True):
+    """What a gateway announces: where it is reached, and which API keys it asks for.
+
+    `api_keys` is the digest of its file of keys, empty without one: hosts whose files differ are seen by it.
+    `api_keys_trouble` says why that file cannot be used now; then the keys read before stay in force.
+    """
+
+    url: str = ""
+    api_keys: str = ""
+    api_keys_trouble: str = ""
+
+
 class KVAgentAttributes(Part, frozen=True):
-    """What a kv_agent announces: its pools, how pages get out of them, and the groups whose memory is `released`.
+    """What a kv_agent announces: whose pools it has, and how pages come to them.
 
     `incarnations` by group: a pool of another incarnation is another pool, and a mapping of the old one is worthless.
     `fallbacks` by source agent: over what its pages come instead of the transport that the operator chose, and why.
     """
 
     groups: list[str] = []
-    transports: list[str] = []
     incarnations: dict[str, int] = {}
     fallbacks: dict[str, str] = {}
-    released: list[str] = []
 
 
 class SupervisorAttributes(Part, frozen=True):

@@ -96,3 +96,19 @@ def token(
     from cli.commands.token import token as run
 
     raise typer.Exit(run(_place(file, name, keys), output))
+
+
+@app.command("api", epilog=example("meshctl keys api alice --requests 8"))
+def api(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is, as logs and answers will say.")],
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add its line to this file, which `up --api-key-file` takes.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=0, help="Most requests at work at once; 0: no limit.")] = 0,
+    tokens: Annotated[int, typer.Option(min=0, help="Most tokens at work at once; 0: no limit.")] = 0,
+    output: OutputOption = "table",
+) -> None:
+    """Make an API key for a client: prints the key, this once, and the line for the file of hashes."""
+    from cli.commands.api_key import new as run
+
+    raise typer.Exit(run(name, to, requests, tokens, output))

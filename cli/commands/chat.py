@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import os
 import sys
 from collections.abc import Generator
 from typing import Any, Final
@@ -9,10 +10,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from cli.api_key import own_key
 from cli.client import find_mesh
 from cli.conversation import Conversation, line_editing
 from cli.errors import CliError, NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
+from cli.plan.settings import API_KEY_VARIABLE
 
 _TIMEOUT_S: Final = 600.0
 """Between two pieces of an answer: a long prompt on a slow CPU may take minutes until its first token."""
@@ -122,6 +125,8 @@ class _Server:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._parts = urlsplit(self.url)
+        key = own_key(os.environ)
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         try:
             is_address = self._parts.scheme in ("http", "https") and self._parts.hostname and self._parts.port != 0
         except ValueError:
@@ -178,7 +183,7 @@ class _Server:
 
     def _send(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None) -> None:
         try:
-            connection.request(method, self._parts.path + path, body, {"content-type": "application/json"})
+            connection.request(method, self._parts.path + path, body, self._headers)
         except OSError as error:
             raise NotRunning(
                 f"{self.url} cannot be reached",
@@ -191,9 +196,12 @@ class _Server:
             message = msgspec.json.decode(body, type=_ErrorBody).error.message
         except msgspec.MsgspecError:
             message = body.decode(errors="replace")
+        what, why = f"the server at {self.url} answered with status {status}", message or "it does not say why"
+        if status == http.client.UNAUTHORIZED:
+            return CliError(what, why=why, do=f"set {API_KEY_VARIABLE} to a key that it knows")
         return CliError(
-            f"the server at {self.url} answered with status {status}",
-            why=message or "it does not say why",
+            what,
+            why=why,
             do=(
                 "`meshctl ps` and `meshctl logs gateway` show what is missing; try again when it is there"
                 if status >= http.client.INTERNAL_SERVER_ERROR or status in _FOR_NOW

@@ -8,11 +8,13 @@ One line, and an exit code; both within the time that is given.
 """
 
 import asyncio
+import os
 import sys
 import time
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from cli.api_key import own_key
 from cli.client import find_mesh
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
@@ -50,7 +52,9 @@ def probe(name: str, question: Question, *, timeout_s: float) -> ExitCode:
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         try:
             place = urlsplit(actors.url)
-            page = asyncio.run(get_page(place.hostname, place.port, "/health/generate", left_s))
+            page = asyncio.run(get_page(place.hostname, place.port, "/health/generate", left_s, own_key(os.environ)))
+        except CliError as error:
+            return _say(f"not ready: {error.what}: {error.why}", error.exit_code)
         except TimeoutError:
             return _say(f"not ready: no token came within {timeout_s:g} s", ExitCode.TIMED_OUT)
         except (OSError, ValueError) as error:

@@ -16,9 +16,10 @@ import msgspec
 
 from cli.errors import BadConfig, CannotBind, CliError, NoMemory, StartFailed, WrongUsage
 from cli.exit_codes import ExitCode
+from cli.plan.api_keys import given_keys, settle_api_keys, take_given_keys
 from cli.plan.keys import settle_keys
 from cli.plan.model import names_hub, plan_model
-from cli.plan.settings import Settings, foreign_variables, load_settings
+from cli.plan.settings import API_KEYS_VARIABLE, Settings, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
 from cli.supervisor.device_memory import ask_devices
 from cli.supervisor.mesh_directory import MeshDirectory
@@ -42,6 +43,9 @@ def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: 
     if dry_run:
         topology = plan(settings, Progress(2, is_terminal=sys.stderr.isatty()), fetches=False)
         tell_notes(topology)
+        if given_keys(os.environ) is not None:
+            place = topology.settings.api_key_file
+            sys.stderr.write(f"note: `meshctl up` writes the hashes of {API_KEYS_VARIABLE}'s keys to {place}\n")
         return _print(topology)
     if not names_hub(settings.model):
         # Report unusable settings before anything else. Free memory does not count yet: it is looked at again when an
@@ -98,7 +102,7 @@ def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
     except OSError as error:
         raise _no_pools(settings.kv.directory, error) from error
     settings = msgspec.structs.replace(settings, kv=msgspec.structs.replace(settings.kv, directory=directory))
-    settings = settle_keys(settings, os.environ)
+    settings = settle_api_keys(settle_keys(settings, os.environ), os.environ)
     # The model comes last: it may take an hour, and what else is wrong is said before.
     machine = _look_at_machine(settings)
     model = plan_model(settings, progress, fetches=fetches)
@@ -185,7 +189,10 @@ def _serve(make_settings: Callable[[], Settings], directory: MeshDirectory, prog
     def make_topology() -> Topology:
         settings = make_settings()
         check_ports(settings)
-        return plan(settings, progress, fetches=True)
+        topology = plan(settings, progress, fetches=True)
+        with directory.written():
+            take_given_keys(directory.api_keys, os.environ)
+        return topology
 
     return run_mesh(make_topology, directory, progress)
 

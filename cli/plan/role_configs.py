@@ -44,6 +44,7 @@ _GROUPS: Final = "prefill, decode, mixed and tp"
 PLANNED: Final = {
     "agent": _GROUPS,
     "aliases": "served_name",
+    "api_key_file": "api_key_file",
     "chat_template": "chat_template",
     "context": "context_length",
     "context_length": "context_length",

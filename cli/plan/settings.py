@@ -100,7 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     groups of that kind. `served_name` is what clients call the model, by default the model's own name; several names
     are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
-    browsers may send requests, or `*`. `logprobs_of` is the distribution of which logprobs are answered: the model's
+    browsers may send requests, or `*`. `api_key_file` is this host's file of the API keys that clients must send
+    (`cli/plan/api_keys.py`); "": none. `logprobs_of` is the distribution of which logprobs are answered: the model's
     own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With `keep_attribution` a line
     that Claude Code writes about itself, another one in each request, stays in prompts. `tool_call_parser` and
     `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
@@ -126,6 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()
+    api_key_file: str = ""
     logprobs_of: LogprobsOf = "raw"
     keep_attribution: bool = False
     tool_call_parser: str = ""
@@ -331,7 +333,14 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * 1024 ** " kmgt".index(unit or " "))
 
 
-_OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY"})
+API_KEYS_VARIABLE: Final = "KVMESH_API_KEYS"
+API_KEY_VARIABLE: Final = "KVMESH_API_KEY"
+_OTHER_VARIABLES: Final = frozenset(
+    {
+        "KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY", API_KEYS_VARIABLE,
+        API_KEY_VARIABLE,
+    }
+)  # fmt: skip
 """Documented variables that are not settings of a mesh."""
 _HOST_VARIABLE: Final = "KVMESH_HOST"
 _NOT_BY_WORDS: Final = ("roles", "hosts", "on")

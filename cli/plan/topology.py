@@ -270,6 +270,7 @@ class _Planner:
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,
+            api_key_file=settings.api_key_file,
             logprobs_of=settings.logprobs_of,
             keep_attribution=settings.keep_attribution,
             tool_call_parser=tool_call_parser,

@@ -46,6 +46,7 @@ from mesh.wire.codec import Codec
 from mesh.wire.frames import PeerDown
 from mesh.wire.message import Message
 from nodes.actor_figures import ActorFigures, actor_figures
+from nodes.api_keys.note import api_keys_notes
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import SupervisorAttributes
@@ -204,7 +205,7 @@ class SupervisorActor(Actor):
         own = msgspec.structs.replace(
             answer,
             actors=[msgspec.structs.replace(row, figures=figures.get(id_, row.figures)) for id_, row in actors.items()],
-            notes=[*self._troubles(), *answer.notes, *filter(None, notes)],
+            notes=[*self._troubles(), *answer.notes, *filter(None, notes), *api_keys_notes(members)],
         )
         if question.whole_mesh:
             return await list_whole_mesh(self.ctx, own, self._keeper.settings.hosts, figures=question.figures)

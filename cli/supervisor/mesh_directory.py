@@ -8,6 +8,7 @@
         actors.json       the roles of the actors of the last mesh, running or not, by id
         logs/             one file per actor, and one rotated away
         errors/           why an actor gave up, in its own words
+        api_keys          hashes of the keys that KVMESH_API_KEYS has, while the mesh runs
 
 The supervisor is the only writer (except in errors/). `meshctl ps|down|logs` and the next `up` read.
 """
@@ -103,6 +104,7 @@ class MeshDirectory:
         self._epochs = self.path / "epochs.json"
         self._actors = self.path / "actors.json"
         self._lock = self.path / "lock"
+        self.api_keys = self.path / "api_keys"
 
     @classmethod
     def all_names(cls) -> list[str]:

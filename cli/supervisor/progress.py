@@ -93,19 +93,22 @@ def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str
     return f"host {host} of the mesh {mesh} is ready in {seconds:.1f} s\n{note}\n\n  meshctl ps{name}\n"
 
 
-def ready_text(url: str, model: str, mesh: str, seconds: float, limits: str, note: str = "") -> str:
+def ready_text(
+    url: str, model: str, mesh: str, seconds: float, limits: str, note: str = "", *, has_keys: bool = False
+) -> str:
     """What a user sees at the end of a good start. `limits`: how long requests may be and what ends them.
 
     `note` says what, if anything, makes its weights differ from the model's or slows it down, and on several hosts how
-    links between them are protected.
+    links between them are protected. With `has_keys` clients have to send an API key.
     """
     name = "" if mesh == "default" else f" --name {mesh}"
     # Greedy: at the default temperature of 1 the bundled model answers 72 or 92 one time in 20.
     messages = '[{"role": "user", "content": "What is 37 + 45?"}]'
     body = f'{{"model": "{model}", "temperature": 0, "messages": {messages}}}'
+    key = ' -H "authorization: Bearer $KVMESH_API_KEY"' if has_keys else ""
     return (
         f"ready at {url} in {seconds:.1f} s\n{limits}\n{note + chr(10) if note else ''}\n"
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
         f"    -d '{body}'\n"
         f"  meshctl chat{name}\n"
         f"  meshctl ps{name}\n"

@@ -1,6 +1,7 @@
 """The gateway process: clients over HTTP on one side, the mesh on the other. Decides nothing; see `core.py`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mesh.actor import Actor
@@ -8,6 +9,7 @@ from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
+from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http import GatewayApp
@@ -52,17 +54,20 @@ class Gateway(Actor):
         return 0 if self.server is None else self.server.port
 
     async def start(self) -> None:
-        """Raises `mesh.errors.BindError`."""
+        """Raises `mesh.errors.BindError`, `nodes.api_keys.entries.BadApiKeys`."""
         service = self._service = GatewayService(self.ctx, self._config, self._draw_seed)
         service.on_members(self.ctx.members.all())
         if self._serve_http:
+            keys = Authorization(Path(self._config.api_key_file), self.ctx) if self._config.api_key_file else None
             listener = bind(self._config)
             scraper = Scraper(self.ctx, self._config)
             observer = HttpObserver(self.ctx)
-            app = GatewayApp(service, scraper, observer, self._bodies)
+            app = GatewayApp(service, scraper, observer, self._bodies, keys)
             self.server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
             await self.server.start()
             host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+            if keys is not None:
+                keys.start()
             self.ctx.announce(url=f"http://{host}:{self.server.port}")
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:

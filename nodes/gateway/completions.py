@@ -66,7 +66,7 @@ class CompletionEndpoint:
     async def __call__(self, call: HttpCall) -> None:
         """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
         arrived_at = self._service.now()
-        self._service.enter_call()
+        self._service.enter_call(call.key)
         try:
             self._observer.came(call.names)
             if call.names.traceparent:
@@ -83,14 +83,14 @@ class CompletionEndpoint:
             self._service.check_priority(job.priority)
             await self._generate(call, job, arrived_at)
         finally:
-            self._service.leave_call()
+            self._service.leave_call(call.key)
 
     async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
         watcher = call.watch()
         generation: Generation | None = None
         try:
             told = await self._prepare(job, watcher)
-            generation = self._service.open(told.job, told.prepared, arrived_at, call.names)
+            generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.key)
             output = generation.output
             watcher.add_done_callback(lambda _: output.gone())
             answering = self._answering(told, generation)
@@ -101,7 +101,7 @@ class CompletionEndpoint:
         finally:
             watcher.cancel()
             if generation is not None:
-                self._service.abandon(generation)
+                self._service.abandon(generation, call.key)
 
     async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> _Prepared:
         asking = asyncio.ensure_future(self._ask(job))

@@ -20,6 +20,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
     a request took `slow_request_s`, the log says where its time went; 0: never.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
+    `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
     `keep_attribution` the line that Claude Code writes about itself, another one in each request, stays in prompts.
     `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
@@ -37,6 +38,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     reuse_port: bool = False
     cors_origins: tuple[str, ...] = ()
+    api_key_file: str = ""
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
+from nodes.gateway.authorization import Authorization
 from nodes.gateway.errors import OPENAI_ERRORS, ApiError, ErrorForm, Internal
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
@@ -15,7 +16,7 @@ CLIENT_LEFT = 499
 
 
 class Endpoint:
-    """A route's handler as an ASGI application."""
+    """A route's handler as an ASGI application. With `keys`, it answers those only who bring one."""
 
     def __init__(
         self,
@@ -24,12 +25,14 @@ class Endpoint:
         observer: HttpObserver,
         id_prefix: str = "req-",
         errors: ErrorForm = OPENAI_ERRORS,
+        keys: Authorization | None = None,
     ) -> None:
         self._route = route
         self._handler = handler
         self._observer = observer
         self._id_prefix = id_prefix
         self._errors = errors
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises nothing but cancellation."""
@@ -43,6 +46,8 @@ class Endpoint:
 
     async def _guard(self, call: HttpCall) -> None:
         try:
+            if self._keys is not None:
+                call.belongs_to(self._keys.key_of(call.headers))
             await self._handler(call)
         except ApiError as error:
             # Logged before it is sent: a client that leaves meanwhile does not undo the failure.

@@ -2,13 +2,14 @@
 
     ApiError                    status, type, code, param, message, retry_after_s
       BadRequest        400     invalid_request_error
+      Unauthorized      401     invalid_api_key
       UnknownModel      404     model_not_found
       UnknownRoute      404     not_found
       WrongMethod       405     method_not_allowed
       TooSlow           408     request_timeout
       BodyTooLarge      413     body_too_large
       WrongMediaType    415     unsupported_media_type
-      TooManyRequests   429     too_many_requests, with Retry-After
+      TooManyRequests   429     too_many_requests, rate_limit_exceeded, with Retry-After
       Internal          500     internal_error, poisoned_request
       Unavailable       503     with Retry-After
       TimedOut          504     request_timeout
@@ -95,6 +96,13 @@ class BadRequest(ApiError):
     code = None
 
 
+class Unauthorized(BadRequest):
+    """No API key, or not one of this server's. Anthropic's surface says `authentication_error` for it."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
 class UnknownModel(BadRequest):
     """No such model here."""
 
@@ -138,7 +146,7 @@ class WrongMediaType(BadRequest):
 
 
 class TooManyRequests(ApiError):
-    """This gateway holds as many requests as it may."""
+    """This gateway holds as many requests as it may, or as many of this API key."""
 
     status = 429
     type = "rate_limit_error"

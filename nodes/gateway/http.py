@@ -18,12 +18,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.actor_figures import actor_figures
+from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
-from nodes.gateway.errors import OPENAI_ERRORS, ApiError, ErrorForm, UnknownModel, UnknownRoute, WrongMethod
+from nodes.gateway.errors import (
+    OPENAI_ERRORS,
+    ApiError,
+    ErrorForm,
+    Unauthorized,
+    UnknownModel,
+    UnknownRoute,
+    WrongMethod,
+)
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
@@ -56,6 +65,14 @@ def errors_of(path: str) -> ErrorForm:
 
 
 HTML = b"text/html; charset=utf-8"
+
+OPEN: Final = frozenset(
+    {
+        "/health", "/health/live", "/health/ready", "/health/generate", "/ping", "/healthz", "/health_generate",
+        "/api/hello", "/metrics",
+    }
+)  # fmt: skip
+"""Answered without an API key: what asks for these often cannot send one, and they say nothing of requests."""
 
 
 def server_version() -> str:
@@ -148,12 +165,12 @@ class Pages:
         await call.respond(200, page, content_type=HTML)
 
     async def _read(self, call: HttpCall) -> bytes:
-        self._service.enter_call()
+        self._service.enter_call(call.key)
         try:
             return await call.read_body(self._budget)
         finally:
             call.forget_body()
-            self._service.leave_call()
+            self._service.leave_call(call.key)
 
     def _card(self, name: str) -> ModelCard:
         config = self._config
@@ -170,19 +187,27 @@ class Pages:
 class GatewayApp:
     """The ASGI application of one gateway."""
 
-    def __init__(self, service: GatewayService, scraper: Scraper, observer: HttpObserver, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        service: GatewayService,
+        scraper: Scraper,
+        observer: HttpObserver,
+        budget: BodyBudget,
+        keys: Authorization | None = None,
+    ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
         served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
         identity = f"{server_version()} {served}"
         fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
+        self._keys = keys
 
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
             prefix = surfaces[path].id_prefix if path in surfaces else "req-"
-            return Endpoint(path, handler, observer, prefix, errors_of(path))
+            return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
         generating: dict[str, Handler] = {
             path: CompletionEndpoint(
@@ -246,8 +271,14 @@ class GatewayApp:
         return self._refuse(request, WrongMethod(message), allowed)
 
     def _refuse(self, request: Request, error: ApiError, headers: dict[str, str] | None = None) -> Response:
-        self._observer.answered("unknown", error.status)
         names = names_of(dict(request.headers.raw), path=request.url.path)
+        if self._keys is not None:
+            try:
+                names = names._replace(key=self._keys.key_of(dict(request.headers.raw)).name)
+            except Unauthorized as unauthorized:
+                # Which paths there are is said to those alone who may ask.
+                error, headers = unauthorized, {"www-authenticate": "Bearer"}
+        self._observer.answered("unknown", error.status)
         self._observer.failed(names, error)
         said = {name.decode(): value.decode() for name, value in names.headers()}
         form = errors_of(request.url.path)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from nodes.api_keys.entries import ApiKey
 from nodes.gateway.bodies import ArrivingBody, BodyBudget, client_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import (
@@ -72,6 +73,7 @@ class HttpCall:
         self.request_id = self.names.ours
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.status = 0
+        self.key: ApiKey | None = None
         self._errors = errors
         self._error_event: Callable[[ApiError], bytes] = lambda error: errors.event(error, self.request_id)
         self._receive = receive
@@ -84,6 +86,11 @@ class HttpCall:
         self._is_read = False
         self._is_late = False
         self._is_last = scope["http_version"] == "1.0" or b"close" in self.headers.get(b"connection", b"").lower()
+
+    def belongs_to(self, key: ApiKey) -> None:
+        """The request brought this API key, which its log lines name."""
+        self.key = key
+        self.names = self.names._replace(key=key.name)
 
     async def read_body(self, budget: BodyBudget) -> bytes:
         """The whole body. Raises `ApiError` over a limit, `ClientLeft` if the connection closes first."""
@@ -153,6 +160,9 @@ class HttpCall:
         ]
         if retry_after_s is not None:
             headers.append((b"retry-after", str(retry_after_s).encode()))
+        if status == 401:
+            # HTTP wants it said which kind of key would do (RFC 9110, 15.5.2).
+            headers.append((b"www-authenticate", b"Bearer"))
         if closes:
             headers.append((b"connection", b"close"))
         self.status = status

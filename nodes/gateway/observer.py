@@ -36,7 +36,7 @@ class HttpObserver:
         if names.unread:
             # As W3C's Trace Context demands, the request then begins a trace of its own.
             self._ctx.log.debug("traceparent_unread", request_id=names.ours, traceparent=names.unread)
-        if names.client or names.traceparent:
+        if names.client or names.traceparent or names.key:
             self._ctx.log.info("request", request_id=names.ours, **names.fields())
 
     def refused(self, why: str) -> None:
@@ -56,7 +56,7 @@ class HttpObserver:
         fields = {"request_id": names.ours, "status": error.status, "code": error.code, **names.fields()}
         if error.status >= 500:
             self._ctx.log.warning("request_failed", error=error.message, **fields)
-        elif names.client or names.traceparent:
+        elif names.client or names.traceparent or names.key:
             # Without the message: it may quote a prompt (those of chat templates do).
             self._ctx.log.info("request_failed", **fields)
 

@@ -21,7 +21,8 @@ Headers = list[tuple[bytes, bytes]]
 
 class RequestNames(NamedTuple):
     """One request's names; `client` and `traceparent` are empty if the client gave none that can be used. `path` is
-    the requested path, limited to the characters of a name, and `unread` a `traceparent` that is not valid.
+    the requested path, limited to the characters of a name, and `unread` a `traceparent` that is not valid. `key` names
+    the API key that it brought.
     """
 
     ours: str
@@ -29,6 +30,7 @@ class RequestNames(NamedTuple):
     traceparent: str = ""
     path: str = ""
     unread: str = ""
+    key: str = ""
 
     def called(self, client: str) -> "RequestNames":
         """These names with the client's name from the body, unless a header gave one: proxies log the header's."""
@@ -42,7 +44,12 @@ class RequestNames(NamedTuple):
         return headers
 
     def fields(self) -> dict[str, str]:
-        fields = {"x_request_id": self.client, "traceparent": self.traceparent, "path": self.path}
+        fields = {
+            "api_key": self.key,
+            "x_request_id": self.client,
+            "traceparent": self.traceparent,
+            "path": self.path,
+        }
         return {name: value for name, value in fields.items() if value}
 
 

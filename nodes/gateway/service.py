@@ -19,6 +19,7 @@ from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Channel
+from nodes.api_keys.entries import ApiKey
 from nodes.gateway.answer_form import form_of
 from nodes.gateway.asked_once import AskedOnce
 from nodes.gateway.config import GatewayConfig
@@ -52,6 +53,7 @@ from nodes.gateway.events import (
     Tick,
 )
 from nodes.gateway.fan_out import fan_out
+from nodes.gateway.key_use import KeyUse
 from nodes.gateway.outputs import CallOutput, Generation
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
@@ -74,7 +76,7 @@ from nodes.protocol import (
     SubmitAttempts,
 )
 from nodes.redaction import PromptRedactor
-from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
+from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
 """Less than a hung tokenizer takes to be killed (2.5 s: three heartbeats and 1 s), so another is asked before that."""
@@ -127,6 +129,7 @@ class GatewayService:
             lambda: self._ask_tokenizer(DescribeTemplate(), "messages"), lambda answer: form_of(answer, config)
         )
         self.schedulers = SchedulerView(ctx)
+        self.key_use = KeyUse(self._num_gateways, retry_after_s=config.retry_after_s)
         self._outputs: dict[str, _Open] = {}
         # Outputs for which this turn of the loop has brought something, some of them more than once.
         self._fresh: list[CallOutput] = []
@@ -136,6 +139,10 @@ class GatewayService:
         self._account = RequestAccount(ctx)
         self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
         self._emptied = asyncio.Event()
+
+    def _num_gateways(self) -> int:
+        # It is among the members only once the registry has said so.
+        return len({self.ctx.address.actor_id, *(member.actor_id for member in self.ctx.members.by_role(GATEWAY))})
 
     @property
     def core(self) -> GatewayCore:
@@ -147,16 +154,18 @@ class GatewayService:
     def continue_trace(self, traceparent: str) -> None:
         self.ctx.continue_trace(traceparent)
 
-    def enter_call(self) -> None:
-        """Called before the body is read; raises `ApiError` if the call cannot be taken."""
+    def enter_call(self, key: ApiKey | None = None) -> None:
+        """Called before the body is read; raises `ApiError` if the call, or another one of `key`, cannot be taken."""
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
         if self.num_calls >= self.config.max_inflight:
             message = f"{self.num_calls} calls are in flight, the maximum for this gateway."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
+        self.key_use.enter(key)
         self.num_calls += 1
 
-    def leave_call(self) -> None:
+    def leave_call(self, key: ApiKey | None = None) -> None:
+        self.key_use.leave(key)
         self.num_calls -= 1
         if self.num_calls == 0:
             self._emptied.set()
@@ -199,8 +208,19 @@ class GatewayService:
             retry_after_s = self.config.retry_after_s
             raise error_from(_failure_of(error), retry_after_s=retry_after_s, default_param=param) from error
 
-    def open(self, job: Job, prepared: Prepared, arrived_at: float, names: RequestNames = UNNAMED) -> Generation:
-        """Start all requests of a call; raises `ApiError` if the context or this gateway has no room for them."""
+    def open(
+        self,
+        job: Job,
+        prepared: Prepared,
+        arrived_at: float,
+        names: RequestNames = UNNAMED,
+        key: ApiKey | None = None,
+    ) -> Generation:
+        """Start all requests of a call; raises `ApiError` if the context, this gateway or `key` has no room for them.
+
+        `abandon` has to be called with what is returned.
+        """
+        self.key_use.check_tokens(key, prepared.token_ids)
         requests = fan_out(
             job,
             prepared.token_ids,
@@ -223,12 +243,15 @@ class GatewayService:
             samples_per_read=samples_per_prompt if job.tokens.prompt_reads is not None else 0,
             hides_output=job.tokens.hides_output,
         )
+        generation = Generation(requests, output, len(prepared.token_ids))
+        self.key_use.begin(key, generation)
         for index, request in enumerate(requests):
             self._outputs[request.request_id] = _Open(output, index, names)
             self.handle(request)
-        return Generation(requests, output, len(prepared.token_ids))
+        return generation
 
-    def abandon(self, generation: Generation) -> None:
+    def abandon(self, generation: Generation, key: ApiKey | None = None) -> None:
+        self.key_use.end(key, generation)
         for request_id in generation.request_ids:
             self.handle(ClientGone(request_id))
 

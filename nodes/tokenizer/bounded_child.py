@@ -59,6 +59,11 @@ class BoundedChild:
         """Of the process that runs, or ran last; None before any."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether its process runs, so that a question needs no other."""
+        return self._process is not None and self._process.returncode is None
+
     async def warm(self) -> None:
         """Have a child that has answered its `Setup`, if it renders with its template's `dialect`; what it said is
         wrong is in `problem`. Raises PrepareError.
@@ -98,7 +103,7 @@ class BoundedChild:
     async def _ensure(self) -> None:
         # Started when it is needed, not when the last one died: a template that always kills it then costs one start
         # per request.
-        if self._process is not None and self._process.returncode is None:
+        if self.is_warm:
             return
         try:
             self._process = await asyncio.create_subprocess_exec(

@@ -62,8 +62,8 @@ from nodes.worker.executor.isolation import run_isolated, traceback_of
 from nodes.worker.executor.runners import RunnerFactory, make_runner
 from nodes.worker.executor.step_watch import StepWatch
 from nodes.worker.memory.actions import MemoryActions, Resident
-from nodes.worker.parallel.collectives import CollectivesMaker, collectives_maker
-from nodes.worker.parallel.group import RankGroup
+from nodes.worker.parallel.collectives import CollectivesMaker
+from nodes.worker.parallel.group import RankGroup, collectives_maker
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.pool.taking import take_pool, wait_for_pool
 from nodes.worker.steps.columns import Limits

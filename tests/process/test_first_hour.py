@@ -41,6 +41,7 @@ SAYS = {
     "keys ls": "version 2",
     "keys revoke": "is revoked",
     "keys token": "no mesh",
+    "keys api": "the key is shown only now",
     "memory": '"group": "prefill-0"',
     "release": "prefill-0  released",
     "resume": "prefill-0  held",

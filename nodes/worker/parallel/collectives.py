@@ -6,17 +6,12 @@ never repaired: any failure ends it, and new workers make another group under an
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvstore.pool.device import CPU
-from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import CollectiveFailed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FORM_TIMEOUT_S: Final = 120.0
-"""The ranks have met before: sockets take milliseconds, NCCL on a device seconds. A start as a whole has no longer."""
 
 
 class Collectives(Protocol):
@@ -97,14 +92,3 @@ class CollectivesMaker(Protocol):
     def close(self) -> None:
         """Release unique ids that nobody has connected with; groups stay."""
         ...
-
-
-def collectives_maker(config: WorkerConfig) -> CollectivesMaker:
-    """The maker that connects the ranks of a worker with these settings; imports torch."""
-    if config.device == CPU:
-        from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
-
-        return ShmCollectivesMaker(FORM_TIMEOUT_S)
-    from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
-
-    return NcclCollectivesMaker(FORM_TIMEOUT_S)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
+from kvstore.pool.device import CPU
 from mesh.actor import Call, Context
 from mesh.calls.persistent_ask import PersistentAsk
 from mesh.membership.view import Member
@@ -15,6 +16,19 @@ from nodes.worker.parallel.ranks import Answer, Over, RankRendezvous, Refusal, w
 
 JOIN_TIMEOUT_S: Final = 5.0
 """After this long a rank asks rank 0 again: answers can get lost, and rank 0 may be a new incarnation by then."""
+FORM_TIMEOUT_S: Final = 120.0
+"""The ranks have met before: sockets take milliseconds, NCCL on a device seconds. A start as a whole has no longer."""
+
+
+def collectives_maker(config: WorkerConfig) -> CollectivesMaker:
+    """The maker that connects the ranks of a worker with these settings; imports torch."""
+    if config.device == CPU:
+        from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
+
+        return ShmCollectivesMaker(FORM_TIMEOUT_S)
+    from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
+
+    return NcclCollectivesMaker(FORM_TIMEOUT_S)
 
 
 class RankGroup:

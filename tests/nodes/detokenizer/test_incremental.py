@@ -69,6 +69,26 @@ def test_any_ids_give_the_whole_decode(token_ids, skip):
     assert decoder.flush() == ""
 
 
+def test_special_tokens_that_are_shown():
+    added = BYTE_LEVEL.get_added_tokens_decoder()
+    special = [i for i in added if not BYTE_LEVEL.decode([i], skip_special_tokens=True)]
+    shown, hidden = special[0], special[1]
+    for factory, tokenizer in ((BYTE_DECODERS, BYTE_LEVEL), (WINDOWED_DECODERS, WINDOWED)):
+        ids = [i for i in tokenizer.get_added_tokens_decoder() if not tokenizer.decode([i], skip_special_tokens=True)]
+        for one in ids:
+            text = "".join(pushed(factory.decoder(True, shown_ids=[one]), ids))
+            assert text == tokenizer.id_to_token(one)
+            assert "".join(pushed(factory.decoder(True), ids)) == ""
+    assert shown != hidden
+
+
+def test_tables_of_pieces_are_few():
+    factory = DecoderFactory(BYTE_LEVEL)
+    for token_id in range(100):
+        assert factory.decoder(True, shown_ids=[token_id]).push(BYTE_LEVEL.token_to_id("a")) == "a"
+        assert len(factory._pieces) <= 8
+
+
 @pytest.mark.parametrize("skip", [True, False])
 def test_every_token_alone(skip):
     for token_id in range(BYTE_LEVEL_SIZE):

@@ -27,7 +27,9 @@ from nodes.model_spec.end_tokens import with_vocabulary
 from nodes.model_spec.token_bytes import token_bytes
 from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
 from nodes.protocol import (
+    PROMPT_TAIL_CHARS,
     ChooseRoute,
+    DescribeTemplate,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -296,6 +298,24 @@ async def test_what_a_request_asks_of_its_draws_is_tried_out_first(mesh):
             assert (code, param) == ("unsupported_schema", "it")
     assert [one["ignored"] for one in logs if "not enforced" in one["event"]] == ['Unimplemented keys: ["uniqueItems"]']
     assert (await ask(mesh, chat("hello", checks=[good]))).token_ids
+
+
+@pytest.mark.settings(model="tiny")
+async def test_a_template_is_described_and_how_prompts_end(mesh):
+    told = await ask(mesh, DescribeTemplate())
+    assert told.template == resolve_model("tiny").chat_template
+    assert told.special_ids == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    assert not told.shows_tools
+    assert (await ask(mesh, chat("hello"))).prompt_tail.endswith("hello<|im_end|>\n<|im_start|>assistant\n")
+    assert (await ask(mesh, Prepare(request_id="r", texts=["hello"]))).prompt_tail == ""
+    assert len((await ask(mesh, chat("x" * 500))).prompt_tail) == PROMPT_TAIL_CHARS
+
+
+@pytest.mark.settings(chat_template=str(Path(__file__).parent / "templates" / "qwen_like.jinja"))
+async def test_a_template_that_shows_tools(mesh):
+    told = await ask(mesh, DescribeTemplate())
+    assert "<tool_call>" in told.template
+    assert told.shows_tools
 
 
 @pytest.mark.settings(model="tiny")

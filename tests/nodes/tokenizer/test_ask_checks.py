@@ -90,11 +90,38 @@ async def test_one_that_never_ends_is_killed_and_the_next_is_served(checks):
 
 
 @pytest.mark.settings(deadline_s=10.0)
+async def test_while_one_takes_its_time_others_are_served(checks):
+    await checks.check(asked("regex", "a"))
+    endless = [asyncio.ensure_future(checks.check(asked("json", ENDLESS))) for _ in range(3)]
+    await asyncio.sleep(0)  # they take the child that runs
+    for text in "bcd":
+        await checks.check(asked("regex", text))
+    assert not any(one.done() for one in endless)
+    os.kill(checks.children[0].pid, signal.SIGKILL)
+    results = await asyncio.gather(*endless, return_exceptions=True)
+    assert {type(one) for one in results} == {InvalidValue}
+    assert checks.num_killed == 1, "of three alike one was tried"
+
+
+@pytest.mark.settings(deadline_s=0.3)
+async def test_what_has_killed_a_child_is_refused_for_a_while(checks, monkeypatch):
+    for _ in range(3):
+        with pytest.raises(InvalidValue, match=r"'the_field' is too complex.*longer than 0.3 s") as raised:
+            await checks.check(asked("json", ENDLESS))
+        assert raised.value.param == "the_field"
+    assert checks.num_killed == 1
+    monkeypatch.setattr(ask_checks.time, "monotonic", lambda now=ask_checks.time.monotonic: now() + 61)
+    with pytest.raises(InvalidValue, match="longer than"):
+        await checks.check(asked("json", ENDLESS))
+    assert checks.num_killed == 2
+
+
+@pytest.mark.settings(deadline_s=10.0)
 async def test_a_child_that_dies_is_the_error_of_whom_it_worked_for(checks):
     await checks.check(asked("regex", "a"))
     endless = asyncio.ensure_future(checks.check(asked("json", ENDLESS)))
     await asyncio.sleep(0.2)
-    os.kill(checks.child.pid, signal.SIGKILL)
+    os.kill(checks.children[0].pid, signal.SIGKILL)
     with pytest.raises(InvalidValue, match="crashed"):
         await endless
     await checks.check(asked("regex", "b"))

@@ -10,7 +10,8 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.nccl_collectives import NcclCollectives, NcclCollectivesMaker
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
-from nodes.worker.parallel.collectives import Collectives, collectives_maker
+from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.parallel.group import collectives_maker
 from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 from tests.nodes.worker.cuda.rank_running import FakeNccl
 

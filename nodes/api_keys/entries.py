@@ -1,0 +1,156 @@
+"""The keys of a server's clients, as a file of hashes says them. Pure.
+
+    # name  SHA-256 of the key                                                 at work at once, over all gateways
+    alice   5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8   requests=8 tokens=100000
+
+Whoever reads the file learns no key. Made by `meshctl keys api`, read by gateways.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import msgspec
+
+from mesh.errors import MeshError
+
+MAX_KEYS: Final = 10_000
+"""A megabyte of lines. A gateway finds a key in one look, however many there are."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+_LIMIT: Final = re.compile(r"(requests|tokens)=([1-9][0-9]{0,11})")
+
+
+class BadApiKeys(MeshError, code="bad_api_keys"):
+    """Keys that cannot be used; says where and why, never what a line or a key has in it."""
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """One client's key: its name in logs and answers, the SHA-256 of what the client sends, and its limits.
+
+    `requests` and `tokens` may be at work at once, over all gateways of the mesh; 0: no limit.
+    """
+
+    name: str
+    sha256: bytes
+    requests: int = 0
+    tokens: int = 0
+
+    def line(self) -> str:
+        """The line of the file, without its end."""
+        limits = [f"{name}={most}" for name, most in (("requests", self.requests), ("tokens", self.tokens)) if most]
+        return " ".join([self.name, self.sha256.hex(), *limits])
+
+
+def sha256_of(key: str | bytes) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
+
+
+def new_key() -> str:
+    """A key that nobody guesses: 256 random bits. Some clients refuse keys that do not begin with `sk-`."""
+    return f"sk-{secrets.token_urlsafe(32)}"
+
+
+def check_name(name: str) -> None:
+    """Raises BadApiKeys."""
+    if not _NAME.fullmatch(name):
+        raise BadApiKeys("a key's name has 1 to 64 letters, digits and `_.@-`, and begins with a letter or a digit")
+
+
+def read_lines(text: str) -> tuple[ApiKey, ...]:
+    """The keys of a file. Raises BadApiKeys for a line that is not one, a name or key given twice, or no key at all."""
+    found: list[ApiKey] = []
+    places: dict[str | bytes, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        key = _read_line(words, number)
+        for what, value in (("name", key.name), ("key", key.sha256)):
+            if (first := places.setdefault(value, number)) != number:
+                raise BadApiKeys(f"line {number} has the same {what} as line {first}")
+        found.append(key)
+    return _counted(found)
+
+
+def _read_line(words: list[str], number: int) -> ApiKey:
+    try:
+        check_name(words[0])
+    except BadApiKeys as error:
+        raise BadApiKeys(f"line {number}: {error.message}") from None
+    if len(words) < 2 or not _SHA256.fullmatch(words[1]):
+        raise BadApiKeys(
+            f"line {number} must be a name and the SHA-256 of a key in 64 hexadecimal digits; "
+            "`meshctl keys api NAME` makes such a line"
+        )
+    limits: dict[str, int] = {}
+    for word in words[2:]:
+        limit = _LIMIT.fullmatch(word)
+        if limit is None or limit[1] in limits:
+            raise BadApiKeys(f"line {number}: after the SHA-256 there may be requests=N and tokens=N, N from 1")
+        limits[limit[1]] = int(limit[2])
+    return ApiKey(words[0], bytes.fromhex(words[1]), **limits)
+
+
+def read_plain(text: str) -> tuple[ApiKey, ...]:
+    """Keys themselves, as `KVMESH_API_KEYS` has them: `NAME:KEY` or `KEY`, with commas or spaces between them.
+
+    A key without a name is called `key-N` after its place. Raises BadApiKeys.
+    """
+    found: list[ApiKey] = []
+    for number, word in enumerate(re.split(r"[,\s]+", text.strip(", \t\r\n")), 1):
+        name, separator, key = word.partition(":")
+        if not separator:
+            name, key = f"key-{number}", word
+        if not key:
+            raise BadApiKeys(f"entry {number} has no key" if word else "there is no key in it")
+        try:
+            check_name(name)
+        except BadApiKeys as error:
+            raise BadApiKeys(f"entry {number}: {error.message}") from None
+        found.append(ApiKey(name, sha256_of(key)))
+    for what, values in (("name", [one.name for one in found]), ("key", [one.sha256 for one in found])):
+        if len({*values}) < len(values):
+            raise BadApiKeys(f"two entries have the same {what}")
+    return _counted(found)
+
+
+def _counted(found: list[ApiKey]) -> tuple[ApiKey, ...]:
+    if not found:
+        # Taken for no keys at all, an emptied file would let everybody in.
+        raise BadApiKeys("there is no key in it")
+    if len(found) > MAX_KEYS:
+        raise BadApiKeys(f"there are {len(found):,} keys in it, more than {MAX_KEYS:,}")
+    return tuple(found)
+
+
+def as_lines(keys: Iterable[ApiKey]) -> str:
+    return "".join(f"{key.line()}\n" for key in keys)
+
+
+def digest_of(keys: Collection[ApiKey]) -> str:
+    """Equal for files that say the same in whatever order and spacing."""
+    return hashlib.sha256("\n".join(sorted(key.line() for key in keys)).encode()).hexdigest()[:16]
+
+
+class KeyTable:
+    """Finds the key that a client sends, in a time that says nothing of the keys that there are."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        # Looked up under a secret of this process: who times answers cannot tell how much of a hash was right, since
+        # what is compared in the look-up is nothing that a client could choose or know.
+        self._secret = secrets.token_bytes(32)
+        self._keys = {self._tag(key.sha256): key for key in keys}
+
+    def find(self, sent: bytes) -> ApiKey | None:
+        sha256 = sha256_of(sent)
+        key = self._keys.get(self._tag(sha256))
+        return key if key is not None and hmac.compare_digest(key.sha256, sha256) else None
+
+    def _tag(self, sha256: bytes) -> bytes:
+        return hashlib.blake2b(sha256, key=self._secret, digest_size=16).digest()

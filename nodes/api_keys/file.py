@@ -1,0 +1,83 @@
+"""The file of API keys on a host: read at the start, and again whenever it has changed."""
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from nodes.api_keys.entries import ApiKey, BadApiKeys, KeyTable, as_lines, digest_of, read_lines
+
+_MAX_BYTES: Final = 4 << 20
+"""400 bytes for each of `MAX_KEYS`, with room for comments; whatever else lies there must not take all memory."""
+
+
+def read_key_file(path: Path) -> tuple[ApiKey, ...]:
+    """The keys of the file. Raises BadApiKeys, also if others may read the file."""
+    try:
+        # Without O_NONBLOCK a pipe would be waited for.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BadApiKeys(f"{path} is not a regular file")
+            if status.st_uid != os.getuid():
+                raise BadApiKeys(f"{path} belongs to user {status.st_uid}: make this user its owner")
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                raise BadApiKeys(f"{path} may be read or changed by other users: chmod 600 {path}")
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise BadApiKeys(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise BadApiKeys(f"{path} has more than {_MAX_BYTES >> 20} MiB")
+    try:
+        return read_lines(content.decode())
+    except UnicodeDecodeError:
+        raise BadApiKeys(f"{path} is not text") from None
+    except BadApiKeys as error:
+        raise BadApiKeys(f"{path}: {error.message}") from None
+
+
+def write_key_file(path: Path, keys: tuple[ApiKey, ...]) -> None:
+    """Write a new file that only this user may read. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(as_lines(keys))
+
+
+class KeyFile:
+    """The keys in force. Raises BadApiKeys if they cannot be read at first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.trouble = ""
+        """Why the file cannot be used now; meanwhile the last keys read stay in force."""
+        self._seen = self._look()
+        self._take(read_key_file(path))
+
+    def find(self, sent: bytes) -> ApiKey | None:
+        return self._table.find(sent)
+
+    def poll(self) -> bool:
+        """Read the file again if it was replaced or changed. Returns whether keys or trouble did. Costs a `stat`."""
+        seen = self._look()
+        if seen == self._seen:
+            return False
+        before, self._seen = (self.digest, self.trouble), seen
+        try:
+            self._take(read_key_file(self._path))
+            self.trouble = ""
+        except BadApiKeys as error:
+            self.trouble = error.message
+        return before != (self.digest, self.trouble)
+
+    def _take(self, keys: tuple[ApiKey, ...]) -> None:
+        self._table, self.digest, self.num_keys = KeyTable(keys), digest_of(keys), len(keys)
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        # The change time, too: a `chmod` leaves the others as they are.
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
