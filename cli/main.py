@@ -79,6 +79,10 @@ InsecureOption = Annotated[
 LogprobsOption = Annotated[
     str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
 ]
+ResponsesOption = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Keep responses of /v1/responses, so much on each host, like 1GiB."),
+]
 ToolCallParserOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="What reads calls of tools: hermes, ...; default: by template."),
@@ -129,6 +133,7 @@ def up(
     cors_origins: OriginsOption = None,
     api_key_file: ApiKeyFileOption = None,
     logprobs_of: LogprobsOption = None,
+    responses_store: ResponsesOption = None,
     keep_attribution: AttributionOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,

@@ -105,8 +105,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With `keep_attribution` a line
     that Claude Code writes about itself, another one in each request, stays in prompts. `tool_call_parser` and
     `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
-    `none`: nothing. `roles` overrides fields of a role's own configuration: `[roles.gateway] max_inflight = 100`. With
-    `external`, actors that no supervisor of the mesh knows may have its roles too, and are sent requests.
+    `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may come back to, like
+    `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:
+    `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
+    roles too, and are sent requests.
 
     With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
     in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry
@@ -129,6 +131,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cors_origins: tuple[str, ...] | str = ()
     api_key_file: str = ""
     logprobs_of: LogprobsOf = "raw"
+    responses_store: str = ""
     keep_attribution: bool = False
     tool_call_parser: str = ""
     reasoning_parser: str = ""
@@ -199,6 +202,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.max_step_ms is None:
             return _CPU_STEP_S if self.device == "cpu" else 0.0
         return self.max_step_ms / 1e3
+
+    @property
+    def responses_store_bytes(self) -> int:
+        """0: no responses are kept. Raises BadConfig."""
+        return parse_bytes(self.responses_store, "--responses-store (responses_store)") if self.responses_store else 0
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
@@ -292,6 +300,7 @@ def overlay_settings(
         settings = _convert(document, f"--{key.replace('_', '-').replace('--', '-')}", strict=False)
     if settings.kv.memory is not None:
         parse_bytes(settings.kv.memory)
+    _ = settings.responses_store_bytes
     if settings.kv.memory is not None and settings.kv.pages is not None:
         raise BadConfig(
             "the size of KV pools is given twice",
@@ -320,12 +329,12 @@ def foreign_variables(environment: Mapping[str, str]) -> list[str]:
     return found
 
 
-def parse_bytes(text: str) -> int:
-    """What `[kv] memory` means, `512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
+def parse_bytes(text: str, name: str = "--kv-memory ([kv] memory)") -> int:
+    """What a setting of this name means, `512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", text.lower())
     if match is None:
         raise BadConfig(
-            f"--kv-memory ([kv] memory) is {text!r}, which is not an amount of memory",
+            f"{name} is {text!r}, which is not an amount of memory",
             why="it is not a number followed by KiB, MiB, GiB or TiB, or by nothing for bytes",
             do="write it like 512MiB, 2GiB or 1048576",
         )

@@ -20,6 +20,7 @@ from cli.release import release
 from cli.supervisor.mesh_directory import segment_prefix
 from kvstore.pool.device import CPU
 from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
+from mesh.runtime.run_directory import RunDirectory
 from nodes import roles
 from nodes.context_length import ServedContext
 from nodes.detokenizer.config import DetokenizerConfig
@@ -267,17 +268,26 @@ class _Planner:
             model=self._origin or self._model,
             quantization=settings.quantize,
             vocab_size=self._spec.vocab_size,
+            fill_in=self._spec.fill_in,
+            template_reads=self._spec.template_reads,
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,
             api_key_file=settings.api_key_file,
             logprobs_of=settings.logprobs_of,
+            responses_file=self._responses_file(settings) if settings.responses_store_bytes else "",
+            responses_store_bytes=settings.responses_store_bytes,
             keep_attribution=settings.keep_attribution,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
             # Several gateways share the port; a single one must not share it with a stranger.
             reuse_port=settings.own_counts.gateways > 1,
         )
+
+    def _responses_file(self, settings: Settings) -> str:
+        # Hosts of a mesh may share a directory.
+        name = f"responses.{settings.on}.sqlite" if settings.on else "responses.sqlite"
+        return str(RunDirectory.of_mesh(settings.name).path / name)
 
     def _scheduler(self, group: WorkerGroup, context_length: int) -> SchedulerConfig:
         settings = self._settings

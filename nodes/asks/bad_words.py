@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from msgspec import Meta
 from typing_extensions import override
 
-from nodes.asks.ask import Ask, AskLimits, DrawnModel, Fields, InvalidAsk
+from nodes.asks.ask import Ask, AskLimits, DrawnModel, Fields
 from nodes.asks.edits import Editor, RowEdits
 
 _MAX_WORDS: Final = 256
@@ -17,7 +17,8 @@ _MAX_WORDS: Final = 256
 _MAX_CHARS: Final = 128
 """A word, not a text: with 256 of them 64 KiB of characters for a tokenizer to encode on its event loop, twice."""
 _PARAM: Final = "bad_words"
-_FIELDS = {_PARAM: Annotated[list[Annotated[str, Meta(max_length=_MAX_CHARS)]], Meta(max_length=_MAX_WORDS)]}
+_Word = Annotated[str, Meta(min_length=1, max_length=_MAX_CHARS)]
+_FIELDS = {_PARAM: Annotated[list[_Word], Meta(max_length=_MAX_WORDS)]}
 
 
 class BadWords(Ask, frozen=True):
@@ -35,8 +36,6 @@ class BadWords(Ask, frozen=True):
     @override
     def read(cls, body: Mapping[str, Any], limits: AskLimits) -> Self | None:
         words: list[str] = body[_PARAM] or []
-        if not all(word.strip() for word in words):
-            raise InvalidAsk(f"A word in '{_PARAM}' is empty: nothing could be drawn.", _PARAM)
         return cls(words) if words else None
 
     @override
@@ -61,4 +60,4 @@ class _Unspoken:
             size = len(before)
             # The output alone: a prompt may end in the beginning of a word.
             if size <= position and list(history[len(history) - size :]) == before:
-                edits.floor.add(last)
+                edits.forbid(last)

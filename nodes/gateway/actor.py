@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mesh.actor import Actor
+from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.transport.base import Buffer
@@ -17,7 +17,8 @@ from nodes.gateway.observer import HttpObserver
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.server import HttpServer, bind
 from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
-from nodes.protocol import AttemptFailed, PromptRead, TextBatch
+from nodes.gateway.surfaces.responses.kept import KeptResponses
+from nodes.protocol import AttemptFailed, PromptRead, ReadResponse, ResponseIs, TextBatch
 from nodes.roles import GATEWAY, NODE_CODEC
 
 
@@ -41,6 +42,7 @@ class Gateway(Actor):
         self._serve_http = serve_http
         self._service: GatewayService | None = None
         self.server: HttpServer | None = None
+        self._kept: KeptResponses | None = None
         self._bodies = BodyBudget(config)
 
     @property
@@ -62,13 +64,24 @@ class Gateway(Actor):
             listener = bind(self._config)
             scraper = Scraper(self.ctx, self._config)
             observer = HttpObserver(self.ctx)
-            app = GatewayApp(service, scraper, observer, self._bodies, keys)
+            if self._config.responses_store_bytes:
+                self._kept = KeptResponses(self.ctx, self._config)
+            app = GatewayApp(service, scraper, observer, self._bodies, keys, self._kept)
             self.server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
             await self.server.start()
             host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
             if keys is not None:
                 keys.start()
             self.ctx.announce(url=f"http://{host}:{self.server.port}")
+
+    def on_ask(self, call: Call) -> None:
+        if isinstance(call.message, ReadResponse):
+            if self._kept is None:
+                call.reply(ResponseIs(is_there=False))
+            else:
+                self.ctx.spawn(self._kept.answer(call, call.message), name="read_response")
+        else:
+            super().on_ask(call)
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         if isinstance(message, TextBatch | PromptRead | AttemptFailed):
@@ -99,6 +112,8 @@ class Gateway(Actor):
             self._service.stop()
         if self.server is not None:
             await self.server.stop()
+        if self._kept is not None:
+            self._kept.close()
 
     def stats(self) -> dict[str, float]:
         if self._service is None:

@@ -64,8 +64,8 @@ class SampleEvents:
                     shown += self._reasoning(text)
                     continue
                 case Mark(source):
-                    if self._fields.reasoning == "text" and source.strip() in _REASONING_MARKS:
-                        shown.append(Text(source))
+                    is_text = self._fields.reasoning == "text" and source.strip() in _REASONING_MARKS
+                    shown.append(Text(source) if is_text else event)
                     continue
                 case _:
                     pass
@@ -124,7 +124,7 @@ class Answers:
 
 
 def merged(events: Iterable[Event]) -> Iterator[Event]:
-    """Pieces of one thing after each other as one piece, and no empty ones: a loop turn may bring many."""
+    """Pieces of one thing after each other as one piece, and no empty ones: a loop turn may bring many. No marks."""
     for (kind, index), several in groupby(events, lambda event: (type(event), getattr(event, "call_index", -1))):
         if kind is Text or kind is Reasoning:
             text = "".join(event.source for event in several)
@@ -135,7 +135,7 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
             text = "".join(event.text for event in pieces)
             if text:
                 yield CallArguments(index, text, "".join(event.source for event in pieces))
-        else:
+        elif kind is not Mark:
             yield from several
 
 

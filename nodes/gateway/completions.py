@@ -73,7 +73,7 @@ class CompletionEndpoint:
                 self._service.continue_trace(call.names.traceparent)
             try:
                 body = await call.read_body(self._budget)
-                job = self._surface.read(self._validator, body, call.request_id)
+                job = await self._read(call, body)
             finally:
                 call.forget_body()
             if (named := call.names.called(job.client_id)) != call.names:
@@ -84,6 +84,9 @@ class CompletionEndpoint:
             await self._generate(call, job, arrived_at)
         finally:
             self._service.leave_call(call.key)
+
+    async def _read(self, call: HttpCall, body: bytes) -> Job:
+        return self._surface.read(self._validator, body, call.request_id)
 
     async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
         watcher = call.watch()
@@ -125,7 +128,8 @@ class CompletionEndpoint:
             if form.is_parsed(job.answer.tools):
                 job = job._replace(shown_ids=form.shown_ids)
         prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens
-        texts = job.prepare.texts or []
+        # What is left of a prompt that was cut is not its text.
+        texts = [] if job.prepare.truncate_to else job.prepare.texts or []
         if fields.echo and not texts:
             texts = [await self._service.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids]
         job = after_reasoning(job, form, prepared.prompt_tail)
@@ -156,7 +160,10 @@ class CompletionEndpoint:
             raise ClientLeft
         if output.failure is not None:
             raise failed(self._service, output.failure, answering.job)
-        await call.respond(200, msgspec.json.encode(self._surface.whole(answering)))
+        await call.respond(200, await self._whole(answering))
+
+    async def _whole(self, answering: Answering) -> bytes:
+        return msgspec.json.encode(self._surface.whole(answering))
 
     async def _stream(self, call: HttpCall, answering: Answering) -> None:
         output = answering.generation.output

@@ -20,7 +20,7 @@ class CrossOrigin(CORSMiddleware):
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        super().__init__(app, origins, ("GET", "POST"), ("*",), expose_headers=_EXPOSED)
+        super().__init__(app, origins, ("GET", "POST", "DELETE"), ("*",), expose_headers=_EXPOSED)
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """Starlette's answer; a refusal has the form of all other errors."""
@@ -30,7 +30,7 @@ class CrossOrigin(CORSMiddleware):
         why = bytes(response.body).decode()
         error = BadRequest(
             f"{why}: pages from {request_headers['origin'][:200]!r} may not send this request. "
-            "The server's cors_origins (`--cors-origin`) lists the origins that may, with GET and POST.",
+            "The server's cors_origins (`--cors-origin`) lists the origins that may, with GET, POST and DELETE.",
             code="cors_refused",
         )
         names = names_of(dict(request_headers.raw))

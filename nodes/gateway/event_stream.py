@@ -52,6 +52,7 @@ class EventStream:
                 chunks.append(self._writer.error(failed(self._service, output.failure, self._job)))
             elif finished:
                 # Not after an error: the answer is incomplete then.
+                await self._writer.settle()
                 chunks.append(self._writer.finish())
             if chunks:
                 await call.write(b"".join(chunks), more=not finished)

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nodes.actor_figures import actor_figures
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
@@ -37,7 +38,7 @@ from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
 from nodes.gateway.observer import HttpObserver
-from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, Tokenized, Version
+from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, ServerLoad, Tokenized, Version
 from nodes.gateway.openapi import document
 from nodes.gateway.request_names import names_of
 from nodes.gateway.scrape import Scraper
@@ -46,33 +47,34 @@ from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.messages.surface import MESSAGES
 from nodes.gateway.surfaces.messages.types import TokensCount
+from nodes.gateway.surfaces.responses.endpoint import ResponsePages, ResponsesEndpoint
+from nodes.gateway.surfaces.responses.kept import KeptResponses
+from nodes.gateway.surfaces.responses.surface import RESPONSES
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
 from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
-SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, MESSAGES)
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES, MESSAGES)
 """The routes that generate."""
-
+RESPONSE: Final = RESPONSES.path + "/{response_id}"
 COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"
+HTML = b"text/html; charset=utf-8"
+
+OPEN: Final = frozenset(
+    {
+        "/health", "/health/live", "/health/ready", "/health/generate", "/ping", "/healthz", "/health_generate",
+        "/metrics", "/api/hello",
+    }
+)  # fmt: skip
+"""Answered without an API key: what asks for these often cannot send one, and they say nothing of requests."""
 
 
 def errors_of(path: str) -> ErrorForm:
     """How errors of a path are told: as its surface does, or the surface that it is below."""
     surfaces = (surface for surface in SURFACES if f"{path}/".startswith(f"{surface.path}/"))
     return next((surface.errors for surface in surfaces), OPENAI_ERRORS)
-
-
-HTML = b"text/html; charset=utf-8"
-
-OPEN: Final = frozenset(
-    {
-        "/health", "/health/live", "/health/ready", "/health/generate", "/ping", "/healthz", "/health_generate",
-        "/api/hello", "/metrics",
-    }
-)  # fmt: skip
-"""Answered without an API key: what asks for these often cannot send one, and they say nothing of requests."""
 
 
 def server_version() -> str:
@@ -107,8 +109,10 @@ class Pages:
         self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
+        names, length = self._config.served_names, self._config.context_length
+        models = [codex_model(name, priority, length) for priority, name in enumerate(names)]
         await call.respond(
-            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in self._config.served_names]))
+            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in names], models=models))
         )
 
     async def model(self, call: HttpCall) -> None:
@@ -144,6 +148,12 @@ class Pages:
 
     async def metrics(self, call: HttpCall) -> None:
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
+
+    async def tokenizer_info(self, call: HttpCall) -> None:
+        await call.respond(200, await self._service.tokenizer_info.get())
+
+    async def load(self, call: HttpCall) -> None:
+        await call.respond(200, msgspec.json.encode(ServerLoad(server_load=self._service.num_calls)))
 
     async def version(self, call: HttpCall) -> None:
         await call.respond(200, msgspec.json.encode(Version(version=self._version)))
@@ -184,6 +194,28 @@ class Pages:
         )
 
 
+def _generating(
+    service: GatewayService,
+    validator: Validator,
+    observer: HttpObserver,
+    budget: BodyBudget,
+    kept: KeptResponses | None,
+) -> dict[str, Handler]:
+    config = service.config
+    served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
+    fingerprint = "fp_" + hashlib.sha256(f"{server_version()} {served}".encode()).hexdigest()[:10]
+    handlers: dict[str, Handler] = {
+        surface.path: CompletionEndpoint(
+            service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
+        )
+        for surface in SURFACES
+    }
+    handlers[RESPONSES.path] = ResponsesEndpoint(
+        service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
+    )
+    return handlers
+
+
 class GatewayApp:
     """The ASGI application of one gateway."""
 
@@ -194,12 +226,10 @@ class GatewayApp:
         observer: HttpObserver,
         budget: BodyBudget,
         keys: Authorization | None = None,
+        kept: KeptResponses | None = None,
     ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
-        served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
-        identity = f"{server_version()} {served}"
-        fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
         self._keys = keys
 
@@ -209,14 +239,9 @@ class GatewayApp:
             prefix = surfaces[path].id_prefix if path in surfaces else "req-"
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
-        generating: dict[str, Handler] = {
-            path: CompletionEndpoint(
-                service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
-            )
-            for path, surface in surfaces.items()
-        }
+        responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
-            **generating,
+            **_generating(service, validator, observer, budget, kept),
             COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
@@ -225,6 +250,7 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
+            RESPONSE: responses.get,
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
@@ -237,11 +263,14 @@ class GatewayApp:
             "/api/hello": health.live,
             "/metrics": pages.metrics,
             "/version": pages.version,
+            "/load": pages.load,
+            "/tokenizer_info": pages.tokenizer_info,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)

@@ -1,5 +1,6 @@
 """`/openapi.json`, generated from the types that decode and encode, and narrowed to what is served (`schemas.py`)."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from nodes.gateway.openai_types import (
     ModelCard,
     ModelList,
     Readiness,
+    ServerLoad,
     TokenizeBody,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
 from nodes.gateway.schemas import narrow
@@ -29,6 +32,8 @@ from nodes.gateway.surfaces.messages.types import (
     MessagesErrorBody,
     TokensCount,
 )
+from nodes.gateway.surfaces.responses.answer import Response, ResponseDeleted
+from nodes.gateway.surfaces.responses.translation import RESPONSES_BODY
 
 
 class Operation(NamedTuple):
@@ -74,6 +79,18 @@ OPERATIONS = (
         streams=True,
         example={"prompt": "Once upon a time", "max_tokens": 32},
     ),
+    Operation(
+        "/v1/responses",
+        "post",
+        "Answer a conversation of items",
+        Response,
+        RESPONSES_BODY,
+        _GENERATION_ERRORS,
+        streams=True,
+        example={"input": "Hello", "max_output_tokens": 32, "stream": True},
+    ),
+    Operation("/v1/responses/{response_id}", "get", "A response that was kept", Response, errors=(400, 404, 503)),
+    Operation("/v1/responses/{response_id}", "delete", "Forget a response", ResponseDeleted, errors=(404, 503)),
     Operation(
         "/v1/messages",
         "post",
@@ -125,6 +142,8 @@ OPERATIONS = (
     Operation("/health_generate", "get", "The same as /health/generate", Readiness, errors=(503,), error=Readiness),
     Operation("/metrics", "get", "Metrics of the whole mesh", "text/plain"),
     Operation("/version", "get", "The server's version", Version),
+    Operation("/tokenizer_info", "get", "The tokenizer's configuration", TokenizerInfo, errors=(500, 503)),
+    Operation("/load", "get", "How many calls this gateway is working on", ServerLoad),
     Operation("/openapi.json", "get", "This document", "application/json"),
     Operation("/docs", "get", "A page that shows this document", "text/html"),
     Operation("/", "get", "A status page", "text/html"),
@@ -167,6 +186,8 @@ def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     if operation.body is not None:
         body = {"schema": refs[operation.body], "example": operation.example}
         described["requestBody"] = {"required": True, "content": {"application/json": body}}
-    if "{model_id}" in operation.path:
-        described["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if names := re.findall(r"{(\w+)}", operation.path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     return described

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.openai_types import REFUSAL_PART, TEXT_PARTS
+from nodes.gateway.prompt_fields import NEUTRAL_VERBOSITY
 from nodes.gateway.surfaces.messages.turns import BLOCKS_OF
 from nodes.gateway.surfaces.messages.types import REFUSED
+from nodes.gateway.truncation import MOST_KEPT
 from nodes.gateway.unsupported import NEUTRAL_VALUES, NeutralValues
 from nodes.request import MAX_TOKEN_ID
 
@@ -42,8 +44,12 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
     components["CompletionBody"]["properties"]["prompt"] = _prompt(token_id, config.max_prompts_per_call)
     components["DetokenizeBody"]["properties"]["tokens"]["items"] = token_id
     components["StreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
+    _narrow_prompt_fields(components["CompletionBody"], components["ChatCompletionBody"], config)
     _narrow_messages(components)
     _narrow_blocks(components)
+    responses = components["ResponsesBody"]
+    _narrow_sampling(responses, token_id, config, takes_priority=takes_priority)
+    _narrow_responses(responses["properties"], components, config)
 
 
 def _narrow_fields(fields: Schema, neutral: NeutralValues, config: GatewayConfig) -> None:
@@ -59,9 +65,20 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     most = max(1, config.context_length - 1)
     for field in ("max_tokens", "max_completion_tokens"):
         fields[field] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
-    fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
-    for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+    fields["logprob_token_ids"]["anyOf"][0]["items"] = token_id
+    kept = {"type": "integer", "minimum": -1, "maximum": MOST_KEPT, "not": {"const": 0}}
+    fields["truncate_prompt_tokens"] = _or_null(kept)
+    _narrow_sampling(schema, token_id, config, takes_priority=takes_priority)
+    # Stream options without `stream` are refused, not ignored.
+    no_options = {"properties": {"stream_options": _NULL}}
+    _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
+
+
+def _narrow_sampling(schema: Schema, token_id: Schema, config: GatewayConfig, *, takes_priority: bool) -> None:
+    fields = schema["properties"]
+    fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": max(1, config.context_length - 1)})
+    for field in ("stop_token_ids", "allowed_token_ids"):
         fields[field]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
     if not takes_priority:
@@ -69,9 +86,53 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
             "enum": [None, 0],
             "description": "Not supported: the schedulers' policy ignores priorities.",
         }
-    # Stream options without `stream` are refused, not ignored.
-    no_options = {"properties": {"stream_options": _NULL}}
-    _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
+
+
+def _narrow_responses(fields: Schema, components: dict[str, Schema], config: GatewayConfig) -> None:
+    """What the items, tools and choices of a response need, by their type."""
+    fields["model"] = _or_null({"enum": list(config.served_names)})
+    most = max(1, config.context_length - 1)
+    fields["max_output_tokens"] = _or_null({"type": "integer", "minimum": 1, "maximum": most})
+    refused: dict[str, list[Any]] = {
+        "background": [None, False],
+        "conversation": [None],
+        "prompt": [None],
+        "context_management": [None, []],
+        "truncation": [None, "disabled"],
+    }
+    for field, neutral in refused.items():
+        fields[field] = {"enum": neutral, "description": "Other values are not supported and are refused."}
+    components["ResponseStreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
+    string: Schema = {"type": "string"}
+    text, thought = _having({"type": {"enum": sorted(TEXT_PARTS)}, "text": string}), _having({"text": string})
+    refusal = _having({"type": {"const": REFUSAL_PART}, "refusal": string})
+    content: Schema = {"anyOf": [string, {"type": "array", "items": {"anyOf": [text, refusal]}}]}
+    thoughts: Schema = {"anyOf": [_NULL, string, {"type": "array", "items": thought}]}
+    called = {"call_id": string, "name": string}
+    items: dict[str, dict[str, Schema]] = {
+        "function_call": {**called, "arguments": string},
+        "custom_tool_call": {**called, "input": string},
+        "function_call_output": {"call_id": string, "output": content},
+        "custom_tool_call_output": {"call_id": string, "output": content},
+    }
+    by_type = [_having({"type": {"const": kind}, **needed}) for kind, needed in items.items()]
+    reasoning = _having({"type": {"const": "reasoning"}})
+    reasoning["properties"] |= {"content": thoughts, "summary": thoughts}
+    message = {**_having({"role": string, "content": content}), "properties": {
+        "type": {"const": "message"}, "role": string, "content": content,
+    }}  # fmt: skip
+    _all_of(components["ResponseItem"], {"anyOf": [message, reasoning, *by_type]})
+    named = _having({"name": {"type": "string"}})
+    unnamed = {"properties": {"type": {"not": {"enum": ["function", "custom", "namespace"]}}}}
+    for name in ("ResponseTool", "ResponseToolReference"):
+        _all_of(components[name], {"anyOf": [named, unnamed]})
+    either = [_having({"type": {"const": "allowed_tools"}}), {**named, "properties": {
+        **named["properties"], "type": {"enum": ["function", "custom"]},
+    }}]  # fmt: skip
+    _all_of(components["ResponseToolChoice"], {"anyOf": either})
+    schema = _having({"schema": {"type": "object"}})
+    plain = {"properties": {"type": {"enum": ["text", "json_object"]}}}
+    _all_of(components["ResponseTextFormat"], {"anyOf": [plain, schema]})
 
 
 def _narrow_logprobs(schema: Schema, asked: Schema) -> None:
@@ -90,6 +151,20 @@ def _narrow_prompt_logprobs(schema: Schema, echo: Schema) -> None:
     some = {field: {"not": {"const": 0}} for field in ("max_tokens", "max_completion_tokens")}
     shown = [_having(fields) for fields in (read, echo) if fields]
     _all_of(schema, {"anyOf": [{"properties": some}, *shown]})
+
+
+def _narrow_prompt_fields(text: Schema, chat: Schema, config: GatewayConfig) -> None:
+    none, why = {"enum": [None, ""]}, "The served model knows no others."
+    if config.fill_in is None:
+        text["properties"]["suffix"] = {**none, "description": why}
+    else:
+        several = {"type": "array", "items": {"type": "string"}}
+        filled = {"prompt": {"anyOf": [{"type": "string"}, several]}, "echo": {"enum": [None, False]}}
+        _all_of(text, {"anyOf": [{"properties": {"suffix": none}}, {"properties": filled}]})
+    neutrals: dict[str, Any] = {"documents": [], "verbosity": NEUTRAL_VERBOSITY}
+    for field, neutral in neutrals.items():
+        if field not in config.template_reads:
+            chat["properties"][field] = {"enum": [None, neutral], "description": why}
 
 
 def _narrow_messages(components: dict[str, Schema]) -> None:

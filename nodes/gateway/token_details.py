@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from nodes.asks.logprobs import Likelihoods, MalformedPayload
 from nodes.gateway.events import End, Tokens
-from nodes.gateway.openai_types import PromptLogprob, PromptLogprobs, StopFound
+from nodes.gateway.openai_types import DrawnTokenLogprob, PromptLogprob, PromptLogprobs, StopFound, TokenLogprob
 from nodes.gateway.outputs import Generation
 from nodes.gateway.prompt_details import PromptDetails
 from nodes.gateway.validation import Job
@@ -96,6 +96,23 @@ class TokenDetails:
             raise MalformedPayload(f"logprobs came with {len(extras)} of {len(ids)} tokens")
         read = self._likelihoods.read
         return [Drawn(token_id, *read(extra)) for token_id, extra in zip(ids, extras, strict=True)]
+
+    def logprobs_of(self, tokens: Tokens | None, finish_reason: str | None) -> list[DrawnTokenLogprob]:
+        """Of the tokens of a piece, without one that ends a message. Raises MalformedPayload."""
+        drawn = self.drawn(tokens)
+        if self.ends_hidden(tokens, finish_reason):
+            drawn.pop()
+        return [
+            DrawnTokenLogprob(
+                token=self.name(token_id),
+                logprob=logprob,
+                bytes=self.bytes_of(token_id),
+                top_logprobs=[
+                    TokenLogprob(token=self.name(one), logprob=its, bytes=self.bytes_of(one)) for one, its in likely
+                ],
+            )
+            for token_id, logprob, likely in drawn
+        ]
 
     def ends_hidden(self, tokens: Tokens | None, finish_reason: str | None) -> bool:
         """Whether the last token of a piece ended the text and is not part of it."""

@@ -2,7 +2,8 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
-    gateway -> tokenizer                DescribeTemplate               -> TemplateIs
+    gateway -> tokenizer                DescribeTemplate, DescribeTokenizer -> TemplateIs, TokenizerIs
+    gateway -> gateway                  ReadResponse                   -> ResponseIs
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
@@ -85,10 +86,12 @@ from nodes.protocol.output import (
     TokenBatch,
 )
 from nodes.protocol.ranks import GroupFormed, JoinGroup
+from nodes.protocol.responses import ReadResponse, ResponseIs
 from nodes.protocol.routing import (
     PROMPT_TAIL_CHARS,
     ChooseRoute,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -97,6 +100,7 @@ from nodes.protocol.routing import (
     Prepared,
     Route,
     TemplateIs,
+    TokenizerIs,
     VocabularyIs,
 )
 from nodes.protocol.steps import (
@@ -134,6 +138,10 @@ NodeMessage = (
     | VocabularyIs
     | DescribeTemplate
     | TemplateIs
+    | DescribeTokenizer
+    | TokenizerIs
+    | ReadResponse
+    | ResponseIs
     | SubmitAttempts
     | AttemptsSubmitted
     | CancelAttempts
@@ -183,6 +191,7 @@ __all__ = [
     "CloseGrant",
     "ClosePair",
     "DescribeTemplate",
+    "DescribeTokenizer",
     "DescribeVocabulary",
     "Detokenize",
     "Detokenized",
@@ -220,9 +229,11 @@ __all__ = [
     "Prepare",
     "Prepared",
     "PromptRead",
+    "ReadResponse",
     "ReleaseMemory",
     "Resend",
     "ResendFrom",
+    "ResponseIs",
     "ResumeMemory",
     "Route",
     "RowError",
@@ -240,6 +251,7 @@ __all__ = [
     "TextBatch",
     "TextDelta",
     "TokenBatch",
+    "TokenizerIs",
     "TransferFailed",
     "TransferNews",
     "VocabularyIs",

@@ -120,6 +120,16 @@ def test_gateways_know_whose_logprobs_to_answer():
         planned(roles={"gateway": {"logprobs_of": "processed"}})
 
 
+def test_gateways_of_a_host_keep_responses_in_one_file():
+    gateways = configs(planned(gateways=2, responses_store="2MiB"), "gateway")
+    assert {(one.responses_file.rsplit("/", 1)[-1], one.responses_store_bytes) for one in gateways} == {
+        ("responses.sqlite", 2 << 20)
+    }
+    assert configs(planned(), "gateway")[0].responses_store_bytes == 0
+    with pytest.raises(BadConfig, match="--responses-store"):
+        planned(responses_store="much")
+
+
 def test_gateways_know_whether_to_keep_attribution():
     assert not configs(planned(), "gateway")[0].keep_attribution
     assert configs(planned(keep_attribution=True), "gateway")[0].keep_attribution

@@ -31,6 +31,15 @@ def client(served: Any) -> Iterator[openai.OpenAI]:
 
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["bytes", "other-bytes"]
+    (codex, _) = httpx.get(f"{client.base_url}models").json()["models"]
+    # What Codex 0.80 to 0.153 cannot do without: one of them missing, and it knows no model.
+    required = {
+        "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility", "supported_in_api",
+        "priority", "base_instructions", "supports_reasoning_summaries", "support_verbosity", "truncation_policy",
+        "supports_parallel_tool_calls", "experimental_supported_tools",
+    }  # fmt: skip
+    assert required <= codex.keys()
+    assert (codex["slug"], codex["context_window"], codex["truncation_policy"]["limit"]) == ("bytes", 200, 50)
     assert client.models.retrieve("bytes").owned_by == "kvmesh"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-99")

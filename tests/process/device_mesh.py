@@ -17,7 +17,7 @@ APART = ("--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 MIXED = ("--mixed", "1")
 START_S = float(os.environ.get("KVMESH_GPU_READY_S", "420"))
 NUM_REQUESTS = 8
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 COPY_TABLES = 1 << 20
 """At most what a kv_agent that has copied scattered pages keeps for that on a device."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import Wave
@@ -110,21 +108,6 @@ def test_an_answer_ends_by_itself_and_a_stream_of_it_is_the_same(served: Served)
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == text
     assert [choice["finish_reason"] for choice in choices][-1] == "stop"
     assert len(choices) > 3, "it came in pieces"
-
-
-@chatting
-def test_a_prompt_is_as_likely_as_transformers_says(served: Served) -> None:
-    folder = folder_of(CHATS)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    for prompt in list(PROMPTS.values())[:3]:
-        ids = tokenizer(prompt)["input_ids"][:400]
-        with torch.inference_mode():
-            rows = torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
-        [answer] = served.post("/v1/completions", prompt=ids, echo=True, logprobs=1, max_tokens=0)
-        found = answer["choices"][0]["logprobs"]["token_logprobs"]
-        assert found[0] is None
-        assert found[1:] == pytest.approx([float(row[own]) for row, own in zip(rows, ids[1:], strict=False)], abs=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "share"), [("prefill", 0.0), ("decode", 0.3)])

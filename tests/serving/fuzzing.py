@@ -19,6 +19,10 @@ HOSTILE = (
     '{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}', '"{{ 7*7 }}{% for i in range(10**9) %}"',
 )  # fmt: skip
 LONGEST_TEXT = 40
+ENDS = (
+    b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: message_stop",
+)  # fmt: skip
+"""How a stream begins its last event."""
 
 
 class Route(NamedTuple):
@@ -139,13 +143,10 @@ def check(exchange: Exchange, statuses: frozenset[int], what: object) -> None:
     if exchange.status >= 400:
         check_error(json.loads(exchange.body), what)
     elif exchange.content_type.startswith("text/event-stream"):
-        if exchange.body.startswith(b"event: "):
-            assert b"\nevent: error\n" not in exchange.body, (exchange.body[-500:], what)
-            assert exchange.body.endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n'), what
-            return
-        events = [line[6:] for line in exchange.body.split(b"\n\n") if line]
-        assert events[-1] == b"[DONE]", (exchange.body[-500:], what)
-        assert all("error" not in json.loads(event) for event in events[:-1]), what
+        events = [event for event in exchange.body.split(b"\n\n") if event]
+        assert events[-1].startswith(ENDS), (exchange.body[-500:], what)
+        told = [json.loads(event.partition(b"data: ")[2]) for event in events if event != ENDS[0]]
+        assert all("error" not in event and event.get("type") != "error" for event in told), what
     elif exchange.content_type.startswith("application/json"):
         json.loads(exchange.body)
 

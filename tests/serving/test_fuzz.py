@@ -36,7 +36,7 @@ def test_drawn_bodies(mesh: Any, num_examples: int, derandomize: bool) -> None:
     document = json.loads(mesh.get("/openapi.json"))
     client, schemas = Client(mesh.port), document["components"]["schemas"]
     routes = [route for route in routes_of(document) if route.body is not None]
-    assert len(routes) == 6
+    assert len(routes) == 7
     chosen = settings(
         max_examples=num_examples,
         deadline=None,
@@ -87,7 +87,7 @@ def test_wrong_methods_and_media_types(mesh: Any) -> None:
     for path in {route.path for route in routes_of(document)}:
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PURGE"):
             if (method, path) not in taken:
-                answer = client.send(method, path.format(model_id="echo"), BODY, JSON)
+                answer = client.send(method, path.format(model_id="echo", response_id="resp_1"), BODY, JSON)
                 assert answer.status == 405, (method, path, answer)
                 check_error(json.loads(answer.body), (method, path))
     for media_type in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "\xff;;;"):

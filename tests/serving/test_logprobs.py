@@ -94,22 +94,6 @@ def test_a_completion_s_are_those_of_transformers(client: openai.OpenAI, model: 
     ] == found.tokens
 
 
-def test_of_the_processed_distribution_if_the_mesh_says_so(mesh_of: Any, model: Any) -> None:
-    mesh = mesh_of(*MIXED, "--logprobs-of", "processed")
-    fields = {"temperature": 0.5, "logit_bias": {"7": 3}, "logprobs": 0, "logprob_token_ids": [7, 9]}
-    body = {"prompt": "The sky is", "max_tokens": 5, "return_token_ids": True, "seed": 1} | fields
-    status, answer = mesh.post("/v1/completions", body)
-    assert status == 200, answer
-    (choice,) = answer["choices"]
-    raw = expected(model, choice["prompt_token_ids"], choice["token_ids"])
-    raw[:, 7] += 3
-    rows = torch.log_softmax(raw / 0.5, dim=-1)
-    found = [row[token_id].item() for row, token_id in zip(rows, choice["token_ids"], strict=True)]
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(found, abs=1e-4)
-    for row, top in zip(rows, choice["logprobs"]["top_logprobs"], strict=True):
-        assert {round(value, 3) for value in top.values()} >= {round(row[one].item(), 3) for one in (7, 9)}
-
-
 def asked(**fields: Any) -> dict[str, Any]:
     body = {
         "model": "tiny",
@@ -157,3 +141,20 @@ def test_a_worker_s_death_changes_no_logprob(mesh: Any, client: openai.OpenAI) -
     assert streamed(client, [*first, *chunks]) == undisturbed
     (now,) = (actor for actor in mesh.ps() if actor["actor_id"] == worker["actor_id"])
     assert now["pid"] != worker["pid"], "it was replaced before the stream ended"
+
+
+def test_of_the_processed_distribution_if_the_mesh_says_so(mesh_of: Any, model: Any) -> None:
+    # Last: a third mesh ends one of the two that all others ask.
+    mesh = mesh_of(*MIXED, "--logprobs-of", "processed")
+    fields = {"temperature": 0.5, "logit_bias": {"7": 3}, "logprobs": 0, "logprob_token_ids": [7, 9]}
+    body = {"prompt": "The sky is", "max_tokens": 5, "return_token_ids": True, "seed": 1} | fields
+    status, answer = mesh.post("/v1/completions", body)
+    assert status == 200, answer
+    (choice,) = answer["choices"]
+    raw = expected(model, choice["prompt_token_ids"], choice["token_ids"])
+    raw[:, 7] += 3
+    rows = torch.log_softmax(raw / 0.5, dim=-1)
+    found = [row[token_id].item() for row, token_id in zip(rows, choice["token_ids"], strict=True)]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(found, abs=1e-4)
+    for row, top in zip(rows, choice["logprobs"]["top_logprobs"], strict=True):
+        assert {round(value, 3) for value in top.values()} >= {round(row[one].item(), 3) for one in (7, 9)}

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +91,26 @@ def test_a_text_s_offsets_and_a_chat_s_prompt(mesh: Any, model: Any) -> None:
         )
 
 
+def num_computed(mesh: Any) -> float:
+    return sum(n for name, n in mesh.metrics().items() if name.startswith("mesh_scheduler_computed_tokens_total"))
+
+
 def test_a_worker_s_death_changes_nothing_that_was_read(mesh: Any) -> None:
     prompts = [[300 + (at * (37 + number)) % 700 for at in range(900)] for number in range(6)]
     undisturbed = ask(mesh, prompt=prompts, **HARNESS)["choices"]
     worker = [actor for actor in mesh.ps() if actor["role"] == "worker"][-1]
-    found: list[Any] = []
-    asking = threading.Thread(target=lambda: found.append(ask(mesh, prompt=prompts, **HARNESS)["choices"]))
-    asking.start()
-    time.sleep(0.15)
-    os.kill(worker["pid"], signal.SIGKILL)
-    asking.join(60)
-    assert found == [undisturbed]
+    with ThreadPoolExecutor(1) as pool:
+        # On a machine that others keep busy a look at the figures may come too late; then it is read once more.
+        for _ in range(10):
+            before = num_computed(mesh)
+            answer = pool.submit(ask, mesh, prompt=prompts, **HARNESS)
+            while not answer.done() and num_computed(mesh) == before:
+                pass
+            if not answer.done():
+                os.kill(worker["pid"], signal.SIGKILL)
+                break
+        else:
+            pytest.fail("it was always over before a look at it")
+        assert answer.result(60)["choices"] == undisturbed
+    (now,) = (actor for actor in mesh.ps() if actor["actor_id"] == worker["actor_id"])
+    assert now["pid"] != worker["pid"], "it was replaced before the answer"

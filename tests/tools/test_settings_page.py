@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/operations.md").read_text()
 NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`\n]+`", PAGE, re.DOTALL))))
 SOURCES = [path for package in ("mesh", "kvstore", "nodes", "cli") for path in (ROOT / package).rglob("*.py")]
-CALLS = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -41,7 +40,9 @@ def settings_in(kind: Any, found: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def test_every_setting_is_set_or_on_the_page() -> None:
-    given = {(ast.unparse(call.func).split(".")[-1], keyword.arg) for call in CALLS for keyword in call.keywords}
+    nodes = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    given = {(ast.unparse(call.func).split(".")[-1], keyword.arg) for call in calls for keyword in call.keywords}
     found: set[tuple[str, str]] = set()
     for kind in (*CONFIG_TYPES.values(), Settings, SystemOptions, ZeroMQOptions):
         settings_in(kind, found)

@@ -24,14 +24,6 @@ CLAIM = 0.95
 MARGIN = 0.05
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model() -> Model:
     return Model(DIRECTORY)

@@ -16,8 +16,6 @@ from nodes.gateway.openai_types import (
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
-    DrawnTokenLogprob,
-    TokenLogprob,
     ToolCall,
 )
 from nodes.gateway.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
@@ -94,7 +92,11 @@ class _ChatChunks(ChunkWriter):
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         prompt = self.prompt_ids(0)
         return b"".join(
-            self.opening + b'{"index":%d,' % index + role + (b"" if index else prompt) + self.ending
+            self.opening
+            + b'{"index":%d,' % index
+            + role
+            + (b"" if index else prompt)
+            + self.ending_of(index, is_first=True)
             for index in range(self.num_samples)
         )
 
@@ -174,22 +176,4 @@ def _finish_reason(answering: Answering, number: int, reason: str) -> str:
 
 
 def _logprobs(tokens: Tokens | None, finish_reason: str | None, details: TokenDetails) -> ChatLogprobs | None:
-    if not details.reads_logprobs:
-        return None
-    drawn = details.drawn(tokens)
-    if details.ends_hidden(tokens, finish_reason):
-        drawn.pop()
-    return ChatLogprobs(
-        content=[
-            DrawnTokenLogprob(
-                token=details.name(token_id),
-                logprob=logprob,
-                bytes=details.bytes_of(token_id),
-                top_logprobs=[
-                    TokenLogprob(token=details.name(one), logprob=its, bytes=details.bytes_of(one))
-                    for one, its in likely
-                ],
-            )
-            for token_id, logprob, likely in drawn
-        ]
-    )
+    return ChatLogprobs(content=details.logprobs_of(tokens, finish_reason)) if details.reads_logprobs else None

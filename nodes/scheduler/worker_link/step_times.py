@@ -1,6 +1,7 @@
 """How long a step may take before it counts as hung, by how long earlier steps took.
 
-    work      tokens of the step, plus the positions that they attend to, `POSITIONS_PER_TOKEN` of which make a token
+    work      tokens of the step, each position of a prompt that is read once more, plus the positions that they attend
+              to, `POSITIONS_PER_TOKEN` of which make a token
     measured  the slowest recent step of about the same work, or of less work, scaled up
     deadline  `DEADLINE_FACTOR` times that, at least `step_deadline_s`
 

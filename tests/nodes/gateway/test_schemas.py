@@ -15,6 +15,7 @@ from nodes.gateway.fan_out import max_tokens_of
 from nodes.gateway.openapi import document
 from nodes.gateway.schemas import _numbers_up_to
 from nodes.gateway.surfaces.messages.surface import MESSAGES
+from nodes.gateway.surfaces.responses.surface import RESPONSES
 from nodes.gateway.unsupported import NEUTRAL_VALUES
 from nodes.gateway.validation import Job, Validator
 
@@ -27,6 +28,7 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 READERS: dict[str, Any] = {
     "ChatCompletionBody": lambda data: VALIDATOR.chat(data, "c"),
     "CompletionBody": lambda data: VALIDATOR.text(data, "c"),
+    "ResponsesBody": lambda data: RESPONSES.read(VALIDATOR, data, "r"),
     "TokenizeBody": lambda data: VALIDATOR.tokenize(data, "c"),
     "DetokenizeBody": VALIDATOR.detokenize,
     "MessagesBody": lambda data: MESSAGES.read(VALIDATOR, data, "m"),
@@ -141,16 +143,35 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 STRUCTURED = frozenset(Grammar.chat_fields)
 """Of these no schema can say that the output is described only once, or that a text is a JSON schema."""
+OF_RESPONSES: dict[str, st.SearchStrategy[Any]] = {}
+ITEM: dict[str, st.SearchStrategy[Any]] = {
+    "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output", "web_search_call", None]),
+    "call_id": STRINGS, "name": STRINGS, "arguments": STRINGS, "output": FIELDS["content"], "role": STRINGS,
+    "content": FIELDS["content"],
+}  # fmt: skip
+OF_RESPONSES["input"] = VALUES | st.lists(st.fixed_dictionaries({}, optional=ITEM), max_size=2)
+OF_RESPONSES["tools"] = VALUES | st.lists(
+    st.fixed_dictionaries({}, optional={
+        "type": st.sampled_from(["function", "custom", "web_search", "namespace"]), "name": STRINGS,
+    }), max_size=2)  # fmt: skip
+OF_RESPONSES["text"] = VALUES | st.fixed_dictionaries({
+    "format": VALUES | st.sampled_from([{"type": "text"}, {"type": "json_schema"}, {"type": "json_object"}]),
+})  # fmt: skip
+OF_RESPONSES["tool_choice"] = VALUES | st.fixed_dictionaries({}, optional={
+    "type": st.sampled_from(["function", "custom", "web_search", "allowed_tools"]), "name": STRINGS,
+    "tools": st.lists(st.fixed_dictionaries({"type": st.sampled_from(["function", "x"])}, optional={"name": STRINGS})),
+})  # fmt: skip
+OF_RESPONSES["include"] = VALUES | st.lists(st.sampled_from(["reasoning.encrypted_content", "x"]), max_size=2)
 BLOCKS: Any = [
     {"type": "text", "text": "a"}, {"type": "text"}, {"type": "thinking", "thinking": "a"}, {"type": "image"},
     {"type": "tool_use", "id": "t", "name": "a", "input": {}}, {"type": "tool_result", "tool_use_id": "t"},
     {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "a"}]},
 ]  # fmt: skip
-FIELDS["tools"] = VALUES | st.sampled_from([
+FIELDS["tools"] |= st.sampled_from([
     [{"name": "a", "input_schema": {}}], [{"name": "a"}], [{"name": "a", "type": "custom"}],
     [{"name": "", "type": "x"}],
 ])  # fmt: skip
-FIELDS["tool_choice"] = VALUES | st.sampled_from([{"type": "auto"}, {"type": "none"}, {"type": "x"}])
+FIELDS["tool_choice"] |= st.sampled_from([{"type": "auto"}, {"type": "none"}, {"type": "x"}])
 FIELDS["thinking"] = VALUES | st.sampled_from(
     [{"type": "enabled", "budget_tokens": 1}, {"type": "enabled"}, {"type": "adaptive", "display": "omitted"}]
 )
@@ -178,11 +199,17 @@ FIELDS["messages"] = (
 NEEDED: dict[str, Any] = {
     "ChatCompletionBody": {"messages": [{"role": "user", "content": "a"}]},
     "CompletionBody": {"prompt": "a"},
+    "ResponsesBody": {"input": "a"},
     "TokenizeBody": {},
     "DetokenizeBody": {"tokens": [1]},
     "MessagesBody": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
     "CountTokensBody": {"messages": [{"role": "user", "content": "a"}]},
 }
+OF_OTHERS = re.compile(
+    r"previous_response_id|tools|reasoning\.effort|text\.verbosity|tool_choice"
+    r"|input\.\d+\.call_id|(tool_choice\.)?tools\.\d+(\.name)?"
+)
+"""What depends on what is stored or what the model's template takes; on the calls and tools before it."""
 CONVERSATION = re.compile(r"messages($|\.\d+(\.role|\.content(\.\d+\.(id|tool_use_id))?)?$)")
 """What is wrong with the turns of Anthropic's API if each of them by itself is right."""
 
@@ -218,8 +245,13 @@ def is_beyond_schemas(name: str, body: dict[str, Any], param: str | None) -> boo
         return True
     if name in ("MessagesBody", "CountTokensBody") and CONVERSATION.match(param or ""):
         return True
+    if name == "ResponsesBody" and OF_OTHERS.fullmatch(param or ""):
+        return True
     if param == "min_tokens":
-        return bool(body["min_tokens"] > (body.get("max_completion_tokens") or body.get("max_tokens") or 100))
+        return bool(
+            body["min_tokens"]
+            > (body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens") or 100)
+        )
     prompts = body.get("prompt")
     several = isinstance(prompts, list) and not is_a(prompts[0], "integer")
     return param == "n" and several and len(prompts) * body["n"] > CONFIG.max_samples_per_call
@@ -227,17 +259,22 @@ def is_beyond_schemas(name: str, body: dict[str, Any], param: str | None) -> boo
 
 @pytest.mark.parametrize("name", READERS)
 def test_what_the_document_allows_is_served_and_nothing_else_is(name: str) -> None:
-    @settings(max_examples=400, deadline=None)
-    @given(bodies(name))
-    def check(body: dict[str, Any]) -> None:
-        allowed = allows({"$ref": f"#/{name}"}, body)
-        refusal = refusal_of(name, body)
-        if refusal is None:
-            assert allowed
-        else:
-            assert not allowed or is_beyond_schemas(name, body, refusal.param), refusal.message
+    settings(max_examples=400, deadline=None)(given(bodies(name))(lambda body: agree(name, body)))()
 
-    check()
+
+@pytest.mark.parametrize("field", OF_RESPONSES)
+def test_what_the_document_allows_of_a_field_of_responses_is_served(field: str) -> None:
+    bodies = st.builds(lambda value: {**NEEDED["ResponsesBody"], field: value}, OF_RESPONSES[field])
+    settings(max_examples=150, deadline=None)(given(bodies)(lambda body: agree("ResponsesBody", body)))()
+
+
+def agree(name: str, body: dict[str, Any]) -> None:
+    allowed = allows({"$ref": f"#/{name}"}, body)
+    refusal = refusal_of(name, body)
+    if refusal is None:
+        assert allowed
+    else:
+        assert not allowed or is_beyond_schemas(name, body, refusal.param), refusal.message
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -19,10 +19,12 @@ from kvstore.transfer.session import CopyEnded
 from mesh.address import Address
 from nodes.asks import ASK_NAMES, RowEdits, asked
 from nodes.asks.min_tokens import MinTokens
+from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.kv_agent import events as agent_events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.pools.facts import Pool
+from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import (
     Adopt,
     Adopted,
@@ -30,6 +32,7 @@ from nodes.protocol import (
     AttemptsSubmitted,
     CancelAttempts,
     Fence,
+    PromptRead,
     Resend,
     ResendFrom,
     RowError,
@@ -106,6 +109,11 @@ def expected(prompt: list[int], stop: StopRules, context_length: int) -> tuple[l
     return tokens[len(prompt) :], "length"
 
 
+def read_at(context: list[int]) -> bytes:
+    """What a worker says of the prompt's token that follows these."""
+    return next_token(context).to_bytes(8, "little")
+
+
 class Worker:
     """A worker's own core over pages of token ids; steps run at once. A restart is another incarnation of both."""
 
@@ -151,22 +159,26 @@ class Worker:
         return wanted
 
     def run(self, step: RunnableStep) -> StepOutcome:
-        drawn, errors = [], []
+        drawn, errors, read = [], [], []
         self.row_counts.append((len(step.rows), sum(row.num_tokens for row in step.rows)))
         for row in step.rows:
             tokens = step.token_ids[row.token_offset : row.token_offset + row.num_tokens]
             pages = step.page_ids[row.page_offset :]
             drawn.append(-1)
+            read.append(b"")
             if self.poison & set(tokens):
                 errors.append(RowError(row.row, POISONED, "the row raised", retryable=False))
                 continue
             self.write(pages, row.start, tokens)
+            # Out of the pages and not of what was sent, so that a page that is another's shows in the token.
+            context = [self.memory[pages[position // PAGE]][position % PAGE] for position in range(row.end)]
+            if row.sequence.prompt_reads is not None:
+                last = min(row.end, row.sequence.num_prompt_tokens - 1)
+                read[-1] = b"".join(read_at(context[: at + 1]) for at in range(row.start, last))
             if row.sampling is not None:
-                # Out of the pages and not of what was sent, so that a page that is another's shows in the token.
-                context = [self.memory[pages[position // PAGE]][position % PAGE] for position in range(row.end)]
                 edits = edits_of(row)
                 drawn[-1] = next_token(context, edits.floor if isinstance(edits, RowEdits) else ())
-        return StepOutcome(drawn, errors)
+        return StepOutcome(drawn, errors, prompt_extras=read if any(read) else ())
 
     def write(self, pages: Sequence[int], start: int, tokens: Sequence[int]) -> None:
         for position, token in enumerate(tokens, start):
@@ -248,6 +260,7 @@ class Request:
     num_finishes: int = 0
     extra_key: str = ""
     priority: int = 0
+    reading: PromptPayloads | None = None
 
     @property
     def is_over(self) -> bool:
@@ -467,27 +480,29 @@ class World:
         request_id: str = "",
         extra_key: str = "",
         priority: int = 0,
+        is_read: bool = False,
         **stop: Any,
     ) -> Request:
         request_id = request_id or f"r{len(self.requests)}"
         request = Request(request_id, prompt, StopRules(**{"max_tokens": 8, **stop}), scheduler, prefill)
         request.extra_key, request.priority = extra_key, priority
+        request.reading = PromptPayloads(0, len(prompt)) if is_read else None
         self.requests[request_id] = request
         self.send_submit(request)
         return request
 
     def send_submit(self, request: Request) -> None:
+        asks = asks_of(request.stop) + (asked([PromptLogprobs(0)]) if request.reading else [])
         message = Submit(
             request_id=request.request_id,
             attempt=request.attempt,
             gateway=EDGE,
             detokenizer=EDGE,
             prompt_ids=request.prompt,
-            spec=RequestSpec(
-                Sampling(seed=7, asks=asks_of(request.stop)), request.stop, request.priority, request.extra_key
-            ),
+            spec=RequestSpec(Sampling(seed=7, asks=asks), request.stop, request.priority, request.extra_key),
             output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
             prefill=request.prefill,
+            prompt_position=request.reading.next if request.reading else 0,
         )
         self.ask_from_edge(request.scheduler, message)
 
@@ -529,6 +544,10 @@ class World:
                 request.failure, request.why = message.code, message.message
         elif isinstance(message, TokenBatch):
             self.take_tokens(sender.actor_id, message)
+        elif isinstance(message, PromptRead):
+            request = self.requests[message.request_id]
+            assert request.reading is not None, "nobody asked for it"
+            assert request.reading.add(message.position, message.count, message.payload)
 
     def take_tokens(self, scheduler: str, batch: TokenBatch) -> None:
         for opening in batch.opens:
@@ -660,6 +679,9 @@ class World:
                 context_length = self._settings["context_length"]
                 assert (request.output_ids, request.finish) == expected(request.prompt, request.stop, context_length)
                 assert request.num_finishes == 1
+            if request.finish and request.reading:
+                expected_read = [read_at(request.prompt[:at]) for at in range(1, len(request.prompt))]
+                assert request.reading.since(1) == b"".join(expected_read)
         for core in self.cores.values():
             core.assert_idle()
         for agent in self.agents.values():

@@ -11,11 +11,13 @@ from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.protocol import PromptRead, RowError, StepResult, Submit
 from nodes.request import RequestSpec, Sampling, StopRules
 from nodes.scheduler.batch.step import Step
-from nodes.scheduler.events import Outbox
+from nodes.scheduler.events import Outbox, SendStep
 from nodes.scheduler.finish import streams
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.result_check import find_problem
+from tests.nodes.scheduler.scheduler_world import started
+from tests.nodes.scheduler.test_pipeline import bench
 
 PROMPT = list(range(100, 140))
 
@@ -76,6 +78,22 @@ def test_a_gateway_is_told_once_what_is_new_and_again_what_it_asks_for(monkeypat
     assert [said.position for said in told(outbox)][-1] == 10, "it has nothing of what comes before"
 
 
+def test_a_position_that_is_read_has_the_time_of_another_token() -> None:
+    pipeline = bench()
+
+    def timeout_s(*, is_read: bool) -> float:
+        one = sequence(is_read=is_read)
+        step = Step(array("i", [0, 1, 0, 32, 0, 0, 2]), [one], array("i", PROMPT[:32]), array("i", [1, 2]), [])
+        pipeline.pipeline.send(step, 0.0)
+        [sent] = [command.plan for command in pipeline.outbox.take() if isinstance(command, SendStep)]
+        return sent.timeout_s
+
+    timeout_s(is_read=False)
+    assert pipeline.result(1, [-1], elapsed_s=3.05) == [[-1]]
+    assert timeout_s(is_read=False) == pytest.approx(30.5)
+    assert timeout_s(is_read=True) == pytest.approx(61.0)
+
+
 def test_what_a_worker_may_say_of_a_prompt() -> None:
     one, plain = sequence(), sequence(is_read=False)
     rows = array("i", [0, 1, 0, 16, 0, 0, 1, 1, 2, 0, 4, 0, 0, 1])
@@ -95,3 +113,39 @@ def test_what_a_worker_may_say_of_a_prompt() -> None:
     assert one.reading is not None
     one.reading.add(1, 1, b"four")
     assert "reads 16 positions" in problem(payload(1, 16), b""), "all payloads of a prompt have one size"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prompt_whose_reading_is_interrupted_is_read_once_and_right(depth: int) -> None:
+    world = started(num_pages={"m": 24}, pipeline_depth=depth)
+    core = world.cores["m"]
+    for base in (1, 2, 3):
+        world.submit([base * 10 + at for at in range(8)], "m", max_tokens=24, ignore_eos=True)
+        core.growth.new_token_ratio = 0.1
+    world.until(lambda: core.results.num_output_tokens >= 3)
+    # As if the others were about to end: they are not, and take its pages while it is prefilled.
+    core.growth.new_token_ratio = 0.02
+    read = world.submit([2 + at * 7 % 90 for at in range(48)], "m", max_tokens=3, is_read=True)
+    victims: list[tuple[int, bool]] = []
+    preempt = core.running.preempt
+
+    def watched(victim: Sequence) -> None:
+        if victim.reading is not None:
+            victims.append((victim.reading.next, victim.reading.is_whole))
+        preempt(victim)
+
+    core.running.preempt = watched
+    world.settle()
+    assert read.finish
+    assert [at for at, is_whole in victims if at > 1 and not is_whole], "it was preempted between two chunks"
+
+
+def test_a_prompt_is_read_in_chunks_beside_others_and_over_a_worker_s_death() -> None:
+    world = started()
+    requests = [world.submit(list(range(2, 45 + n)), "m", max_tokens=4, is_read=bool(n % 2)) for n in range(4)]
+    world.until(lambda: any(request.reading and request.reading.next > 9 for request in requests))
+    assert not any(request.reading and request.reading.is_whole for request in requests)
+    world.restart_worker("m")
+    world.settle()
+    assert all(request.finish for request in requests)
+    assert [request.num_cached_tokens for request in requests if request.reading] == [0, 0], "nothing is reused unread"

@@ -1,0 +1,159 @@
+"""/v1/responses on a whole mesh with a model: streamed and whole, a worker killed midway, conversations kept."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.nodes.gateway.surfaces.openai_events import events_of, story
+
+pytestmark = pytest.mark.process
+
+TEMPLATE = """
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }} Return a json object with function name and arguments within <tool_call></tool_call>.<|im_end|>
+{% endif %}
+{%- for message in messages %}
+    {{- "<|im_start|>" + ("user" if message.role == "tool" else message.role) + "\n" + (message.content or "") }}
+    {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+    {{- "<|im_end|>\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}
+"""
+QUESTION = "What is 3 plus 4?"
+NUMBERS = {"type": "array", "items": {"type": "integer", "maximum": 999}, "minItems": 20, "maxItems": 20}
+ADD = {
+    "type": "function", "name": "add", "strict": True, "parameters": {
+        "type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"], "additionalProperties": False,
+    },
+}  # fmt: skip
+NOTE = {"type": "custom", "name": "note", "description": "Notes."}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "tools.jinja"
+    path.write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture
+def mesh(mesh_of: Any, template: Path) -> Any:
+    return mesh_of(
+        "--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0", "--gateways", "2",
+        "--responses-store", "1MiB", "--chat-template", str(template),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def client(mesh: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=mesh.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def streamed(mesh: Any, victim: int = 0, **body: Any) -> list[dict[str, Any]]:
+    """The events of one call; with a victim, that process is killed once there is some output."""
+    data = b""
+    with httpx.stream("POST", mesh.url + "/v1/responses", json={**body, "stream": True}, timeout=60) as answer:
+        for piece in answer.iter_bytes():
+            data += piece
+            if victim and data.count(b"data: ") > 8:
+                os.kill(victim, signal.SIGKILL)
+                victim = 0
+    assert not victim, "it was killed before the stream ended"
+    return events_of(data)
+
+
+def decode_worker(mesh: Any) -> int:
+    (pid,) = (one["pid"] for one in mesh.ps() if one["role"] == "worker" and "decode" in one["actor_id"])
+    return pid
+
+
+def without_ids(output: list[Any]) -> str:
+    return json.dumps([item.to_dict() | {"id": "", "call_id": "", "parsed_arguments": None} for item in output])
+
+
+def test_a_stream_is_the_whole_answer(client: openai.OpenAI) -> None:
+    fields: Any = {"model": "tiny", "input": QUESTION, "temperature": 0}
+    whole = client.responses.create(**fields)
+    with client.responses.stream(**fields) as stream:
+        last = stream.get_final_response()
+    assert whole.output_text == last.output_text != ""
+    assert whole.usage is not None
+    assert last.usage is not None
+    assert whole.usage.output_tokens == last.usage.output_tokens
+    assert client.responses.retrieve(last.id).output_text == whole.output_text
+
+
+@pytest.mark.parametrize("tool", [ADD, NOTE], ids=["function", "custom"])
+def test_calls_with_a_worker_killed_midway(mesh: Any, client: openai.OpenAI, tool: dict[str, Any]) -> None:
+    fields: Any = {
+        "model": "tiny", "input": QUESTION, "tools": [tool], "tool_choice": "required", "max_output_tokens": 300,
+        "parallel_tool_calls": False, "extra_body": {"seed": 5},
+    }  # fmt: skip
+    whole = client.responses.create(**fields)
+    assert len(whole.output) == 1, whole.output
+    call: Any = whole.output[0]
+    assert call.type == {"function": "function_call", "custom": "custom_tool_call"}[tool["type"]]
+    if tool is ADD:
+        assert len(json.loads(call.arguments)["numbers"]) == 20
+    with client.responses.stream(**fields) as stream:
+        *_, last = stream
+    assert without_ids(last.response.output) == without_ids(whole.output)
+    body = fields | fields.pop("extra_body")
+    quiet = streamed(mesh, **body)
+    assert story(streamed(mesh, decode_worker(mesh), **body)) == story(quiet)
+
+
+def test_text_with_a_worker_killed_midway(mesh: Any) -> None:
+    body = {"input": QUESTION, "seed": 7, "temperature": 1, "ignore_eos": True, "max_output_tokens": 300}
+    quiet = streamed(mesh, **body)
+    for _ in range(2):
+        assert story(streamed(mesh, decode_worker(mesh), **body)) == story(quiet)
+
+
+def test_a_result_goes_back_to_the_model(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="tiny", input=QUESTION, tools=[ADD], tool_choice="required", temperature=0)
+    call: Any = first.output[-1]
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Done."}
+    kept = client.responses.create(model="tiny", input=[result], previous_response_id=first.id, temperature=0)
+    sent: Any = [{"role": "user", "content": QUESTION}, *(item.to_dict() for item in first.output), result]
+    again = client.responses.create(model="tiny", input=sent, temperature=0)
+    assert kept.output_text == again.output_text
+    assert kept.usage is not None
+    assert again.usage is not None
+    assert kept.usage.input_tokens == again.usage.input_tokens
+
+
+def test_a_conversation_survives_one_of_two_gateways(mesh: Any) -> None:
+    def ask(number: int, previous: str | None = None) -> dict[str, Any]:
+        # A connection each: the kernel deals them out among the gateways.
+        body = {"input": f"{number}", "max_output_tokens": 4, "previous_response_id": previous}
+        while True:
+            try:
+                answer = httpx.post(mesh.url + "/v1/responses", json=body, timeout=60)
+            except httpx.TransportError:
+                # The kernel had given it to the one that died.
+                time.sleep(0.05)
+                continue
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+    last = ask(0)
+    gateways = [one["pid"] for one in mesh.ps() if one["role"] == "gateway"]
+    assert len(gateways) == 2
+    for number in range(1, 10):
+        if number in (3, 6):
+            os.kill(gateways[number // 6], signal.SIGKILL)
+        before, last = last, ask(number, last["id"])
+        assert last["usage"]["input_tokens"] > before["usage"]["input_tokens"]
+    with ThreadPoolExecutor(4) as pool:
+        assert len({one["id"] for one in pool.map(ask, range(8), [last["id"]] * 8)}) == 8
