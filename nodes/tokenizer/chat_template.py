@@ -74,7 +74,9 @@ class ChatTemplate:
         messages = parse_messages(request.chat, self.dialect)
         if request.late_system_as_user and not self.dialect.shows_late_system:
             messages = late_system_as_user(messages, self.dialect)
-        spoken = {message["role"] for message in messages if text_of(message.get("content")).strip()}
+        # What is said beside calls some templates leave out by design, Hermes' for one.
+        said = [one for one in messages if not one.get("tool_calls") and text_of(one.get("content")).strip()]
+        spoken = {message["role"] for message in said}
         for role in self.dialect.left_out:
             if role in spoken:
                 raise _unknown_role(role)

@@ -333,6 +333,20 @@ def test_words_are_never_lost_and_what_transformers_shows_as_sent_is_the_same(te
         assert text == expected
 
 
+def test_words_beside_a_call_may_be_left_out():
+    source = (
+        "{% for t in tools %}{{ t }}{% endfor %}{% for m in messages %}{% if m.tool_calls is not defined %}"
+        "{{ m.role }}:{{ m.content }};{% else %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"
+    )
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I look.", "tool_calls": calls}]
+    template = ChatTemplate(source, {}, 10_000)
+    assert "assistant" not in template.dialect.forms, "probes without tools fail"
+    text = template.render(ChatRequest(chat=json.dumps(chat).encode(), tools=b'[{"type": "function"}]'))
+    assert "I look." not in text
+    assert '"name": "f"' in text
+
+
 GATHERS = (
     "{% for m in messages if m.role == 'system' %}{{ m.content }}|{% endfor %}"
     "{% for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}"
