@@ -239,7 +239,6 @@ class GatewayApp:
             prefix = surfaces[path].id_prefix if path in surfaces else "req-"
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
-        responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
             **_generating(service, validator, observer, budget, kept),
             COUNT_TOKENS: pages.count_tokens,
@@ -250,7 +249,7 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
-            RESPONSE: responses.get,
+            RESPONSE: ResponsePages(kept),
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
@@ -269,8 +268,8 @@ class GatewayApp:
             "/docs": pages.docs,
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
-        routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
-        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
+        methods = {RESPONSE: ("GET", "DELETE"), **dict.fromkeys(posts, ("POST",))}
+        routes = [Route(path, app, methods=methods.get(path, ("GET",))) for path, app in apps.items()]
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)

@@ -135,6 +135,9 @@ async def test_read_and_deleted(mesh: Hosts) -> None:
         assert (await client.get(f"/responses/{answer['id']}")).json() == answer
         refused = await client.get(f"/responses/{answer['id']}", params={"stream": "true", "starting_after": 3})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "starting_after")
+    neither = await mesh.b.put(f"/responses/{answer['id']}", json={})
+    assert neither.status_code == 405
+    assert set(neither.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
     gone = await mesh.b.delete(f"/responses/{answer['id']}")
     assert gone.json() == {"id": answer["id"], "object": "response", "deleted": True}
     for client in (mesh.a, mesh.b):
