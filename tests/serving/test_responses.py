@@ -24,7 +24,7 @@ ADD = {
         "type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"], "additionalProperties": False,
     },
 }  # fmt: skip
-WEATHER = {"type": "function", "name": "weather", "parameters": {
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
 }}  # fmt: skip
 NOTE = {"type": "custom", "name": "note", "description": "Notes."}
@@ -124,6 +124,23 @@ def test_an_agent_s_loop(client: openai.OpenAI) -> None:
     assert again.usage is not None
     assert kept.usage is not None
     assert again.usage.input_tokens == kept.usage.input_tokens
+
+
+def test_twenty_turns_with_tools_are_read_from_the_cache(client: openai.OpenAI) -> None:
+    shares: list[float] = []
+    previous: str | None = None
+    for turn in range(20):
+        call = {"type": "function_call", "call_id": f"c{turn}", "name": "weather", "arguments": '{"city":"Rome"}'}
+        result = {"type": "function_call_output", "call_id": f"c{turn}", "output": "sunny"}
+        items: Any = [call, result] if turn else [{"role": "user", "content": "Go."}]
+        answer = client.responses.create(
+            model="tiny", instructions="Do what you are asked. " * 80, input=items, previous_response_id=previous,
+            tools=[WEATHER], max_output_tokens=4, temperature=0,
+        )  # fmt: skip
+        previous, usage = answer.id, answer.usage
+        assert usage is not None
+        shares.append(usage.input_tokens_details.cached_tokens / usage.input_tokens)
+    assert min(shares[1:]) >= 0.9, shares
 
 
 def test_a_conversation_survives_one_of_two_gateways(mesh: Any) -> None:
