@@ -18,6 +18,7 @@ from nodes.protocol import (
     CloseGrant,
     ClosePair,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Fence,
@@ -65,7 +66,8 @@ LOAD_TOPIC: Final = "load"
 
 SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY,): (
-        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, ReadResponse, SubmitAttempts,
+        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, DescribeTokenizer, ReadResponse,
+        SubmitAttempts,
         CancelAttempts,
     ),
     (GATEWAY, DETOKENIZER): (Resend,),

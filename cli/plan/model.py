@@ -64,6 +64,7 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
     # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
     own = with_vocabulary(spec, texts.vocabulary).within(settings.context_length or 0).quantized(settings.quantize)
+    own = msgspec.structs.replace(own, template_reads=texts.reads)
     return ModelPlan(settings, own, argument, texts, origin, (*_notes(settings, own, dtype), *texts.notes))
 
 

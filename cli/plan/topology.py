@@ -268,6 +268,8 @@ class _Planner:
             model=self._origin or self._model,
             quantization=settings.quantize,
             vocab_size=self._spec.vocab_size,
+            fill_in=self._spec.fill_in,
+            template_reads=self._spec.template_reads,
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,

@@ -28,6 +28,7 @@ from mesh.run import run_actor
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes import roles
+from nodes.api_keys.entries import BadApiKeys
 from nodes.model_spec import ModelError
 from nodes.registry.config import RegistryConfig
 from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
@@ -38,6 +39,7 @@ _Failure = (
     | Superseded
     | WrongMesh
     | BindError
+    | BadApiKeys
     | PoolDenied
     | PoolExhaustedMemory
     | DeviceError
@@ -130,7 +132,9 @@ def exit_code_of(error: StartFailure) -> ExitCode:
         case GroupNotFormed() | Superseded():
             # Another rank was not there in time, or the epoch was too low: the next try may succeed.
             return ExitCode.FAILED
-        case BadSetting() | WrongMesh() | PoolDenied() | DeviceUnavailable() | WorkerError() | TransferError():
+        case BadSetting() | WrongMesh() | BadApiKeys() | PoolDenied() | DeviceUnavailable() | WorkerError():
+            return ExitCode.BAD_CONFIG
+        case TransferError():
             return ExitCode.BAD_CONFIG
         case DeviceError():
             # The agent that made the pages has just died, or the device failed in this process: another try may do.

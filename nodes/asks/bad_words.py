@@ -60,4 +60,4 @@ class _Unspoken:
             size = len(before)
             # The output alone: a prompt may end in the beginning of a word.
             if size <= position and list(history[len(history) - size :]) == before:
-                edits.floor.add(last)
+                edits.forbid(last)

@@ -50,6 +50,11 @@ class RowEdits:
         both = int.from_bytes(mask[:size], "little") & int.from_bytes(self.mask[:size], "little")
         self.mask = both.to_bytes(size, "little")
 
+    def forbid(self, token_id: int) -> None:
+        """Forbid an id even where nothing else is allowed."""
+        self.floor.add(token_id)
+        self.delayed -= {token_id}
+
     def delay(self, token_ids: frozenset[int]) -> None:
         """Forbid these ids, unless nothing else is allowed."""
         self.delayed |= token_ids - self.floor

@@ -82,6 +82,10 @@ class DetokenizerActor(Actor):
 
     async def drain(self) -> None:
         """Schedulers see `draining` and move their streams; wait until they have."""
+        if self._core is None or not self._core.num_streams:
+            # One that is being opened just now is opened again elsewhere, as after a death; the wait for it was the
+            # longest part of ending an idle mesh.
+            return
         self._quiet.clear()
         self._drain_timer = self.ctx.later(self._config.drain_quiet_s, self._quiet.set)
         await self._quiet.wait()

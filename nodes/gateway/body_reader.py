@@ -1,5 +1,6 @@
 """From the bytes of a body to a typed one, or to an error that names the parameter. Used by `validation.py`. Pure."""
 
+import codecs
 import re
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ class BodyReader:
 
     def decode(self, data: bytes) -> Decoded:
         """Raises `BadRequest`: malformed, too deep, wrong type or value, or known and not supported."""
+        # Windows' editors and PowerShell put it before a file's text (RFC 8259, 8.1: a reader may ignore it).
+        data = data.removeprefix(codecs.BOM_UTF8)
         try:
             data.decode()
         except UnicodeDecodeError as error:

@@ -128,7 +128,8 @@ class CompletionEndpoint:
             if form.is_parsed(job.answer.tools):
                 job = job._replace(shown_ids=form.shown_ids)
         prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens
-        texts = job.prepare.texts or []
+        # What is left of a prompt that was cut is not its text.
+        texts = [] if job.prepare.truncate_to else job.prepare.texts or []
         if fields.echo and not texts:
             texts = [await self._service.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids]
         job = after_reasoning(job, form, prepared.prompt_tail)

@@ -6,6 +6,7 @@ from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
 from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import Quantization
+from nodes.models.fill_in import FillIn
 from nodes.request import SamplingDefaults
 
 
@@ -16,6 +17,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask for one of `aliases` as well. `sampling_defaults` apply where a request does not say how it is sampled.
     `logprobs_of` is whose logprobs are answered: the model's own, or of what edits and temperature made of it.
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
+    `fill_in` are the tokens by which the model takes a `suffix` (None: it does not), `template_reads` the variables of
+    its chat template that requests have fields for.
     Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
@@ -35,6 +38,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     quantization: Quantization = "none"
     vocab_size: int = 0
+    fill_in: FillIn | None = None
+    template_reads: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     reuse_port: bool = False

@@ -38,7 +38,7 @@ from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
 from nodes.gateway.observer import HttpObserver
-from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, Tokenized, Version
+from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, ServerLoad, Tokenized, Version
 from nodes.gateway.openapi import document
 from nodes.gateway.request_names import names_of
 from nodes.gateway.scrape import Scraper
@@ -149,6 +149,12 @@ class Pages:
     async def metrics(self, call: HttpCall) -> None:
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
 
+    async def tokenizer_info(self, call: HttpCall) -> None:
+        await call.respond(200, await self._service.tokenizer_info.get())
+
+    async def load(self, call: HttpCall) -> None:
+        await call.respond(200, msgspec.json.encode(ServerLoad(server_load=self._service.num_calls)))
+
     async def version(self, call: HttpCall) -> None:
         await call.respond(200, msgspec.json.encode(Version(version=self._version)))
 
@@ -188,6 +194,28 @@ class Pages:
         )
 
 
+def _generating(
+    service: GatewayService,
+    validator: Validator,
+    observer: HttpObserver,
+    budget: BodyBudget,
+    kept: KeptResponses | None,
+) -> dict[str, Handler]:
+    config = service.config
+    served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
+    fingerprint = "fp_" + hashlib.sha256(f"{server_version()} {served}".encode()).hexdigest()[:10]
+    handlers: dict[str, Handler] = {
+        surface.path: CompletionEndpoint(
+            service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
+        )
+        for surface in SURFACES
+    }
+    handlers[RESPONSES.path] = ResponsesEndpoint(
+        service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
+    )
+    return handlers
+
+
 class GatewayApp:
     """The ASGI application of one gateway."""
 
@@ -202,9 +230,6 @@ class GatewayApp:
     ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
-        served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
-        identity = f"{server_version()} {served}"
-        fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
         self._keys = keys
 
@@ -214,18 +239,9 @@ class GatewayApp:
             prefix = surfaces[path].id_prefix if path in surfaces else "req-"
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
-        generating: dict[str, Handler] = {
-            path: CompletionEndpoint(
-                service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
-            )
-            for path, surface in surfaces.items()
-        }
-        generating[RESPONSES.path] = ResponsesEndpoint(
-            service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
-        )
         responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
-            **generating,
+            **_generating(service, validator, observer, budget, kept),
             COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
@@ -247,6 +263,8 @@ class GatewayApp:
             "/api/hello": health.live,
             "/metrics": pages.metrics,
             "/version": pages.version,
+            "/load": pages.load,
+            "/tokenizer_info": pages.tokenizer_info,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }

@@ -20,6 +20,7 @@ from nodes.gateway.tool_types import (
     ToolChoice,
     Tools,
 )
+from nodes.gateway.truncation import TruncationFields
 from nodes.request import TokenId
 
 MAX_STOPS = 16
@@ -51,7 +52,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(Struct, frozen=True, kw_only=True):
+class GenerationBody(TruncationFields, frozen=True, kw_only=True):
     """What chat and text completions have in common."""
 
     model: str | None = None
@@ -108,7 +109,10 @@ class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Raw] | None = None
+    documents: list[dict[str, Any]] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
@@ -125,6 +129,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Prompt
+    suffix: str | None = None
     add_special_tokens: bool | None = None
 
 
@@ -370,6 +375,22 @@ class Version(Struct, frozen=True, kw_only=True):
     """Answer of GET /version."""
 
     version: str
+
+
+class TokenizerInfo(Struct, frozen=True, kw_only=True):
+    """Answer of GET /tokenizer_info, as vLLM's: what `tokenizer_config.json` says, with the special tokens, the chat
+    template and the context length that are in force.
+    """
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | UnsetType = UNSET
+
+
+class ServerLoad(Struct, frozen=True, kw_only=True):
+    """Answer of GET /load, as vLLM's: how many calls this gateway is working on."""
+
+    server_load: int
 
 
 class Readiness(Struct, frozen=True, kw_only=True):

@@ -18,8 +18,10 @@ from nodes.gateway.openai_types import (
     ModelCard,
     ModelList,
     Readiness,
+    ServerLoad,
     TokenizeBody,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
 from nodes.gateway.schemas import narrow
@@ -140,6 +142,8 @@ OPERATIONS = (
     Operation("/health_generate", "get", "The same as /health/generate", Readiness, errors=(503,), error=Readiness),
     Operation("/metrics", "get", "Metrics of the whole mesh", "text/plain"),
     Operation("/version", "get", "The server's version", Version),
+    Operation("/tokenizer_info", "get", "The tokenizer's configuration", TokenizerInfo, errors=(500, 503)),
+    Operation("/load", "get", "How many calls this gateway is working on", ServerLoad),
     Operation("/openapi.json", "get", "This document", "application/json"),
     Operation("/docs", "get", "A page that shows this document", "text/html"),
     Operation("/", "get", "A status page", "text/html"),

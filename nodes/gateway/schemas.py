@@ -12,8 +12,10 @@ from typing import Any, Final
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.openai_types import REFUSAL_PART, TEXT_PARTS
+from nodes.gateway.prompt_fields import NEUTRAL_VERBOSITY
 from nodes.gateway.surfaces.messages.turns import BLOCKS_OF
 from nodes.gateway.surfaces.messages.types import REFUSED
+from nodes.gateway.truncation import MOST_KEPT
 from nodes.gateway.unsupported import NEUTRAL_VALUES, NeutralValues
 from nodes.request import MAX_TOKEN_ID
 
@@ -43,11 +45,12 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
     components["CompletionBody"]["properties"]["prompt"] = _prompt(token_id, config.max_prompts_per_call)
     components["DetokenizeBody"]["properties"]["tokens"]["items"] = token_id
     components["StreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
+    _narrow_prompt_fields(components["CompletionBody"], components["ChatCompletionBody"], config)
     _narrow_messages(components)
+    _narrow_blocks(components)
     responses = components["ResponsesBody"]
     _narrow_sampling(responses, token_id, config, takes_priority=takes_priority)
     _narrow_responses(responses["properties"], components, config)
-    _narrow_blocks(components)
 
 
 def _narrow_fields(fields: Schema, neutral: NeutralValues, config: GatewayConfig) -> None:
@@ -65,6 +68,8 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
         fields[field] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
     fields["logprob_token_ids"]["anyOf"][0]["items"] = token_id
+    kept = {"type": "integer", "minimum": -1, "maximum": MOST_KEPT, "not": {"const": 0}}
+    fields["truncate_prompt_tokens"] = _or_null(kept)
     _narrow_sampling(schema, token_id, config, takes_priority=takes_priority)
     # Stream options without `stream` are refused, not ignored.
     no_options = {"properties": {"stream_options": _NULL}}
@@ -119,9 +124,10 @@ def _narrow_responses(fields: Schema, components: dict[str, Schema], config: Gat
     }}  # fmt: skip
     _all_of(components["ResponseItem"], {"anyOf": [message, reasoning, *by_type]})
     named = _having({"name": {"type": "string"}})
-    unnamed = {"properties": {"type": {"not": {"enum": ["function", "custom", "namespace"]}}}}
-    for name in ("ResponseTool", "ResponseToolReference"):
-        _all_of(components[name], {"anyOf": [named, unnamed]})
+    run_here = ["function", "custom"]
+    by_kinds = {"ResponseTool": [*run_here, "namespace"], "NamespacedTool": run_here, "ResponseToolReference": run_here}
+    for name, kinds in by_kinds.items():
+        _all_of(components[name], {"anyOf": [named, {"properties": {"type": {"not": {"enum": kinds}}}}]})
     either = [_having({"type": {"const": "allowed_tools"}}), {**named, "properties": {
         **named["properties"], "type": {"enum": ["function", "custom"]},
     }}]  # fmt: skip
@@ -147,6 +153,20 @@ def _narrow_prompt_logprobs(schema: Schema, echo: Schema) -> None:
     some = {field: {"not": {"const": 0}} for field in ("max_tokens", "max_completion_tokens")}
     shown = [_having(fields) for fields in (read, echo) if fields]
     _all_of(schema, {"anyOf": [{"properties": some}, *shown]})
+
+
+def _narrow_prompt_fields(text: Schema, chat: Schema, config: GatewayConfig) -> None:
+    none, why = {"enum": [None, ""]}, "The served model knows no others."
+    if config.fill_in is None:
+        text["properties"]["suffix"] = {**none, "description": why}
+    else:
+        several = {"type": "array", "items": {"type": "string"}}
+        filled = {"prompt": {"anyOf": [{"type": "string"}, several]}, "echo": {"enum": [None, False]}}
+        _all_of(text, {"anyOf": [{"properties": {"suffix": none}}, {"properties": filled}]})
+    neutrals: dict[str, Any] = {"documents": [], "verbosity": NEUTRAL_VERBOSITY}
+    for field, neutral in neutrals.items():
+        if field not in config.template_reads:
+            chat["properties"][field] = {"enum": [None, neutral], "description": why}
 
 
 def _narrow_messages(components: dict[str, Schema]) -> None:

@@ -65,6 +65,7 @@ from nodes.protocol import (
     AttemptsSubmitted,
     CancelAttempts,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -74,6 +75,7 @@ from nodes.protocol import (
     Route,
     Submit,
     SubmitAttempts,
+    TokenizerIs,
 )
 from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
@@ -128,6 +130,7 @@ class GatewayService:
         self.form = AskedOnce(
             lambda: self._ask_tokenizer(DescribeTemplate(), "messages"), lambda answer: form_of(answer, config)
         )
+        self.tokenizer_info = AskedOnce(lambda: self._ask_tokenizer(DescribeTokenizer(), ""), _document_of)
         self.schedulers = SchedulerView(ctx)
         self.key_use = KeyUse(self._num_gateways, retry_after_s=config.retry_after_s)
         self._outputs: dict[str, _Open] = {}
@@ -197,7 +200,7 @@ class GatewayService:
         return answer.text
 
     async def _ask_tokenizer(
-        self, question: Prepare | Detokenize | DescribeVocabulary | DescribeTemplate, param: str
+        self, question: Prepare | Detokenize | DescribeVocabulary | DescribeTemplate | DescribeTokenizer, param: str
     ) -> Answer:
         timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
         try:
@@ -425,6 +428,12 @@ class GatewayService:
             self.handle(RouteChosen(request_id, command.attempt, answer))
         else:
             self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
+
+
+def _document_of(answer: Answer) -> bytes:
+    if not isinstance(answer.message, TokenizerIs):
+        raise Internal("A tokenizer gave an answer that does not match the request.")
+    return answer.message.document
 
 
 def _failure_of(error: MeshError) -> Failure:

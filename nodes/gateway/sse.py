@@ -92,11 +92,19 @@ class ChunkWriter(Writer):
 
     def chunk(self, number: int, shown: bytes, logprobs: bytes, reason: str | None, more: bytes) -> bytes:
         """One event of a sample; what it shows, its logprobs and what follows are JSON."""
-        end = self.ending
-        if self._counts_on:
-            end = b',"usage":' + ENCODE(usage_so_far(self.generation, number)) + b"}\n\n"
+        end = self.ending_of(number)
         after = (b',"logprobs":', logprobs, b',"finish_reason":', ENCODE(reason), more, b"}]", end)
         return b"".join((self.opening, b'{"index":%d,' % number, shown, *after))
+
+    def ending_of(self, number: int, *, is_first: bool = False) -> bytes:
+        """What ends a chunk of a sample: the usage so far, where each chunk has it (`continuous_usage_stats`)."""
+        if not self._counts_on:
+            return self.ending
+        usage = usage_so_far(self.generation, number)
+        if is_first:
+            # Tokens may have come before it is written; none of them is shown yet.
+            usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
+        return b',"usage":' + ENCODE(usage) + b"}\n\n"
 
     @abstractmethod
     def logprobs(self, number: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:

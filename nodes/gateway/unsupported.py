@@ -10,35 +10,28 @@ from typing import Any, TypeAlias
 NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    # Of chats alone, or of completions alone, whose own names for the same are served.
     "top_logprobs": (0,),
-    # Of chats alone, whose prompts are messages.
     "echo": (False,),
+    # SGLang's native names for logprobs, whose answers have another form than OpenAI's.
     "return_logprob": (False,),
     "logprob_start_len": (),
     "top_logprobs_num": (0,),
     "token_ids_logprob": (),
+    "return_text_in_logprobs": (False,),
+    # Several candidates computed for one that is shown: a step has no beams.
     "best_of": (1,),
-    "suffix": ("",),
-    "length_penalty": (1,),
     "use_beam_search": (False,),
-    "early_stopping": (False,),
+    # Grammars are enforced by one library, which writes white space in one way.
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
+    # Stops are found as texts and ids alone, and a text that ends at one ends before it.
     "stop_regex": ("", []),
     "no_stop_trim": (False,),
+    "repetition_detection": (),
+    # Nothing but text goes in and comes out.
     "audio": (),
     "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning": (),
-    "require_reasoning": (False,),
-    "thinking_token_budget": (),
-    "verbosity": ("medium",),
-    "store": (False,),
-    "chat_template": (),
-    "documents": ([],),
-    "add_special_tokens": (False,),
     "mm_processor_kwargs": (),
     "media_io_kwargs": (),
     "max_dynamic_patch": (),
@@ -46,49 +39,69 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "image_max_dynamic_patch": (),
     "video_max_dynamic_patch": (),
     "use_audio_in_video": (False,),
+    # Services of OpenAI's around a model.
+    "moderation": (),
+    "prediction": (),
+    "web_search_options": (),
+    "store": (False,),
+    # What bounds or demands reasoning by a count of its tokens; `reasoning_effort` is served.
+    "reasoning": (),
+    "require_reasoning": (False,),
+    "thinking_token_budget": (),
+    # A template of a client's own would run for all others, too: `--chat-template` is the operator's.
+    "chat_template": (),
+    # There are no adapters.
     "lora_path": (),
+    # There are no sessions at a scheduler: the prefix cache does what they are for.
     "session_params": (),
     "session_id": (),
+    # Prompts of other kinds than text and ids in `prompt`.
     "input_ids": (),
     "input_embeds": (),
+    "prompt_embeds": (),
+    # Code of a client's own, or fields for it.
     "logits_processors": ([],),
     "custom_logit_processor": (),
     "custom_params": ({},),
     "custom_labels": ({},),
     "vllm_xargs": ({},),
-    "repetition_detection": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "prompt_embeds": (),
+    # What steps do not bring back.
     "return_hidden_states": (False,),
-    "return_token_strs": (False,),
-    "return_text_in_logprobs": (False,),
     "return_routed_experts": (False,),
+    # Other forms of what answers have already.
+    "return_token_strs": (False,),
     "return_cached_tokens_details": (False,),
     "return_meta_info": (False,),
-    "skip_reading_prefix_cache": (False,),
+    # Half of a request whose other half a router sends elsewhere: here handoffs are the mesh's own.
     "kv_transfer_params": (),
     "bootstrap_host": (),
     "bootstrap_port": (),
     "bootstrap_room": (),
     "bootstrap_pair_key": (),
-    "data_parallel_rank": (),
-    "data_parallel_rank_decode": (),
-    "routed_dp_rank": (),
-    "disagg_prefill_dp_rank": (),
-    "decode_tp_size": (),
-    "routing_key": (),
 }
 """By field: the values that change nothing. `null` is one of them for every field."""
 
 IGNORED = frozenset(
     {
+        # Said for the client's own books, or for OpenAI's.
         "metadata",
+        "safety_identifier",
+        "service_tier",
+        # About caches and places: answers are the same, and routes follow cached prefixes and load.
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
+        "skip_reading_prefix_cache",
+        "data_parallel_rank",
+        "data_parallel_rank_decode",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "decode_tp_size",
+        "routing_key",
+        # Without an effect but in beam search, which is refused.
+        "length_penalty",
+        "early_stopping",
+        # Tokenizers of today put no spaces between special tokens.
         "spaces_between_special_tokens",
     }
 )

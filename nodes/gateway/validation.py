@@ -24,7 +24,9 @@ from nodes.gateway.openai_types import (
     GenerationBody,
     TokenizeBody,
 )
+from nodes.gateway.prompt_fields import with_suffix, with_template_fields
 from nodes.gateway.tool_fields import NO_TOOLS, ToolUse, shown_tools, template_kwargs, tools_of
+from nodes.gateway.truncation import truncated
 from nodes.protocol import Prepare
 from nodes.request import Asked, Sampling, StopRules
 
@@ -266,8 +268,10 @@ class Validator:
             chat_template_kwargs=template_kwargs(body),
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
+            chat_special_tokens=bool(body.add_special_tokens),
             extra_key=_extra_key(body),
         )
+        prepare = with_template_fields(prepare, body, decoded.fields, self._config)
         return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body, use), tools=use)
 
     def text(self, data: bytes, request_id: str) -> Job:
@@ -275,6 +279,7 @@ class Validator:
         body: CompletionBody = decoded.body
         _check_model(body.model, self._config)
         texts, token_ids = prompts_of(body.prompt, self._config)
+        texts = with_suffix(texts, body, echo=bool(asdict(body).get("echo")), config=self._config)
         prepare = Prepare(
             request_id=request_id,
             texts=texts,
@@ -302,6 +307,7 @@ class Validator:
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
             add_special_tokens=body.add_special_tokens is not False,
+            chat_special_tokens=bool(body.add_special_tokens),
             route=False,
         )
         return prepare, decoded.unknown_fields
@@ -329,14 +335,15 @@ class Validator:
             most = self._config.max_samples_per_call
             message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
             raise BadRequest(message, param="n", code="invalid_value")
-        asks = self._asks(body)
+        asks, stop = self._asks(body), _stop_rules(body, self._config)
+        prepare = truncated(prepare, body, stop, default_tokens, self._config)
         job = Job(
             prompt_param=prompt_param,
             default_tokens=default_tokens,
             prepare=prepare,
             sampling=_sampling(body, self._config),
             seed=None if body.seed is None else body.seed & _MASK,
-            stop=_stop_rules(body, self._config),
+            stop=stop,
             n=n,
             stream=bool(body.stream),
             include_usage=options is not None and bool(options.include_usage),

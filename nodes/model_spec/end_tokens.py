@@ -18,8 +18,9 @@ def configured_ends(generation: ConfigFields, config: ConfigFields, vocab_size: 
 
 
 def with_vocabulary(spec: ModelSpec, facts: VocabularyFacts) -> ModelSpec:
-    """The model with the end token that its tokenizer names, beside those of its configs, and what is worth a note. A
-    request ends at any of them; one that the model has no embedding for can never be drawn.
+    """The model with what its tokenizer says: the end token that it names, beside those of its configs, the tokens that
+    ask for a middle, and what is worth a note. A request ends at any end token; one that the model has no embedding for
+    can never be drawn.
     """
     ends, said_by, notes = spec.eos_token_ids, dict(spec.said_by), list(spec.notes)
     end, text = facts.eos_token_id, spec.special_tokens.get("eos_token")
@@ -37,7 +38,7 @@ def with_vocabulary(spec: ModelSpec, facts: VocabularyFacts) -> ModelSpec:
         )
     if not ends:
         notes.append(f"no file of {spec.name} names an end token: answers run until max_tokens or a stop string")
-    return msgspec.structs.replace(spec, eos_token_ids=ends, said_by=said_by, notes=tuple(notes))
+    return msgspec.structs.replace(spec, eos_token_ids=ends, said_by=said_by, notes=tuple(notes), fill_in=facts.fill_in)
 
 
 def describe_ends(spec: ModelSpec) -> str:

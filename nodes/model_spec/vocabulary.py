@@ -6,6 +6,7 @@ from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec.checkpoint_files import TOKENIZER_FILE
 from nodes.model_spec.token_files import ADDED, TOKENIZER_CONFIG
 from nodes.models.errors import ModelDamaged
+from nodes.models.fill_in import fill_in_of
 from nodes.models.spec import AddedText, ModelSpec, VocabularyFacts
 
 
@@ -20,6 +21,7 @@ def facts_of(tokenizer: Tokenizer, spec: ModelSpec) -> VocabularyFacts:
     return VocabularyFacts(
         num_tokens=tokenizer.get_vocab_size(with_added_tokens=True),
         eos_token_id=None if named is None else tokenizer.token_to_id(named),
+        fill_in=fill_in_of(lambda token: tokenizer.token_to_id(token) is not None),
     )
 
 

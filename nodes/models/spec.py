@@ -7,6 +7,7 @@ import msgspec
 
 from kvstore.layout import KVLayout
 from mesh.wire.message import Part
+from nodes.models.fill_in import FillIn
 from nodes.models.tensor_parallel import Shard, shard_of
 from nodes.request import SamplingDefaults
 
@@ -64,10 +65,13 @@ class AddedText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VocabularyFacts(Part, frozen=True):
-    """What only a loaded tokenizer says: how many ids it has, and the id of the `eos_token` that its files name."""
+    """What only a loaded tokenizer says: how many ids it has, the id of the `eos_token` that its files name, and the
+    tokens by which it is asked for a middle, if it has any.
+    """
 
     num_tokens: int
     eos_token_id: int | None = None
+    fill_in: FillIn | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +100,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `dense_size` wide. `sliding_rope` is for sliding layers, if theirs differs.
 
     With `quantization` set to `int8`, weights are rounded to int8 when they are loaded (`quantized`).
+
+    `fill_in` are the tokens by which it is asked for a middle (None: not known, or none), `template_reads` the
+    variables that the chat template in use reads, of those that requests have fields for; a plan fills both in.
 
     In the layers `sliding_layers` a position sees `sliding_window` positions including itself (0: no layer slides).
     """
@@ -147,6 +154,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_context_reason: str = ""
     dense_layers: tuple[int, ...] = ()
     dense_size: int = 0
+    fill_in: FillIn | None = None
+    template_reads: tuple[str, ...] = ()
 
     @property
     def layer_windows(self) -> tuple[int, ...]:

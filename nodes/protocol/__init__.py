@@ -2,7 +2,7 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
-    gateway -> tokenizer                DescribeTemplate               -> TemplateIs
+    gateway -> tokenizer                DescribeTemplate, DescribeTokenizer -> TemplateIs, TokenizerIs
     gateway -> gateway                  ReadResponse                   -> ResponseIs
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
@@ -91,6 +91,7 @@ from nodes.protocol.routing import (
     PROMPT_TAIL_CHARS,
     ChooseRoute,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -99,6 +100,7 @@ from nodes.protocol.routing import (
     Prepared,
     Route,
     TemplateIs,
+    TokenizerIs,
     VocabularyIs,
 )
 from nodes.protocol.steps import (
@@ -136,6 +138,8 @@ NodeMessage = (
     | VocabularyIs
     | DescribeTemplate
     | TemplateIs
+    | DescribeTokenizer
+    | TokenizerIs
     | ReadResponse
     | ResponseIs
     | SubmitAttempts
@@ -187,6 +191,7 @@ __all__ = [
     "CloseGrant",
     "ClosePair",
     "DescribeTemplate",
+    "DescribeTokenizer",
     "DescribeVocabulary",
     "Detokenize",
     "Detokenized",
@@ -246,6 +251,7 @@ __all__ = [
     "TextBatch",
     "TextDelta",
     "TokenBatch",
+    "TokenizerIs",
     "TransferFailed",
     "TransferNews",
     "VocabularyIs",

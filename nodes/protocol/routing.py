@@ -23,7 +23,10 @@ class Prepare(Message, frozen=True):
     (`unsupported_ask` if there is none, `no_capacity` while one that could is away). `words` are texts whose ids an ask
     needs, each encoded by itself, without special tokens. `checks` are those asks whose values have to be tried out
     before they are served. With `late_system_as_user` system messages after the first turn are said by the user where
-    the template would not show them in their place; without, such a chat is an error.
+    the template would not show them in their place; without, such a chat is an error. `chat_special_tokens`: the
+    tokenizer adds its own to a chat, too, beside the template's. Of a prompt with more than `truncate_to` tokens (0:
+    any number) only the last so many are served, with `truncate_end` the first; those that the tokenizer added to a
+    text are kept.
     """
 
     request_id: str
@@ -42,6 +45,9 @@ class Prepare(Message, frozen=True):
     words: list[str] = []
     checks: list[Asked] = []
     late_system_as_user: bool = False
+    chat_special_tokens: bool = False
+    truncate_to: int = 0
+    truncate_end: bool = False
 
 
 class Route(Message, frozen=True):
@@ -124,6 +130,16 @@ class TemplateIs(Message, frozen=True):
     template: str
     added_ids: dict[str, int] = {}
     shows_tools: bool = False
+
+
+class DescribeTokenizer(Message, frozen=True):
+    """Ask a tokenizer for its configuration (the `/tokenizer_info` route). Error: `model_damaged`."""
+
+
+class TokenizerIs(Message, frozen=True):
+    """Answer to `DescribeTokenizer`: a JSON object like `tokenizer_config.json`, with what is in force."""
+
+    document: bytes
 
 
 class Load(Message, frozen=True):

@@ -14,13 +14,14 @@ from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.wire.codec import Codec
-from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec import ModelError, ModelSpec, resolve_model
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
 from nodes.protocol import (
     PROMPT_TAIL_CHARS,
     ChooseRoute,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -29,12 +30,14 @@ from nodes.protocol import (
     Prepared,
     Route,
     TemplateIs,
+    TokenizerIs,
 )
 from nodes.redaction import PromptRedactor
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
 from nodes.tokenizer.ask_checks import AskChecks
 from nodes.tokenizer.chat_template import ChatRequest
 from nodes.tokenizer.config import TokenizerConfig
+from nodes.tokenizer.description import describe_tokenizer
 from nodes.tokenizer.encoding import TextEncoder, load_encoder
 from nodes.tokenizer.errors import ContextLengthExceeded, InvalidRequest, PrepareError, TemplateError
 from nodes.tokenizer.long_texts import LongTexts
@@ -50,17 +53,21 @@ from nodes.tokenizer.routing import (
     MembersChanged,
     RoutingCore,
 )
+from nodes.tokenizer.truncation import Truncation
 
 _TEMPLATE_CHARS: Final = 1 << 16
 """Room for a template's own text when tokens are only counted."""
 
 
 class TokenizerActor(Actor):
-    """Answers `Prepare`, `ChooseRoute`, `Detokenize`, `DescribeVocabulary` and `DescribeTemplate`."""
+    """Answers `Prepare`, `ChooseRoute`, `Detokenize`, `DescribeVocabulary`, `DescribeTemplate`,
+    `DescribeTokenizer`.
+    """
 
     role: ClassVar[str] = TOKENIZER
     codec: ClassVar[Codec] = NODE_CODEC
 
+    _spec: ModelSpec
     _encoder: TextEncoder
     _renderer: Renderer | None = None
     _template: str = ""
@@ -82,7 +89,8 @@ class TokenizerActor(Actor):
 
     async def start(self) -> None:
         """Raises `nodes.model_spec.ModelError`."""
-        spec, self._encoder = await self._prompts.run(self._load)
+        self._spec, self._encoder = await self._prompts.run(self._load)
+        spec = self._spec
         template = read_template_file(Path(chosen)) if (chosen := self._config.chat_template) else spec.chat_template
         if template is not None:
             self._template = template
@@ -112,6 +120,8 @@ class TokenizerActor(Actor):
                 self._on_detokenize(call, message)
             elif isinstance(message, DescribeVocabulary):
                 self.ctx.spawn(self._describe_vocabulary(call), name="describe vocabulary")
+            elif isinstance(message, DescribeTokenizer):
+                self.ctx.spawn(self._describe_tokenizer(call), name="describe tokenizer")
             elif isinstance(message, DescribeTemplate):
                 shows_tools = self._renderer is not None and self._renderer.shows_tools
                 call.reply(
@@ -166,39 +176,43 @@ class TokenizerActor(Actor):
     def _on_prepare(self, call: Call, message: Prepare) -> None:
         if sum(field is not None for field in (message.chat, message.texts, message.token_ids)) != 1:
             raise InvalidRequest("exactly one of chat, texts and token_ids must be given")
-        began = self.ctx.now()
+        began, truncation = self.ctx.now(), Truncation(message.truncate_to, message.truncate_end)
         if message.checks and not self._checks.have_passed(message.checks):
             self.ctx.spawn(self._prepare_slowly(call, message, began), name=f"prepare {message.request_id}")
         elif message.token_ids is not None:
-            self._reply_prepared(call, message, message.token_ids, "prompt", began)
+            self._reply_prepared(call, message, [*map(truncation.cut, message.token_ids)], "prompt", began)
         elif message.texts is not None and sum(map(len, message.texts)) <= self._config.inline_chars:
-            special = message.add_special_tokens
-            prompts = [self._encoder.encode(text, add_special_tokens=special) for text in message.texts]
-            self._reply_prepared(call, message, prompts, "prompt", began)
+            encode = partial(self._encoder.encode, add_special_tokens=message.add_special_tokens, truncation=truncation)
+            self._reply_prepared(call, message, [*map(encode, message.texts)], "prompt", began)
         else:
             self.ctx.spawn(self._prepare_slowly(call, message, began), name=f"prepare {message.request_id}")
 
     async def _prepare_slowly(self, call: Call, message: Prepare, began: float) -> None:
         try:
             await self._checks.check(message.checks)
+            truncation = Truncation(message.truncate_to, message.truncate_end)
             if message.token_ids is not None:
-                self._reply_prepared(call, message, message.token_ids, "prompt", began)
+                self._reply_prepared(call, message, [*map(truncation.cut, message.token_ids)], "prompt", began)
                 return
             tail = ""
             if message.texts is not None:
                 texts, param, special = message.texts, "prompt", message.add_special_tokens
             else:
-                texts, param, special = [await self._render(message)], "messages", False
+                texts, param, special = [await self._render(message)], "messages", message.chat_special_tokens
                 tail = texts[0][-PROMPT_TAIL_CHARS:]
-            if message.route:
+            # A text that is cut may have any length.
+            is_bounded = message.route and not message.truncate_to
+            if is_bounded:
                 for text in texts:
                     self._encoder.check_chars(text, param)
-            encode = partial(self._encoder.encode, add_special_tokens=special)
+            encode = partial(self._encoder.encode, add_special_tokens=special, truncation=truncation)
             if sum(map(len, texts)) <= self._config.inline_chars:
                 prompts = [encode(text) for text in texts]
             else:
-                line = self._prompts if message.route else self._counted
+                line = self._prompts if is_bounded else self._counted
                 prompts = await line.encode(texts, encode, is_wanted=lambda: not call.done)
+            if truncation.keeps_first and len(prompts[0]) == truncation.num_tokens:
+                tail = ""
             self._reply_prepared(call, message, prompts, param, began, tail)
         except PrepareError as error:
             _fail(call, error)
@@ -208,8 +222,8 @@ class TokenizerActor(Actor):
             raise TemplateError("this model has no chat template; send a prompt to /v1/completions", "messages")
         given = sum(map(len, filter(None, (message.chat, message.tools, message.chat_template_kwargs))))
         request = ChatRequest(
-            # If tokens are only counted, no context bounds the text; templates make less than this of what was sent.
-            max_chars=0 if message.route else 2 * given + _TEMPLATE_CHARS,
+            # No context bounds a text whose tokens are only counted, or cut; templates make less than this of a chat.
+            max_chars=0 if message.route and not message.truncate_to else 2 * given + _TEMPLATE_CHARS,
             chat=message.chat or b"",
             tools=message.tools,
             chat_template_kwargs=message.chat_template_kwargs,
@@ -268,6 +282,16 @@ class TokenizerActor(Actor):
         # In the thread of texts that are only counted: 152,000 tokens take a third of a second, once.
         message, buffers = await self._counted.run(lambda: self._encoder.vocabulary)
         call.reply(message, buffers)
+
+    async def _describe_tokenizer(self, call: Call) -> None:
+        spec, context_length = self._spec, self._encoder.context_length
+        try:
+            # A file is read, whose disk may be slow.
+            document = await self._counted.run(lambda: describe_tokenizer(spec, self._template, context_length))
+        except ModelError as error:
+            call.fail(error.code, error.message)
+        else:
+            call.reply(TokenizerIs(document=document))
 
     def _on_detokenize(self, call: Call, message: Detokenize) -> None:
         self._encoder.check_ids(message.token_ids, "tokens")

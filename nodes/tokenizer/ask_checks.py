@@ -53,6 +53,7 @@ class AskChecks:
         num = _NUM_CHILDREN if use_process else 0
         self.children = [BoundedChild(setup, limits, InvalidValue, _WORK) for _ in range(num)]
         self._free = [*self.children]
+        # As many at a time as there are children; each has one for at most its start and `deadline_s`.
         self._turn = asyncio.Semaphore(num)
         self._num_waiting = 0
         self._max_waiting = limits.max_waiting

@@ -11,8 +11,10 @@ from typing import Any, Final, cast
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.parser
 import jinja2.utils
+import msgspec
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -22,6 +24,8 @@ from nodes.tokenizer.dialect import text_of, with_mark
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 from nodes.tokenizer.template_probe import probe_template
 
+FIELD_VARIABLES: Final = frozenset({"documents", "verbosity"})
+"""Variables of templates that requests have fields of their own for."""
 _SHOWN_CHARS: Final = 500
 """An error of jinja has a line or two; one that quotes a chat must not fill an answer with it."""
 _FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -62,7 +66,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except Exception as error:  # a template may be wrong in any way: jinja's compiler raises what it meets
             raise TemplateError(f"the model's chat template cannot be compiled: {_shown(error)}", "messages") from error
-        self.dialect = probe_template(self._probe)
+        self.dialect = msgspec.structs.replace(probe_template(self._probe), reads=_read_by(source))
         self._shown_roles = {"user", *self.dialect.forms}
 
     def render(self, request: ChatRequest) -> str:
@@ -70,7 +74,9 @@ class ChatTemplate:
         messages = parse_messages(request.chat, self.dialect)
         if request.late_system_as_user and not self.dialect.shows_late_system:
             messages = late_system_as_user(messages, self.dialect)
-        spoken = {message["role"] for message in messages if text_of(message.get("content")).strip()}
+        # What is said beside calls some templates leave out by design, Hermes' for one.
+        said = [one for one in messages if not one.get("tool_calls") and text_of(one.get("content")).strip()]
+        spoken = {message["role"] for message in said}
         for role in self.dialect.left_out:
             if role in spoken:
                 raise _unknown_role(role)
@@ -226,6 +232,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     }
     cast("dict[str, Any]", environment.globals).update(names)
     return environment
+
+
+def _read_by(source: str) -> tuple[str, ...]:
+    """Which of `FIELD_VARIABLES` the template reads without having set them itself."""
+    return tuple(sorted(FIELD_VARIABLES & jinja2.meta.find_undeclared_variables(_environment().parse(source))))
 
 
 def _unknown_role(role: str) -> TemplateError:

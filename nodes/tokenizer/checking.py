@@ -47,11 +47,14 @@ _MODEL_ERRORS: Final = {error.code: error for error in (ModelDamaged, ModelNotFo
 
 
 class TextFacts(NamedTuple):
-    """What was found: the vocabulary, by role the form of content that the template takes, and sentences for people."""
+    """What was found: the vocabulary, by role the form of content that the template takes, sentences for people, and
+    variables that the template reads (`TemplateDialect.reads`).
+    """
 
     vocabulary: VocabularyFacts
     forms: dict[str, ContentForm]
     notes: tuple[str, ...]
+    reads: tuple[str, ...] = ()
 
 
 def check_texts(spec: ModelSpec, template: str | None) -> TextFacts:
@@ -76,7 +79,7 @@ def check_texts(spec: ModelSpec, template: str | None) -> TextFacts:
     except UnicodeEncodeError as error:
         raise TemplateError(f"it, or a special token, is not valid Unicode: {error}", "messages") from error
     vocabulary, dialect = _ask_child(question, spec.tokenizer_path or spec.name, _stamp(spec.tokenizer_path))
-    return TextFacts(vocabulary, dialect.forms, _notes(dialect))
+    return TextFacts(vocabulary, dialect.forms, _notes(dialect), dialect.reads)
 
 
 def _notes(dialect: TemplateDialect) -> tuple[str, ...]:

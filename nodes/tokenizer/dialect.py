@@ -23,6 +23,7 @@ class TemplateDialect(Part, frozen=True):
         shows_late_system: it shows a system message that is not the first message, and in its place.
         has_short_ids: ids of calls have to be nine letters and digits.
         joins_reasoning: it refuses a message with calls that has both reasoning and content.
+        reads: variables that it reads, of those that requests have fields of their own for.
     """
 
     forms: dict[str, ContentForm]
@@ -34,6 +35,7 @@ class TemplateDialect(Part, frozen=True):
     shows_late_system: bool = False
     has_short_ids: bool = False
     joins_reasoning: bool = False
+    reads: tuple[str, ...] = ()
 
     def form(self, role: str) -> ContentForm:
         """How contents of `role` are written: as a user's, if the template is not known to show such messages."""

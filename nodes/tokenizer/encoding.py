@@ -16,6 +16,7 @@ from nodes.model_spec.token_bytes import added_ids, token_bytes
 from nodes.model_spec.vocabulary import facts_of, load_tokenizer
 from nodes.protocol import VocabularyIs
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
+from nodes.tokenizer.truncation import Truncation
 
 MIN_CHARS_PER_TOKEN: Final = 8
 """The bound on characters assumes at least this for the longest token, even in vocabularies of single bytes."""
@@ -46,10 +47,13 @@ class TextEncoder:
     def too_many_chars(self, param: str) -> ContextLengthExceeded:
         return ContextLengthExceeded(over_context_in_chars(self.context_length, param, self.max_chars), param)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, truncation: Truncation | None = None) -> list[int]:
         """Token ids; with `add_special_tokens`, also those that the tokenizer's post-processor adds (mostly a BOS)."""
         # The batch call can leave out offsets, which take more time than the token ids.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if truncation is None or not truncation.num_tokens:
+            return encoded.ids
+        return truncation.cut(encoded.ids, encoded.special_tokens_mask)
 
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
         """Raise EmptyPrompt, InvalidTokenId or ContextLengthExceeded for a prompt that cannot be served."""

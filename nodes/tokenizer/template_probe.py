@@ -51,15 +51,16 @@ _CALL_ID: Final = "probe0001"
 """Mistral's templates want nine letters or digits."""
 _LONG_ID: Final = "call_0123456789abcdef01234567"
 _DESCRIPTION: Final = "3917460258"
+_PARAMETER: Final = "to_2750483916"
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": _FUNCTION,
         "description": f"Counts {_DESCRIPTION}.",
-        "parameters": {"type": "object", "properties": {"to": {"type": "string", "description": "The end."}}},
+        "parameters": {"type": "object", "properties": {_PARAMETER: {"type": "string", "description": "The end."}}},
     },
 }
-_ARGUMENTS: Final = {"to": _ARGUMENT}
+_ARGUMENTS: Final = {_PARAMETER: _ARGUMENT}
 _SAID_CHARS: Final = 200
 """One line in the note to whoever starts the mesh."""
 
@@ -139,9 +140,9 @@ class _Probe:
         return self._try(chat, call={**self.call, **changed}) is None
 
     def shows_tools(self) -> bool:
-        """Some show them beside a system message only."""
-        texts = (self._try(chat) for chat in _OFFERING)
-        return any(text is not None and _DESCRIPTION in text for text in texts)
+        """Some show them beside a system message only, some without their descriptions."""
+        texts = (self._try(chat) or "" for chat in _OFFERING)
+        return any(_DESCRIPTION in text or _PARAMETER in text for text in texts)
 
     def shows_late_system(self) -> bool:
         """Some gather all of them at the beginning, many leave later ones out or refuse them."""

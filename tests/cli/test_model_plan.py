@@ -98,10 +98,7 @@ def test_models_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for named in ("tiny", "echo", "echo?step_ms=3", "random:tiny-llama?seed=1"):
         plan, said = planned(tmp_path, model=named)
-        refused = (
-            "the chat template refuses messages of the role tool: 'tiny knows the roles system, user and assistant,"
-        )
-        assert (plan.argument, plan.notes, said) == (named, (f"{refused} not tool'",) * (named == "tiny"), "")
+        assert (plan.argument, plan.notes, said) == (named, (), "")
     write_model(Path("here"), LLAMA)
     assert planned(tmp_path, model="./here")[0].argument == str(tmp_path / "here")
     with pytest.raises(BadModel, match="no model directory"):

@@ -15,9 +15,9 @@ from tests.cli.statuses import actor
 def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0, question="generate"):
     """What a probe, for a token if not for something else, returns and prints, where the gateway's port answers so."""
 
-    async def get(host, _port, path, left_s):
+    async def get(host, _port, path, left_s, key):
         async with answering(answer, ends=ends) as port:
-            return await get_page(host, port, path, left_s)
+            return await get_page(host, port, path, left_s, key)
 
     told = ActorList(mesh="m", url="http://127.0.0.1:1", model="echo", ready=True, actors=actors)
     monkeypatch.setattr(command, "find_mesh", lambda name: SimpleNamespace(ask=lambda *_: told))

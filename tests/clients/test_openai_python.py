@@ -7,11 +7,17 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
+
+from nodes.api_keys.entries import ApiKey, sha256_of
+from nodes.api_keys.file import write_key_file
+from tests.nodes.gateway.fake_ring import CONFIG, ServedRing
 
 pytestmark = pytest.mark.clients
 
@@ -239,3 +245,21 @@ def test_raw_events_are_what_the_package_expects(served: Any) -> None:
         lines = [line for line in response.iter_lines() if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
+
+
+def test_an_api_key_is_needed_where_there_are_any(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    write_key_file(file, (ApiKey("alice", sha256_of("sk-alice"), requests=1),))
+    with (
+        ServedRing(msgspec.structs.replace(CONFIG, api_key_file=str(file))) as ring,
+        openai.OpenAI(base_url=ring.url + "/v1", api_key="sk-alice", max_retries=0, timeout=20) as client,
+    ):
+        stream = client.chat.completions.create(model="bytes", messages=MESSAGES, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == TEXT
+        with pytest.raises(openai.AuthenticationError) as refused:
+            client.with_options(api_key="sk-wrong").chat.completions.create(model="bytes", messages=MESSAGES)
+        assert refused.value.code == "invalid_api_key"
+        ring.faults.silent = True
+        running = client.chat.completions.create(model="bytes", messages=MESSAGES, stream=True)
+        with running, pytest.raises(openai.RateLimitError, match="'alice' has 1 requests at work"):
+            client.chat.completions.create(model="bytes", messages=MESSAGES)

@@ -14,7 +14,7 @@ ANSWERS = {
     "PoolHandle", "GrantsOpened", "GrantClosed", "PairAccepted", "PagesSent", "Prepared", "Route", "Detokenized",
     "AttemptsSubmitted", "AttemptsCancelled", "Adopted", "PrefillsOrdered", "PrefillCancelled", "MemoryList",
     "HasLetGo", "HasTakenUp", "PagesOffered", "GroupFormed", "ActorList", "Stopping", "Restarting", "ActorProof",
-    "LogList", "LogParts", "AllowListTaken", "VocabularyIs", "TemplateIs", "ResponseIs",
+    "LogList", "LogParts", "AllowListTaken", "VocabularyIs", "TemplateIs", "TokenizerIs", "ResponseIs",
 }  # fmt: skip
 PUBLISHED = {"CacheEvents", "Load"}
 

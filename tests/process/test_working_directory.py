@@ -22,7 +22,7 @@ def test_files_of_the_working_directory_are_not_imported(host, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         patch.setattr(host, "command", lambda *words: [*MESHCTL, *words, "--name", host.name])
-        mesh = host.up("--model", model, wait=False, KVMESH_SUPERVISION__FORK=fork)
+        mesh = host.up("--model", model, "--mixed", "1", wait=False, KVMESH_SUPERVISION__FORK=fork)
     host.wait_ready(mesh)
     answer = host.say("What is 37 + 45?", model=model, temperature=0)
     assert ("82" if model == "tiny" else "What is 37 + 45?") in answer

@@ -19,7 +19,9 @@ HOSTILE = (
     '{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}', '"{{ 7*7 }}{% for i in range(10**9) %}"',
 )  # fmt: skip
 LONGEST_TEXT = 40
-ENDS = (b"data: [DONE]", b"event: response.completed", b"event: response.incomplete")
+ENDS = (
+    b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: message_stop",
+)  # fmt: skip
 """How a stream begins its last event."""
 
 

@@ -6,28 +6,17 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from openai.types.responses import ResponseFunctionToolCall
 
 from tests.nodes.gateway.surfaces.openai_events import events_of, story
 
 pytestmark = pytest.mark.process
 
-TEMPLATE = """
-{%- if tools %}<|im_start|>system
-{{ tools | tojson }} Return a json object with function name and arguments within <tool_call></tool_call>.<|im_end|>
-{% endif %}
-{%- for message in messages %}
-    {{- "<|im_start|>" + ("user" if message.role == "tool" else message.role) + "\n" + (message.content or "") }}
-    {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
-    {{- "<|im_end|>\n" }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}
-"""
 QUESTION = "What is 3 plus 4?"
 NUMBERS = {"type": "array", "items": {"type": "integer", "maximum": 999}, "minItems": 20, "maxItems": 20}
 ADD = {
@@ -35,21 +24,17 @@ ADD = {
         "type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"], "additionalProperties": False,
     },
 }  # fmt: skip
+WEATHER = {"type": "function", "name": "weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+}}  # fmt: skip
 NOTE = {"type": "custom", "name": "note", "description": "Notes."}
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "tools.jinja"
-    path.write_text(TEMPLATE)
-    return path
-
-
 @pytest.fixture
-def mesh(mesh_of: Any, template: Path) -> Any:
+def mesh(mesh_of: Any) -> Any:
     return mesh_of(
         "--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0", "--gateways", "2",
-        "--responses-store", "1MiB", "--chat-template", str(template),
+        "--responses-store", "1MiB",
     )  # fmt: skip
 
 
@@ -120,17 +105,22 @@ def test_text_with_a_worker_killed_midway(mesh: Any) -> None:
         assert story(streamed(mesh, decode_worker(mesh), **body)) == story(quiet)
 
 
-def test_a_result_goes_back_to_the_model(client: openai.OpenAI) -> None:
-    first = client.responses.create(model="tiny", input=QUESTION, tools=[ADD], tool_choice="required", temperature=0)
-    call: Any = first.output[-1]
-    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Done."}
-    kept = client.responses.create(model="tiny", input=[result], previous_response_id=first.id, temperature=0)
-    sent: Any = [{"role": "user", "content": QUESTION}, *(item.to_dict() for item in first.output), result]
-    again = client.responses.create(model="tiny", input=sent, temperature=0)
-    assert kept.output_text == again.output_text
-    assert kept.usage is not None
+def test_an_agent_s_loop(client: openai.OpenAI) -> None:
+    question = "What is the weather in Rome?"
+    fields: Any = {"model": "tiny", "tools": [WEATHER], "temperature": 0}
+    first = client.responses.create(input=question, **fields)
+    (call,) = first.output
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    kept = client.responses.create(input=[result], previous_response_id=first.id, **fields)
+    assert kept.output_text == "Weather in Rome: sunny"
+    sent: Any = [{"role": "user", "content": question}, *(item.to_dict() for item in first.output), result]
+    again = client.responses.create(input=sent, **fields)
+    assert again.output_text == kept.output_text
     assert again.usage is not None
-    assert kept.usage.input_tokens == again.usage.input_tokens
+    assert kept.usage is not None
+    assert again.usage.input_tokens == kept.usage.input_tokens
 
 
 def test_a_conversation_survives_one_of_two_gateways(mesh: Any) -> None:

@@ -36,6 +36,7 @@ READ_OTHERWISE = {
     "MessageUsage.output_tokens": HTTP,
     "TokensCount.input_tokens": HTTP,
     "ThinkingEnabled.budget_tokens": "a target that no model is held to, but a body has to name one",
+    "ServerLoad.server_load": HTTP,
     "ActorFigures.output_tokens_per_s": "in `meshctl ps -o json`",
     "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,

@@ -12,24 +12,19 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from tools.tiny_model import grammar
+from tools.tiny_model import train as train_module
+from tools.tiny_model.conversation import Example, Message
 from tools.tiny_model.evaluate import PROMISED, Model, score
-from tools.tiny_model.grammar import FAMILY_NAMES, Example, Message, held_out_examples, sample, training_examples
+from tools.tiny_model.grammar import FAMILY_NAMES, held_out_examples, sample, training_examples
 from tools.tiny_model.network import Network, Shape
-from tools.tiny_model.packing import Encoder, Packer
+from tools.tiny_model.packing import Batch, Encoder, Packer
 from tools.tiny_model.tokenizer import CHAT_TEMPLATE, render, token_id
-from tools.tiny_model.train import rate_scale
+from tools.tiny_model.train import Settings, load_start, rate_scale, save, train
 
 DIRECTORY = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny"
 CLAIM = 0.95
 MARGIN = 0.05
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +80,14 @@ def test_held_out_sums_never_occur_in_training_in_any_turn_or_form():
 def test_held_out_examples_end_in_a_held_out_question(family: str):
     examples = held_out_examples(2, family, 5)
     assert len(set(examples)) == 5
-    assert all(e.held_out and e.family == family and e.messages[-1].role == "user" for e in examples)
+    last = "tool" if family in ("call_result", "call_two_results") else "user"
+    assert all(e.held_out and e.family == family and e.messages[-1].role == last for e in examples)
+
+
+def test_notes_whose_every_entry_is_held_out_have_other_earlier_questions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar, "is_held_out", lambda key: key is not None and key.startswith("notes:"))
+    earlier = [m for seed in range(20) for m in sample(Random(seed), "notes").messages[:-1] if m.role == "user"]
+    assert earlier
 
 
 def test_sums_and_json_are_right():
@@ -187,3 +189,56 @@ def test_rates_rise_hold_and_fall_to_zero():
     assert rate_scale(0.2) == 1.0
     assert rate_scale(1.0) == 0.0
     assert 0 < rate_scale(0.9) < rate_scale(0.6) < 1
+
+
+class Interrupted(Exception):
+    pass
+
+
+class InterruptedPacker(Packer):
+    """Gives the rows of some steps, then fails."""
+
+    steps_left = 3
+
+    def step(self) -> list[Batch]:
+        if not self.steps_left:
+            raise Interrupted
+        self.steps_left -= 1
+        return super().step()
+
+
+def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_weights(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_module, "CHECKPOINT_STEPS", 2)
+
+    def run(packer_kind: type[Packer], folder: str, start_seed: int) -> Network:
+        torch.manual_seed(start_seed)
+        network = Network(Shape(num_layers=1))
+        (tmp_path / folder).mkdir(exist_ok=True)
+        chosen = Settings(
+            tmp_path / folder, None, 5, 0.0, seed=0, rows=1, threads=1, matrix_rate=0.02, other_rate=0.004
+        )
+        train(network, packer_kind(training_examples(0), Encoder(tokenizer), 1), chosen)
+        return network
+
+    undisturbed = run(Packer, "whole", 0).state_dict()
+    with pytest.raises(Interrupted):
+        run(InterruptedPacker, "interrupted", 0)
+    resumed = run(Packer, "interrupted", 1).state_dict()
+    torch.testing.assert_close(resumed, undisturbed, rtol=0, atol=0)
+
+
+def test_a_run_may_start_from_earlier_weights(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    first, second = Network(Shape(num_layers=1)), Network(Shape(num_layers=1))
+    save(first, tmp_path, eos_token_id=2, pad_token_id=0)
+    vocabulary = json.loads(tokenizer.to_str())
+    vocabulary["model"]["vocab"]["renamed"] = vocabulary["model"]["vocab"].pop("e")
+    vocabulary["model"]["merges"] = []
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    other = tokenizer.token_to_id("e")
+    fresh = second.model.embed_tokens.weight[other].clone()
+    load_start(second, tokenizer, tmp_path)
+    earlier = {name: weight.bfloat16().float() for name, weight in first.state_dict().items()}
+    earlier["model.embed_tokens.weight"][other] = fresh
+    torch.testing.assert_close(second.state_dict(), earlier, rtol=0, atol=0)

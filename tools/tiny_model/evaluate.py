@@ -1,6 +1,7 @@
 """Scores a directory of `tiny` on held-out questions, and writes the samples that tests rely on.
 
     python -m tools.tiny_model.evaluate nodes/bundled/tiny
+    python -m tools.tiny_model.evaluate nodes/bundled/tiny --agent-loop 500
     python -m tools.tiny_model.evaluate nodes/bundled/tiny --write-samples
 
 Greedy decoding with ``transformers`` in float32, exact match of the whole answer.
@@ -17,7 +18,9 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tools.tiny_model.grammar import FAMILY_NAMES, Example, held_out_examples
+from tools.tiny_model.agent_loop import held_out_loops, run_loops
+from tools.tiny_model.conversation import Example
+from tools.tiny_model.grammar import FAMILY_NAMES, PLAIN_FAMILY_NAMES, held_out_examples
 from tools.tiny_model.tokenizer import MAX_LENGTH
 
 BATCH_SIZE: Final = 64
@@ -43,6 +46,7 @@ PROMISED: Final = (
     "unknown",
     "json",
 )
+PROMISED_WITH_TOOLS: Final = ("call", "call_two", "call_missing", "call_result", "call_two_results")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,12 @@ class Model:
 
     def encode(self, example: Example) -> list[int]:
         """Token ids of the prompt, by the directory's chat template."""
-        messages = [{"role": m.role, "content": m.content} for m in example.messages]
-        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = self._tokenizer.apply_chat_template(
+            [message.openai() for message in example.messages],
+            tools=[tool.openai() for tool in example.tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
@@ -126,10 +134,14 @@ def total(scores: dict[str, tuple[int, int]]) -> tuple[int, int]:
 
 def table(scores: dict[str, tuple[int, int]]) -> str:
     """The scores as a Markdown table: what is promised, what is not, and all."""
-    promised = {family: row for family, row in scores.items() if family in PROMISED}
-    others = {family: row for family, row in scores.items() if family not in PROMISED}
+    others = [family for family in scores if family not in (*PROMISED, *PROMISED_WITH_TOOLS)]
     lines = ["| family | exact match | right of |", "|---|---:|---:|"]
-    for title, part in (("all promised", promised), ("all not promised", others)):
+    for title, families in (
+        ("all promised", PROMISED),
+        ("all promised with tools", PROMISED_WITH_TOOLS),
+        ("all not promised", others),
+    ):
+        part = {family: scores[family] for family in families if family in scores}
         lines += [_line(family, row) for family, row in part.items()]
         if part:
             lines.append(_line(f"**{title}**", total(part)))
@@ -142,7 +154,7 @@ def _line(name: str, row: tuple[int, int]) -> str:
 
 
 def collect_samples(model: Model) -> list[dict[str, object]]:
-    """Held-out conversations that the model answers right and by a clear margin.
+    """Held-out conversations without tools that the model answers right and by a clear margin.
 
     The margin keeps a test from depending on the last bit of a float: no token of these answers leads
     the next best by less than a tenth of a logit, hundreds of times what float32 kernels differ by.
@@ -150,7 +162,7 @@ def collect_samples(model: Model) -> list[dict[str, object]]:
     says what these weights answer to that conversation, not how good the family is.
     """
     samples: list[dict[str, object]] = []
-    for family in FAMILY_NAMES:
+    for family in PLAIN_FAMILY_NAMES:
         few = 4 * SAMPLES_PER_FAMILY
         examples = held_out_examples(SAMPLES_SEED, family, few if family in PROMISED else CANDIDATES_PER_FAMILY)
         good = (
@@ -162,7 +174,7 @@ def collect_samples(model: Model) -> list[dict[str, object]]:
             samples.append(
                 {
                     "family": family,
-                    "messages": [{"role": m.role, "content": m.content} for m in example.messages],
+                    "messages": [message.openai() for message in example.messages],
                     "answer": generated.text,
                     "prompt_tokens": len(model.encode(example)),
                     "completion_tokens": generated.num_tokens,
@@ -177,6 +189,7 @@ def main() -> None:
     parser.add_argument("--per-family", type=int, default=200, help="held-out examples per family (default 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--agent-loop", type=int, metavar="N", help="score N questions of an agent's loop instead")
     parser.add_argument("--write-samples", action="store_true", help="write samples.json into the directory instead")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -186,6 +199,10 @@ def main() -> None:
         text = json.dumps(samples, ensure_ascii=False, indent=1)
         (arguments.directory / "samples.json").write_text(text + "\n", encoding="utf-8")
         print(f"{len(samples)} samples")
+    elif arguments.agent_loop:
+        loops = held_out_loops(arguments.seed, arguments.agent_loop)
+        loop_score = run_loops(lambda examples: [one.text for one in model.answer(examples)], loops)
+        print(f"of {loop_score.questions}: {loop_score.right_calls} right calls, {loop_score.right_answers} answers")
     else:
         print(table(score(model, arguments.per_family, arguments.seed)))
 

@@ -6,12 +6,13 @@ chosen by a hash of what they ask, is held out: ``training_examples`` never yiel
 training and evaluation scripts and by the tests.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final
 
 from tools.tiny_model import context, facts, numbers, words
+from tools.tiny_model.calling import TOOL_FAMILIES, offer
+from tools.tiny_model.conversation import Example, Message
 from tools.tiny_model.turns import Turn, is_held_out
 from tools.tiny_model.vocabulary import SYSTEM_PROMPTS
 
@@ -41,39 +42,22 @@ NOTES_FAMILIES: Final[dict[str, tuple[float, int, int]]] = {
     "notes": (6.0, 2, 16),
     "notes_long": (0.7, 40, 90),
 }
-FAMILY_NAMES: Final = (*FAMILIES, *NOTES_FAMILIES)
+PLAIN_FAMILY_NAMES: Final = (*FAMILIES, *NOTES_FAMILIES)
+FAMILY_NAMES: Final = (*PLAIN_FAMILY_NAMES, *TOOL_FAMILIES)
 MAX_TURNS: Final = 6
+MAX_EARLIER_EXCHANGES: Final = 3
+MAX_DRAWS: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message; ``role`` is ``system``, ``user`` or ``assistant``."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A conversation that ends in a user message, and the one right answer to it.
-
-    ``held_out`` says that the last question is in the held-out tenth; earlier ones never are.
-    """
-
-    messages: tuple[Message, ...]
-    answer: str
-    family: str
-    held_out: bool
-
-
-def sample(rng: Random, family: str | None = None) -> Example:
-    """Draw one conversation, of a given family of last question or of any.
+def sample(rng: Random, family: str | None = None, families: Sequence[str] = FAMILY_NAMES) -> Example:
+    """Draw one conversation, of a given family of last question or of any of ``families``.
 
     Raises KeyError for a family that does not exist.
     """
     if family is None:
-        weights = [*(weight for weight, _ in FAMILIES.values()), *(row[0] for row in NOTES_FAMILIES.values())]
-        family = rng.choices(FAMILY_NAMES, weights)[0]
+        family = rng.choices(families, [_weight(name) for name in families])[0]
+    if family in TOOL_FAMILIES:
+        return _with_tools(rng, family)
     if family in NOTES_FAMILIES:
         _, fewest, most = NOTES_FAMILIES[family]
         notes = context.notes(rng, rng.randint(fewest, most))
@@ -89,11 +73,11 @@ def sample(rng: Random, family: str | None = None) -> Example:
     return Example(tuple(messages), last.answer, family, is_held_out(last.key))
 
 
-def training_examples(seed: int) -> Iterator[Example]:
+def training_examples(seed: int, families: Sequence[str] = FAMILY_NAMES) -> Iterator[Example]:
     """An endless stream without a held-out question in any turn."""
     rng = Random(f"training:{seed}")
     while True:
-        example = sample(rng)
+        example = sample(rng, None, families)
         if not example.held_out:
             yield example
 
@@ -109,6 +93,26 @@ def held_out_examples(seed: int, family: str, count: int) -> list[Example]:
     return list(found)
 
 
+def _weight(family: str) -> float:
+    if family in TOOL_FAMILIES:
+        return TOOL_FAMILIES[family]
+    return FAMILIES[family][0] if family in FAMILIES else NOTES_FAMILIES[family][0]
+
+
+def _with_tools(rng: Random, family: str) -> Example:
+    offered = offer(rng, family)
+    system = _system_prompt(rng)
+    messages = [Message("system", system)] if system else []
+    if offered.tools:  # nothing but tools says that earlier questions may be answered by calls
+        for _ in range(min(_num_earlier_turns(rng), MAX_EARLIER_EXCHANGES)):
+            messages += offered.training_exchange(rng, lambda rng: _training_turn(rng, None))
+    asked = offered.ask(rng, family, _short_turn)
+    ends_in_result = family in ("call_result", "call_two_results")
+    messages += asked.opening() if ends_in_result else [Message("user", asked.question)]
+    answer = asked.last_answer() if ends_in_result else asked.first_answer()
+    return Example(tuple(messages), answer, family, is_held_out(asked.key), offered.tools)
+
+
 def _num_earlier_turns(rng: Random) -> int:
     draw = rng.random()
     if draw < 0.62:
@@ -120,14 +124,18 @@ def _num_earlier_turns(rng: Random) -> int:
 
 def _training_turn(rng: Random, ask: Callable[[Random], Turn] | None) -> Turn:
     """A question that is not held out, by ``ask`` or of any family with a short answer."""
+    num_draws = 0
     while True:
-        chosen = ask
-        if chosen is None:
-            short = [row for name, row in FAMILIES.items() if not name.endswith("_long")]
-            chosen = rng.choices([row[1] for row in short], [row[0] for row in short])[0]
-        turn = chosen(rng)
+        # Of notes with two entries both may be held out: then it is another question.
+        turn = _short_turn(rng) if ask is None or num_draws == MAX_DRAWS else ask(rng)
         if not is_held_out(turn.key):
             return turn
+        num_draws = min(num_draws + 1, MAX_DRAWS)
+
+
+def _short_turn(rng: Random) -> Turn:
+    short = [row for name, row in FAMILIES.items() if not name.endswith("_long")]
+    return rng.choices([row[1] for row in short], [row[0] for row in short])[0](rng)
 
 
 def _system_prompt(rng: Random) -> str:

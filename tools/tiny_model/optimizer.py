@@ -7,7 +7,7 @@ about half the steps of AdamW. Called by the training script.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,11 @@ class Muon:
             rows, columns = matrix.shape
             self._by_size[min(rows, columns), max(rows, columns)].append(matrix)
             self._velocity[matrix] = torch.zeros_like(matrix)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """The momenta, one for each matrix; to be saved, and written over when a run goes on."""
+        return list(self._velocity.values())
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -80,3 +85,13 @@ class Optimizer:
         self._muon.step(self.matrix_rate * scale)
         for parameter in self._parameters:
             parameter.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """What `load` needs to go on as if the run had never stopped."""
+        return {"muon": self._muon.state, "adam": self._adam.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave."""
+        for velocity, saved in zip(self._muon.state, state["muon"], strict=True):
+            velocity.copy_(saved)
+        self._adam.load_state_dict(state["adam"])

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.tiny_model.grammar import Example
+from tools.tiny_model.conversation import Example
 from tools.tiny_model.tokenizer import END_OF_TEXT, TURN_END, TURN_START, render, token_id
 
 SHORT_LENGTH: Final = 256
@@ -73,7 +73,7 @@ class Encoder:
         An answer of n tokens weighs the square root of n, so that long easy answers (counting)
         do not drown short hard ones (sums).
         """
-        tokens = self._tokenizer.encode(render(example.messages, answer=example.answer)).ids
+        tokens = self._tokenizer.encode(render(example.messages, tools=example.tools, answer=example.answer)).ids
         tokens = [*tokens, self._end_of_text]
         weights = [0.0] * len(tokens)
         place = 0

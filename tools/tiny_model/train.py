@@ -1,9 +1,11 @@
-"""Trains `tiny` from scratch on a CPU and writes a Hugging Face directory.
+"""Trains `tiny` on a CPU, from scratch or from earlier weights, and writes a Hugging Face directory.
 
     python -m tools.tiny_model.train --out DIR --steps 4000
+    python -m tools.tiny_model.train --out DIR --steps 1000 --start EARLIER --matrix-rate 0.01 --other-rate 0.002
 
 With ``--steps`` the run is reproducible: text, initial weights and rows follow from the seed (bits
 may differ between machines and torch builds). ``--minutes`` fits the schedule to a time instead.
+A run of so many steps that was interrupted goes on from its last checkpoint when it is started again.
 """
 
 import argparse
@@ -14,14 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  (its path type is bare)
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  (bare path types)
+from tokenizers import Tokenizer
 
 from tools.tiny_model.grammar import training_examples
 from tools.tiny_model.network import Network, Shape
 from tools.tiny_model.optimizer import Optimizer
 from tools.tiny_model.packing import Encoder, Packer
-from tools.tiny_model.tokenizer import END_OF_TEXT, MAX_LENGTH, TURN_END, save_tokenizer, token_id, train_tokenizer
+from tools.tiny_model.tokenizer import (
+    END_OF_TEXT,
+    MAX_LENGTH,
+    TURN_END,
+    save_tokenizer,
+    token_id,
+    train_tokenizer,
+)
 
+CHECKPOINT = "checkpoint.pt"
+CHECKPOINT_STEPS = 50
 WARM_UP = 0.01
 FLAT_UNTIL = 0.35
 
@@ -31,6 +43,7 @@ class Settings:
     """Settings of a training run."""
 
     out: Path
+    start: Path | None
     steps: int | None
     minutes: float
     seed: int
@@ -53,7 +66,10 @@ def train(network: Network, packer: Packer, settings: Settings) -> int:
     """Run all steps; returns how many there were."""
     optimizer = Optimizer(network, settings.matrix_rate, settings.other_rate)
     progress_of = _progress(settings)
-    started, step, num_tokens, recent = time.monotonic(), 0, 0, 0.0
+    step = _go_on(network, optimizer, settings)
+    for _ in range(step):
+        packer.step()
+    started, first, num_tokens, recent = time.monotonic(), step, 0, 0.0
     while (progress := progress_of(step)) < 1.0:
         batches = packer.step()
         total_weight = sum(float(batch.weights[:, 1:].sum()) for batch in batches)
@@ -65,15 +81,46 @@ def train(network: Network, packer: Packer, settings: Settings) -> int:
         recent *= 0.98
         optimizer.step(rate_scale(progress))
         step += 1
-        if step % 100 == 0:
+        if step % CHECKPOINT_STEPS == 0:
             seconds = time.monotonic() - started
-            settled = recent / (1 - 0.98**step)
+            settled = recent / (1 - 0.98 ** (step - first))
             print(
                 f"step {step} progress {progress:.3f} loss {settled:.4f} "
                 f"tokens {num_tokens / 1e6:.2f}M {num_tokens / seconds:.0f} tokens/s",
                 flush=True,
             )
+        if step % CHECKPOINT_STEPS == 0:
+            _save_checkpoint(network, optimizer, settings, step)
     return step
+
+
+def _save_checkpoint(network: Network, optimizer: Optimizer, settings: Settings, step: int) -> None:
+    unfinished = settings.out / f"{CHECKPOINT}.new"
+    state = {"step": step, "network": network.state_dict(), "optimizer": optimizer.state()}
+    torch.save(state, unfinished)
+    unfinished.rename(settings.out / CHECKPOINT)
+
+
+def _go_on(network: Network, optimizer: Optimizer, settings: Settings) -> int:
+    """Load the checkpoint of an interrupted run; returns how many steps it had done."""
+    checkpoint = settings.out / CHECKPOINT
+    if settings.steps is None or not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint)
+    network.load_state_dict(state["network"])
+    optimizer.load(state["optimizer"])
+    return state["step"]
+
+
+def load_start(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
+    """Take over the weights of an earlier directory, and its embeddings of the ids that stand for the same token."""
+    weights = load_file(directory / "model.safetensors")
+    earlier = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    same = [i for i in range(network.shape.vocab_size) if tokenizer.id_to_token(i) == earlier.id_to_token(i)]
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            chosen = same if "embed" in name else slice(None)
+            parameter[chosen] = weights[name][chosen].float()
 
 
 def _progress(settings: Settings) -> Callable[[int], float]:
@@ -103,6 +150,7 @@ def save(network: Network, directory: Path, *, eos_token_id: int, pad_token_id: 
 def parse_arguments() -> Settings:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    parser.add_argument("--start", type=Path, help="directory of earlier weights to start from")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="train this many steps (reproducible)")
     length.add_argument("--minutes", type=float, default=30.0, help="train for this many minutes instead (default 30)")
@@ -123,6 +171,8 @@ def main() -> None:
     save_tokenizer(tokenizer, settings.out)
     network = Network(Shape(vocab_size=tokenizer.get_vocab_size()))
     print(f"{sum(p.numel() for p in network.parameters())} parameters", flush=True)
+    if settings.start is not None:
+        load_start(network, tokenizer, settings.start)
     packer = Packer(training_examples(settings.seed), Encoder(tokenizer), settings.rows)
     steps = train(network, packer, settings)
     save(
@@ -131,6 +181,7 @@ def main() -> None:
         eos_token_id=token_id(tokenizer, TURN_END),
         pad_token_id=token_id(tokenizer, END_OF_TEXT),
     )
+    (settings.out / CHECKPOINT).unlink(missing_ok=True)
     print(f"done: {steps} steps, written to {settings.out}")
 
 

@@ -37,6 +37,8 @@ WORDS: Final = _words(
     "field people talk about good food one night two three hands"
 )
 
+SKIES: Final = _words("sunny cloudy rainy windy snowy foggy clear stormy")
+
 CAPITALS: Final[dict[str, str]] = {
     "France": "Paris",
     "Italy": "Rome",

@@ -92,7 +92,11 @@ class _ChatChunks(ChunkWriter):
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         prompt = self.prompt_ids(0)
         return b"".join(
-            self.opening + b'{"index":%d,' % index + role + (b"" if index else prompt) + self.ending
+            self.opening
+            + b'{"index":%d,' % index
+            + role
+            + (b"" if index else prompt)
+            + self.ending_of(index, is_first=True)
             for index in range(self.num_samples)
         )
 

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodes.asks import DrawnModel, EditFailed, RowEdits, matching, open_asks, possible
+from nodes.asks import DrawnModel, EditFailed, RowEdits, asked, matching, open_asks, possible
+from nodes.asks.bad_words import BadWords
 from nodes.asks.edits import mask_of
+from nodes.asks.grammar import Grammar
 from nodes.asks.matching import GrammarFailed, vocabulary_of
+from nodes.asks.min_tokens import MinTokens
 from tests.nodes.asks.grammars import MODEL, PROMPT, SPEC, allowed, edits_of, ids_of, schema_of, sent, text_of, walk
 from tests.nodes.asks.schemas import check, drawn
 
@@ -161,6 +164,16 @@ def test_the_end_wins_over_min_tokens_and_ignore_eos() -> None:
     assert allowed(edits_of(going_on, [a])) == [b]
     assert allowed(edits_of(going_on, [a, b])) == ENDS
     assert set(allowed(edits_of(open_asks(sent(regex="ab?"), MODEL).editors, [a]))) == {*ENDS, b}
+
+
+def test_an_end_that_is_a_bad_word_is_not_drawn_even_where_nothing_else_is_left() -> None:
+    a = ids_of("a")
+    for asks in ((MinTokens(50), BadWords(token_ids=[ENDS[:1]])), (BadWords(token_ids=[ENDS[:1]]), MinTokens(50))):
+        editors = open_asks(asked([*asks, Grammar("regex", "a", "regex")]), MODEL).editors
+        assert allowed(edits_of(editors, a)) == ENDS[1:]
+    asks = MinTokens(50), BadWords(token_ids=[[end] for end in ENDS]), Grammar("regex", "a", "regex")
+    with pytest.raises(GrammarFailed, match="other fields"):
+        edits_of(open_asks(asked(asks), MODEL).editors, a)
 
 
 def test_other_fields_and_the_grammar_hold_together() -> None:

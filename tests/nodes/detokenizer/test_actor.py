@@ -139,6 +139,11 @@ async def test_draining_ends_when_tokens_stop_coming(mesh):
     await until(lambda: mesh.gateway.text == "abbbbbc")
 
 
+@pytest.mark.settings(drain_quiet_s=60.0)
+async def test_draining_waits_for_nobody_where_nothing_is_written(mesh):
+    await asyncio.wait_for(mesh.detokenizer.drain(), 1.0)
+
+
 async def test_nothing_is_known_before_the_start():
     actor = DetokenizerActor(DetokenizerConfig(model="echo"))
     assert actor.stats() == {}

@@ -33,6 +33,7 @@ from nodes.protocol import (
     CancelAttempts,
     ChooseRoute,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -46,6 +47,7 @@ from nodes.protocol import (
     TemplateIs,
     TextBatch,
     TextDelta,
+    TokenizerIs,
     VocabularyIs,
 )
 from nodes.registry.actor import RegistryActor
@@ -124,6 +126,8 @@ class FakeTokenizer(Actor):
                 offsets = struct.pack("<258I", *range(257), 256 + len(END_TEXT))
                 ends = VocabularyIs(num_tokens=257, end_token_ids=[END_OF_TEXT])
                 call.reply(ends, (offsets, bytes(range(256)) + END_TEXT))
+            case DescribeTokenizer():
+                call.reply(TokenizerIs(document=b'{"tokenizer_class": "Bytes"}'))
             case DescribeTemplate():
                 call.reply(self.template)
             case Detokenize():
@@ -141,6 +145,7 @@ class FakeTokenizer(Actor):
         else:
             texts = message.texts or []
         prompts = message.token_ids or [list(text.encode()) for text in texts]
+        prompts = [prompt[-message.truncate_to :] for prompt in prompts]
         call.reply(Prepared(token_ids=prompts, routes=[self.route([]) for _ in prompts] if message.route else []))
 
     def route(self, excluded: list[str]) -> Route:

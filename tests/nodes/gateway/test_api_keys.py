@@ -44,12 +44,13 @@ def with_keys(path: Path, test: Callable[[Ring, httpx.AsyncClient], Any], *lines
 def test_all_routes_but_those_of_health_and_metrics_want_a_key(tmp_path: Path) -> None:
     async def test(ring: Ring, client: httpx.AsyncClient) -> None:
         for operation in OPERATIONS:
-            path = operation.path.replace("{model_id}", "bytes")
+            path = operation.path.replace("{model_id}", "bytes").replace("{response_id}", "resp_1")
             answer = await client.request(operation.method, path, json=operation.example)
             assert answer.status_code == (200 if path in OPEN else 401), path
             allowed = await client.request(operation.method, path, json=operation.example, headers=ALICE)
-            assert allowed.status_code == 200, path
-        assert len(OPEN) == 8
+            # Of stored responses there is none.
+            assert allowed.status_code == (404 if "{response_id}" in operation.path else 200), path
+        assert len(OPEN) == 9
         for method, path in (("GET", "/nope"), ("POST", "/v1/models"), ("OPTIONS", "/v1/models")):
             assert (await client.request(method, path)).status_code == 401
             assert (await client.request(method, path, headers=ALICE)).status_code in (404, 405)
@@ -85,6 +86,19 @@ def test_a_key_comes_in_either_header_and_a_refusal_says_how(tmp_path: Path) -> 
         "alice",
     ]
     assert "sk-" not in repr(logged)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_anthropics_clients_are_told_in_their_own_form(tmp_path: Path, path: str) -> None:
+    body = {"model": "bytes", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]}
+
+    async def test(ring: Ring, client: httpx.AsyncClient) -> None:
+        refused = await client.post(path, json=body, headers={"x-api-key": "sk-wrong"})
+        assert (refused.status_code, refused.json()["type"]) == (401, "error")
+        assert refused.json()["error"]["type"] == "authentication_error"
+        assert (await client.post(path, json=body, headers={"x-api-key": "sk-alice"})).status_code == 200
+
+    with_keys(tmp_path, test, "alice")
 
 
 def test_a_preflight_needs_no_key(tmp_path: Path) -> None:

@@ -86,6 +86,23 @@ def test_a_streamed_completion_with_usage_all_along(client: httpx.Client) -> Non
     assert cached == {2}, "known from the first token on"
 
 
+def test_a_streamed_chat_with_usage_from_the_first_chunk_on(client: httpx.Client) -> None:
+    options = {"continuous_usage_stats": True}
+    first, *rest = events(chat(client, "hello", n=2, stream=True, stream_options=options))
+    counts = (first["usage"]["prompt_tokens"], first["usage"]["completion_tokens"], first["usage"]["total_tokens"])
+    assert (first["choices"][0]["delta"]["role"], counts) == ("assistant", (5, 0, 5))
+    assert all(chunk["usage"]["prompt_tokens"] == 5 for chunk in rest)
+
+
+def test_a_byte_order_mark_before_a_body_is_read(client: httpx.Client) -> None:
+    body = b'\xef\xbb\xbf{"prompt": "hello", "max_tokens": 5}'
+    answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == "hello"
+    for nothing in (b"\xef\xbb\xbf", b"\xef\xbb", b"\xff\xfe{\x00}\x00"):
+        refused = client.post("/v1/completions", content=nothing, headers={"content-type": "application/json"})
+        assert refused.json()["error"]["code"] in ("invalid_json", "invalid_utf8")
+
+
 def test_a_stream_without_usage(client: httpx.Client) -> None:
     assert all("usage" not in chunk for chunk in events(completion(client, stream=True)))
 

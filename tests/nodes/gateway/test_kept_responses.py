@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from nodes.gateway.actor import Gateway
-from nodes.gateway.http_call import HttpCall
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import CONFIG, Ring
 from tests.nodes.gateway.surfaces.openai_events import events_of
+from tests.nodes.gateway.test_api_keys import write_keys
 
 TEXT = "what a client says"
 
@@ -30,10 +30,10 @@ class Hosts:
 
 
 @asynccontextmanager
-async def hosts(folder: Path) -> AsyncIterator[Hosts]:
+async def hosts(folder: Path, **settings: Any) -> AsyncIterator[Hosts]:
     def config(host: str) -> Any:
         return msgspec.structs.replace(
-            CONFIG, responses_file=str(folder / f"{host}.sqlite"), responses_store_bytes=20_000
+            CONFIG, responses_file=str(folder / f"{host}.sqlite"), responses_store_bytes=20_000, **settings
         )
 
     async with Ring() as ring:
@@ -142,22 +142,22 @@ async def test_one_gateway_killed_the_other_of_its_host_answers(mesh: Hosts) -> 
         assert said(await ask(client, "two ", previous_response_id=first["id"])) == "one one two "
 
 
-async def test_a_response_belongs_to_its_key(mesh: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = HttpCall.__init__
+def test_a_response_belongs_to_its_key(tmp_path: Path) -> None:
+    ann, bob = ({"authorization": f"Bearer sk-{name}"} for name in ("ann", "bob"))
 
-    def with_key(call: HttpCall, *args: Any) -> None:
-        plain(call, *args)
-        call.names = call.names._replace(key=call.headers.get(b"x-as", b"").decode())
+    async def main() -> None:
+        async with hosts(tmp_path, api_key_file=write_keys(tmp_path / "keys", "ann", "bob")) as mesh:
+            answer = (await mesh.a.post("/responses", json={"input": TEXT}, headers=ann)).json()
+            path, body = f"/responses/{answer['id']}", {"input": "x", "previous_response_id": answer["id"]}
+            for client in (mesh.a, mesh.b):
+                assert (await client.get(path)).status_code == 401
+                assert (await client.get(path, headers=bob)).status_code == 404
+                assert (await client.delete(path, headers=bob)).status_code == 404
+                assert (await client.post("/responses", json=body, headers=bob)).status_code == 404
+                assert (await client.post("/responses", json=body, headers=ann)).status_code == 200
+                assert (await client.get(path, headers=ann)).json() == answer
 
-    monkeypatch.setattr(HttpCall, "__init__", with_key)
-    answer = (await mesh.a.post("/responses", json={"input": TEXT}, headers={"x-as": "ann"})).json()
-    for client in (mesh.a, mesh.b):
-        for other in ({}, {"x-as": "bob"}):
-            assert (await client.get(f"/responses/{answer['id']}", headers=other)).status_code == 404
-            assert (await client.delete(f"/responses/{answer['id']}", headers=other)).status_code == 404
-            body = {"input": "x", "previous_response_id": answer["id"]}
-            assert (await client.post("/responses", json=body, headers=other)).status_code == 404
-        assert (await client.get(f"/responses/{answer['id']}", headers={"x-as": "ann"})).json() == answer
+    asyncio.run(main())
 
 
 async def test_a_store_that_cannot_be_used_stops_nobody(mesh: Hosts) -> None:

@@ -1,5 +1,6 @@
 """Routes that probes, browsers and careless base URLs ask for."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -52,6 +53,19 @@ async def test_health_generate_is_503_where_no_token_comes_in_time_and_leaves_no
     assert await statuses(client, GENERATE) == {503}
     ring.faults.tokenizer_error = None
     assert await statuses(client, GENERATE) == {200}
+
+
+async def test_load_is_the_number_of_calls_that_are_being_answered(ring, client) -> None:
+    assert (await client.get("/load")).json() == {"server_load": 0}
+    ring.faults.silent = True
+    asked = [asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "hi"})) for _ in range(2)]
+    await until(lambda: len(ring.seen.submits) == 2)
+    assert (await client.get("/load")).json() == {"server_load": 2}
+    ring.faults.silent = False
+    ring.scheduler.wake()
+    assert [(await one).status_code for one in asked] == [200, 200]
+    await until(lambda: ring.gateway.service.num_calls == 0)
+    assert (await client.get("/load")).json() == {"server_load": 0}
 
 
 async def test_a_trailing_slash_is_answered_as_without_it_and_not_by_a_redirect(ring, client) -> None:
@@ -191,3 +205,10 @@ def test_every_example_of_the_document_is_answered(served: Any) -> None:
         example = operation["requestBody"]["content"]["application/json"]["example"]
         assert httpx.post(served.url + path, json=example).status_code == 200
     assert len(posts) == 7
+
+
+async def test_tokenizer_info_is_what_a_tokenizer_says_of_itself(ring, client) -> None:
+    answer = await client.get("/tokenizer_info")
+    assert (answer.status_code, answer.json()) == (200, {"tokenizer_class": "Bytes"})
+    await ring.kill("tok0")
+    assert (await client.get("/tokenizer_info")).status_code == 200, "it is kept"

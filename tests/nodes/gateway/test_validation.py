@@ -119,7 +119,7 @@ def refused(function: Any, *args: Any, **fields: Any) -> ApiError:
         b'{"prompt": "a"} x',
         b'{"prompt": NaN}',
         b'{"prompt": "\\ud800"}',
-        b"\xef\xbb\xbf{}",
+        b"\xef\xbb\xbf",
         b'{"prompt": "\xff"}',
         b'{"x": "\xff", "prompt": "a"}',
         b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -330,7 +330,6 @@ UNSERVED: dict[str, list[Any]] = {
     "session_id": ["s"],
     "session_params": [{"id": "s"}],
     "bootstrap_room": [7],
-    "data_parallel_rank": [0],
     "custom_params": [{"a": 1}],
     "vllm_xargs": [{"a": 1}],
     "thinking_token_budget": [5],
@@ -478,6 +477,7 @@ def test_asks_are_read_from_a_body_and_named_to_tokenizers() -> None:
     assert job.prepare.words == ["no", " no"]
     assert chat(bad_words=["\n"]).prepare.words == ["\n", " \n"]
     assert refused(chat, bad_words=["a", ""]).param == "bad_words.1"
+    assert refused(chat, bad_words=["a"] * 10_000).param == "bad_words"
     assert refused(chat, allowed_token_ids=[1000]).param == "allowed_token_ids"
     assert refused(chat, presence_penalty=2.5).param == "presence_penalty"
     assert refused(chat, frequency_penalty=float("nan")).param is None, "JSON has no such number"

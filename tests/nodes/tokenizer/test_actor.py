@@ -30,6 +30,7 @@ from nodes.protocol import (
     PROMPT_TAIL_CHARS,
     ChooseRoute,
     DescribeTemplate,
+    DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
@@ -166,6 +167,25 @@ async def test_tokens_are_counted_whatever_the_context_is(mesh):
         assert len(counted.token_ids[0]) == num_chars
 
 
+@pytest.mark.settings(context_length=64)
+async def test_a_prompt_is_cut_to_what_the_request_asks_for(mesh):
+    for fields in ({"texts": ["x" * 100 + "ab"]}, {"token_ids": [[120] * 100 + [97, 98]]}, {"texts": ["ab"]}):
+        last = await ask(mesh, Prepare(request_id="r", truncate_to=2, **fields))
+        assert (last.token_ids, len(last.routes)) == ([[97, 98]], 1)
+    first = await ask(mesh, Prepare(request_id="r", texts=["ab" + "x" * 100], truncate_to=2, truncate_end=True))
+    assert first.token_ids == [[97, 98]]
+    # Longer than any text that could fit: it is cut, not refused.
+    for question in (Prepare(request_id="r", texts=["x" * 2_000_000 + "ab"]), chat("x" * 2_000_000 + "ab")):
+        assert (await ask(mesh, msgspec.structs.replace(question, truncate_to=2))).token_ids == [[97, 98]]
+    tails = [
+        (await ask(mesh, msgspec.structs.replace(chat("hello"), truncate_to=most, truncate_end=True))).prompt_tail
+        for most in (4, 5, 6)
+    ]
+    assert tails == ["", "", "hello"], "the end of a chat that was cut off says nothing of its answer"
+    refused = Prepare(request_id="r", texts=["x" * 100], truncate_to=64)
+    assert await failure(mesh, refused) == ("context_length_exceeded", "prompt", False)
+
+
 @pytest.mark.settings(schedulers=())
 async def test_without_a_scheduler_there_is_no_capacity(mesh):
     assert await failure(mesh, Prepare(request_id="r", texts=["x"])) == ("no_capacity", None, True)
@@ -191,11 +211,11 @@ async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh, monkeypatch
     began, go_on = threading.Event(), threading.Event()
     encode = TextEncoder.encode
 
-    def slow(self, text, *, add_special_tokens):
+    def slow(self, text, **options):
         if text.startswith("count"):
             began.set()
             go_on.wait(20)
-        return encode(self, text, add_special_tokens=add_special_tokens)
+        return encode(self, text, **options)
 
     monkeypatch.setattr(TextEncoder, "encode", slow)
     counts = [Prepare(request_id=f"c{i}", texts=[f"count {i}, which takes long"], route=False) for i in range(3)]
@@ -328,3 +348,26 @@ async def test_a_vocabulary_is_described_by_offsets_and_bytes(mesh):
     assert [data[begin:end] for begin, end in pairwise(ends)] == table
     assert answer.message.num_tokens == len(table)
     assert answer.message.end_token_ids == list(with_vocabulary(spec, vocabulary_facts(spec)).eos_token_ids)
+
+
+async def test_the_tokenizer_is_described_by_its_file_and_what_is_in_force(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    file = model / "tokenizer_config.json"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "model_max_length": 10**30, "of_its_own": [1]}))
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    async with mesh_with(str(model), context_length=64, chat_template=str(template)) as mesh:
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["of_its_own"], told["tokenizer_class"]) == ([1], said["tokenizer_class"])
+        assert (told["model_max_length"], told["chat_template"]) == (64, template.read_text())
+        assert told["eos_token"] == resolve_model("tiny").special_tokens["eos_token"]
+        file.write_text('{"x": NaN}')
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["model_max_length"], told.get("x")) == (64, None)
+        file.write_text("{")
+        assert (await failure(mesh, DescribeTokenizer()))[0] == "model_damaged"
+    async with mesh_with("echo", context_length=64) as mesh:
+        told = json.loads((await ask(mesh, DescribeTokenizer())).document)
+        assert (told["model_max_length"], told["tokenizer_class"]) == (64, "PreTrainedTokenizerFast")

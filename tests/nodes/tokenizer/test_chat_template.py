@@ -296,3 +296,15 @@ def test_a_function_call_of_old_clients_is_a_tool_call():
     call = {"id": "function0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     assert shown["tool_calls"] == [call]
     assert "function_call" not in shown
+
+
+def test_which_variables_of_requests_a_template_reads():
+    def reads(source):
+        return ChatTemplate(source + LAST_WORDS, SPECIAL_TOKENS, 100_000).dialect.reads
+
+    assert (
+        reads("") == reads("documents and verbosity {# documents #}{{ 'verbosity' }}{{ messages[0].documents }}") == ()
+    )
+    assert reads("{% set documents = [] %}{{ documents }}") == ()
+    assert reads("{% for one in documents %}{{ one.text }}{% endfor %}") == ("documents",)
+    assert reads("{% if documents is defined %}D{% endif %}{{ verbosity or 'medium' }}") == ("documents", "verbosity")

@@ -14,10 +14,13 @@ import pytest
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec import ModelDamaged, ModelError, resolve_model
+from nodes.model_spec.end_tokens import with_vocabulary
+from nodes.models.fill_in import FillIn
 from nodes.models.spec import VocabularyFacts
 from nodes.tokenizer import checking
 from nodes.tokenizer.checking import MAX_TEMPLATE_CHARS, check_texts
 from nodes.tokenizer.child_protocol import Rendered, frame
+from nodes.tokenizer.encoding import load_encoder
 from nodes.tokenizer.errors import Overloaded, TemplateError
 
 pytestmark = pytest.mark.process
@@ -62,12 +65,32 @@ def tokenizer_with(**fields):
 def test_what_is_found_of_a_model():
     facts = check_texts(TINY, TINY.chat_template)
     assert (facts.vocabulary.num_tokens, facts.vocabulary.eos_token_id) == (TINY.vocab_size, TINY.eos_token_ids[0])
-    assert facts.forms == dict.fromkeys(("user", "assistant", "system"), "either")
-    said = "'tiny knows the roles system, user and assistant, not tool'"
-    assert facts.notes == (f"the chat template refuses messages of the role tool: {said}",)
+    assert facts.forms == dict.fromkeys(("user", "assistant", "system", "tool"), "either")
+    assert facts.notes == ()
+    refusing = (
+        "{% for m in messages %}{{ raise_exception('no ' ~ m.role) if m.role == 'tool' else m.content }}{% endfor %}"
+    )
+    assert check_texts(TINY, refusing).notes == ("the chat template refuses messages of the role tool: 'no tool'",)
     silent = check_texts(TINY, "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}")
     assert silent.notes == ("the chat template leaves out messages of the role tool: such chats are refused",)
-    assert check_texts(ECHO, None)[1:] == ({}, ())
+    assert check_texts(ECHO, None)[1:] == ({}, (), ())
+    assert check_texts(TINY, SHOWN + "{% if documents %}{{ documents[0].text }}{% endif %}").reads == ("documents",)
+
+
+def test_how_a_model_is_asked_for_a_middle_is_found_in_its_vocabulary(model_with):
+    assert check_texts(ECHO, None).vocabulary.fill_in is None
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    # As Qwen2.5-Coder's file says it: they are no special tokens.
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    added = [{"id": 259 + number, "content": mark, **flags} for number, mark in enumerate(marks)]
+    document = json.loads(byte_tokenizer_json())
+    document["added_tokens"] += added
+    spec = model_with(document)
+    fill_in = with_vocabulary(spec, check_texts(spec, None).vocabulary).fill_in
+    assert fill_in == FillIn(*marks)
+    text = fill_in.text("def f(", "):\n")
+    ids = load_encoder(spec, 100).encode(text, add_special_tokens=False)
+    assert ids == [259, *b"def f(", 260, *b"):\n", 261]
 
 
 def test_a_template_may_name_the_models_special_tokens():

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from nodes.model_spec import resolve_model
 from nodes.tokenizer.encoding import TextEncoder, load_encoder
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
+from nodes.tokenizer.truncation import Truncation
 
 TEXTS = [
     "",
@@ -100,3 +101,29 @@ def test_prompts_that_can(encoder):
     encoder.check_prompt([0], "prompt")
     encoder.check_prompt([258] * 63, "prompt")
     encoder.check_ids([], "tokens")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("config", [{"add_bos": True}, {"add_bos": False}], ids=str)
+def test_a_prompt_is_cut_as_transformers_cuts_it(make_directory, config, side):
+    directory = make_directory("cut", **config)
+    reference = AutoTokenizer.from_pretrained(directory, truncation_side=side)
+    encoder = load_encoder(spec_of(directory))
+    for text in TEXTS:
+        for special in (True, False):
+            for most in (1, 2, 3, 7, 1000):
+                expected = reference(text, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
+                truncation = Truncation(most, keeps_first=side == "right")
+                assert encoder.encode(text, add_special_tokens=special, truncation=truncation) == expected
+
+
+def test_ids_are_cut_at_either_end_and_what_a_tokenizer_added_stays():
+    ids = list(range(10))
+    assert Truncation().cut(ids) == Truncation(10).cut(ids) == Truncation(99).cut(ids) == ids
+    assert Truncation(3).cut(ids) == [7, 8, 9]
+    assert Truncation(3, keeps_first=True).cut(ids) == [0, 1, 2]
+    added = [1, *[0] * 7, 1, 1]
+    assert Truncation(5).cut(ids, added) == [0, 6, 7, 8, 9]
+    assert Truncation(5, keeps_first=True).cut(ids, added) == [0, 1, 2, 8, 9]
+    assert Truncation(3).cut(ids, added) == [0, 8, 9]
+    assert Truncation(2).cut(ids, added) == [8, 9]

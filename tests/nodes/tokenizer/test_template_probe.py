@@ -134,6 +134,20 @@ def test_a_role_that_is_left_out_or_refused_is_known_from_the_start():
         rendered(raising, ("user", "a"), ("tool", "12"))
 
 
+@pytest.mark.parametrize(
+    ("shown", "shows"),
+    [
+        ("{{ tools | tojson }}", True),
+        ("{% for t in tools %}{{ t.function.description }}{% endfor %}", True),
+        ("{% for t in tools %}{{ t.function.name }}({{ t.function.parameters.properties | join }}){% endfor %}", True),
+        ("{% if tools %}You have tools to count.{% endif %}", False),
+    ],
+)
+def test_tools_show_by_their_descriptions_or_parameters(shown, shows):
+    source = shown + "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    assert dialect(source).shows_tools == shows
+
+
 def counted(template):
     """Gets the messages of each rendering. By a private name: how often it renders shows nowhere else."""
     calls, generate = [], template._generate
@@ -317,6 +331,20 @@ def test_words_are_never_lost_and_what_transformers_shows_as_sent_is_the_same(te
     if all(isinstance(one["content"], takes[template.ways[one["role"]]]) for one in sent):
         [[expected], _] = render_jinja_template([sent], chat_template=template.source, add_generation_prompt=False)
         assert text == expected
+
+
+def test_words_beside_a_call_may_be_left_out():
+    source = (
+        "{% for t in tools %}{{ t }}{% endfor %}{% for m in messages %}{% if m.tool_calls is not defined %}"
+        "{{ m.role }}:{{ m.content }};{% else %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"
+    )
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I look.", "tool_calls": calls}]
+    template = ChatTemplate(source, {}, 10_000)
+    assert "assistant" not in template.dialect.forms, "probes without tools fail"
+    text = template.render(ChatRequest(chat=json.dumps(chat).encode(), tools=b'[{"type": "function"}]'))
+    assert "I look." not in text
+    assert '"name": "f"' in text
 
 
 GATHERS = (

@@ -1,15 +1,11 @@
-"""Keeps torch's threads from spinning while others want the cores."""
+"""The builds of the native kernels that run here."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from nodes.worker.environment import prepare_environment
-
-prepare_environment()
-
-from tests.nodes.worker.native_builds import NAMES, library_of  # noqa: E402
+from tests.nodes.worker.native_builds import NAMES, library_of
 
 
 @pytest.fixture(params=NAMES)

@@ -23,22 +23,24 @@ from nodes.gateway.surfaces.messages.types import (
 _EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Models that take an effort know three."""
 
-_TOOL: Final = re.compile(r"tools\.(\d+)(?=\.|$)")
+_NUMBERED: Final = re.compile(r"(tools|messages)\.(\d+)(?=\.|$)")
 
 
 class Translated(NamedTuple):
-    """The body of a chat; by number of its tool, the number that the tool has in the original; types of tools that are
-    not offered.
+    """The body of a chat; for each of its messages and its tools the field of the original that it was made from; types
+    of tools that are not offered.
     """
 
     chat: dict[str, Any]
-    tool_numbers: Sequence[int]
+    messages_from: Sequence[str]
+    tools_from: Sequence[str]
     skipped_tools: Sequence[str]
 
 
 def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
     """Raises BadRequest, naming the field of `body`."""
-    chat: dict[str, Any] = {"messages": chat_messages(body.system, body.messages, keep_attribution=keep_attribution)}
+    messages, messages_from = chat_messages(body.system, body.messages, keep_attribution=keep_attribution)
+    chat: dict[str, Any] = {"messages": messages}
     if body.model is not None:
         chat["model"] = body.model
     offered, skipped = _tools(body.tools or ())
@@ -51,11 +53,11 @@ def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
         chat["response_format"] = _response_format(form)
     if body.output_config is not None and body.output_config.effort is not None:
         chat["reasoning_effort"] = _EFFORTS[body.output_config.effort]
-    if chat["messages"][-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant":
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     if isinstance(body, MessagesBody):
         chat |= _sampling(body)
-    return Translated(chat, [number for number, _ in offered], skipped)
+    return Translated(chat, messages_from, [f"tools.{number}" for number, _ in offered], skipped)
 
 
 def _sampling(body: MessagesBody) -> dict[str, Any]:
@@ -135,9 +137,14 @@ def _response_format(form: JsonSchemaFormat) -> dict[str, Any]:
 
 
 def renumber(error: ApiError, translated: Translated) -> None:
-    """Make an error about a tool of the chat one about that tool of the body."""
-    found = _TOOL.match(error.param or "")
-    if found is not None and error.param is not None:
-        ours = f"tools.{translated.tool_numbers[int(found[1])]}{error.param[found.end() :]}"
-        error.message = error.message.replace(f"'{error.param}'", f"'{ours}'")
-        error.param = ours
+    """Make an error about a message or tool of the chat one about what it was made from."""
+    found = _NUMBERED.match(error.param or "")
+    if found is None or error.param is None:
+        return
+    if found[1] == "tools":
+        ours = translated.tools_from[int(found[2])] + error.param[found.end() :]
+    else:
+        # What is inside of it has other names here.
+        ours = translated.messages_from[int(found[2])]
+    error.message = error.message.replace(f"'{error.param}'", f"'{ours}'")
+    error.param = ours

@@ -51,10 +51,10 @@ def system_text(system: str | Sequence[TextBlock] | None, *, keep_attribution: b
 
 def chat_messages(
     system: str | Sequence[TextBlock] | None, turns: Sequence[MessageParam], *, keep_attribution: bool
-) -> list[Message]:
-    """Raises BadRequest, naming the block."""
-    instructions = system_text(system, keep_attribution=keep_attribution)
-    conversation = _Conversation([{"role": "system", "content": instructions}] if instructions else [])
+) -> tuple[list[Message], list[str]]:
+    """Messages, and for each the field that it was made from. Raises BadRequest, naming the block."""
+    conversation = _Conversation()
+    conversation.system(system_text(system, keep_attribution=keep_attribution), "system")
     for number, turn in enumerate(turns):
         where = f"messages.{number}"
         _check_blocks(turn, where)
@@ -66,23 +66,24 @@ def chat_messages(
                 conversation.assistant(blocks, where, is_last=number == len(turns) - 1)
             case "system":
                 texts = [block for block in blocks if isinstance(block, TextBlock)]
-                conversation.system(system_text(texts, keep_attribution=keep_attribution))
+                conversation.system(system_text(texts, keep_attribution=keep_attribution), where)
     return conversation.ended()
 
 
 class _Conversation:
     """The messages so far, and the calls of the last one that have no result yet, by id."""
 
-    def __init__(self, messages: list[Message]) -> None:
-        self._messages = messages
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._origins: list[str] = []
         self._open: dict[str, str] = {}
         self._called_at = ""
         self._known: set[str] = set()
         self._has_user = False
 
-    def system(self, text: str) -> None:
+    def system(self, text: str, where: str) -> None:
         if text:
-            self._append({"role": "system", "content": text})
+            self._append({"role": "system", "content": text}, where)
 
     def user(self, blocks: Sequence[Block], where: str) -> None:
         self._has_user = True
@@ -94,7 +95,7 @@ class _Conversation:
         text = "\n".join(text for block in blocks if (text := _shown(block)))
         if text:
             self._check_answered()
-            self._append({"role": "user", "content": text})
+            self._append({"role": "user", "content": text}, where)
         elif not num_results:
             raise _wrong(f"'{where}.content' is empty: a user's turn needs text or results of tools.", where)
 
@@ -114,21 +115,22 @@ class _Conversation:
         if calls:
             message["tool_calls"] = [self._call(block, f"{where}.content.{number}") for number, block in calls]
             self._called_at = where
-        self._append(message)
+        self._append(message, where)
 
-    def ended(self) -> list[Message]:
+    def ended(self) -> tuple[list[Message], list[str]]:
         self._check_answered()
         if not self._has_user:
             raise _wrong("'messages' has no turn of the user.", "messages")
-        return self._messages
+        return self._messages, self._origins
 
-    def _append(self, message: Message) -> None:
+    def _append(self, message: Message, where: str) -> None:
         last = self._messages[-1] if self._messages else {}
         if last.get("role") == message["role"] and "tool_calls" not in last:
             content = "\n".join(text for text in (last["content"], message["content"]) if text)
             self._messages[-1] = {**last, **message, "content": content}
         else:
             self._messages.append(message)
+            self._origins.append(where)
 
     def _call(self, block: ToolUseBlock, where: str) -> Message:
         if block.id in self._known:
@@ -146,6 +148,7 @@ class _Conversation:
             raise _wrong(problem, param)
         text = _result_text(block)
         self._messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": text})
+        self._origins.append(where)
 
     def _check_answered(self) -> None:
         if self._open:

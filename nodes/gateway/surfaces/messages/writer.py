@@ -17,6 +17,10 @@ from nodes.gateway.surfaces.messages.content import BlockSink, ContentBlocks
 from nodes.gateway.surfaces.messages.types import MessageUsage, StopReason
 
 _ENCODE: Final = msgspec.json.Encoder().encode
+_DELTA: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":'
+_TEXT: Final = b'"text_delta","text":'
+_DELTA_END: Final = b"}}\n\n"
+_MORE_TEXT: Final = _DELTA % 0 + _TEXT
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 """Says that the answer goes on."""
 
@@ -43,7 +47,7 @@ class _EventSink(BlockSink):
 
     @override
     def text(self, index: int, text: str) -> None:
-        self._delta(index, b'"text_delta","text":', text)
+        self._delta(index, _TEXT, text)
 
     @override
     def thinking(self, index: int, text: str) -> None:
@@ -65,9 +69,8 @@ class _EventSink(BlockSink):
         self._events.append(event("content_block_start", index=index, content_block=block))
 
     def _delta(self, index: int, kind: bytes, text: str) -> None:
-        # The one that comes with every token: half as long as by way of a dict.
-        head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":' % index
-        self._events.append(head + kind + _ENCODE(text) + b"}}\n\n")
+        # One comes with every token: half as long as by way of a dict.
+        self._events.append(_DELTA % index + kind + _ENCODE(text) + _DELTA_END)
 
 
 def event(name: str, **fields: Any) -> bytes:
@@ -83,6 +86,7 @@ class MessageEvents:
     ) -> None:
         self._id = message_id
         self._model = model
+        self._is_open = False
         self._sink = _EventSink()
         self._blocks = ContentBlocks(self._sink, id_of_call, hides_thinking=hides_thinking)
 
@@ -104,7 +108,10 @@ class MessageEvents:
         return self._sink.take()
 
     def text(self, text: str) -> bytes:
-        """A piece of an answer that no parser reads."""
+        """A piece of an answer that no parser reads: all of it is text."""
+        if self._is_open:
+            return _MORE_TEXT + _ENCODE(text) + _DELTA_END
+        self._is_open = True
         self._blocks.text(text)
         return self._sink.take()
 

@@ -47,8 +47,8 @@ class ResponseItem(Struct, frozen=True, kw_only=True):
 ResponseToolName = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class ResponseTool(Struct, frozen=True, kw_only=True):
-    """A tool that the client runs (`function`, `custom`), a `namespace` of such, or one that OpenAI's hosts run."""
+class NamespacedTool(Struct, frozen=True, kw_only=True):
+    """A tool that the client runs (`function`, `custom`), or one that OpenAI's hosts run."""
 
     type: str
     name: ResponseToolName | None = None
@@ -56,7 +56,12 @@ class ResponseTool(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Raw] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
-    tools: "list[ResponseTool] | None" = None
+
+
+class ResponseTool(NamespacedTool, frozen=True, kw_only=True):
+    """A tool, or a `namespace` of tools."""
+
+    tools: list[NamespacedTool] | None = None
 
 
 class ResponseToolReference(Struct, frozen=True, kw_only=True):

@@ -117,6 +117,8 @@ class ResponseStore:
             for statement in _statements() if _version(connection) == 0 else ():
                 connection.execute(statement)
             connection.execute("COMMIT")
+        # Whatever it was, an open connection would hold the lock that others wait for.
+        # Whatever it is: nobody else would close the file.
         except BaseException:
             connection.close()
             raise

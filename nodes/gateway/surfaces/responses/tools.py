@@ -8,7 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.surfaces.responses.body import ResponseTool, ResponseToolChoice, ResponseToolReference
+from nodes.gateway.surfaces.responses.body import (
+    NamespacedTool,
+    ResponseTool,
+    ResponseToolChoice,
+    ResponseToolReference,
+)
 
 CUSTOM_INPUT: Final = "input"
 """The one parameter of the function that stands for a custom tool."""
@@ -43,7 +48,13 @@ class ToolTable:
         self.params: dict[str, str] = {}
         self._names: dict[str, ToolName] = {}
         for index, tool in enumerate(tools or ()):
-            self._add(tool, f"tools.{index}")
+            where = f"tools.{index}"
+            if tool.type != _NAMESPACE:
+                self._add(tool, where)
+                continue
+            namespace = _required(tool.name, f"{where}.name")
+            for number, inner in enumerate(tool.tools or ()):
+                self._add(inner, f"{where}.tools.{number}", namespace)
 
     def name_of(self, function: str) -> ToolName:
         """The tool that a function of the chat stands for."""
@@ -83,17 +94,13 @@ class ToolTable:
             )
         return name
 
-    def _add(self, tool: ResponseTool, where: str, namespace: str | None = None) -> None:
-        if tool.type == _NAMESPACE and namespace is None:
-            name = _required(tool.name, f"{where}.name")
-            for index, inner in enumerate(tool.tools or ()):
-                self._add(inner, f"{where}.tools.{index}", name)
-        elif tool.type in (_FUNCTION, _CUSTOM):
+    def _add(self, tool: NamespacedTool, where: str, namespace: str | None = None) -> None:
+        if tool.type in (_FUNCTION, _CUSTOM):
             self._add_function(tool, where, namespace)
         else:
             self.hosted.append(tool.type)
 
-    def _add_function(self, tool: ResponseTool, where: str, namespace: str | None) -> None:
+    def _add_function(self, tool: NamespacedTool, where: str, namespace: str | None) -> None:
         name = flat_name(_required(tool.name, f"{where}.name"), namespace)
         if name in self._names:
             # One name for two tools: nobody could tell which of them is called.
@@ -120,12 +127,12 @@ def _required(name: str | None, where: str) -> str:
     return name
 
 
-def _plain(tool: ResponseTool, name: str) -> dict[str, Any]:
+def _plain(tool: NamespacedTool, name: str) -> dict[str, Any]:
     fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
     return {"name": name} | {key: value for key, value in fields.items() if value is not None}
 
 
-def _custom(tool: ResponseTool, name: str) -> dict[str, Any]:
+def _custom(tool: NamespacedTool, name: str) -> dict[str, Any]:
     said = [tool.description or "", *_format(tool.format or {})]
     return {"name": name, "description": "\n\n".join(filter(None, said)), "parameters": _CUSTOM_PARAMETERS}
 

@@ -196,6 +196,13 @@ def test_conversations_that_are_refused(turns: Any, param: str) -> None:
     assert refusal(*turns).param == param
 
 
+def test_errors_of_messages_name_what_they_were_made_from() -> None:
+    turns = [user("a"), assistant(said("b")), user([said("c")]), assistant(call("t1")), user([result("t1"), said("d")])]
+    assert read(*turns, system="Be brief.").translated.messages_from == [
+        "system", "messages.0", "messages.1", "messages.2", "messages.3", "messages.4.content.0", "messages.4"
+    ]  # fmt: skip
+
+
 def test_ten_thousand_blocks() -> None:
     calls = [call(f"t{number}") for number in range(5000)]
     results = [result(f"t{number}", str(number)) for number in range(5000)]
@@ -227,6 +234,7 @@ def test_tools() -> None:
     for ours, theirs in (
         ("tools.0.function.parameters.type", "tools.1.function.parameters.type"),
         ("tools.1", "tools.2"),
+        ("messages.0.content", "messages.0"),
         ("temperature", "temperature"),
     ):
         error = BadRequest(f"'{ours}' is wrong.", param=ours)
