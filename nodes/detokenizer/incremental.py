@@ -136,7 +136,7 @@ class DecoderFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = frozenset(special_ids(tokenizer).values())
+        self._special_ids = special_ids(tokenizer)
         self._is_byte_level = is_byte_level(tokenizer)
         self._pieces: dict[frozenset[int], BytePieces] = {}
 

@@ -23,20 +23,21 @@ from nodes.protocol import TemplateIs
 
 
 class AnswerForm(NamedTuple):
-    """`special_ids` are the marks that are tokens of their own, and must reach the parsers all the same. `short_ids`:
-    the template takes ids of nine characters alone. `shows_tools`: it renders the tools that a request offers.
-    `call_form`: how calls are written, if a parser of our own reads them.
+    """`mark_ids` are the marks that are tokens of their own: they must reach the parsers even if they are special, and
+    no letters stand for them. `short_ids`: the template takes ids of nine characters alone. `shows_tools`: it renders
+    the tools that a request offers. `call_form`: how calls are written, if a parser of our own reads them.
     """
 
     names: ParserNames = ParserNames()
-    special_ids: tuple[tuple[str, int], ...] = ()
+    mark_ids: tuple[tuple[str, int], ...] = ()
     short_ids: bool = False
     shows_tools: bool = False
     call_form: CallForm | None = None
 
     @property
     def shown_ids(self) -> list[int]:
-        return [token_id for _, token_id in self.special_ids]
+        """Tokens that are part of an answer's text."""
+        return [token_id for _, token_id in self.mark_ids]
 
     def check_tools(self, use: ToolUse) -> None:
         """Raise BadRequest if the model cannot be shown tools, or calls of it cannot be read."""
@@ -75,9 +76,9 @@ def form_of(answer: Answer, config: GatewayConfig) -> AnswerForm:
         marks = marks_of(names)
     except ParserUnusable as error:
         raise Internal(str(error)) from error
-    special_ids = tuple((mark, said.special_ids[mark]) for mark in marks if mark in said.special_ids)
+    mark_ids = tuple((mark, said.added_ids[mark]) for mark in marks if mark in said.added_ids)
     call_form = CALLS[names.calls].form_in(said.template) if names.calls in CALLS else None
-    return AnswerForm(names, special_ids, short_ids, said.shows_tools, call_form)
+    return AnswerForm(names, mark_ids, short_ids, said.shows_tools, call_form)
 
 
 def _chosen(flag: str, found: str | None) -> str | None:

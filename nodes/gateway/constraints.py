@@ -28,7 +28,7 @@ def with_calls(job: Job, form: AnswerForm) -> Job:
     calls = _grammar_of(job, form)
     said = "" if content is None or use.must_call else _term_of(content, use.param)
     try:
-        texts = [calls.lark(marks, must_call=use.must_call, content=said) for marks in (dict(form.special_ids), {})]
+        texts = [calls.lark(marks, must_call=use.must_call, content=said) for marks in (dict(form.mark_ids), {})]
         schemas = [(tool, json.dumps(arguments_schema(tool))) for tool in use.offered if use.must_call or tool.strict]
     except Unwritable as error:
         raise BadRequest(str(error), param=error.param, code="unsupported_schema") from None
@@ -64,5 +64,5 @@ def after_reasoning(job: Job, form: AnswerForm, prompt_tail: str) -> Job:
     if grammar is None or not isinstance(reasoning, Thinking | HarmonyParser):
         return job
     is_called = bool(job.tools.offered)
-    before = before_answer(reasoning, dict(form.special_ids), is_called=is_called)
+    before = before_answer(reasoning, dict(form.mark_ids), is_called=is_called)
     return job._replace(asks=[replace(ask, after=before) if ask is grammar else ask for ask in job.asks])

@@ -14,7 +14,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.actor_figures import actor_figures
@@ -239,6 +239,7 @@ class GatewayApp:
             prefix = surfaces[path].id_prefix if path in surfaces else "req-"
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
+        responses = ResponsePages(kept)
         posts: dict[str, Handler] = {
             **_generating(service, validator, observer, budget, kept),
             COUNT_TOKENS: pages.count_tokens,
@@ -249,7 +250,7 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
-            RESPONSE: ResponsePages(kept),
+            RESPONSE: responses.get,
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health/generate": health.generate,
@@ -268,8 +269,9 @@ class GatewayApp:
             "/docs": pages.docs,
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
-        methods = {RESPONSE: ("GET", "DELETE"), **dict.fromkeys(posts, ("POST",))}
-        routes = [Route(path, app, methods=methods.get(path, ("GET",))) for path, app in apps.items()]
+        routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
+        self._routes = routes
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)
@@ -293,8 +295,10 @@ class GatewayApp:
     async def _unknown_route(self, request: Request, _: Exception) -> Response:
         return self._refuse(request, UnknownRoute(f"This server has no path '{request.url.path[:200]}'."))
 
-    async def _wrong_method(self, request: Request, error: Exception) -> Response:
-        allowed = dict(getattr(error, "headers", None) or {})
+    async def _wrong_method(self, request: Request, _: Exception) -> Response:
+        # Of all routes with this path: Starlette names those of the first.
+        ours = [route for route in self._routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = {"allow": ", ".join(sorted({method for route in ours for method in route.methods or ()}))}
         message = f"'{request.url.path[:200]}' does not accept {request.method}."
         return self._refuse(request, WrongMethod(message), allowed)
 

@@ -71,7 +71,6 @@ class HttpCall:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.names = names_of(self.headers, id_prefix, scope["path"])
         self.request_id = self.names.ours
-        self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.status = 0

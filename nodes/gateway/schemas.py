@@ -3,7 +3,8 @@ fields. Whatever the document allows is served, and whatever `validation.py` ref
 
 What no schema can say is left to errors: that prompt and answer fit the context, that `min_tokens` is at most
 `max_tokens`, that samples times prompts are within their limit, what a chat template makes of messages, that the output
-is described only once, and whether a text is a JSON schema, an expression or a grammar. Pure.
+is described only once, whether a text is a JSON schema, an expression or a grammar, and which tools and calls in other
+fields and messages a field refers to. Pure.
 """
 
 from collections.abc import Mapping

@@ -36,16 +36,16 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
     return [part["type"] for part in _decoders(tokenizer)] == ["ByteLevel"]
 
 
-def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """By text, the tokens that are left out where special tokens are skipped."""
+def added_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """By text, the tokens that were added to the vocabulary, special ones and others."""
+    return {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that are left out where special tokens are skipped."""
     # Found by decoding: a token can be special by a later declaration, which its own flag does not show.
     added = tokenizer.get_added_tokens_decoder()
-    found: dict[str, int] = {}
-    for token_id in added:
-        token = tokenizer.id_to_token(token_id)
-        if token is not None and not tokenizer.decode([token_id], skip_special_tokens=True):
-            found[token] = token_id
-    return found
+    return frozenset(i for i in added if not tokenizer.decode([i], skip_special_tokens=True))
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:

@@ -121,13 +121,14 @@ class DescribeTemplate(Message, frozen=True):
 
 class TemplateIs(Message, frozen=True):
     """Answer to `DescribeTemplate`: the template's text, empty if there is none; and by text the ids of all tokens that
-    the tokenizer calls special, which are no part of a text unless a request says so (`RequestSpec.shown_ids`).
+    were added to the vocabulary: marks are among them, which are no part of a text if the tokenizer calls them special,
+    unless a request says so (`RequestSpec.shown_ids`), and which no other tokens stand for.
 
     `shows_tools`: it renders tools that a request offers.
     """
 
     template: str
-    special_ids: dict[str, int] = {}
+    added_ids: dict[str, int] = {}
     shows_tools: bool = False
 
 

@@ -125,7 +125,7 @@ class TokenizerActor(Actor):
             elif isinstance(message, DescribeTemplate):
                 shows_tools = self._renderer is not None and self._renderer.shows_tools
                 call.reply(
-                    TemplateIs(template=self._template, special_ids=self._encoder.special_ids, shows_tools=shows_tools)
+                    TemplateIs(template=self._template, added_ids=self._encoder.added_ids, shows_tools=shows_tools)
                 )
             else:
                 super().on_ask(call)

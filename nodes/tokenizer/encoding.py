@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from nodes.context_length import over_context, over_context_in_chars
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.end_tokens import with_vocabulary
-from nodes.model_spec.token_bytes import special_ids, token_bytes
+from nodes.model_spec.token_bytes import added_ids, token_bytes
 from nodes.model_spec.vocabulary import facts_of, load_tokenizer
 from nodes.protocol import VocabularyIs
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
@@ -79,9 +79,9 @@ class TextEncoder:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
-    def special_ids(self) -> dict[str, int]:
-        """By text, the tokens that are left out where special tokens are skipped."""
-        return special_ids(self._tokenizer)
+    def added_ids(self) -> dict[str, int]:
+        """By text, the tokens that were added to the vocabulary, special ones and others."""
+        return added_ids(self._tokenizer)
 
     @cached_property
     def vocabulary(self) -> tuple[VocabularyIs, tuple[bytes, bytes]]:

@@ -134,7 +134,11 @@ def test_whole_answers_are_what_is_streamed(mesh: ChaosMesh, undisturbed: list[C
             assert (message.content or "", answer.choices[0].finish_reason) == (one.said, one.finish_reason)
 
 
-@pytest.mark.parametrize("role", ["decode worker", "decode scheduler", "detokenizer", "prefill worker"])
+_SLOW = [pytest.param(role, marks=pytest.mark.slow) for role in ("decode scheduler", "detokenizer", "prefill worker")]
+
+
+# Only the first in CI: the others take the same paths as in `test_one_death.py`.
+@pytest.mark.parametrize("role", ["decode worker", *_SLOW])
 def test_killed_in_the_middle_of_calls(mesh: ChaosMesh, undisturbed: list[Called], role: str) -> None:
     before = mesh.settled()
     at = sum(len(arguments) for one in undisturbed for _, arguments in one.calls) // 12

@@ -46,7 +46,10 @@ VALIDATOR = Validator(GatewayConfig(model_name="m", context_length=1000))
 @cache
 def tokenizer(*, has_tokens: bool) -> tuple[Any, LLTokenizer]:
     """The bundled model's, with all marks as tokens of their own or as letters like others."""
-    made = type(tiny_tokenizer()).from_str(tiny_tokenizer().to_str())
+    document = json.loads(tiny_tokenizer().to_str())
+    # It has two marks of its own.
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] not in MARKS]
+    made = type(tiny_tokenizer()).from_str(json.dumps(document))
     if has_tokens:
         made.add_special_tokens(MARKS)
     return made, LLTokenizer(made.to_str(), n_vocab=made.get_vocab_size(), eos_token=list(SPEC.eos_token_ids))
@@ -57,7 +60,7 @@ def form(name: str, reasoning: str = "none", *, has_tokens: bool = False) -> Ans
     config = GatewayConfig(model_name="m", context_length=9, tool_call_parser=calls, reasoning_parser=reasoning)
     made, _ = tokenizer(has_tokens=has_tokens)
     ids = {mark: made.token_to_id(mark) for mark in MARKS} if has_tokens else {}
-    said = TemplateIs(template="[ARGS]" if named else "", special_ids=ids, shows_tools=True)
+    said = TemplateIs(template="[ARGS]" if named else "", added_ids=ids, shows_tools=True)
     return form_of(Answer(said, (), Address("tok", 1)), config)
 
 
@@ -69,7 +72,7 @@ def chat(tools: Any = TOOLS, **fields: Any) -> Job:
 
 def drawn(job: Job, of: AnswerForm, seed: int, tail: str, *, ends: tuple[str, ...] = ()) -> tuple[str, bool]:
     """Text of random tokens of those allowed, mostly of `ends` where one may come; and whether it came to an end."""
-    made, read = tokenizer(has_tokens=bool(of.special_ids))
+    made, read = tokenizer(has_tokens=bool(of.mark_ids))
     grammar = next(ask for ask in after_reasoning(job, of, tail).asks if isinstance(ask, Grammar))
     check_asks(job.prepare.checks)
     text = grammar_of(grammar.kind, grammar.text, lambda _: False, after=grammar.after)
@@ -102,7 +105,7 @@ def check_calls(answer: Joined, tools: Any = TOOLS) -> list[str]:
 
 def accepts(text: str, job: Job, of: AnswerForm, tail: str = "") -> bool:
     """Whether an answer may be this text."""
-    made, at_llguidance = tokenizer(has_tokens=bool(of.special_ids))
+    made, at_llguidance = tokenizer(has_tokens=bool(of.mark_ids))
     grammar = next(ask for ask in after_reasoning(job, of, tail).asks if isinstance(ask, Grammar))
     document = grammar_of(grammar.kind, grammar.text, lambda _: False, after=grammar.after)
     matcher, ids = LLMatcher(at_llguidance, document, limits=limits()), made.encode(text, add_special_tokens=False).ids

@@ -85,16 +85,12 @@ def _items_of(asked: Asked) -> bytes:
 
 
 class ResponsePages:
-    """The handler of /v1/responses/ID: GET and DELETE."""
+    """The handlers of /v1/responses/ID."""
 
     def __init__(self, kept: KeptResponses | None) -> None:
         self._kept = kept
 
-    async def __call__(self, call: HttpCall) -> None:
-        """Answer one call; raises `ApiError`."""
-        await (self._delete(call) if call.method == "DELETE" else self._get(call))
-
-    async def _get(self, call: HttpCall) -> None:
+    async def get(self, call: HttpCall) -> None:
         asked = parse_qs(call.query)
         for param, neutral in (("starting_after", None), ("stream", "false")):
             if asked.get(param, [neutral]) != [neutral]:
@@ -103,7 +99,7 @@ class ResponsePages:
         found = await self._those_kept().read(call.path_params["response_id"], call.names.key)
         await call.respond(200, found.response)
 
-    async def _delete(self, call: HttpCall) -> None:
+    async def delete(self, call: HttpCall) -> None:
         response_id = call.path_params["response_id"]
         await self._those_kept().delete(response_id, call.names.key)
         await call.respond(200, msgspec.json.encode(ResponseDeleted(id=response_id)))
