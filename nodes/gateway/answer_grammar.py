@@ -22,6 +22,7 @@ _LINE_END: Final = "\n</parameter>\n"
 # Keys that no line can hold, and what of a text only its whole value could tell.
 _OBJECT: Final = {"type": "object"}
 _NO_KEY: Final = re.compile(r"[>\n]|^$")
+_PYTHON: Final[Mapping[str, Any]] = {"boolean": bool, "integer": int, "number": (int, float), "string": str}
 _UNENFORCED: Final = ("pattern", "format", "minLength", "maxLength")
 
 
@@ -165,11 +166,26 @@ def _lines(tool: OfferedTool, schema: Mapping[str, Any]) -> str:
     for key, of_key in properties.items():
         if _NO_KEY.search(key):
             raise Unwritable(tool, f"this model cannot write the name {key[:100]!r} of a parameter")
+        if _fits_nothing(of_key):
+            if key in required:
+                raise Unwritable(tool, f"no value of the required parameter {key[:100]!r} has its type")
+            continue
         line = f"{_quoted(f'<parameter={key}>' + chr(10))} {_value(tool, of_key, shared)}"
         lines.append(line if key in required else f"({line})?")
     if missing := required - properties.keys():
         raise Unwritable(tool, f"nothing describes the required parameter {min(missing)[:100]!r}")
     return " ".join(lines)
+
+
+def _fits_nothing(given: Any) -> bool:
+    """Whether none of the values that a schema lists is of its type: as JSON such a property would be left out."""
+    schema: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
+    choices: Any = schema.get("enum")
+    kind: Any = schema.get("type")
+    if not isinstance(choices, list) or kind not in _PYTHON:
+        return False
+    kinds = _PYTHON[kind]
+    return not any(isinstance(one, kinds) and (kind == "boolean") == isinstance(one, bool) for one in choices)  # pyright: ignore[reportUnknownVariableType] - of JSON
 
 
 def _value(tool: OfferedTool, given: Any, shared: Mapping[str, Any]) -> str:

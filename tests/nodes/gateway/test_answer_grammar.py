@@ -45,11 +45,8 @@ VALIDATOR = Validator(GatewayConfig(model_name="m", context_length=1000))
 
 @cache
 def tokenizer(*, has_tokens: bool) -> tuple[Any, LLTokenizer]:
-    """The bundled model's, with all marks as tokens of their own or as letters like others."""
-    document = json.loads(tiny_tokenizer().to_str())
-    # It has two marks of its own.
-    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] not in MARKS]
-    made = type(tiny_tokenizer()).from_str(json.dumps(document))
+    """The bundled model's, with all marks as tokens of their own, or most as letters like others."""
+    made = type(tiny_tokenizer()).from_str(tiny_tokenizer().to_str())
     if has_tokens:
         made.add_special_tokens(MARKS)
     return made, LLTokenizer(made.to_str(), n_vocab=made.get_vocab_size(), eos_token=list(SPEC.eos_token_ids))
@@ -59,7 +56,7 @@ def form(name: str, reasoning: str = "none", *, has_tokens: bool = False) -> Ans
     calls, _, named = name.partition(" ")
     config = GatewayConfig(model_name="m", context_length=9, tool_call_parser=calls, reasoning_parser=reasoning)
     made, _ = tokenizer(has_tokens=has_tokens)
-    ids = {mark: made.token_to_id(mark) for mark in MARKS} if has_tokens else {}
+    ids = {mark: token_id for mark in MARKS if (token_id := made.token_to_id(mark)) is not None}
     said = TemplateIs(template="[ARGS]" if named else "", added_ids=ids, shows_tools=True)
     return form_of(Answer(said, (), Address("tok", 1)), config)
 
@@ -72,7 +69,7 @@ def chat(tools: Any = TOOLS, **fields: Any) -> Job:
 
 def drawn(job: Job, of: AnswerForm, seed: int, tail: str, *, ends: tuple[str, ...] = ()) -> tuple[str, bool]:
     """Text of random tokens of those allowed, mostly of `ends` where one may come; and whether it came to an end."""
-    made, read = tokenizer(has_tokens=bool(of.mark_ids))
+    made, read = tokenizer(has_tokens=len(of.mark_ids) == len(marks_of(of.names)))
     grammar = next(ask for ask in after_reasoning(job, of, tail).asks if isinstance(ask, Grammar))
     check_asks(job.prepare.checks)
     text = grammar_of(grammar.kind, grammar.text, lambda _: False, after=grammar.after)
@@ -105,7 +102,7 @@ def check_calls(answer: Joined, tools: Any = TOOLS) -> list[str]:
 
 def accepts(text: str, job: Job, of: AnswerForm, tail: str = "") -> bool:
     """Whether an answer may be this text."""
-    made, at_llguidance = tokenizer(has_tokens=bool(of.mark_ids))
+    made, at_llguidance = tokenizer(has_tokens=len(of.mark_ids) == len(marks_of(of.names)))
     grammar = next(ask for ask in after_reasoning(job, of, tail).asks if isinstance(ask, Grammar))
     document = grammar_of(grammar.kind, grammar.text, lambda _: False, after=grammar.after)
     matcher, ids = LLMatcher(at_llguidance, document, limits=limits()), made.encode(text, add_special_tokens=False).ids
@@ -240,6 +237,8 @@ def test_a_grammar_begins_after_a_message_of_reasoning() -> None:
         ("hermes", {"type": "object", "properties": {"a": {"const": 2**70 + 1}}}, "is no double"),
         ("qwen3_coder", {"type": "object", "properties": {"a>b": {}}}, "cannot write the name 'a>b'"),
         ("qwen3_coder", {"type": "object", "required": ["a"]}, "nothing describes the required parameter 'a'"),
+        ("qwen3_coder", {"type": "object", "required": ["a"], "properties": {"a": {"type": "boolean", "enum": ["x"]}}},
+         "no value of the required parameter 'a' has its type"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "b"}}},
          "'pattern' of a text cannot be enforced"),
     ],
@@ -251,6 +250,15 @@ def test_what_no_grammar_describes(name: str, parameters: Any, why: str) -> None
     assert (caught.value.status, caught.value.param) == (400, "tools.0.function.parameters")
     plain = chat([{"name": "f", "parameters": parameters}])
     assert with_calls(plain, form(name)) == plain, "it is no matter where nothing is enforced"
+
+
+def test_a_property_without_a_value_is_left_out() -> None:
+    properties = {"a": {"type": "boolean", "enum": ["x"]}, "b": {"type": "integer", "enum": [1, "x"]}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    for name in ("hermes", "qwen3_coder"):
+        job = with_calls(chat([tool], tool_choice="required"), form(name))
+        check_asks(job.prepare.checks)
+        assert [accepts(written(form(name), ("f", {"b": one})), job, form(name)) for one in (1, 2)] == [True, False]
 
 
 def test_tools_over_the_limit_of_what_is_asked_of_draws() -> None:
