@@ -142,7 +142,7 @@ def arguments_schema(tool: OfferedTool) -> dict[str, Any]:
         raise Unwritable(tool, str(error) or "it has too many schemas") from None
     kind: Any = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in cast("list[Any]", kind)):
-        raise Unwritable(tool, f"they are an object, and its type is {json.dumps(kind)[:100]}")
+        raise Unwritable(tool, f"they are an object, and the schema's type is {json.dumps(kind)[:100]}")
     return {**schema, "type": "object"}
 
 

@@ -233,7 +233,7 @@ def test_a_grammar_begins_after_a_message_of_reasoning() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "why"),
     [
-        ("hermes", {"type": "string"}, "they are an object, and its type is"),
+        ("hermes", {"type": "string"}, "they are an object, and the schema's type is"),
         ("hermes", {"type": "object", "properties": {"a": {"const": 2**70 + 1}}}, "is no double"),
         ("qwen3_coder", {"type": "object", "properties": {"a>b": {}}}, "cannot write the name 'a>b'"),
         ("qwen3_coder", {"type": "object", "required": ["a"]}, "nothing describes the required parameter 'a'"),

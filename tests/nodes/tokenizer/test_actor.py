@@ -332,6 +332,10 @@ async def test_a_template_is_described_and_how_prompts_end(mesh):
     assert len((await ask(mesh, chat("x" * 500))).prompt_tail) == PROMPT_TAIL_CHARS
 
 
+async def test_a_template_that_shows_no_tools(mesh):
+    assert not (await ask(mesh, DescribeTemplate())).shows_tools
+
+
 @pytest.mark.settings(chat_template=str(Path(__file__).parent / "templates" / "qwen_like.jinja"))
 async def test_a_template_that_shows_tools(mesh):
     told = await ask(mesh, DescribeTemplate())
