@@ -109,7 +109,8 @@ def before_answer(reasoning: Thinking | HarmonyParser, marks: Mapping[str, int],
     closing = lark_of(reasoning.closing, marks)
     thought = f"thought: TEXT {closing}" if reasoning.closing in marks else f"thought[lazy]: TEXT {closing}"
     may_open = "thought" if reasoning.is_open else f"({lark_of(reasoning.opening, marks)} thought)?"
-    return "\n".join(["%llguidance {}", rf"start: {may_open} /[ \n]*/ @answer", thought, _TEXT])
+    # Models end a line or two after the mark. Without a bound a weak one wrote blanks until its tokens were used up.
+    return "\n".join(["%llguidance {}", rf"start: {may_open} /[ \n]{{0,4}}/ @answer", thought, _TEXT])
 
 
 def _before_message(parser: HarmonyParser, marks: Mapping[str, int], *, has_header: bool) -> str:

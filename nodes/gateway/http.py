@@ -14,7 +14,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.actor_figures import actor_figures
@@ -271,6 +271,7 @@ class GatewayApp:
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
         routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
+        self._routes = routes
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)
@@ -294,8 +295,10 @@ class GatewayApp:
     async def _unknown_route(self, request: Request, _: Exception) -> Response:
         return self._refuse(request, UnknownRoute(f"This server has no path '{request.url.path[:200]}'."))
 
-    async def _wrong_method(self, request: Request, error: Exception) -> Response:
-        allowed = dict(getattr(error, "headers", None) or {})
+    async def _wrong_method(self, request: Request, _: Exception) -> Response:
+        # Of all routes with this path: Starlette names those of the first.
+        ours = [route for route in self._routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = {"allow": ", ".join(sorted({method for route in ours for method in route.methods or ()}))}
         message = f"'{request.url.path[:200]}' does not accept {request.method}."
         return self._refuse(request, WrongMethod(message), allowed)
 

@@ -1,4 +1,4 @@
-"""The `anthropic` client against real meshes: a model that is made to call tools, prefilled apart; and long loops."""
+"""The `anthropic` client against real meshes: a model that calls tools, prefilled apart; and long loops."""
 
 import json
 import os
@@ -12,10 +12,12 @@ import pytest
 
 from tests.serving.conftest import MeshOf, RunningMesh
 
-TEMPLATE = ("--chat-template", str(Path(__file__).parent / "templates" / "calling.jinja"))
-APART = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0", *TEMPLATE)
+APART = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 # Of bytes, so that loops are long in tokens; what it says does not matter to them.
-ECHO = ("--model", "echo", "--mixed", "1", "--context-length", "32768", *TEMPLATE)
+ECHO = (
+    "--model", "echo", "--mixed", "1", "--context-length", "32768",
+    "--chat-template", str(Path(__file__).parent / "templates" / "calling.jinja"),
+)  # fmt: skip
 
 NOTE = {
     "name": "note",
@@ -64,7 +66,22 @@ def test_an_answer_whole_and_streamed(client: anthropic.Anthropic) -> None:
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-def test_a_loop_with_a_tool(client: anthropic.Anthropic) -> None:
+def test_an_agent_s_loop(client: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    fields: Any = {"tools": [{"name": "weather", "input_schema": schema}], **GREEDY}
+    messages: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
+    first = client.messages.create(messages=messages, **fields)
+    [call] = first.content
+    assert (first.stop_reason, call.name, call.input) == ("tool_use", "weather", {"city": "Rome"})
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    with client.messages.stream(messages=messages, **fields) as stream:
+        answer = stream.get_final_message()
+    assert ([block.text for block in answer.content], answer.stop_reason) == (["Weather in Rome: sunny"], "end_turn")
+    assert answer.usage.cache_read_input_tokens
+
+
+def test_a_call_by_a_grammar(client: anthropic.Anthropic) -> None:
     fields: Any = {"tools": [NOTE], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, **GREEDY}
     whole = client.messages.create(messages=MESSAGES, **fields)
     assert whole.stop_reason == "tool_use"

@@ -108,7 +108,8 @@ class Reference:
         whole = self._tokenizer(context + continuation)["input_ids"]
         begin = len(self._tokenizer(context)["input_ids"]) if context else 0
         # Without a context a text begins after the prefix token that lm-eval puts there.
-        ids = whole if context else [self._tokenizer.eos_token_id, *whole]
+        first = self._tokenizer.bos_token_id
+        ids = whole if context else [self._tokenizer.eos_token_id if first is None else first, *whole]
         begin = begin or 1
         with torch.inference_mode():
             rows = torch.log_softmax(self._model(torch.tensor([ids])).logits[0], -1)

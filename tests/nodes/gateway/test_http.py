@@ -332,6 +332,9 @@ def test_wrong_routes_and_methods(client: httpx.Client) -> None:
     refused(answer, 405, code="method_not_allowed")
     assert answer.headers["allow"] == "POST"
     refused(client.delete("/v1/models"), 405)
+    both = client.put("/v1/responses/resp_1")
+    refused(both, 405)
+    assert both.headers["allow"] == "DELETE, GET, HEAD", "two routes have this path"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])

@@ -111,12 +111,33 @@ async def test_what_is_not_to_be_stored_is_not(mesh: Hosts) -> None:
     assert second.json()["error"]["code"] == "previous_response_not_found"
 
 
+async def test_items_by_their_ids(mesh: Hosts) -> None:
+    first, second = await ask(mesh.a, "one "), await ask(mesh.b, "two ")
+    names = [answer["output"][0]["id"] for answer in (second, first)]
+    references = [{"type": "item_reference", "id": name} for name in names]
+    user = {"role": "user", "content": "three"}
+    for client in (mesh.a2, mesh.b):
+        third = await ask(client, input=[*references, user])
+        assert said(third) == "two one three"
+    # Stored as what they stand for.
+    await mesh.a.delete(f"/responses/{first['id']}")
+    assert said(await ask(mesh.a, "!", previous_response_id=third["id"])) == "two one threetwo one three!"
+    gone = await mesh.a.post("/responses", json={"input": [user, references[1]]})
+    assert (gone.status_code, gone.json()["error"]["param"]) == (404, "input.1")
+    for name in ("msg_1", "", names[0] + "1", "../../x_0"):
+        none = await mesh.a.post("/responses", json={"input": [{"type": "item_reference", "id": name}]})
+        assert none.status_code == 404, name
+
+
 async def test_read_and_deleted(mesh: Hosts) -> None:
     answer = await ask(mesh.a)
     for client in (mesh.a2, mesh.b):
         assert (await client.get(f"/responses/{answer['id']}")).json() == answer
         refused = await client.get(f"/responses/{answer['id']}", params={"stream": "true", "starting_after": 3})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "starting_after")
+    neither = await mesh.b.put(f"/responses/{answer['id']}", json={})
+    assert neither.status_code == 405
+    assert set(neither.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
     gone = await mesh.b.delete(f"/responses/{answer['id']}")
     assert gone.json() == {"id": answer["id"], "object": "response", "deleted": True}
     for client in (mesh.a, mesh.b):

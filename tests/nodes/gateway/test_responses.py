@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from nodes.protocol import TemplateIs
 from tests.nodes.gateway.surfaces.openai_events import events_of, story
@@ -52,6 +53,17 @@ def test_an_answer_that_is_cut(client: openai.OpenAI, served: Any) -> None:
     assert whole.incomplete_details is not None
     assert whole.incomplete_details.reason == "max_output_tokens"
     assert stream_of(served, input=TEXT, max_output_tokens=4)[-1]["type"] == "response.incomplete"
+
+
+def test_strict_parse(client: openai.OpenAI) -> None:
+    class City(BaseModel):
+        city: str
+
+    fields: Any = {"model": "bytes", "input": '{"city":"Rome"}', "text_format": City}
+    parsed = client.responses.parse(**fields).output_parsed
+    assert parsed == City(city="Rome")
+    with client.responses.stream(**fields) as stream:
+        assert stream.get_final_response().output_parsed == parsed
 
 
 def test_logprobs(client: openai.OpenAI) -> None:

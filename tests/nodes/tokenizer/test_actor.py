@@ -324,8 +324,9 @@ async def test_what_a_request_asks_of_its_draws_is_tried_out_first(mesh):
 async def test_a_template_is_described_and_how_prompts_end(mesh):
     told = await ask(mesh, DescribeTemplate())
     assert told.template == resolve_model("tiny").chat_template
-    added = load_tokenizer(resolve_model("tiny")).get_added_tokens_decoder()
-    assert told.added_ids == {token.content: token_id for token_id, token in added.items()}
+    special = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    assert told.added_ids == {**special, "<tool_call>": 1022, "</tool_call>": 1023}
+    assert told.shows_tools
     assert (await ask(mesh, chat("hello"))).prompt_tail.endswith("hello<|im_end|>\n<|im_start|>assistant\n")
     assert (await ask(mesh, Prepare(request_id="r", texts=["hello"]))).prompt_tail == ""
     assert len((await ask(mesh, chat("x" * 500))).prompt_tail) == PROMPT_TAIL_CHARS

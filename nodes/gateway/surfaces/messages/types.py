@@ -185,9 +185,11 @@ class ThinkingBetweenTools(Struct, tag="between_tools", frozen=True, kw_only=Tru
 Thinking: TypeAlias = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive | ThinkingBetweenTools
 
 
-class JsonSchemaFormat(Struct, tag="json_schema", frozen=True, kw_only=True):
+class JsonSchemaFormat(Struct, frozen=True, kw_only=True):
     """The answer is JSON that fits this schema."""
 
+    # Not a tag: one that is missing would be taken for granted where there is no other kind.
+    type: Literal["json_schema"]
     schema: dict[str, Raw]
 
 

@@ -14,6 +14,7 @@ from nodes.gateway.observer import HttpObserver
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.responses.answer import ResponseDeleted
 from nodes.gateway.surfaces.responses.kept import Keeping, KeptResponses, NoSuchResponse, joined_items
+from nodes.gateway.surfaces.responses.references import with_items
 from nodes.gateway.surfaces.responses.surface import RESPONSES, ResponseStream, job_of
 from nodes.gateway.surfaces.responses.translation import Asked, read, stored_items, translate
 from nodes.gateway.surfaces.surface import Answering
@@ -42,7 +43,8 @@ class ResponsesEndpoint(CompletionEndpoint):
     async def _read(self, call: HttpCall, body: bytes) -> Job:
         if self._kept is None:
             return await super()._read(call, body)
-        asked, owner = read(body), call.names.key
+        owner = call.names.key
+        asked = await with_items(read(body), self._kept, owner)
         history = await _history(self._kept, asked, owner)
         translated = translate(asked, stored_items(history))
         keeping = Keeping(self._kept, owner, joined_items(history, _items_of(asked))) if asked.keeps else None

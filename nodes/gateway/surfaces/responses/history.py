@@ -70,7 +70,10 @@ class Conversation:
             case "function_call_output" | "custom_tool_call_output":
                 self._result(item, where)
             case "item_reference":
-                message = f"'{where}' refers to an item by its id. Send the item itself, or 'previous_response_id'."
+                message = (
+                    f"'{where}' refers to an item by its id, and this server keeps none. Send the item itself (clients "
+                    "do with `store: false`), or have the operator start it with `--responses-store BYTES`."
+                )
                 raise BadRequest(message, param=where, code="unsupported_parameter")
             case kind:
                 message = f"Items of type '{kind[:64]}' are not supported by this server."

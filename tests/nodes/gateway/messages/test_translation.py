@@ -319,6 +319,7 @@ def test_the_form_of_the_answer() -> None:
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_format": {"schema": {}}}, "output_format.type"),
     ],
 )
 def test_fields_that_are_refused(fields: Any, param: str) -> None:
