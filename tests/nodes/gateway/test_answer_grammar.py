@@ -45,8 +45,11 @@ VALIDATOR = Validator(GatewayConfig(model_name="m", context_length=1000))
 
 @cache
 def tokenizer(*, has_tokens: bool) -> tuple[Any, LLTokenizer]:
-    """The bundled model's, with all marks as tokens of their own, or most as letters like others."""
-    made = type(tiny_tokenizer()).from_str(tiny_tokenizer().to_str())
+    """The bundled model's, with all marks as tokens of their own or as letters like others."""
+    document = json.loads(tiny_tokenizer().to_str())
+    # It has two marks of its own.
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] not in MARKS]
+    made = type(tiny_tokenizer()).from_str(json.dumps(document))
     if has_tokens:
         made.add_special_tokens(MARKS)
     return made, LLTokenizer(made.to_str(), n_vocab=made.get_vocab_size(), eos_token=list(SPEC.eos_token_ids))
