@@ -118,15 +118,17 @@ class GatewayAttributes(Part, frozen=True):
 
 
 class KVAgentAttributes(Part, frozen=True):
-    """What a kv_agent announces: whose pools it has, and how pages come to them.
+    """What a kv_agent announces: its pools, how pages get out of them, and the groups whose memory is `released`.
 
     `incarnations` by group: a pool of another incarnation is another pool, and a mapping of the old one is worthless.
     `fallbacks` by source agent: over what its pages come instead of the transport that the operator chose, and why.
     """
 
     groups: list[str] = []
+    transports: list[str] = []
     incarnations: dict[str, int] = {}
     fallbacks: dict[str, str] = {}
+    released: list[str] = []
 
 
 class SupervisorAttributes(Part, frozen=True):

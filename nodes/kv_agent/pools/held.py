@@ -159,7 +159,9 @@ class HeldPools(PoolOwner):
         infos = {group: pools[0].info for group, pools in self._ranks.items()}
         attributes = KVAgentAttributes(
             groups=sorted(infos),
+            transports=self._transports.names,
             incarnations={group: info.incarnation for group, info in infos.items() if not info.is_freed},
+            released=sorted(group for group, info in infos.items() if info.is_released),
         )
         told = msgspec.structs.asdict(attributes)
         # Announced by the actor when they change.

@@ -72,7 +72,9 @@ async def test_pages_move_between_pools_of_one_agent(world: World) -> None:
     assert figures["mesh_kv_transfer_pages_total"] == 3
     assert (figures['mesh_kv_pool_pages{group="d"}'], figures["mesh_kv_grants_open"]) == (NUM_PAGES - 1, 0)
     members = world.d.ctx.members.by_role("kv_agent")
-    assert members[0].attributes == {"groups": ["d", "p"], "incarnations": {"d": 1, "p": 1}}
+    incarnations = {"d": 1, "p": 1}
+    expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "released": []}
+    assert members[0].attributes == expected
 
 
 async def test_pages_of_another_agent_are_mapped_and_pulled(world: World) -> None:

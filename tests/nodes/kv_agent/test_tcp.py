@@ -39,7 +39,8 @@ async def two(world: World, device: str = "cpu", **changes: Any) -> tuple[PoolHa
 async def test_pages_of_another_agent_come_by_tcp(world: World, device: str) -> None:
     await world.move_three(*await two(world, device))
     expected = ["shm", "tcp"] if device == "cpu" else ["cuda_ipc", "tcp"]
-    assert [world.actors[name].transports.names for name in ("agent-0", "agent-1")] == [expected, expected]
+    for member in world.scheduler.ctx.members.by_role("kv_agent"):
+        assert member.attributes["transports"] == expected
     assert all(process.memory.num_open == 0 for process in world.processes.values()), "no handle is opened"
 
 
