@@ -225,17 +225,18 @@ def test_what_it_sends_is_all_known(served: Any) -> None:
     from nodes.gateway.errors import BadRequest
     from nodes.gateway.validation import Validator
 
-    fields = set(openai.resources.chat.completions.Completions.create.__annotations__)
-    fields |= set(openai.resources.completions.Completions.create.__annotations__)
-    fields -= {"return", "extra_headers", "extra_query", "extra_body", "timeout", "messages", "prompt"}
+    chat, text = openai.resources.chat.completions.Completions, openai.resources.completions.Completions
     validator = Validator(GatewayConfig(model_name="bytes", context_length=10))
-    for field in fields:
-        body = json.dumps({"messages": MESSAGES, field: None}).encode()
-        try:
-            unknown = validator.chat(body, "id").unknown_fields
-        except BadRequest as error:
-            unknown = [] if error.param == field else [error.message]
-        assert unknown == [], field
+    surfaces = ((chat, {"messages": MESSAGES}, validator.chat), (text, {"prompt": "x"}, validator.text))
+    for of_package, needed, read in surfaces:
+        fields = set(of_package.create.__annotations__)
+        fields -= {"return", "extra_headers", "extra_query", "extra_body", "timeout", *needed}
+        for field in fields:
+            try:
+                unknown = read(json.dumps({**needed, field: None}).encode(), "id").unknown_fields
+            except BadRequest as error:
+                unknown = [] if error.param == field else [error.message]
+            assert unknown == [], field
 
 
 def test_raw_events_are_what_the_package_expects(served: Any) -> None:
