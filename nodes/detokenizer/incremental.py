@@ -139,6 +139,10 @@ class DecoderFactory:
         self._special_ids = special_ids(tokenizer)
         self._is_byte_level = is_byte_level(tokenizer)
         self._pieces: dict[frozenset[int], BytePieces] = {}
+        if self._is_byte_level:
+            # Here, where the tokenizer is loaded in a thread: for a stream all others would wait while it is made.
+            for hidden in (self._special_ids, frozenset[int]()):
+                self._pieces_without(hidden)
 
     def decoder(
         self, skip_special_tokens: bool, prompt_tail: Sequence[int] = (), shown_ids: Collection[int] = ()
@@ -161,6 +165,7 @@ class DecoderFactory:
     def _pieces_without(self, hidden: frozenset[int]) -> BytePieces:
         pieces = self._pieces.get(hidden)
         if pieces is None:
+            # The sets come from gateways; one that sends others all the time must not take all memory.
             if len(self._pieces) >= _MAX_TABLES:
                 self._pieces.clear()
             pieces = self._pieces[hidden] = BytePieces(self._tokenizer, hidden)

@@ -82,6 +82,13 @@ def test_special_tokens_that_are_shown():
     assert shown != hidden
 
 
+def test_the_usual_tables_are_made_before_there_are_streams(monkeypatch):
+    factory = DecoderFactory(BYTE_LEVEL)
+    monkeypatch.setattr("nodes.detokenizer.incremental.BytePieces", None)
+    factory.decoder(True)
+    factory.decoder(False)
+
+
 def test_tables_of_pieces_are_few():
     factory = DecoderFactory(BYTE_LEVEL)
     for token_id in range(100):
