@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.gateway.parsers.events import End, whole_answer
+from nodes.gateway.parsers.events import End
+from tests.nodes.gateway.parsers.whole import whole_answer
 from tests.nodes.gateway.parsers.written import (
     FORMS,
     Written,

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from nodes.gateway.parsers import CALLS, ParserNames, make_parser
-from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, Mark, Reasoning, Text, whole_answer
+from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, Mark, Reasoning, Text
+from tests.nodes.gateway.parsers.whole import whole_answer
 from tests.nodes.gateway.parsers.written import FORMS, TAILS, names_of, parse
 
 TOOLS = {

@@ -11,7 +11,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nodes.gateway.parsers import make_parser, offered_tools, parser_of_template
-from nodes.gateway.parsers.events import whole_answer
+from tests.nodes.gateway.parsers.whole import whole_answer
 
 pytestmark = pytest.mark.real_models
 

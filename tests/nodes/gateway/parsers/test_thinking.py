@@ -3,7 +3,8 @@
 import pytest
 
 from nodes.gateway.parsers import ParserNames, make_parser
-from nodes.gateway.parsers.events import END, Mark, Reasoning, Text, whole_answer
+from nodes.gateway.parsers.events import END, Mark, Reasoning, Text
+from tests.nodes.gateway.parsers.whole import whole_answer
 
 TOOLS = {"get": {}}
 CALL = '<tool_call>\n{"name": "get", "arguments": {}}\n</tool_call>'

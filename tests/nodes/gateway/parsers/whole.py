@@ -1,0 +1,42 @@
+"""A whole answer, joined from events in the plainest way: what surfaces make of them is compared with it."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from nodes.gateway.parsers.events import Call, CallArguments, CallBegin, CallEnd, End, Event, Mark, Reasoning, Text
+
+
+class Answer(NamedTuple):
+    """An answer that is not streamed."""
+
+    text: str
+    reasoning: str
+    calls: list[Call]
+
+
+def whole_answer(events: Iterable[Event]) -> Answer:
+    """Joins events. A call that is not whole goes into the text as it was written, with its marks."""
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[Call] = []
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    sources: dict[int, list[str]] = {}
+    for event in events:
+        match event:
+            case Text(piece):
+                text.append(piece)
+            case Reasoning(piece):
+                reasoning.append(piece)
+            case CallBegin(index, name, source):
+                names[index], arguments[index], sources[index] = name, [], [source]
+            case CallArguments(index, piece, source):
+                arguments[index].append(piece)
+                sources[index].append(source)
+            case CallEnd(index, True, _):
+                calls.append(Call(names[index], "".join(arguments[index])))
+            case CallEnd(index, _, source):
+                text += [*sources[index], source]
+            case Mark() | End():
+                pass
+    return Answer("".join(text), "".join(reasoning), calls)
