@@ -34,10 +34,12 @@ def make_runner(
     try:
         # Importing torch takes a second and 200 MB, which the echo model and the simulations save.
         if config.device == CPU:
-            from nodes.worker.ops.torch.load import load_host_runner as load
-        else:
-            from nodes.worker.cuda.load import load_cuda_runner as load
-        return load(spec, config, pool, collectives)
+            from nodes.worker.ops.torch.load import load_host_runner
+
+            return load_host_runner(spec, config, pool, collectives)
+        from nodes.worker.cuda.load import load_cuda_runner
+
+        return load_cuda_runner(spec, config, pool, collectives)
     except CollectiveFailed as error:
         raise GroupNotFormed(
             f"the ranks of {config.group} lost each other while they loaded {spec.name}: {error}"
