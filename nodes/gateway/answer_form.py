@@ -73,6 +73,7 @@ def form_of(answer: Answer, config: GatewayConfig) -> AnswerForm:
     )
     short_ids = names.calls in CALLS and CALLS[names.calls].short_ids
     try:
+        # An installed parser is imported here, and may turn out to be none.
         marks = marks_of(names)
     except ParserUnusable as error:
         raise Internal(str(error)) from error

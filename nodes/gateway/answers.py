@@ -64,11 +64,13 @@ class SampleEvents:
                     shown += self._reasoning(text)
                     continue
                 case Mark(source):
+                    # Marks of calls stay hidden: those who want reasoning as text read the marks around it themselves.
                     is_text = self._fields.reasoning == "text" and source.strip() in _REASONING_MARKS
                     shown.append(Text(source) if is_text else event)
                     continue
                 case _:
                     pass
+            # Whatever follows reasoning ends it: clients that want one piece want it before the answer.
             if self._held:
                 shown.append(Reasoning("".join(self._held)))
                 self._held = []
@@ -91,6 +93,7 @@ class SampleEvents:
 
     def _call(self, event: CallBegin | CallArguments | CallEnd) -> list[Event]:
         if isinstance(event, CallBegin):
+            # Of whole ones: after a call that came to nothing the next one is still the first.
             self._is_passed_over = self._fields.one_call and self.num_calls > 0
             self._sources = []
         if self._is_passed_over:
@@ -101,6 +104,7 @@ class SampleEvents:
         if event.whole:
             self.num_calls += 1
             return [event]
+        # Its deltas are out already, and cannot be taken back.
         return [event, Text("".join(self._sources))]
 
 

@@ -129,6 +129,7 @@ def _offered(function: FunctionDefinition, where: str) -> OfferedTool:
 def _resolved(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """With each property's own type where it is said elsewhere: parsers of values that are no JSON go by it."""
     properties = parameters.get("properties")
+    # Pydantic 1 writes the first of these names, pydantic 2 the other.
     shared = {**_named_schemas(parameters, "definitions"), **_named_schemas(parameters, "$defs")}
     if not shared or not isinstance(properties, dict):
         return parameters
@@ -187,6 +188,7 @@ def template_variables(body: ChatCompletionBody) -> dict[str, Any]:
     """Variables of chat templates that fields of a body stand for, under the names that templates know."""
     variables: dict[str, Any] = {}
     if body.reasoning_effort is not None:
+        # Templates know one of two names (Qwen's, DeepSeek's); one that knows neither ignores both.
         thinks = body.reasoning_effort != "none"
         variables |= {"enable_thinking": thinks, "thinking": thinks}
         if thinks:

@@ -63,6 +63,7 @@ class ResponseStore:
         with self._transaction() as connection:
             row = (response_id, owner, size, response, items)
             connection.execute("INSERT INTO responses (id, owner, size, response, items) VALUES (?, ?, ?, ?, ?)", row)
+            # In the same transaction: otherwise a gateway that dies in between leaves more than there may be.
             while self._num_bytes(connection) > self._max_bytes:
                 connection.execute("DELETE FROM responses WHERE serial = (SELECT min(serial) FROM responses)")
 
@@ -118,7 +119,6 @@ class ResponseStore:
                 connection.execute(statement)
             connection.execute("COMMIT")
         # Whatever it was, an open connection would hold the lock that others wait for.
-        # Whatever it is: nobody else would close the file.
         except BaseException:
             connection.close()
             raise

@@ -115,6 +115,7 @@ class ResponseWriter:
     def _text(self, text: str, logprobs: Sequence[DrawnTokenLogprob]) -> None:
         output = self._output
         output.text(text, logprobs)
+        # Once for each message: three fields of a delta that stay the same for all its tokens.
         if output.open_id != self._written:
             self._written = output.open_id
             at = ENCODE({"item_id": output.open_id, "output_index": len(output.items) - 1, "content_index": 0})[1:-1]
@@ -142,6 +143,7 @@ def _item_status(finish_reason: str) -> Any:
 
 
 def _usage(usage: Usage, output: Output) -> ResponseUsage:
+    # By characters: a parser sees text, and where reasoning ends amid a token nobody could say whose it is.
     share = output.num_reasoning_chars / max(1, output.num_chars)
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
