@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.server import mesh
 
-READY_S = float(os.environ.get("KVMESH_GPU_READY_S", "400"))
+READY_S = float(os.environ.get("GPU_CHECK_READY_S", "400"))
 """A first start compiles kernels; the GPU check has compiled them before, and waits less."""
 
 

@@ -15,7 +15,7 @@ from tests.software_device.device import bytes_in_use
 MODEL = ("--model", "random:tiny-qwen3", "--served-name", "tiny", "--deterministic")
 APART = ("--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 MIXED = ("--mixed", "1")
-START_S = float(os.environ.get("KVMESH_GPU_READY_S", "420"))
+START_S = float(os.environ.get("GPU_CHECK_READY_S", "420"))
 NUM_REQUESTS = 8
 NUM_TOKENS = 40
 COPY_TABLES = 1 << 20

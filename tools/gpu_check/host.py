@@ -52,7 +52,7 @@ def environment(root: Path, site: Path | None, given: Mapping[str, str]) -> dict
     filled.setdefault("TOKENIZERS_PARALLELISM", "false")
     filled.setdefault("HF_HUB_OFFLINE", "1")
     # A mesh that does not get ready must say so before its step's time is over.
-    filled.setdefault("KVMESH_GPU_READY_S", "100")
+    filled.setdefault("GPU_CHECK_READY_S", "100")
     filled["PYTHONUNBUFFERED"] = "1"
     return filled
 

@@ -50,11 +50,15 @@ class FlashInferKernels(Kernels):
 
     @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if not x.shape[0]:
+            # A step that draws nothing has no rows left at the last norm, and CUDA refuses a launch of no blocks.
+            return torch.empty_like(x)
         return self._flashinfer.rmsnorm(input=x, weight=weight, eps=eps)
 
     @override
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-        self._flashinfer.fused_add_rmsnorm(input=x, residual=residual, weight=weight, eps=eps)
+        if x.shape[0]:
+            self._flashinfer.fused_add_rmsnorm(input=x, residual=residual, weight=weight, eps=eps)
 
     @override
     def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> None:

@@ -18,11 +18,13 @@ _KERNELS = TorchKernels()
 
 
 def rmsnorm(*, input: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    assert len(input), "CUDA refuses a launch of no blocks"
     result = _KERNELS.rms_norm(input, weight, eps)
     return result if out is None else out.copy_(result)
 
 
 def fused_add_rmsnorm(*, input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    assert len(input), "CUDA refuses a launch of no blocks"
     _KERNELS.add_rms_norm(input, residual, weight, eps)
 
 
@@ -159,6 +161,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
     def reset_workspace_buffer(self, *, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         assert float_workspace_buffer.dtype == int_workspace_buffer.dtype == torch.uint8
         self.float_workspace, self.int_workspace = float_workspace_buffer, int_workspace_buffer
+        # As it comes from the allocator: whatever was there.
+        self._pin_memory_int_workspace_buffer = torch.full_like(int_workspace_buffer, 0xFF, device="cpu")
 
     def plan(
         self,
@@ -182,6 +186,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         if self.buffer is not None:
             assert len(last_page_len) == self.size, "the batch size of a captured wrapper is fixed"
             assert len(indices) <= len(self.buffer)
+            is_masked = not disable_split_kv
+            assert is_masked or not self._pin_memory_int_workspace_buffer.any(), "blocks left over would read garbage"
             for buffer, array in zip(self.buffers, (indptr, last_page_len), strict=True):
                 buffer.copy_(array)
             self.buffer[: len(indices)].copy_(indices)

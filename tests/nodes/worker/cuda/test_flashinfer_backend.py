@@ -86,9 +86,11 @@ def test_what_cannot_be_merged_is_refused() -> None:
         FlashInferAttention(fake_flashinfer, view, 130, 16, deterministic=False, merged=True)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("model", ["random:tiny-qwen3", "random:tiny-qwen2-sliding"])
-def test_replayed_steps_draw_the_same(model: str) -> None:
-    plain, replaying = fake_runner(model), fake_runner(model, [1, 2, 4, 8])
+def test_replayed_steps_draw_the_same(model: str, deterministic: bool) -> None:
+    plain = fake_runner(model, deterministic=deterministic)
+    replaying = fake_runner(model, [1, 2, 4, 8], deterministic=deterministic)
     for count in (5, 1, 8):
         assert text(replaying, count, 6) == text(plain, count, 6)
 
