@@ -263,8 +263,9 @@ class Captured:
             backend="fa2",
         )
         wrapper.reset_workspace_buffer(float_workspace_buffer=self._planner.workspace, int_workspace_buffer=schedule)
-        # A captured kernel has more blocks than a step has tiles. FlashInfer masks those left over if it splits sequences;
-        # with `disable_split_kv` (0.6.13) they read whatever page-locked memory held before, and follow it anywhere: on
-        # an H100 workers died of illegal addresses. As zeros they compute the first sequence again, into the same place.
+        # A captured kernel has more blocks than a step has tiles. FlashInfer masks those left over if it splits
+        # sequences; with `disable_split_kv` (0.6.13) they read whatever page-locked memory held before, and follow it
+        # anywhere: on an H100 workers died of illegal addresses. As zeros they compute the first sequence again, into
+        # the same place.
         wrapper._pin_memory_int_workspace_buffer.zero_()  # noqa: SLF001
         return wrapper
