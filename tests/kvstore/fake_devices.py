@@ -229,11 +229,12 @@ class FakeStream:
         assert self.gathers, "the stream was not made for it"
         return self.has_tables
 
-    def gather(self, ranges: Sequence[CopyRange]) -> "FakeMark":
+    def gather(self, ranges: Sequence[tuple[int, int, int]], destination: int = 0, source: int = 0) -> "FakeMark":
         assert self.can_gather(), "there is no table free"
+        ranges = [CopyRange(destination + to, source + at, num_bytes) for to, at, num_bytes in ranges]
         assert 0 < len(ranges) <= MAX_RANGES
-        for destination, source, num_bytes in ranges:
-            for pointer in (destination, source):
+        for to, at, num_bytes in ranges:
+            for pointer in (to, at):
                 assert self.memory.find(pointer, num_bytes)[0].device == self.device, "a kernel reads its own device"
         self.num_launches += 1
         return self.copy(ranges)

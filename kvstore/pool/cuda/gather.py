@@ -10,9 +10,8 @@ Used by `memory.py`, which passes in its CuPy module. The kernel's source is tes
 sm_90a; not yet run on a GPU.
 """
 
-import struct
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 # Two rounds of 256 threads with four loads of 16 bytes each: smaller ones cost a bisection more often, larger ones
@@ -96,12 +95,24 @@ class Table(NamedTuple):
         return min(self.num_pieces, MAX_BLOCKS)
 
 
-def table_of(ranges: Sequence[tuple[int, int, int]]) -> Table:
-    """The table for copies (destination, source, number of bytes), 1 to MAX_RANGES of them, none empty."""
-    destinations, sources, sizes = zip(*ranges, strict=True)
-    first = [0, *accumulate(-(-size // PIECE_BYTES) for size in sizes)]
-    data = struct.pack(f"<{4 * len(ranges) + 1}Q", *destinations, *sources, *sizes, *first)
-    return Table(data, len(ranges), first[-1])
+def table_of(ranges: Sequence[tuple[int, int, int]], destination: int = 0, source: int = 0) -> Table:
+    """The table for copies (destination, source, number of bytes), 1 to MAX_RANGES of them, none empty.
+
+    Their addresses count from `destination` and `source`.
+    """
+    # Here, as no process needs it before it copies. In columns 2,048 copies take 0.16 ms, one by one 0.78: on an H100
+    # that was longer than the device took for 256 pages.
+    import numpy as np
+
+    count = len(ranges)
+    columns = np.fromiter(chain.from_iterable(ranges), np.uint64, 3 * count).reshape(count, 3).T
+    words = np.zeros(4 * count + 1, np.uint64)
+    np.add(columns[0], np.uint64(destination), out=words[:count])
+    np.add(columns[1], np.uint64(source), out=words[count : 2 * count])
+    words[2 * count : 3 * count] = columns[2]
+    pieces = (columns[2] + np.uint64(PIECE_BYTES - 1)) // np.uint64(PIECE_BYTES)
+    np.cumsum(pieces, out=words[3 * count + 1 :])
+    return Table(words.tobytes(), count, int(words[-1]))
 
 
 class GatherKernel:

@@ -79,8 +79,11 @@ class CopyStream(Protocol):
         """Whether one of the stream's tables is free for `gather`; it was made with `gathers`. Raises DeviceFault."""
         ...
 
-    def gather(self, ranges: Sequence[CopyRange]) -> CopyMark:
-        """Like `copy`, by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device."""
+    def gather(self, ranges: Sequence[tuple[int, int, int]], destination: int = 0, source: int = 0) -> CopyMark:
+        """Like `copy`, by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device.
+
+        Their addresses count from `destination` and `source`.
+        """
         ...
 
 
@@ -305,10 +308,10 @@ class _CupyStream:
     def can_gather(self) -> bool:
         return self._gathering().has_slot()
 
-    def gather(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
+    def gather(self, ranges: Sequence[tuple[int, int, int]], destination: int = 0, source: int = 0) -> "_CupyMark":
         # Each launch in flight has its own slot: the kernel reads the table long after this call has returned.
         tables = self._gathering()
-        slot, table = tables.take_slot(), table_of(ranges)
+        slot, table = tables.take_slot(), table_of(ranges, destination, source)
         runtime, size = self._memory.runtime, len(table.data)
         slot.host.view[:size] = table.data
 

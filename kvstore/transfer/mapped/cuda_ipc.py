@@ -11,6 +11,7 @@ source is written; and they are reported as pulled after the mark behind them, s
 """
 
 import contextlib
+from collections.abc import Sequence
 from typing import Final
 
 from kvstore.errors import DeviceError, KVError, TransferError
@@ -23,6 +24,7 @@ from kvstore.protocol import PoolHandle
 from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.peer import MappedPeer
 from kvstore.transfer.mapped.transport import MappedCopy, MappedTransport
+from kvstore.transfer.plan import Descriptor
 
 # Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.
 DEFAULT_COPIES_PER_POLL: Final = 256
@@ -30,6 +32,8 @@ DEFAULT_COPIES_PER_POLL: Final = 256
 # the host about an eighth of a call.
 DEFAULT_GATHER_FROM: Final = 4
 _GATHERED_PER_CALL: Final = 8
+# Few at first, so that the device copies while the host lays out the others.
+_FIRST_GATHERED: Final = 32
 
 # 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; a transfer slower
 # than that (a device under load, another device) is polled once a millisecond.
@@ -158,12 +162,11 @@ class CudaIpcTransport(MappedTransport[_Copy]):
                 # busy.
                 return 0
             limit = min(MAX_RANGES, budget * _GATHERED_PER_CALL) if gathers else budget
+            if gathers and copy.mark is None:
+                limit = min(limit, _FIRST_GATHERED)
             parts = [copy.parts.popleft() for _ in range(min(limit, len(copy.parts)))]
-            ranges = [
-                CopyRange(target.pointer + part.local_offset, source.pointer + part.remote_offset, part.num_bytes)
-                for part in parts
-            ]
-            copy.mark = stream.gather(ranges) if gathers else stream.copy(ranges)
+            put = _gather if gathers else _copy
+            copy.mark = put(stream, parts, target.pointer, source.pointer)
         except KVError as error:
             copy.transfer.fail(error.code, f"{error.message}; {copy.progress()}")
             return 0
@@ -189,3 +192,12 @@ class CudaIpcTransport(MappedTransport[_Copy]):
                 with contextlib.suppress(DeviceError):
                     peer.pool.close()
         self._leaving = [peer for peer in self._leaving if peer in used]
+
+
+def _gather(stream: CopyStream, parts: Sequence[Descriptor], target: int, source: int) -> CopyMark:
+    return stream.gather(parts, target, source)
+
+
+def _copy(stream: CopyStream, parts: Sequence[Descriptor], target: int, source: int) -> CopyMark:
+    ranges = [CopyRange(target + one.local_offset, source + one.remote_offset, one.num_bytes) for one in parts]
+    return stream.copy(ranges)

@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from nodes.models.parts import Activation
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
-from nodes.worker.cuda.flashinfer_plans import Captured, Planner
+from nodes.worker.cuda.flashinfer_plans import Captured, HeadsLoader, Planner
 from nodes.worker.errors import BackendMissing
-from nodes.worker.ops.torch.attention import DeviceAttention, check_mergeable
+from nodes.worker.ops.torch.attention import DeviceAttention, HeadForm, check_mergeable
 from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.ops.torch.kernels import Kernels
 from nodes.worker.ops.torch.kinds import AttentionKind
@@ -88,8 +88,8 @@ class FlashInferAttention(DeviceAttention):
     """Rows of decoding sequences go through one kernel, those of chunks through another.
 
     `kinds` are those of the layers; by default all layers see everything. A plan is made for each kind that occurs.
-    `merged`: chunks attend in two parts, see `flashinfer_merged`. Raises BackendMissing for shapes that FlashInfer has
-    no kernels for, and for windows if `merged`.
+    `merged`: chunks attend in two parts, see `flashinfer_merged`. `heads` makes the kernel for `place`. Raises
+    BackendMissing for shapes that FlashInfer has no kernels for, and for windows if `merged`.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class FlashInferAttention(DeviceAttention):
         *,
         deterministic: bool,
         merged: bool = False,
+        heads: HeadsLoader | None = None,
     ) -> None:
         layout = pool.layout
         if layout.head_dim not in HEAD_DIMS or pool.pages.dtype not in (torch.bfloat16, torch.float16):
@@ -109,7 +110,9 @@ class FlashInferAttention(DeviceAttention):
                 f"FlashInfer has no kernels for heads of size {layout.head_dim} in {layout.dtype}, only for"
                 f" sizes {', '.join(map(str, HEAD_DIMS))} in bfloat16: set the worker's attention to torch"
             )
-        self._planner = planner = Planner(flashinfer, pool, num_heads, max_rows, kinds, deterministic=deterministic)
+        self._planner = planner = Planner(
+            flashinfer, pool, num_heads, max_rows, kinds, deterministic=deterministic, heads=heads
+        )
         self.can_capture = True
         self._merged = None
         if merged:
@@ -135,11 +138,17 @@ class FlashInferAttention(DeviceAttention):
         self._arrays, self._num_decodes = on_device, split
 
     @override
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def place(self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor) -> bool:
+        assert self._arrays is not None, "attention before it was planned"
+        return self._planner.place(layer, heads, form, positions, self._arrays)
+
+    @override
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, is_placed: bool = False) -> Tensor:
         planner, split = self._planner, self._num_decodes
         assert self._arrays is not None, "attention before it was planned"
         kind, pages = planner.kinds[layer], planner.layers[layer]
-        planner.append(layer, k, v, self._arrays)
+        if not is_placed:
+            planner.append(layer, k, v, self._arrays)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if split:
             self._decode[kind].run(q=q[:split], paged_kv_cache=pages, out=out[:split])
@@ -180,9 +189,14 @@ class FlashInferBucket(DeviceAttention):
         planner.planned()
 
     @override
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def place(self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor) -> bool:
+        return self._planner.place(layer, heads, form, positions, self._arrays)
+
+    @override
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, is_placed: bool = False) -> Tensor:
         planner = self._planner
-        planner.append(layer, k, v, self._arrays)
+        if not is_placed:
+            planner.append(layer, k, v, self._arrays)
         wrapper = self._captured.wrappers[planner.kinds[layer]]
         return wrapper.run(q=q, paged_kv_cache=planner.layers[layer]).view(q.shape[0], -1)
 

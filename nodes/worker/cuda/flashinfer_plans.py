@@ -17,12 +17,13 @@ own and were planned before: those of captured steps. Others pay for it: to pref
 passed as `max_sequence_kv`, but then the plan for "fa2" fails (0.6.13).
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from nodes.worker.ops.torch.attention import HeadForm
 from nodes.worker.ops.torch.batch import DeviceBatch, PageTable, pinned
 from nodes.worker.ops.torch.kinds import FULL, AttentionKind
 from nodes.worker.pool.view import PoolView
@@ -33,6 +34,20 @@ _SCHEDULE_BYTES: Final = 1 << 20
 """Per kind, for all buckets: a decode schedule takes a few KiB, while FlashInfer's default is 8 MiB."""
 _PLAIN_GROUPS: Final = (1, 2, 3)
 """Query heads per KV head for which the kernel without tensor cores exists and is faster (mini-sglang's limit of 4)."""
+
+
+class PlacesHeads(Protocol):
+    """The kernel of `nodes.worker.cuda.heads`, or a test's stand-in."""
+
+    def takes(self, form: HeadForm) -> bool: ...
+
+    def launch(
+        self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor, write_pages: Tensor, write_offsets: Tensor
+    ) -> None: ...
+
+
+HeadsLoader = Callable[[Sequence[tuple[Tensor, Tensor]], int], PlacesHeads]
+"""Makes it for the pages of keys and of values of each layer, and the number of query heads."""
 
 
 class HostTable(NamedTuple):
@@ -60,6 +75,7 @@ class Planner:
         kinds: Sequence[AttentionKind],
         *,
         deterministic: bool,
+        heads: HeadsLoader | None = None,
     ) -> None:
         layout = pool.layout
         self.flashinfer = flashinfer
@@ -73,6 +89,7 @@ class Planner:
         self.distinct = tuple(dict.fromkeys(self.kinds))
         self._tensor_cores = deterministic or num_heads // layout.num_kv_heads not in _PLAIN_GROUPS
         self.layers = [(pool.pages[:, index, 0], pool.pages[:, index, 1]) for index in range(layout.num_layers)]
+        self._heads = None if heads is None else heads(self.layers, num_heads)
         self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self.schedules = [
             torch.empty(_SCHEDULE_BYTES, dtype=torch.uint8, device=self.device) for _ in range(len(self.distinct))
@@ -199,6 +216,13 @@ class Planner:
             kv_data_type=self.dtype,
             disable_split_kv=self.deterministic,
         )
+
+    def place(self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor, arrays: DeviceBatch) -> bool:
+        """See `DeviceAttention.place`."""
+        if self._heads is None or not self._heads.takes(form):
+            return False
+        self._heads.launch(layer, heads, form, positions, arrays.write_pages, arrays.write_offsets)
+        return True
 
     def append(self, layer: int, k: Tensor, v: Tensor, arrays: DeviceBatch) -> None:
         """Write rows to their pages. Each row is a sequence of one page here, its position the offset in that page."""

@@ -12,6 +12,7 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
+from nodes.worker.cuda.heads import load_heads_kernel
 from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
@@ -170,6 +171,7 @@ def _backends(
                 kinds,
                 deterministic=config.deterministic,
                 merged=merged,
+                heads=load_heads_kernel if view.pages.dtype == torch.bfloat16 else None,
             )
         except WorkerError:
             if config.attention == "flashinfer":

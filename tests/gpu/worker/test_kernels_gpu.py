@@ -7,11 +7,14 @@ from nodes.asks.logit_bias import LogitBias
 from nodes.model_spec import resolve_model
 from nodes.request import Sampling
 from nodes.worker.cuda.flashinfer_backend import FlashInferKernels, load_flashinfer
+from nodes.worker.cuda.heads import load_heads_kernel
 from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NOT_DRAWN, sample
+from nodes.worker.ops.torch.attention import HeadForm
 from nodes.worker.ops.torch.kernels import TorchKernels, cos_sin_table
 from nodes.worker.pool.device_view import view_device_pages
 from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
+from tests.nodes.worker.cuda.test_heads import placed_by_torch
 from tests.nodes.worker.torch_running import asking, drawing_of
 
 pytestmark = GPU
@@ -63,6 +66,37 @@ def test_kernels_agree_with_torch(rows: int) -> None:
         kernels.rotate(positions, q, k, table)
         results.append(torch.cat((q, k), 1))
     assert torch.allclose(*results, atol=2**-5, rtol=2**-5)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_heads_are_placed_as_by_torch(has_norms: bool, rows: int) -> None:
+    """Under a graph too, as decode steps have it."""
+    spec = resolve_model("random:qwen3-0.6b")
+    layout = spec.kv_layout()
+    pages = Pages(30 * layout.page_bytes)
+    view = view_device_pages(pages, layout)
+    layers = [(view.pages[:, i, 0], view.pages[:, i, 1]) for i in range(layout.num_layers)]
+    kernel = load_heads_kernel(layers, 16)
+    weights = (drawn(128), drawn(128)) if has_norms else (None, None)
+    form = HeadForm(*weights, 1e-6, 1e-6, 1.0, cos_sin_table(spec, spec.rope, torch.device("cuda")))
+    positions = torch.randint(0, spec.context_length, (rows,), device="cuda", dtype=torch.int32)
+    places = torch.randperm(29 * 16, device="cuda")[:rows].to(torch.int32)
+    write_pages, write_offsets = 1 + places // 16, places % 16
+    heads, expected = (one.clone() for one in [drawn(rows, 32, 128)] * 2)
+    expected_pages = view.pages.clone()
+    placed_by_torch(
+        expected, form, positions, expected_pages[:, 5, 0], expected_pages[:, 5, 1], write_pages, write_offsets
+    )
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        kernel.launch(5, heads, form, positions, write_pages, write_offsets)
+    graph.replay()
+    torch.cuda.synchronize()
+    near = {"atol": 2**-5, "rtol": 2**-6}
+    assert torch.allclose(heads.float(), expected.float(), **near)
+    assert torch.allclose(view.pages.float(), expected_pages.float(), equal_nan=True, **near)
 
 
 KINDS = [

@@ -38,6 +38,21 @@ def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
         )
 
 
+class HeadForm(NamedTuple):
+    """What is done to the heads of one layer before they attend; tensors are on the device.
+
+    Weights of norms are `[head_dim]`, or longer for a norm over all heads of a row, or absent. `cos_sin` comes from
+    `cos_sin_table`. Queries are multiplied by `q_scale` at the end.
+    """
+
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    q_eps: float
+    k_eps: float
+    q_scale: float
+    cos_sin: Tensor
+
+
 class DeviceAttention(Protocol):
     """Causal attention with grouped heads over pages, and the writing of pages. One step at a time.
 
@@ -51,8 +66,16 @@ class DeviceAttention(Protocol):
         """Prepare attention in all layers for one step. Never captured; may wait for the previous plan."""
         ...
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write `k` and `v` to their pages, then attend over the pages.
+    def place(self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor) -> bool:
+        """Norm, rotate and scale `heads` as `form` says, and write their keys and values to the pages, all in one.
+
+        `heads` is `[rows, heads + 2 * kv_heads, head_dim]`, overwritten. False: nothing was done, the backend cannot.
+        """
+        del layer, heads, form, positions
+        return False
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, is_placed: bool = False) -> Tensor:
+        """Write `k` and `v` to their pages, unless `place` has done that, then attend over the pages.
 
         `q` is `[rows, heads, head_dim]`, the others `[rows, kv_heads, head_dim]`, in the pool's dtype; rows may be
         strided. Returns `[rows, heads * head_dim]`.
@@ -129,7 +152,8 @@ class TorchAttention(DeviceAttention):
         self._parts = {kind: self._plan_kind(batch.table, kind.window) for kind in dict.fromkeys(self._kinds)}
 
     @override
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, is_placed: bool = False) -> Tensor:
+        assert not is_placed, "there is no kernel that places"
         table, arrays = self._table, self._on_device
         assert table is not None, "attention before it was planned"
         assert arrays is not None, "attention before it was planned"

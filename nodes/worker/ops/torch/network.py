@@ -21,7 +21,7 @@ from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.ops import Ops
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, parts_of
 from nodes.models.registry import decoder
-from nodes.worker.ops.torch.attention import DeviceAttention
+from nodes.worker.ops.torch.attention import DeviceAttention, HeadForm
 from nodes.worker.ops.torch.kernels import Kernels, cos_sin_table
 from nodes.worker.ops.torch.mixture import mixture
 from nodes.worker.ops.torch.products import Product, can_pack, make_product
@@ -109,6 +109,7 @@ class DeviceNetwork(Ops[Value]):
             self._product_bytes += sum(one.nbytes for one in taken)
         ropes = dict.fromkeys(attention.rope for attention in parts_of((Attention,), parts))
         self._cos_sin: dict[RopeParameters, Tensor] = {rope: cos_sin_table(spec, rope, device) for rope in ropes}
+        self._forms: dict[int, HeadForm] = {}
         self._step: _Step | None = None
 
     @property
@@ -209,16 +210,28 @@ class DeviceNetwork(Ops[Value]):
         rows = rows_of(qkv)
         heads = rows.view(rows.shape[0], -1, shard.head_dim)
         q, k, v = torch.split(heads, [shard.num_heads, shard.num_kv_heads, shard.num_kv_heads], 1)
-        for norm, part in ((by.q_norm, q), (by.k_norm, k)):
-            if norm is not None:
-                weight = self._norms[norm.weight.name]
-                # Over each head, or over all heads of a row together, which lie side by side.
-                self.kernels.head_norm(part.view(part.shape[0], -1, weight.shape[0]), weight, norm.eps)
-        self.kernels.rotate(step.positions, q, k, self._cos_sin[by.rope])
-        if by.scale != shard.head_dim**-0.5:
-            # Attention always scales by `head_dim ** -0.5`.
-            q = q * (by.scale * shard.head_dim**0.5)
-        return step.attention.attend(by.layer, q, k, v)
+        form = self._forms.get(by.layer) or self._form_of(by)
+        is_placed = step.attention.place(by.layer, heads, form, step.positions)
+        if not is_placed:
+            for weight, eps, part in ((form.q_weight, form.q_eps, q), (form.k_weight, form.k_eps, k)):
+                if weight is not None:
+                    # Over each head, or over all heads of a row together, which lie side by side.
+                    self.kernels.head_norm(part.view(part.shape[0], -1, weight.shape[0]), weight, eps)
+            self.kernels.rotate(step.positions, q, k, form.cos_sin)
+            if form.q_scale != 1:
+                q = q * form.q_scale
+        return step.attention.attend(by.layer, q, k, v, is_placed=is_placed)
+
+    def _form_of(self, by: Attention) -> HeadForm:
+        """Kept: it is asked for by every layer of every step."""
+        q_weight, k_weight = (None if one is None else self._norms[one.weight.name] for one in (by.q_norm, by.k_norm))
+        q_eps, k_eps = (0.0 if one is None else one.eps for one in (by.q_norm, by.k_norm))
+        # Attention always scales by `head_dim ** -0.5`.
+        own = self._shard.head_dim**-0.5
+        q_scale = 1.0 if by.scale == own else by.scale / own
+        form = HeadForm(q_weight, k_weight, q_eps, k_eps, q_scale, self._cos_sin[by.rope])
+        self._forms[by.layer] = form
+        return form
 
     @override
     def select(self, x: Value) -> Value:

@@ -10,6 +10,7 @@ from nodes.model_spec import resolve_model
 from nodes.models.parts import Activation
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
+from nodes.worker.cuda.flashinfer_plans import HeadsLoader
 from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.kernels import TorchKernels
@@ -26,7 +27,12 @@ MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "rand
 
 
 def fake_runner(
-    model: str, sizes: list[int] | None = None, *, deterministic: bool = False, merged: bool = False
+    model: str,
+    sizes: list[int] | None = None,
+    *,
+    deterministic: bool = False,
+    merged: bool = False,
+    heads: HeadsLoader | None = None,
 ) -> DeviceRunner:
     spec = resolve_model(model)
     view = host_pool(model, "bfloat16")
@@ -39,6 +45,7 @@ def fake_runner(
             kinds_of(spec.layer_windows),
             deterministic=deterministic,
             merged=merged,
+            heads=heads,
         )
         kernels, weights = FlashInferKernels(fake_flashinfer), RandomWeights(spec, torch.bfloat16)
         network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"))
