@@ -108,7 +108,9 @@ class HeadsKernel:
     def __init__(self, cupy: Any, layers: Sequence[tuple[Tensor, Tensor]], num_heads: int) -> None:
         first = layers[0][0]
         num_kv, dim = first.shape[2:]
-        self._stream_of = cupy.cuda.ExternalStream
+        self._from_external = cupy.cuda.Stream.from_external
+        # torch has at most some dozens of streams.
+        self._streams: dict[int, Any] = {}
         self._kernel = cupy.RawKernel(SOURCE, NAME, options=options(dim))
         self._kernel.compile()
         self._dim, self._num_heads, self._device = dim, num_heads + 2 * num_kv, first.device
@@ -139,6 +141,23 @@ class HeadsKernel:
         )  # fmt: skip
         with self._stream_of(torch.cuda.current_stream(self._device).cuda_stream):
             self._kernel((-(-num_threads // NUM_THREADS),), (NUM_THREADS,), arguments)
+
+    def _stream_of(self, pointer: int) -> Any:
+        stream = self._streams.get(pointer)
+        if stream is None:
+            stream = self._streams[pointer] = self._from_external(_Stream(pointer))
+        return stream
+
+
+class _Stream:
+    """A stream of torch's, by the protocol that CuPy takes it by."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, and the stream."""
+        return 0, self._pointer
 
 
 def _pointer(tensor: Tensor | None) -> np.uint64:
