@@ -39,11 +39,10 @@ static __device__ bits narrow(float x)
 static __device__ float rounded(float x) { return wide(narrow(x)); }
 
 extern "C" __global__ void kvmesh_place_heads(
-    bits *rows, long long row_stride, int num_rows, int num_q, int num_kv,
-    const bits *q_weight, const bits *k_weight, float q_eps, float k_eps, float q_scale,
-    const float *cos_sin, const int *positions,
-    bits *k_pages, bits *v_pages, long long page_stride, int slot_stride,
-    const int *write_pages, const int *write_offsets)
+    bits *rows, long long row_stride, int num_rows,
+    const int *positions, const int *write_pages, const int *write_offsets,
+    int num_q, int num_kv, const bits *q_weight, const bits *k_weight, float q_eps, float k_eps, float q_scale,
+    const float *cos_sin, bits *k_pages, bits *v_pages, long long page_stride, int slot_stride)
 {
     const int middle = HEAD_DIM / 2, each = middle / 32;
     const int lane = threadIdx.x % 32, num_heads = num_q + 2 * num_kv;
@@ -111,6 +110,7 @@ class HeadsKernel:
         self._from_external = cupy.cuda.Stream.from_external
         # torch has at most some dozens of streams.
         self._streams: dict[int, Any] = {}
+        self._of_layer: dict[int, tuple[Any, ...]] = {}
         self._kernel = cupy.RawKernel(SOURCE, NAME, options=options(dim))
         self._kernel.compile()
         self._dim, self._num_heads, self._device = dim, num_heads + 2 * num_kv, first.device
@@ -132,15 +132,22 @@ class HeadsKernel:
         num_rows = heads.shape[0]
         num_threads = num_rows * self._num_heads * _WARP
         arguments = (
-            np.uint64(heads.data_ptr()), np.int64(heads.stride(0)), np.int32(num_rows), *self._shape,
-            _pointer(form.q_weight), _pointer(form.k_weight),
-            np.float32(form.q_eps), np.float32(form.k_eps), np.float32(form.q_scale),
-            _pointer(form.cos_sin), _pointer(positions),
-            *self._pages[layer], *self._strides,
-            _pointer(write_pages), _pointer(write_offsets),
+            _pointer(heads), np.int64(heads.stride(0)), np.int32(num_rows),
+            _pointer(positions), _pointer(write_pages), _pointer(write_offsets),
+            *(self._of_layer.get(layer) or self._constants(layer, form)),
         )  # fmt: skip
         with self._stream_of(torch.cuda.current_stream(self._device).cuda_stream):
             self._kernel((-(-num_threads // NUM_THREADS),), (NUM_THREADS,), arguments)
+
+    def _constants(self, layer: int, form: HeadForm) -> tuple[Any, ...]:
+        """Kept: making them took longer than the launch."""
+        found = (
+            *self._shape, _pointer(form.q_weight), _pointer(form.k_weight),
+            np.float32(form.q_eps), np.float32(form.k_eps), np.float32(form.q_scale), _pointer(form.cos_sin),
+            *self._pages[layer], *self._strides,
+        )  # fmt: skip
+        self._of_layer[layer] = found
+        return found
 
     def _stream_of(self, pointer: int) -> Any:
         stream = self._streams.get(pointer)

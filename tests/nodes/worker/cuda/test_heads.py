@@ -48,9 +48,9 @@ static float __shfl_xor_sync(unsigned, float x, int step)
 
 LAUNCH = """
 extern "C" void launch(
-    int num_warps, bits *rows, long long row_stride, int num_rows, int num_q, int num_kv, const bits *q_weight,
-    const bits *k_weight, float q_eps, float k_eps, float q_scale, const float *cos_sin, const int *positions,
-    bits *k_pages, bits *v_pages, long long page_stride, int slot_stride, const int *pages, const int *offsets)
+    int num_warps, bits *rows, long long row_stride, int num_rows, const int *positions, const int *pages,
+    const int *offsets, int num_q, int num_kv, const bits *q_weight, const bits *k_weight, float q_eps, float k_eps,
+    float q_scale, const float *cos_sin, bits *k_pages, bits *v_pages, long long page_stride, int slot_stride)
 {
     std::barrier<> barrier(32);
     all = &barrier, blockDim.x = 32;
@@ -59,8 +59,9 @@ extern "C" void launch(
         lanes.emplace_back([=] {
             threadIdx.x = lane;
             for (blockIdx.x = 0; blockIdx.x < (unsigned)num_warps; blockIdx.x++)
-                kvmesh_place_heads(rows, row_stride, num_rows, num_q, num_kv, q_weight, k_weight, q_eps, k_eps, q_scale,
-                                   cos_sin, positions, k_pages, v_pages, page_stride, slot_stride, pages, offsets);
+                kvmesh_place_heads(rows, row_stride, num_rows, positions, pages, offsets, num_q, num_kv, q_weight,
+                                   k_weight, q_eps, k_eps, q_scale, cos_sin, k_pages, v_pages, page_stride,
+                                   slot_stride);
         });
     for (auto &lane : lanes)
         lane.join();
@@ -85,8 +86,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Launch
         launch = ctypes.CDLL(str(library)).launch
         pointer, number, wide, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.c_float
         launch.argtypes = [
-            number, pointer, wide, number, number, number, pointer, pointer, real, real, real, pointer, pointer,
-            pointer, pointer, wide, number, pointer, pointer,
+            number, pointer, wide, number, pointer, pointer, pointer, number, number, pointer, pointer, real, real,
+            real, pointer, pointer, pointer, wide, number,
         ]  # fmt: skip
         return launch
 
@@ -132,9 +133,9 @@ def test_the_kernel_does_what_four_operations_do(compiled: Callable[[int], Launc
         addresses = [None if one is None else one.data_ptr() for one in (q_weight, k_weight)]
         launch(
             # More warps than there are heads: those left over do nothing.
-            NUM_ROWS * (NUM_Q + 2 * NUM_KV) + 3, heads.data_ptr(), heads.stride(0), NUM_ROWS, NUM_Q, NUM_KV, *addresses,
-            1e-6, 1e-5, q_scale, cos_sin.data_ptr(), positions.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(),
-            k_pages.stride(0), k_pages.stride(1), write_pages.data_ptr(), write_offsets.data_ptr(),
+            NUM_ROWS * (NUM_Q + 2 * NUM_KV) + 3, heads.data_ptr(), heads.stride(0), NUM_ROWS, positions.data_ptr(),
+            write_pages.data_ptr(), write_offsets.data_ptr(), NUM_Q, NUM_KV, *addresses, 1e-6, 1e-5, q_scale,
+            cos_sin.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), k_pages.stride(0), k_pages.stride(1),
         )  # fmt: skip
         # One rounding to bfloat16 apart, since sums are taken in another order.
         near = {"atol": 2**-6, "rtol": 2**-7}
