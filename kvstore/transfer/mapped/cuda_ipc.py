@@ -32,8 +32,6 @@ DEFAULT_COPIES_PER_POLL: Final = 256
 # the host about an eighth of a call.
 DEFAULT_GATHER_FROM: Final = 4
 _GATHERED_PER_CALL: Final = 8
-# Not all at first, so that the device copies while the host lays out the others: 224 of them took it 0.1 to 0.2 ms.
-_FIRST_GATHERED: Final = 96
 
 # 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; a transfer slower
 # than that (a device under load, another device) is polled once a millisecond.
@@ -162,8 +160,6 @@ class CudaIpcTransport(MappedTransport[_Copy]):
                 # busy.
                 return 0
             limit = min(MAX_RANGES, budget * _GATHERED_PER_CALL) if gathers else budget
-            if gathers and copy.mark is None:
-                limit = min(limit, _FIRST_GATHERED)
             parts = [copy.parts.popleft() for _ in range(min(limit, len(copy.parts)))]
             put = _gather if gathers else _copy
             copy.mark = put(stream, parts, target.pointer, source.pointer)

@@ -22,15 +22,9 @@ from nodes.worker.ops.torch.attention import DeviceAttention, HeadForm, check_me
 from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.ops.torch.kernels import Kernels
 from nodes.worker.ops.torch.kinds import AttentionKind
-from nodes.worker.ops.torch.products import ByRows, Product
 from nodes.worker.pool.view import PoolView
 
 HEAD_DIMS: Final = (64, 128, 256)
-# Of `tinygemm_bf16`: one tile of its rows, and the shapes that it was faster for.
-_FEW_ROWS: Final = 8
-_FEW_OUTPUTS: Final = 4096
-_MANY_INPUTS: Final = 4096
-_MOST_OUTPUTS: Final = 32768
 
 
 def load_flashinfer() -> Any:
@@ -88,32 +82,6 @@ class FlashInferKernels(Kernels):
         if activation == "silu":
             return self._flashinfer.silu_and_mul(input=gate_up)
         return self._flashinfer.gelu_tanh_and_mul(input=gate_up)
-
-    @override
-    def product(self, weight: Tensor, bias: Tensor | None, product: Product) -> Product:
-        """Few rows by `tinygemm_bf16`, whose launch begins to read weights while the kernel before still runs."""
-        if not _suits_tinygemm(weight):
-            return product
-        tinygemm = self._flashinfer.gemm.tinygemm_bf16
-
-        def few(x: Tensor) -> Tensor:
-            out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-            tinygemm(input=x, weight=weight, out=out, bias=bias, use_pdl=True)
-            return out
-
-        return ByRows(few, _FEW_ROWS, product)
-
-
-def _suits_tinygemm(weight: Tensor) -> bool:
-    """By an H100: 2.8 to 13 us in place of 6.0 to 16 where there are few outputs or many inputs, more time elsewhere.
-
-    A block computes 16 outputs. With few inputs each is over before its loads are in flight, which matters if there
-    are many blocks.
-    """
-    num_out, num_in = weight.shape
-    is_small = num_out <= _FEW_OUTPUTS or (num_in >= _MANY_INPUTS and num_out <= _MOST_OUTPUTS)
-    has_kernel = weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) >= (9, 0)
-    return is_small and has_kernel and weight.dtype == torch.bfloat16 and num_out % 16 == 0 and num_in % 64 == 0
 
 
 class FlashInferAttention(DeviceAttention):

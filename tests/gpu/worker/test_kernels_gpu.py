@@ -12,7 +12,6 @@ from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NOT_DRAWN, sample
 from nodes.worker.ops.torch.attention import HeadForm
 from nodes.worker.ops.torch.kernels import TorchKernels, cos_sin_table
-from nodes.worker.ops.torch.products import PlainProduct
 from nodes.worker.pool.device_view import view_device_pages
 from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
 from tests.nodes.worker.cuda.test_heads import placed_by_torch
@@ -67,40 +66,6 @@ def test_kernels_agree_with_torch(rows: int) -> None:
         kernels.rotate(positions, q, k, table)
         results.append(torch.cat((q, k), 1))
     assert torch.allclose(*results, atol=2**-5, rtol=2**-5)
-
-
-@NEEDS_FLASHINFER
-@SLOW
-@pytest.mark.parametrize("rows", [1, 8, 9])
-@pytest.mark.parametrize("shape", [(1024, 3072), (4096, 1024), (6144, 4096)])
-def test_products_of_few_rows(shape: tuple[int, int], rows: int) -> None:
-    """One behind the other, behind a norm, captured: each begins before the one before it has ended."""
-    fast = FlashInferKernels(load_flashinfer())
-    weight, bias, scale = drawn(*shape) * 0.05, drawn(shape[0]), drawn(shape[1])
-    back = drawn(shape[1], shape[0]) * 0.02
-    there, again = (
-        fast.product(one, with_bias, PlainProduct(one, with_bias)) for one, with_bias in ((weight, bias), (back, None))
-    )
-    x = drawn(rows, shape[1])
-
-    def both() -> torch.Tensor:
-        normed = fast.rms_norm(x, scale, 1e-6)
-        return again(there(again(there(normed))))
-
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        both()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        found = both()
-    normed = TorchKernels().rms_norm(x, scale, 1e-6)
-    for _ in range(2):
-        normed = torch.nn.functional.linear(torch.nn.functional.linear(normed, weight, bias), back)
-    for _ in range(20):
-        found.zero_()
-        graph.replay()
-        assert (found - normed).float().norm() < 0.02 * normed.float().norm()
 
 
 @pytest.mark.parametrize("rows", [1, 7, 300])

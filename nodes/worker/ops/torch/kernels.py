@@ -8,7 +8,6 @@ from typing_extensions import override
 
 from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.parts import Activation
-from nodes.worker.ops.torch.products import Product
 from nodes.worker.ops.torch.rotary import inverse_frequencies
 
 
@@ -40,11 +39,6 @@ class Kernels(Protocol):
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """`activation(gate) * up` for `[rows, 2 * size]`, gate first: `[rows, size]`."""
         ...
-
-    def product(self, weight: Tensor, bias: Tensor | None, product: Product) -> Product:
-        """`product`, or one that is faster where these kernels have it; rows may then differ with their number."""
-        del weight, bias
-        return product
 
 
 class TorchKernels(Kernels):

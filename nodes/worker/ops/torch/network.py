@@ -103,8 +103,7 @@ class DeviceNetwork(Ops[Value]):
         for part in parts_of((Gated, Linear), parts):
             own = (part.gate, part.up) if isinstance(part, Gated) else (part,)
             weight, bias = weights.product(*own)
-            made = make_product(weight, bias, tile_rows)
-            self._products[part.name] = made if tile_rows else kernels.product(weight, bias, made)
+            self._products[part.name] = make_product(weight, bias, tile_rows)
             self.depths[part.name] = weight.shape[1]
             taken = [one for one in (weight, bias) if one is not None and one is not self._embedding]
             self._product_bytes += sum(one.nbytes for one in taken)

@@ -48,16 +48,6 @@ class PlainProduct:
         return torch.cat([F.linear(tile, self._weight, self._bias) for tile in tiles])[: x.shape[0]]
 
 
-class ByRows:
-    """One product for up to `num_few` rows, another for more."""
-
-    def __init__(self, few: Product, num_few: int, many: Product) -> None:
-        self._few, self._num_few, self._many = few, num_few, many
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return (self._few if 0 < x.shape[0] <= self._num_few else self._many)(x)
-
-
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN has kernels for `dtype` on this device."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():

@@ -28,18 +28,6 @@ def fused_add_rmsnorm(*, input: Tensor, residual: Tensor, weight: Tensor, eps: f
     _KERNELS.add_rms_norm(input, residual, weight, eps)
 
 
-class gemm:
-    """The module of that name."""
-
-    @staticmethod
-    def tinygemm_bf16(*, input: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, use_pdl: bool) -> None:
-        assert use_pdl
-        assert 1 <= len(input) <= 8, "one tile of rows"
-        assert all(one.is_contiguous() and one.dtype == torch.bfloat16 for one in (input, weight, out))
-        assert (weight.shape[0] % 16, weight.shape[1] % 64) == (0, 0)
-        out.copy_(torch.nn.functional.linear(input, weight, bias))
-
-
 def silu_and_mul(*, input: Tensor) -> Tensor:
     return _KERNELS.gated(input, "silu")
 
