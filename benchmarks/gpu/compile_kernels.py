@@ -4,7 +4,7 @@
 
 Each process runs one small layer of one shape through every kernel; FlashInfer keeps what it has compiled. Modules that
 all shapes share are compiled first, in one parallel build: otherwise the processes would wait for each other there, one
-module after the other. Not yet run on a GPU.
+module after the other.
 """
 
 import argparse

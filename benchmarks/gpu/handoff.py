@@ -3,7 +3,7 @@
 The first token of a request is sent when decode has all pages. The time to the first token, less the same time where
 one process does both, is therefore the handoff: the pages of the last chunk, pulled over `cuda_ipc`, and the messages
 about them. The time from the first token to the second is the first decode step with its way to the client. Prompts of
-4,096 random tokens, none seen before, one at a time; medians. Not yet run on a GPU.
+4,096 random tokens, none seen before, one at a time; medians.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 Other benchmarks measure the same in their own run and say what fraction of it they reach. Copies count bytes read and
 bytes written. A decode step cannot be shorter than reading the weights and the KV of its sequences once, nor a prefill
-shorter than its multiplications. Not yet run on a GPU.
+shorter than its multiplications.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.steps [--models random:qwen3-0.6b,random:qwen3-8b]
 
 Steps run ahead of each other as in a worker (depth 2, CUDA graphs, FlashInfer); tokens are drawn greedily. Batch 1, 32
-and 256 at a context of 1,024; prompts of 1,024 and 4,096 tokens in chunks of `--chunk`. Not yet run on a GPU.
+and 256 at a context of 1,024; prompts of 1,024 and 4,096 tokens in chunks of `--chunk`.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 Prompts of 100 to 1,024 random tokens, outputs of 100 to 1,024 at temperature 0.6, `random.seed(0)`: 133,966 output
 tokens, Qwen3-0.6B shape. By default one loop drives the worker's runner, and fills each step with a row of every
 running sequence and chunks of those that wait; with `--mesh` requests go to a whole mesh on the device over HTTP.
-Published elsewhere, on other devices: nano-vllm 1,434 tok/s (RTX 4070 laptop), vLLM 8,588 (A800). Not yet run on a GPU.
+Published elsewhere, on other devices: nano-vllm 1,434 tok/s (RTX 4070 laptop), vLLM 8,588 (A800).
 """
 
 import argparse

@@ -5,7 +5,7 @@
 4,096 tokens of KV of each shape: 256 pages, 448 and 576 MiB. The source's process is spawned and makes its pool as a
 kv_agent does; this process makes the destination's and copies poll by poll, as an agent's loop does. Pages lie in one
 run, or scattered as after hours of use; scattered pages are copied by one kernel (`gather`), or by one call each
-(`memcpy`). Last, pieces of 16 KiB, as small models have them. Not yet run on a GPU.
+(`memcpy`). Last, pieces of 16 KiB, as small models have them.
 """
 
 import argparse

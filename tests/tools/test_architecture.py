@@ -19,7 +19,12 @@ EVERYTHING = SOURCES + sorted(
 
 TORCH_FOLDERS = ("nodes/worker/",)
 TORCH_FILES = ("cli/supervisor/zygote.py",)
-CUPY_FILES = ("kvstore/pool/cuda/memory.py", "kvstore/transfer/paired/nccl.py", "nodes/worker/cuda/nccl_collectives.py")
+CUPY_FILES = (
+    "kvstore/pool/cuda/memory.py",
+    "kvstore/transfer/paired/nccl.py",
+    "nodes/worker/cuda/heads.py",
+    "nodes/worker/cuda/nccl_collectives.py",
+)
 TORCH_FREE_WORKER_FILES = ("nodes/worker/core.py", "nodes/worker/executor/echo.py", "nodes/worker/config.py")
 ZMQ_FILES = ("mesh/transport/zeromq.py", "mesh/transport/zeromq_", "mesh/membership/keys.py")
 ASYNCIO_FREE = re.compile(

@@ -1,4 +1,4 @@
-"""Runs tests and benchmarks on a CUDA host that has no network, and prints one table: not yet run on a GPU.
+"""Runs tests and benchmarks on a CUDA host that has no network, and prints one table.
 
     python3 -m tools.gpu_check [--wheels DIR] [--minutes 8] [--only NAME,…] [--out DIR]
 

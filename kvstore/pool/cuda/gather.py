@@ -7,7 +7,7 @@ bytes per thread and load, four in flight, where both addresses allow it. The ta
     destinations[n]  sources[n]  sizes[n]  first[n + 1]: number of each copy's first piece, then of all pieces
 
 Used by `memory.py`, which passes in its CuPy module. The kernel's source is tested as C++ on the host, and compiled for
-sm_90a; not yet run on a GPU.
+sm_90a.
 """
 
 from collections.abc import Sequence

