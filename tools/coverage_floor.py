@@ -100,6 +100,7 @@ CORES: Final = {
 
 ON_DEVICE: Final = (
     "nodes/worker/cuda/graphs.py",
+    "nodes/worker/cuda/heads.py",
     "nodes/worker/cuda/load.py",
     "nodes/worker/cuda/memory.py",
     "nodes/worker/pool/device_view.py",
