@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.tiny_model.agent_loop import before_calls, held_out_loops, sent_messages
+
 NUM_CLIENTS = 16
 ANSWER_TIMEOUT_S = 60.0
 CLOSED = "the connection was closed"
@@ -57,6 +59,23 @@ def asking(salt: str, num_requests: int = 24) -> list[dict[str, Any]]:
     return [body | ASKS[number // 2 % len(ASKS)] | {"return_token_ids": True} for number, body in every]
 
 
+def calling(salt: str, num_requests: int) -> list[dict[str, Any]]:
+    """Questions of an agent that has tools, as chats: what is answered are calls, several at once, or text."""
+    every = [before_calls(loop) for loop in held_out_loops(7, 100)]
+    return [
+        {
+            "model": "tiny",
+            "messages": sent_messages(question),
+            "tools": [tool.openai() for tool in question.tools],
+            "temperature": 0.0,
+            "max_tokens": 120,
+            "return_token_ids": True,
+            "cache_salt": salt,
+        }
+        for question in every[:: 100 // num_requests][:num_requests]
+    ]
+
+
 @dataclass
 class Answer:
     """What one client has got. `broken` is why it did not get all of it."""
@@ -84,7 +103,8 @@ async def stream(port: int, body: dict[str, Any], answer: Answer, on_event: Call
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
         writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         answer.is_open = True
         status = await reader.readline()
@@ -110,7 +130,7 @@ def _take(event: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -
     if event.get("usage"):
         answer.usage = event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]
     for choice in event["choices"]:
-        answer.text += choice["text"]
+        answer.text += choice["text"] if "text" in choice else _said(choice["delta"])
         answer.token_ids += choice.get("token_ids") or []
         if found := choice.get("logprobs"):
             parts = (found[name] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"))
@@ -118,6 +138,14 @@ def _take(event: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -
         answer.finish_reason = choice["finish_reason"] or answer.finish_reason
         answer.num_events += 1
         on_event()
+
+
+def _said(delta: dict[str, Any]) -> str:
+    """Text and calls in their order; not the ids of calls, which are new for each request."""
+    calls = [
+        (call["function"].get("name") or "") + call["function"]["arguments"] for call in delta.get("tool_calls") or ()
+    ]
+    return (delta.get("content") or "") + "".join(calls)
 
 
 class Wave:

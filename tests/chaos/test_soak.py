@@ -12,11 +12,12 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.chaos.chaos_mesh import GATEWAY, ROLES, ChaosMesh
-from tests.chaos.streams import Answer, Wave, asking, differences
+from tests.chaos.streams import Answer, Wave, asking, calling, differences
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.soak]
 
@@ -27,11 +28,17 @@ HANGS = 0.2
 NO_HANGS_S = 10.0
 """None at the end: an actor that hangs looks settled until it is killed."""
 MIN_CLIENTS, MAX_CLIENTS = 8, 32
-REQUESTS_PER_WAVE = 32
+REQUESTS_PER_WAVE = 40
+CALLS_PER_WAVE = 8
 NUM_SALTS = 64
 WARM_S = 20.0
 MAX_GROWTH_BYTES = 24 << 20
 MAX_MORE_DESCRIPTORS = 8
+
+
+def requests(salt: str) -> list[dict[str, Any]]:
+    """Those of one wave."""
+    return asking(salt, REQUESTS_PER_WAVE - CALLS_PER_WAVE) + calling(salt, CALLS_PER_WAVE)
 
 
 class Size:
@@ -60,7 +67,8 @@ async def storm(
 ) -> tuple[int, Counter[str]]:
     """Waves of changing width under kills. Returns how many requests were answered, and how often each role died.
 
-    A quarter of the requests reads logprobs, a quarter is bound to a schema, a quarter looks back and reads.
+    Of four in five requests a quarter reads logprobs, a quarter is bound to a schema, a quarter looks back and reads;
+    every fifth is a question of an agent with tools.
     """
     deaths: Counter[str] = Counter()
     end = time.monotonic() + seconds
@@ -79,7 +87,7 @@ async def storm(
     for number in itertools.count():
         if time.monotonic() >= end:
             break
-        asked = asking(f"storm {number % NUM_SALTS}", REQUESTS_PER_WAVE)
+        asked = requests(f"storm {number % NUM_SALTS}")
         answers = await Wave(mesh.port, asked, num_clients=draw.randint(MIN_CLIENTS, MAX_CLIENTS)).run()
         num_requests += len(answers)
         assert not differences(answers, expected), f"wave {number} after {dict(deaths)}"
@@ -89,7 +97,7 @@ async def storm(
 
 @pytest.mark.timeout(SOAK_S + 300)
 def test_a_storm_of_kills(mesh: ChaosMesh) -> None:
-    expected = asyncio.run(Wave(mesh.port, asking("expected", REQUESTS_PER_WAVE)).run())
+    expected = asyncio.run(Wave(mesh.port, requests("expected")).run())
     assert not [answer.broken for answer in expected if answer.broken]
     draw = random.Random(int(os.environ.get("SOAK_SEED", "0")))
     # What a first storm makes stays for good: links, buffers, caches.

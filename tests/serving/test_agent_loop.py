@@ -1,6 +1,5 @@
 """An agent's loop on the bundled model through the `openai` client: question, calls, results, answer."""
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tools.tiny_model.agent_loop import held_out_loops, run_loops
+from tools.tiny_model.agent_loop import held_out_loops, run_loops, sent_messages
 from tools.tiny_model.conversation import Call, Example, answer_of
 
 pytestmark = [pytest.mark.process, pytest.mark.clients]
@@ -25,25 +24,11 @@ def client(mesh_of: Any) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def sent(example: Example) -> list[dict[str, Any]]:
-    """The conversation as clients send it: calls with ids, arguments as text, results with the ids of their calls."""
-    messages = [message.openai() for message in example.messages]
-    ids: list[str] = []
-    for place, message in enumerate(messages):
-        if message["role"] == "tool":
-            message["tool_call_id"] = ids.pop(0)
-        for number, call in enumerate(message.get("tool_calls", ())):
-            call["id"] = f"call_{place}_{number}"
-            ids.append(call["id"])
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    return messages
-
-
 def ask(client: openai.OpenAI, example: Example) -> str:
     """What the model said, its calls written as it writes them."""
     tools = [tool.openai() for tool in example.tools]
     fields: dict[str, Any] = {"tools": tools} if tools else {}
-    asked: Any = {"model": "tiny", "messages": sent(example), "temperature": 0, "max_tokens": 200, **fields}
+    asked: Any = {"model": "tiny", "messages": sent_messages(example), "temperature": 0, "max_tokens": 200, **fields}
     choice = client.chat.completions.create(**asked).choices[0]
     calls: Any = choice.message.tool_calls or ()
     assert (choice.finish_reason == "tool_calls") == bool(calls) or choice.finish_reason == "length"

@@ -39,6 +39,20 @@ def before_calls(example: Example) -> Example:
     return replace(example, messages=example.messages[: last + 1], answer=answer_of(calls) or example.answer)
 
 
+def sent_messages(example: Example) -> list[dict[str, Any]]:
+    """The conversation as clients send it: calls with ids, arguments as text, results with the ids of their calls."""
+    messages = [message.openai() for message in example.messages]
+    ids: list[str] = []
+    for place, message in enumerate(messages):
+        if message["role"] == "tool":
+            message["tool_call_id"] = ids.pop(0)
+        for number, call in enumerate(message.get("tool_calls", ())):
+            call["id"] = f"call_{place}_{number}"
+            ids.append(call["id"])
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return messages
+
+
 def calls_of(text: str) -> list[Any] | None:
     """The calls that an answer makes; None for marks that enclose no JSON or stand beside other text."""
     if CALL_START not in text and CALL_END not in text:
