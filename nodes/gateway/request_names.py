@@ -39,6 +39,9 @@ class RequestNames(NamedTuple):
     def headers(self) -> Headers:
         ours = self.ours.encode()
         headers = [(b"x-request-id", self.client.encode() or ours), (b"x-kvmesh-request-id", ours)]
+        if self.path.startswith("/v1/messages"):
+            # Where Anthropic's packages look for the name that their errors and answers show.
+            headers.append((b"request-id", ours))
         if self.traceparent:
             headers.append((b"traceparent", self.traceparent.encode()))
         return headers

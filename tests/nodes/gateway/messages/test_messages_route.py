@@ -53,6 +53,14 @@ def test_whole_and_streamed(served: Any, client: anthropic.Anthropic) -> None:
     assert message_of(events) | {"id": ""} == whole | {"id": ""}
 
 
+def test_the_package_finds_the_request_s_name(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(model="bytes", max_tokens=40, messages=MESSAGES)
+    assert message._request_id
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="bytes", max_tokens=40, messages=[])
+    assert refused.value.request_id == refused.value.body["request_id"]
+
+
 def test_the_stop_that_matched(client: anthropic.Anthropic) -> None:
     fields: Any = {"model": "bytes", "max_tokens": 40, "messages": MESSAGES, "stop_sequences": ["zzz", "client"]}
     message = client.messages.create(**fields)
