@@ -45,6 +45,7 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.generate.surface import GENERATE
 from nodes.gateway.surfaces.messages.surface import MESSAGES
 from nodes.gateway.surfaces.messages.types import TokensCount
 from nodes.gateway.surfaces.responses.endpoint import ResponsePages, ResponsesEndpoint
@@ -56,7 +57,7 @@ from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
 
-SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES, MESSAGES)
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES, MESSAGES, GENERATE)
 """The routes that generate."""
 RESPONSE: Final = RESPONSES.path + "/{response_id}"
 COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"

@@ -25,6 +25,8 @@ from nodes.gateway.openai_types import (
     Version,
 )
 from nodes.gateway.schemas import narrow
+from nodes.gateway.surfaces.generate.answer import GenerateAnswer
+from nodes.gateway.surfaces.generate.body import GenerateBody
 from nodes.gateway.surfaces.messages.types import (
     CountTokensBody,
     MessageAnswer,
@@ -111,6 +113,16 @@ OPERATIONS = (
         _MESSAGES_ERRORS,
         example={"messages": [{"role": "user", "content": "Hello"}]},
         error=MessagesErrorBody,
+    ),
+    Operation(
+        "/generate",
+        "post",
+        "Continue text or token ids, in the form of SGLang's own route",
+        GenerateAnswer,
+        GenerateBody,
+        _GENERATION_ERRORS,
+        streams=True,
+        example={"text": "Once upon a time", "sampling_params": {"max_new_tokens": 32}},
     ),
     Operation(
         "/tokenize",

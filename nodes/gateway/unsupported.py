@@ -13,7 +13,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     # Of chats alone, or of completions alone, whose own names for the same are served.
     "top_logprobs": (0,),
     "echo": (False,),
-    # SGLang's native names for logprobs, whose answers have another form than OpenAI's.
+    # SGLang's native names for logprobs, whose answers have another form than OpenAI's: they are for /generate.
     "return_logprob": (False,),
     "logprob_start_len": (),
     "top_logprobs_num": (0,),

@@ -19,6 +19,7 @@ READ_OTHERWISE = {
     "Tokenized.token_strs": HTTP,
     "ChatCompletion.prompt_token_ids": HTTP,
     "CompletionChoice.prompt_token_ids": HTTP,
+    "GenerateAnswer.meta_info": HTTP,
     "PromptLogprob.decoded_token": HTTP,
     "InputTokensDetails.cache_write_tokens": HTTP,
     "OutputTokensDetails.reasoning_tokens": HTTP,

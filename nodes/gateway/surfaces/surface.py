@@ -5,6 +5,7 @@ body can be said as one of a chat. What comes back are pieces of samples, taken 
 `parsers/events.py` where the model or the call has reasoning or tools (`answers.py`).
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -30,7 +31,7 @@ class Surface(Protocol):
         """
         ...
 
-    def whole(self, answering: Answering) -> msgspec.Struct:
+    def whole(self, answering: Answering) -> msgspec.Struct | Sequence[msgspec.Struct]:
         """The answer to a call whose samples have all ended; takes what is in its output."""
         ...
 

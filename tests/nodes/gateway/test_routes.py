@@ -204,7 +204,7 @@ def test_every_example_of_the_document_is_answered(served: Any) -> None:
     for path, operation in posts.items():
         example = operation["requestBody"]["content"]["application/json"]["example"]
         assert httpx.post(served.url + path, json=example).status_code == 200
-    assert len(posts) == 7
+    assert len(posts) == 8
 
 
 async def test_tokenizer_info_is_what_a_tokenizer_says_of_itself(ring, client) -> None:

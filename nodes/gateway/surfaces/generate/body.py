@@ -1,0 +1,165 @@
+"""The body of POST /generate, and what it is as one of /v1/completions. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from nodes.gateway.body_reader import BodyReader
+from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.unsupported import NEUTRAL_VALUES, is_neutral
+from nodes.gateway.validation import Job, Validator
+from nodes.request import TokenId
+
+DEFAULT_TOKENS: Final = 128
+"""SGLang's, if `max_new_tokens` is not given."""
+
+
+class GenerateBody(Struct, frozen=True, kw_only=True):
+    """SGLang's `GenerateReqInput` for text: exactly one of `text` and `input_ids`, of one prompt or of several."""
+
+    text: str | list[str] | None = None
+    input_ids: list[TokenId | list[TokenId]] | None = None
+    sampling_params: dict[str, Any] | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    token_ids_logprob: list[TokenId] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    rid: str | None = None
+    model: str | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+
+
+SAMPLING: Final[Mapping[str, str]] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logit_bias": "logit_bias",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "no_stop_trim": "include_stop_str_in_output",
+    "skip_special_tokens": "skip_special_tokens",
+    "n": "n",
+    "sampling_seed": "seed",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "structural_tag": "structural_tag",
+}
+"""Names within `sampling_params`, and those of completions."""
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {"stop_regex": ("", []), "custom_params": ({},), "beam_width": (1,)}
+_IGNORED: Final = frozenset({"spaces_between_special_tokens", "stream_interval"})
+_SAME: Final = ("stream", "rid", "model", "priority", "extra_key")
+# Nothing but text goes in.
+_OTHER_PROMPTS: Final[dict[str, tuple[Any, ...]]] = {"image_data": ([],), "video_data": ([],), "audio_data": ([],)}
+_READER: Final = BodyReader(GenerateBody, neutral=NEUTRAL_VALUES | _OTHER_PROMPTS)
+_FIELDS_OF_PARAMS: Final = msgspec.json.Decoder(dict[str, Raw])
+
+
+class Shown(NamedTuple):
+    """What the answer says beside text, ids and counts: `Job.own`.
+
+    `start`: the first position of the prompt whose logprobs are said; None: of the output alone. `ids` are those whose
+    logprobs are said beside each token.
+    """
+
+    has_logprobs: bool = False
+    start: int | None = None
+    top: int = 0
+    ids: tuple[int, ...] = ()
+    has_texts: bool = False
+
+
+def read(validator: Validator, data: bytes, request_id: str) -> Job:
+    """Raises `ApiError`, in which `param` is a field of this body."""
+    decoded = _READER.decode(data)
+    body: GenerateBody = decoded.body
+    prompt_param = _prompt_param(body)
+    params, unknown = _sampling(decoded.fields.get("sampling_params"))
+    shown = _shown(body)
+    completion: dict[str, Any] = {
+        "prompt": decoded.fields[prompt_param],
+        "max_tokens": DEFAULT_TOKENS,
+        "return_token_ids": True,
+        **{name: decoded.fields[name] for name in _SAME if name in decoded.fields},
+        **params,
+    }
+    if shown.has_logprobs:
+        completion |= {"logprobs": shown.top, "logprob_token_ids": list(shown.ids)}
+        if shown.start is not None:
+            completion["prompt_logprobs"] = shown.top
+    try:
+        job = validator.text(msgspec.json.encode(completion), request_id)
+    except ApiError as error:
+        _rename(error, prompt_param)
+        raise
+    unknown_fields = [*decoded.unknown_fields, *unknown, *job.unknown_fields]
+    return job._replace(
+        prompt_param=prompt_param,
+        max_tokens_param="sampling_params.max_new_tokens",
+        unknown_fields=unknown_fields,
+        own=shown,
+    )
+
+
+def _prompt_param(body: GenerateBody) -> str:
+    given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
+    if len(given) != 1:
+        message = "Give either 'text' or 'input_ids', and not both."
+        raise BadRequest(message, param=given[0] if given else "text", code="invalid_value")
+    return given[0]
+
+
+def _sampling(raw: Raw | None) -> tuple[dict[str, Raw], list[str]]:
+    """Fields of a completion, and names that nobody knows. Raises `BadRequest` for what cannot be served."""
+    fields = {} if raw is None or bytes(raw) == b"null" else _FIELDS_OF_PARAMS.decode(raw)
+    found: dict[str, Raw] = {}
+    unknown: list[str] = []
+    for name, value in fields.items():
+        param = f"sampling_params.{name}"
+        if name in SAMPLING:
+            found[SAMPLING[name]] = value
+        elif name in _NEUTRAL:
+            if not is_neutral(msgspec.json.decode(value), _NEUTRAL[name]):
+                raise BadRequest(
+                    f"'{param}' is not supported by this server.", param=param, code="unsupported_parameter"
+                )
+        elif name not in _IGNORED:
+            unknown.append(param)
+    return {name: value for name, value in found.items() if bytes(value) != b"null"}, unknown
+
+
+def _shown(body: GenerateBody) -> Shown:
+    if not body.return_logprob:
+        return Shown()
+    start = -1 if body.logprob_start_len is None else body.logprob_start_len
+    return Shown(
+        has_logprobs=True,
+        start=None if start < 0 else start,
+        top=body.top_logprobs_num or 0,
+        ids=tuple(body.token_ids_logprob or ()),
+        has_texts=bool(body.return_text_in_logprobs),
+    )
+
+
+def _rename(error: ApiError, prompt_param: str) -> None:
+    """Has an error name this body's field where it names one of the completion."""
+    ours = {theirs: f"sampling_params.{name}" for name, theirs in SAMPLING.items()}
+    ours |= {"prompt": prompt_param, "prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"}
+    ours["logprob_token_ids"] = "token_ids_logprob"
+    head, dot, rest = (error.param or "").partition(".")
+    if head in ours:
+        named = ours[head] + dot + rest
+        error.message = error.message.replace(f"'{error.param}'", f"'{named}'").replace(f"'{head}'", f"'{ours[head]}'")
+        error.param = named
