@@ -65,6 +65,19 @@ def late_system_as_user(messages: list[dict[str, Any]], dialect: TemplateDialect
     return folded
 
 
+def with_users_joined(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[dict[str, Any]]:
+    """What the user says in several messages in a row as one: agents say where they are before the question."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        last = joined[-1] if joined else {}
+        if message["role"] == last.get("role") == "user":
+            text = f"{text_of(last.get('content'))}\n\n{text_of(message.get('content'))}"
+            joined[-1] = {**last, **message, "content": as_content(text, dialect.form("user"))}
+        else:
+            joined.append(message)
+    return joined
+
+
 def parse_tools(tools: bytes | None) -> list[Any] | None:
     """The tools of a chat, None if there are none. Raises TemplateError (`tools`) if they are no list."""
     parsed = None if tools is None else _decode(tools, "tools")
