@@ -1,4 +1,4 @@
-"""What Codex 0.171.0 and opencode 1.18.33 sent, to a whole mesh: all of it is served, and in the form that they read.
+"""What Codex 0.171.0, opencode 1.18.33 and Open WebUI 0.12.4 sent, to a whole mesh: it is served, as they read it.
 
 `recorded/` has a body in each file, whole but for long texts and most of the tools. The toy calls no tool of theirs by
 itself, so where a call is wanted it is asked for, and of tools with arguments for certain ones.
@@ -141,9 +141,10 @@ MESSAGES = Surface(
 
 
 def surface_of(name: str) -> Surface:
-    if name.startswith(("codex/", "opencode/responses")):
+    client, _, what = name.partition("/")
+    if client == "codex" or what.startswith("responses"):
         return RESPONSES
-    return MESSAGES if name.startswith("opencode/messages") else CHATS
+    return MESSAGES if what.startswith("messages") else CHATS
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -192,9 +193,10 @@ def with_certain_arguments(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, key: {**schema, "properties": certain, "additionalProperties": False}}
 
 
+RESULTS = ("opencode/responses_results", "opencode/messages_results", "open_webui/chat_results")
 CALLED = [
     (name, number)
-    for name in ("codex/turn", "opencode/chat", "opencode/responses_results", "opencode/messages_results")
+    for name in ("codex/turn", "opencode/chat", *RESULTS)
     for number in range(len(tools_of(recorded(name))))
 ]
 
