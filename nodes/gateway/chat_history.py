@@ -1,15 +1,9 @@
 """What the types of a chat's messages cannot say; the messages go to the tokenizer as they were sent. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.openai_types import REFUSAL_PART, TEXT_PARTS, ChatMessage, ContentPart
-from nodes.gateway.tool_types import SaidFunction
-
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
@@ -19,12 +13,8 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         _check_content(message, f"{where}.content")
-        for number, call in enumerate(message.tool_calls or ()):
-            _check_arguments(call.function, f"{where}.tool_calls.{number}.function.arguments")
-            if call.id is not None:
-                called.add(call.id)
+        called.update(call.id for call in message.tool_calls or () if call.id is not None)
         if message.function_call is not None:
-            _check_arguments(message.function_call, f"{where}.function_call.arguments")
             functions.add(message.function_call.name)
         if message.role == "tool":
             _check_answers(message.tool_call_id, called, f"{where}.tool_call_id", "call of an assistant")
@@ -39,16 +29,6 @@ def _check_answers(given: str | None, known: set[str], where: str, what: str) ->
     if given not in known:
         message = f"'{where}' is '{given[:100]}', which is no {what} in an earlier message."
         raise BadRequest(message, param=where, code="invalid_value")
-
-
-def _check_arguments(function: SaidFunction, where: str) -> None:
-    # Models write nothing at all for a function without parameters, and some servers hand that on.
-    if not isinstance(function.arguments, str) or not function.arguments.strip():
-        return
-    try:
-        _OBJECT.decode(function.arguments)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise BadRequest(f"'{where}' is no JSON object: {error}.", param=where, code="invalid_value") from None
 
 
 def _check_content(message: ChatMessage, where: str) -> None:

@@ -84,6 +84,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 IGNORED = frozenset(
     {
         # Said for the client's own books, or for OpenAI's.
+        "client_metadata",
         "metadata",
         "safety_identifier",
         "service_tier",

@@ -22,6 +22,7 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _LEGACY_ID: Final = "function0"
 """Of a call that has none: the answer to a function names the function alone."""
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _RESERVED: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
@@ -63,6 +64,19 @@ def late_system_as_user(messages: list[dict[str, Any]], dialect: TemplateDialect
             joins_next = False
         folded.append(message)
     return folded
+
+
+def with_users_joined(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[dict[str, Any]]:
+    """What the user says in several messages in a row as one: agents say where they are before the question."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        last = joined[-1] if joined else {}
+        if message["role"] == last.get("role") == "user":
+            text = f"{text_of(last.get('content'))}\n\n{text_of(message.get('content'))}"
+            joined[-1] = {**last, **message, "content": as_content(text, dialect.form("user"))}
+        else:
+            joined.append(message)
+    return joined
 
 
 def parse_tools(tools: bytes | None) -> list[Any] | None:
@@ -193,11 +207,18 @@ def _tool_call(call: Any, dialect: TemplateDialect) -> Any:
     function: dict[str, Any] = fields["function"]
     # Models write nothing at all for a function without parameters.
     arguments: Any = function.get("arguments") or {}
-    if isinstance(arguments, str) and not dialect.has_text_arguments:
-        try:
-            arguments = msgspec.json.decode(arguments, type=dict[str, Any]) if arguments.strip() else {}
-        except (msgspec.MsgspecError, RecursionError, ValueError):
-            return fields
-    elif not isinstance(arguments, str) and dialect.has_text_arguments:
+    if isinstance(arguments, str):
+        arguments = _arguments(arguments, dialect)
+    elif dialect.has_text_arguments:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**fields, "function": {**function, "arguments": arguments}}
+
+
+def _arguments(text: str, dialect: TemplateDialect) -> Any:
+    """Those of a call that went wrong as part of an object: agents send them back with what their tool said of them."""
+    try:
+        read = _OBJECT.decode(text) if text.strip() else {}
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        read = {"arguments": text}
+        text = json.dumps(read, ensure_ascii=False)
+    return text if dialect.has_text_arguments else read

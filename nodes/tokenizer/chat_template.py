@@ -19,7 +19,13 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesh.wire.message import Part
-from nodes.tokenizer.chat_messages import late_system_as_user, parse_messages, parse_template_kwargs, parse_tools
+from nodes.tokenizer.chat_messages import (
+    late_system_as_user,
+    parse_messages,
+    parse_template_kwargs,
+    parse_tools,
+    with_users_joined,
+)
 from nodes.tokenizer.dialect import text_of, with_mark
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 from nodes.tokenizer.template_probe import probe_template
@@ -74,6 +80,8 @@ class ChatTemplate:
         messages = parse_messages(request.chat, self.dialect)
         if request.late_system_as_user and not self.dialect.shows_late_system:
             messages = late_system_as_user(messages, self.dialect)
+        if self.dialect.joins_users:
+            messages = with_users_joined(messages, self.dialect)
         # What is said beside calls some templates leave out by design, Hermes' for one.
         said = [one for one in messages if not one.get("tool_calls") and text_of(one.get("content")).strip()]
         spoken = {message["role"] for message in said}

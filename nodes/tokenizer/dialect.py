@@ -21,6 +21,7 @@ class TemplateDialect(Part, frozen=True):
         has_text_arguments: arguments of tool calls are JSON in a string, else an object.
         shows_tools: it renders the tools that a request offers.
         shows_late_system: it shows a system message that is not the first message, and in its place.
+        joins_users: it refuses messages of the user that follow each other.
         has_short_ids: ids of calls have to be nine letters and digits.
         joins_reasoning: it refuses a message with calls that has both reasoning and content.
         reads: variables that it reads, of those that requests have fields of their own for.
@@ -33,6 +34,7 @@ class TemplateDialect(Part, frozen=True):
     has_text_arguments: bool = False
     shows_tools: bool = False
     shows_late_system: bool = False
+    joins_users: bool = False
     has_short_ids: bool = False
     joins_reasoning: bool = False
     reads: tuple[str, ...] = ()

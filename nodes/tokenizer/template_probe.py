@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nodes.tokenizer.dialect import Content, ContentForm, TemplateDialect, as_content, text_part
 from nodes.tokenizer.errors import ContextLengthExceeded, PrepareError, TemplateError
 
-MAX_RENDERINGS: Final = 71
+MAX_RENDERINGS: Final = 73
 """The most that any template can cause (tests try random answers); each takes a millisecond of a start."""
 
 Render: TypeAlias = Callable[[list[dict[str, Any]], list[Any] | None], str]
@@ -84,6 +84,7 @@ def probe_template(render: Render) -> TemplateDialect:
         has_text_arguments=isinstance(function["arguments"], str),
         shows_tools=probe.shows_tools(),
         shows_late_system=probe.shows_late_system(),
+        joins_users=probe.refuses_users_in_a_row(),
         has_short_ids=probe.refuses_call({"tool_calls": [_with_id(probe.call["tool_calls"][0], _LONG_ID)]}),
         joins_reasoning=probe.refuses_call({"content": _FILLER, "thinking": _FILLER, "reasoning_content": _FILLER}),
     )
@@ -138,6 +139,10 @@ class _Probe:
         if self._try(chat) is None:
             return False
         return self._try(chat, call={**self.call, **changed}) is None
+
+    def refuses_users_in_a_row(self) -> bool:
+        """As templates do that have user and assistant alternate."""
+        return self._try("user user") is None and self._try("user assistant user") is not None
 
     def shows_tools(self) -> bool:
         """Some show them beside a system message only, some without their descriptions."""

@@ -166,16 +166,17 @@ def test_errors_are_typed(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_that_breaks_raises(served: Any, client: openai.OpenAI) -> None:
-    faults = served.faults
-    faults.failing_attempts, faults.fail_after, faults.fail_retryable = 1, 3, False
-    faults.fail_code = "poisoned_request"
-    chunks = iter(client.completions.create(model="bytes", prompt=TEXT, max_tokens=9, stream=True))
-    texts: list[str] = []
+    faults, prompt = served.faults, TEXT * 5
+    faults.step_s = 0.01
+    chunks = iter(client.completions.create(model="bytes", prompt=prompt, max_tokens=90, stream=True))
+    # Before it has begun, a stream that fails is an answer of the status 500.
+    texts = [next(chunks).choices[0].text]
+    faults.fail_code, faults.fail_retryable, faults.failing_attempts = "poisoned_request", False, 1
     with pytest.raises(openai.APIError) as caught:
         texts.extend(chunk.choices[0].text for chunk in chunks)
-    assert "".join(texts) == TEXT[:3]
+    assert prompt.startswith("".join(texts))
     assert caught.value.code == "poisoned_request"
-    faults.fail_retryable, faults.fail_code = True, "worker_lost"
+    faults.step_s, faults.fail_retryable, faults.fail_code = 0.0, True, "worker_lost"
 
 
 def test_a_failed_attempt_is_only_a_pause(served: Any, client: openai.OpenAI) -> None:

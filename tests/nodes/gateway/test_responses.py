@@ -55,6 +55,15 @@ def test_an_answer_that_is_cut(client: openai.OpenAI, served: Any) -> None:
     assert stream_of(served, input=TEXT, max_output_tokens=4)[-1]["type"] == "response.incomplete"
 
 
+def test_a_developer_s_word_in_the_middle_may_be_the_user_s(client: openai.OpenAI, served: Any) -> None:
+    """Codex says so what has changed in between, and gpt-oss's template shows it at the beginning only."""
+    said: Any = [{"role": role, "content": role} for role in ("developer", "user", "assistant", "developer", "user")]
+    client.responses.create(model="bytes", input=said)
+    assert served.seen.prepares[-1].late_system_as_user
+    client.chat.completions.create(model="bytes", messages=said)
+    assert not served.seen.prepares[-1].late_system_as_user
+
+
 def test_strict_parse(client: openai.OpenAI) -> None:
     class City(BaseModel):
         city: str

@@ -138,6 +138,8 @@ LEGACY: Any = {"role": "assistant", "content": None, "function_call": {"name": "
         [called(), USER, answered(), answered()],
         [called(arguments=""), answered()],
         [called(arguments={"n": 1}), answered()],
+        # As clients keep a call that went wrong.
+        [called(arguments='{"city":'), answered()],
         [LEGACY, {"role": "function", "name": "f", "content": "1"}],
     ],
 )
@@ -152,11 +154,7 @@ def test_histories(messages: Any) -> None:
         ([answered(), called()], "messages.1.tool_call_id"),
         ([called(), answered(tool_call_id="c2")], "messages.2.tool_call_id"),
         ([called(), answered(tool_call_id=None)], "messages.2.tool_call_id"),
-        ([called(arguments="{")], "messages.1.tool_calls.0.function.arguments"),
-        ([called(arguments="[1]")], "messages.1.tool_calls.0.function.arguments"),
-        ([called(arguments='{"a":' * 5000)], "messages.1.tool_calls.0.function.arguments"),
         ([called(arguments=7)], "messages.1.tool_calls.0.function.arguments"),
-        ([{**LEGACY, "function_call": {"name": "f", "arguments": "nothing"}}], "messages.1.function_call.arguments"),
         ([{"role": "function", "name": "f", "content": "1"}], "messages.1.name"),
         ([{"role": "function", "content": "1"}], "messages.1.name"),
     ],

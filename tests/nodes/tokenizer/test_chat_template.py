@@ -118,9 +118,18 @@ def test_arguments_of_tool_calls_may_be_json_in_a_string():
     assert rendered(QWEN_LIKE, as_string, [WEATHER]) == rendered(QWEN_LIKE, WITH_TOOLS, [WEATHER])
 
 
-@pytest.mark.parametrize("arguments", ["not json", "[1]", 7])
-def test_arguments_that_are_no_object_are_left_as_they_are(arguments):
-    calls = [{"function": {"name": "f", "arguments": arguments}}, {"function": None}, "odd"]
+@pytest.mark.parametrize("arguments", ["not json", "[1]", '{"city":', '{"a":' * 5000])
+def test_arguments_of_a_call_that_went_wrong_are_part_of_an_object(arguments):
+    calls = [{"function": {"name": "f", "arguments": arguments}}]
+    said = [{"role": "assistant", "tool_calls": calls}]
+    text = rendered("{{ messages[0].tool_calls | tojson }}", said)
+    assert json.loads(text) == [{"function": {"name": "f", "arguments": {"arguments": arguments}}}]
+    as_text = "{{ m.content }}{% if m.tool_calls %}{{ '' + m.tool_calls[0].function.arguments }}{% endif %}"
+    assert json.loads(rendered("{% for m in messages %}" + as_text + "{% endfor %}", said)) == {"arguments": arguments}
+
+
+def test_calls_that_are_none_are_left_as_they_are():
+    calls = [{"function": {"name": "f", "arguments": 7}}, {"function": None}, "odd"]
     text = rendered("{{ messages[0].tool_calls | tojson }}", [{"role": "assistant", "tool_calls": calls}])
     assert json.loads(text) == calls
 

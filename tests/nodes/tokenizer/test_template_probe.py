@@ -381,6 +381,18 @@ def test_a_system_message_after_a_result_is_part_of_it():
     assert text.endswith("tool:;user:<system-reminder>\nd\n</system-reminder>;")
 
 
+def test_what_users_say_in_a_row_is_one_message_where_roles_have_to_alternate():
+    chat = [("system", "s"), ("user", "a"), ("user", PARTS), ("assistant", "b"), ("user", "c")]
+    assert rendered(GEMMA_LIKE, *chat) == "suser:a\n\njusttwo;assistant:b;user:c;"
+    late = [*chat[:2], ("system", "d"), *chat[2:]]
+    reminder = "<system-reminder>\nd\n</system-reminder>"
+    said = rendered(GEMMA_LIKE, *late, late_system_as_user=True)
+    assert said == f"suser:a\n\n{reminder}\n\njusttwo;assistant:b;user:c;"
+    with pytest.raises(TemplateError, match="alternate!"):
+        rendered(GEMMA_LIKE, ("user", "a"), ("assistant", "b"), ("assistant", "c"))
+    assert rendered(BOTH, *chat) == "system:s;user:a;user:[just][two];assistant:b;user:c;", "as sent, where it may be"
+
+
 @given(st.lists(st.booleans(), min_size=MAX_RENDERINGS, max_size=MAX_RENDERINGS))
 def test_any_template_gives_a_dialect_or_a_typed_error(fates):
     remaining = iter(fates)

@@ -19,8 +19,6 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 _SEALED: Final = "kvmesh1."
 """Begins reasoning as agents carry it that send no other form of it back. It is encoded, not encrypted."""
 
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
-
 
 def seal(reasoning: str) -> str:
     """`encrypted_content` of a reasoning item."""
@@ -63,7 +61,7 @@ class Conversation:
             case "reasoning":
                 self._thought(item, where)
             case "function_call":
-                self._call(item, _object_of(_required(item.arguments, f"{where}.arguments")), where)
+                self._call(item, _required(item.arguments, f"{where}.arguments"), where)
             case "custom_tool_call":
                 text = _required(item.input, f"{where}.input")
                 self._call(item, msgspec.json.encode({CUSTOM_INPUT: text}).decode(), where)
@@ -142,19 +140,6 @@ class Conversation:
             # Clients ask with an empty input whether this route is there.
             self._message({"role": "user", "content": ""}, "input")
         return self.messages
-
-
-def _object_of(arguments: str) -> str:
-    """The arguments of a call that went wrong as part of an object: agents send them back with what their tool said of
-    them, and templates show objects.
-    """
-    if not arguments.strip():
-        return arguments
-    try:
-        _OBJECT.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return msgspec.json.encode({"arguments": arguments}).decode()
-    return arguments
 
 
 def _required(value: Any, where: str) -> Any:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
+from msgspec.structs import replace
 from typing_extensions import override
 
 from nodes.gateway.errors import ApiError, BadRequest, Internal
@@ -40,6 +41,8 @@ def job_of(
         raise
     left_out = [f"tools: {kind}" for kind in translated.tools.hosted]
     return job._replace(
+        # Codex says as the developer what has changed since the turn before: the sandbox, the model.
+        prepare=replace(job.prepare, late_system_as_user=True),
         prompt_param="input",
         max_tokens_param="max_output_tokens",
         unknown_fields=[*asked.unknown_fields, *job.unknown_fields, *left_out],
