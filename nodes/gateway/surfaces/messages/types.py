@@ -157,8 +157,8 @@ class ToolChoiceNone(Struct, tag="none", frozen=True, kw_only=True):
     """No call."""
 
 
-Display = Literal["summarized", "omitted"]
-"""`omitted`: reasoning is generated and not shown."""
+Display = Literal["summarized", "omitted", "highlights", "updates"]
+"""`omitted`: reasoning is generated and not shown. The others show all of it."""
 
 
 class ThinkingEnabled(Struct, tag="enabled", frozen=True, kw_only=True):

@@ -290,6 +290,7 @@ def test_the_choice_of_a_tool_that_is_not_there() -> None:
         ({"type": "disabled"}, False, False),
         ({"type": "adaptive"}, None, False),
         ({"type": "adaptive", "display": "omitted"}, None, True),
+        ({"type": "adaptive", "display": "updates"}, None, False),
         ({"type": "between_tools"}, None, False),
         (None, None, False),
     ],
