@@ -1,6 +1,7 @@
 """Bodies of the Messages API as chats, and every way in which a conversation can be wrong."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ WEATHER = {
     "description": "Says how it is.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+PLACE_FOR_CLAUDE_CODE = re.compile(
+    r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(?:tool_result[.[]content[.[](\d+)[\].]+)?(image|document|pdf)"
+)
+"""What its version 2.1.332 looks for, to take the block out of the conversation."""
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -339,5 +344,45 @@ def test_what_has_no_effect_is_accepted() -> None:
     assert refusal(container="c").param == "container"
 
 
-def test_a_block_that_is_not_text_is_said_to_be_unsupported() -> None:
-    assert "not supported" in refusal(user([{"type": "image", "source": {}}])).message
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+
+
+@pytest.mark.parametrize(
+    ("turns", "param", "place"),
+    [
+        ([user([said("x"), IMAGE])], "messages.0.content.1.type", "messages.0.content.1.image"),
+        ([user([PDF])], "messages.0.content.0.source.type", "messages.0.content.0.document.source.base64"),
+        (
+            [user("x"), assistant(call("t1")), user([result("t1", [said("a"), IMAGE])])],
+            "messages.2.content.0.content.1.type",
+            "messages.2.content.0.tool_result.content.1.image",
+        ),
+        (
+            [user("x"), assistant(call("t1")), user([result("t1", [PDF])])],
+            "messages.2.content.0.content.0.source.type",
+            "messages.2.content.0.tool_result.content.0.document.source.base64",
+        ),
+        (
+            [user("x"), {"role": "system", "content": [{"type": "tool_addition", "tool": {}}]}],
+            "messages.1.content.0.type",
+            "messages.1.content.0.tool_addition",
+        ),
+    ],
+)
+def test_a_block_that_is_not_text_is_said_to_be_unsupported(turns: Any, param: str, place: str) -> None:
+    error = refusal(*turns)
+    assert error.param == param
+    assert f"Input tag '{place.rpartition('.')[2]}' of {place} is not supported" in error.message
+
+
+def test_where_an_image_is_can_be_read_by_claude_code() -> None:
+    in_a_result = [user("x"), assistant(call("t1")), user([result("t1", [said("a"), IMAGE])])]
+    for turns, found in (
+        (in_a_result, ("2", "0", "1", "image")),
+        ([user("x"), assistant(call("t1")), user([result("t1", [PDF])])], ("2", "0", "0", "document")),
+        ([user([said("x"), IMAGE])], ("0", "1", None, "image")),
+    ):
+        place = PLACE_FOR_CLAUDE_CODE.search(refusal(*turns).message)
+        assert place is not None
+        assert place.groups() == found
