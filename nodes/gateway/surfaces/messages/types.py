@@ -124,7 +124,7 @@ class MessageParam(Struct, frozen=True, kw_only=True):
 
 class MessagesTool(Struct, frozen=True, kw_only=True):
     """A tool of the client, with a schema. One of another `type` is the server's or has a schema known to models: such
-    are not offered to the model.
+    are not offered to the model. One with `defer_loading` is shown to it where a result refers to it.
     """
 
     name: FunctionName
@@ -132,6 +132,7 @@ class MessagesTool(Struct, frozen=True, kw_only=True):
     description: str | None = None
     strict: bool | None = None
     type: str | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoiceAuto(Struct, tag="auto", frozen=True, kw_only=True):

@@ -220,7 +220,7 @@ def test_tools() -> None:
     found = read(
         tools=[
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 3},
-            {**WEATHER, "cache_control": {"type": "ephemeral"}, "defer_loading": True, "input_examples": [{}]},
+            {**WEATHER, "cache_control": {"type": "ephemeral"}, "input_examples": [{}]},
             {"type": "custom", "name": "exact", "input_schema": {"type": "object"}, "strict": True},
         ]
     )
@@ -245,6 +245,37 @@ def test_tools() -> None:
         error = BadRequest(f"'{ours}' is wrong.", param=ours)
         renumber(error, found.translated)
         assert (error.param, error.message) == (theirs, f"'{theirs}' is wrong.")
+
+
+def loaded_late(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, "input_schema": {"type": "object"}, "defer_loading": True} for name in names]
+
+
+def test_tools_that_are_loaded_late_are_shown_where_a_result_refers_to_them() -> None:
+    reference = {"type": "tool_reference", "tool_name": "time"}
+    unknown = {"type": "tool_reference", "tool_name": "other"}
+    turns = [user("x"), assistant(call("t1")), user([result("t1", [reference, unknown])])]
+    found = read(*turns, tools=[*loaded_late("time", "date"), WEATHER])
+    asked = json.loads(found.chat)
+    shown = '{"type":"function","function":{"name":"time","parameters":{"type":"object"}}}'
+    assert asked["messages"][-1]["content"] == f"time can be called from here on: {shown}\nother"
+    assert [tool["function"]["name"] for tool in asked["tools"]] == ["time", "date", "weather"]
+    assert set(found.translated.loaded_tools) == {"time", "date"}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        loaded_late("time", "date"),
+        [WEATHER, *loaded_late("time"), {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}],
+    ],
+    ids=["no other tool", "the server is to search"],
+)
+def test_tools_that_nothing_would_load_are_shown_at_once(tools: Any) -> None:
+    turns = [user("x"), assistant(call("t1")), user([result("t1", [{"type": "tool_reference", "tool_name": "time"}])])]
+    found = read(*turns, tools=tools)
+    assert json.loads(found.chat)["messages"][-1]["content"] == "time"
+    assert not found.translated.loaded_tools
 
 
 @pytest.mark.parametrize(
