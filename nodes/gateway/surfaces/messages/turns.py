@@ -28,8 +28,8 @@ from nodes.gateway.surfaces.messages.types import (
 )
 
 _ATTRIBUTION: Final = re.compile(r"^x-anthropic-billing-header:.*(?:\n|$)", re.MULTILINE)
-"""Claude Code's first line of system, with a number that is another one in each request: nothing after it could be
-read from a cache. It says nothing to the model."""
+"""Claude Code's first line of system, with a number that is another one in each conversation, of its older versions in
+each request: nothing after it could be read from a cache. It says nothing to the model."""
 
 BLOCKS_OF: Final[dict[str, tuple[type[Struct], ...]]] = {
     "system": (TextBlock,),
