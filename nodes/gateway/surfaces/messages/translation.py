@@ -16,6 +16,7 @@ from nodes.gateway.surfaces.messages.types import (
     ThinkingAdaptive,
     ThinkingDisabled,
     ThinkingEnabled,
+    ToolChoice,
     ToolChoiceAny,
     ToolChoiceAuto,
     ToolChoiceNone,
@@ -45,7 +46,7 @@ class Translated(NamedTuple):
 def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
     """Raises BadRequest, naming the field of `body`."""
     offered, skipped = _tools(body.tools or ())
-    loaded = _loaded_late([tool for _, tool in offered], skipped)
+    loaded = _loaded_late([tool for _, tool in offered], skipped, body.tool_choice)
     messages, messages_from = chat_messages(
         body.system, body.messages, keep_attribution=keep_attribution, loaded=loaded
     )
@@ -99,14 +100,15 @@ def _tools(tools: Sequence[MessagesTool]) -> tuple[list[tuple[int, MessagesTool]
     return offered, skipped
 
 
-def _loaded_late(tools: Sequence[MessagesTool], skipped: Sequence[str]) -> dict[str, str]:
+def _loaded_late(tools: Sequence[MessagesTool], skipped: Sequence[str], choice: ToolChoice | None) -> dict[str, str]:
     """By name, what a result says in the place of a reference to a tool that is loaded late.
 
     At the prompt's beginning tools that a search has found would change it, and nothing of the conversation could be
-    read from the cache. There some tool has to be left, since only then templates say how one is called; and all are,
-    if the client leaves the search to the server, which has none.
+    read from the cache. There some tool has to be left, since only then templates say how one is called; one that has
+    to be called is; and all are, if the client leaves the search to the server, which has none.
     """
-    late = [tool for tool in tools if tool.defer_loading]
+    named = choice.name if isinstance(choice, ToolChoiceTool) else None
+    late = [tool for tool in tools if tool.defer_loading and tool.name != named]
     if len(late) == len(tools) or any(kind.startswith(_SEARCH_OF_THE_SERVER) for kind in skipped):
         return {}
     return {

@@ -158,6 +158,8 @@ class ToolChoiceNone(Struct, tag="none", frozen=True, kw_only=True):
     """No call."""
 
 
+ToolChoice: TypeAlias = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
+
 Display = Literal["summarized", "omitted", "highlights", "updates"]
 """`omitted`: reasoning is generated and not shown. The others show all of it."""
 
@@ -208,7 +210,7 @@ class CountTokensBody(Struct, frozen=True, kw_only=True):
     model: str | None = None
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[MessagesTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone | None = None
+    tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonSchemaFormat | None = None

@@ -261,6 +261,8 @@ def test_tools_that_are_loaded_late_are_shown_where_a_result_refers_to_them() ->
     assert asked["messages"][-1]["content"] == f"time can be called from here on: {shown}\nother"
     assert [tool["function"]["name"] for tool in asked["tools"]] == ["time", "date", "weather"]
     assert set(found.translated.loaded_tools) == {"time", "date"}
+    demanded = read(*turns, tools=[*loaded_late("time", "date"), WEATHER], tool_choice={"type": "tool", "name": "date"})
+    assert set(demanded.translated.loaded_tools) == {"time"}
 
 
 @pytest.mark.parametrize(
