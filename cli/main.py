@@ -54,9 +54,7 @@ DeterministicOption = Annotated[
 ]
 AttributionOption = Annotated[
     bool | None,
-    typer.Option(
-        "--keep-attribution", help="Leave Claude Code's line about itself in prompts: nothing is cached then."
-    ),
+    typer.Option("--keep-attribution", help="Leave Claude Code's line about itself in prompts: less is cached then."),
 ]
 MemorySaverOption = Annotated[
     bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")

@@ -103,7 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     browsers may send requests, or `*`. `api_key_file` is this host's file of the API keys that clients must send
     (`cli/plan/api_keys.py`); "": none. `logprobs_of` is the distribution of which logprobs are answered: the model's
     own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With `keep_attribution` a line
-    that Claude Code writes about itself, another one in each request, stays in prompts. `tool_call_parser` and
+    that Claude Code writes about itself, another one in each conversation, stays in prompts. `tool_call_parser` and
     `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
     `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may come back to, like
     `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:

@@ -26,7 +26,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
-    `keep_attribution` the line that Claude Code writes about itself, another one in each request, stays in prompts.
+    `keep_attribution` the line that Claude Code writes about itself, another in each conversation, stays in prompts.
     `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
     calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing. Raises ValueError
     for a parser that is not there.

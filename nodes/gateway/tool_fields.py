@@ -91,6 +91,11 @@ def shown_tools(tools: Sequence[Tool]) -> bytes:
     return _rendered([tool.function for tool in tools], "tools", ".function")
 
 
+def without(rendered: bytes, names: Collection[str]) -> bytes:
+    """What a chat template gets of `rendered` if tools of these names are shown elsewhere."""
+    return _as_json([tool for tool in json.loads(rendered) if tool["function"]["name"] not in names])
+
+
 def _of_functions(body: ChatCompletionBody, functions: Sequence[FunctionDefinition]) -> ToolUse:
     """The deprecated form: at most one call."""
     if body.tools:
@@ -174,14 +179,18 @@ def _rendered(functions: Sequence[FunctionDefinition], param: str, within: str) 
         shown["parameters"] = function.parameters or {"type": "object", "properties": {}}
         tools.append({"type": "function", "function": shown})
     try:
-        # Not by msgspec, which does not write the integers beyond 64 bits that it reads.
-        rendered = json.dumps(tools, ensure_ascii=False, separators=(",", ":")).encode()
+        rendered = _as_json(tools)
     except RecursionError:
         raise BadRequest(f"'{param}' is nested too deeply.", param=param, code="invalid_value") from None
     if len(rendered) > MAX_TOOL_BYTES:
         message = f"'{param}' takes {len(rendered)} bytes; at most {MAX_TOOL_BYTES} can be served."
         raise BadRequest(message, param=param, code="invalid_value")
     return rendered
+
+
+def _as_json(tools: Sequence[Any]) -> bytes:
+    # Not by msgspec, which does not write the integers beyond 64 bits that it reads.
+    return json.dumps(tools, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def template_variables(body: ChatCompletionBody) -> dict[str, Any]:

@@ -103,6 +103,18 @@ def test_a_conversation_with_a_tool(client: anthropic.Anthropic) -> None:
         client.messages.create(**asked() | {"messages": more})
 
 
+def test_a_tool_that_is_loaded_late_is_called_and_not_shown_at_the_beginning(
+    ring: ServedRing, client: anthropic.Anthropic
+) -> None:
+    tools = [TOOLS[0], TOOLS[1] | {"defer_loading": True}]
+    answer = client.messages.create(**asked(call("time", city="Rome"), tools=tools))
+    assert [(one.name, one.input) for one in answer.content] == [("time", {"city": "Rome"})]
+    shown = json.loads(ring.seen.prepares[-1].tools or b"")
+    assert [tool["function"]["name"] for tool in shown] == ["weather"]
+    client.messages.create(**asked(tools=tools, tool_choice={"type": "none"}))
+    assert ring.seen.prepares[-1].tools is None
+
+
 def test_a_tool_s_error_names_it(client: anthropic.Anthropic) -> None:
     bad: Any = [*TOOLS, {"name": "odd", "strict": True, "input_schema": {"type": "array"}}]
     with pytest.raises(anthropic.BadRequestError, match=r"tools\.2"):

@@ -1,5 +1,6 @@
 """Errors of `/v1/messages` and below in the form of Anthropic's API. Pure."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -24,6 +25,8 @@ _TYPES: Final = {
 
 _TOO_LONG: Final = "prompt is too long"
 """Words that its clients look for, to shorten a conversation and ask again."""
+
+_LENGTHS: Final = re.compile(r"maximum context length is (\d+) tokens\. However, your \w+ resulted in (\d+) tokens")
 
 _NAMES: Final = {
     "stop": "stop_sequences",
@@ -58,7 +61,10 @@ ANTHROPIC_ERRORS: Final = AnthropicErrors()
 
 def _message(error: ApiError) -> str:
     if error.code == "context_length_exceeded":
-        return f"{_TOO_LONG}: {error.message}"
+        if (found := _LENGTHS.search(error.message)) is None:
+            return f"{_TOO_LONG}: {error.message}"
+        # Claude Code reads how much is to be left out from these two numbers. A token of an answer has to fit, too.
+        return f"{_TOO_LONG}: {found[2]} tokens > {int(found[1]) - 1} maximum. {error.message}"
     if error.param is None:
         return error.message
     param = _name_of(error.param)

@@ -10,7 +10,8 @@ from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.messages.translation import Translated, chat_of
 from nodes.gateway.surfaces.messages.types import ACCEPTED, REFUSED, CountTokensBody
 
-_BLOCK_TYPE: Final = re.compile(r"(\.content\.\d+|\.source)\.type$")
+_BLOCK_TYPE: Final = re.compile(r"^(messages\.\d+\.content\.\d+|system\.\d+)(\.content\.\d+)?(\.source)?\.type$")
+_TAG: Final = re.compile(r"invalid value '(\w+)'")
 
 
 class ReadBody(NamedTuple):
@@ -34,10 +35,25 @@ class MessagesReader:
         try:
             decoded = self._reader.decode(data)
         except BadRequest as error:
-            if error.param is not None and _BLOCK_TYPE.search(error.param):
-                error.message += " Blocks of this type are not supported: this server reads text, and calls of tools."
+            _explain_block(error)
             raise
         translated = chat_of(decoded.body, keep_attribution=self._keep_attribution)
         skipped = [f"tools.type:{kind[:64]}" for kind in dict.fromkeys(translated.skipped_tools)]
         chat = msgspec.json.encode(translated.chat)
         return ReadBody(decoded.body, chat, translated, decoded.unknown_fields + skipped)
+
+
+def _explain_block(error: BadRequest) -> None:
+    """Say of a block that is not read where it is, as Anthropic's API does: Claude Code takes the block out of the
+    conversation by `messages.3.content.0.tool_result.content.0.image`, and without that it would send it for ever.
+    """
+    found, tag = _BLOCK_TYPE.match(error.param or ""), _TAG.search(error.message)
+    if found is None or tag is None:
+        return
+    block, part, source = found.groups()
+    place = f"{block}.tool_result{part}" if part else block
+    place += f".document.source.{tag[1]}" if source else f".{tag[1]}"
+    error.message += (
+        f" Input tag '{tag[1]}' of {place} is not supported: this server reads text, and calls of tools. Leave the"
+        " block out."
+    )

@@ -26,6 +26,7 @@ from nodes.gateway.surfaces.messages.types import (
 )
 from nodes.gateway.surfaces.messages.writer import PING, MessageEvents
 from nodes.gateway.surfaces.surface import Surface
+from nodes.gateway.tool_fields import without
 from nodes.gateway.validation import Job, Validator
 from nodes.protocol import Prepare
 
@@ -102,8 +103,11 @@ def _chat(validator: Validator, found: ReadBody, request_id: str) -> Job:
     except BadRequest as error:
         renumber(error, found.translated)
         raise
+    prepare, loaded = job.prepare, found.translated.loaded_tools
+    if prepare.tools is not None and loaded:
+        prepare = replace(prepare, tools=without(prepare.tools, loaded))
     # Claude Code says something as the system after each result of a tool.
-    return job._replace(prepare=replace(job.prepare, late_system_as_user=True))
+    return job._replace(prepare=replace(prepare, late_system_as_user=True))
 
 
 def _call_id(answering: Answering, index: int) -> str:

@@ -1,8 +1,10 @@
 """A body of the Messages API as the body of a chat. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from nodes.gateway.errors import ApiError, BadRequest
 from nodes.gateway.surfaces.messages.turns import chat_messages
@@ -14,6 +16,7 @@ from nodes.gateway.surfaces.messages.types import (
     ThinkingAdaptive,
     ThinkingDisabled,
     ThinkingEnabled,
+    ToolChoice,
     ToolChoiceAny,
     ToolChoiceAuto,
     ToolChoiceNone,
@@ -23,27 +26,33 @@ from nodes.gateway.surfaces.messages.types import (
 _EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Models that take an effort know three."""
 
+_SEARCH_OF_THE_SERVER: Final = "tool_search_tool_"
+
 _NUMBERED: Final = re.compile(r"(tools|messages)\.(\d+)(?=\.|$)")
 
 
 class Translated(NamedTuple):
     """The body of a chat; for each of its messages and its tools the field of the original that it was made from; types
-    of tools that are not offered.
+    of tools that are not offered; names of tools that only results show that refer to them.
     """
 
     chat: dict[str, Any]
     messages_from: Sequence[str]
     tools_from: Sequence[str]
     skipped_tools: Sequence[str]
+    loaded_tools: Collection[str]
 
 
 def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
     """Raises BadRequest, naming the field of `body`."""
-    messages, messages_from = chat_messages(body.system, body.messages, keep_attribution=keep_attribution)
+    offered, skipped = _tools(body.tools or ())
+    loaded = _loaded_late([tool for _, tool in offered], skipped, body.tool_choice)
+    messages, messages_from = chat_messages(
+        body.system, body.messages, keep_attribution=keep_attribution, loaded=loaded
+    )
     chat: dict[str, Any] = {"messages": messages}
     if body.model is not None:
         chat["model"] = body.model
-    offered, skipped = _tools(body.tools or ())
     if offered:
         chat["tools"] = [_function(tool) for _, tool in offered]
     _add_tool_choice(chat, body)
@@ -57,7 +66,7 @@ def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     if isinstance(body, MessagesBody):
         chat |= _sampling(body)
-    return Translated(chat, messages_from, [f"tools.{number}" for number, _ in offered], skipped)
+    return Translated(chat, messages_from, [f"tools.{number}" for number, _ in offered], skipped, loaded.keys())
 
 
 def _sampling(body: MessagesBody) -> dict[str, Any]:
@@ -89,6 +98,23 @@ def _tools(tools: Sequence[MessagesTool]) -> tuple[list[tuple[int, MessagesTool]
         message = f"Tools of type '{skipped[0][:64]}' are not supported by this server; give tools an input_schema."
         raise BadRequest(message, param="tools.0.type", code="unsupported_parameter")
     return offered, skipped
+
+
+def _loaded_late(tools: Sequence[MessagesTool], skipped: Sequence[str], choice: ToolChoice | None) -> dict[str, str]:
+    """By name, what a result says in the place of a reference to a tool that is loaded late.
+
+    At the prompt's beginning tools that a search has found would change it, and nothing of the conversation could be
+    read from the cache. There some tool has to be left, since only then templates say how one is called; one that has
+    to be called is; and all are, if the client leaves the search to the server, which has none.
+    """
+    named = choice.name if isinstance(choice, ToolChoiceTool) else None
+    late = [tool for tool in tools if tool.defer_loading and tool.name != named]
+    if len(late) == len(tools) or any(kind.startswith(_SEARCH_OF_THE_SERVER) for kind in skipped):
+        return {}
+    return {
+        tool.name: f"{tool.name} can be called from here on: {msgspec.json.encode(_function(tool)).decode()}"
+        for tool in late
+    }
 
 
 def _function(tool: MessagesTool) -> dict[str, Any]:

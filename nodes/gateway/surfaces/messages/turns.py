@@ -5,7 +5,7 @@ a row are one. Results must follow their calls: what templates make of others di
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,8 +28,8 @@ from nodes.gateway.surfaces.messages.types import (
 )
 
 _ATTRIBUTION: Final = re.compile(r"^x-anthropic-billing-header:.*(?:\n|$)", re.MULTILINE)
-"""Claude Code's first line of system, with a number that is another one in each request: nothing after it could be
-read from a cache. It says nothing to the model."""
+"""Claude Code's first line of system, with a number that is another one in each conversation, of its older versions in
+each request: nothing after it could be read from a cache. It says nothing to the model."""
 
 BLOCKS_OF: Final[dict[str, tuple[type[Struct], ...]]] = {
     "system": (TextBlock,),
@@ -39,6 +39,8 @@ BLOCKS_OF: Final[dict[str, tuple[type[Struct], ...]]] = {
 """By role, what its turns may hold."""
 
 Message = dict[str, Any]
+
+NOTHING_LOADED: Final[Mapping[str, str]] = {}
 
 
 def system_text(system: str | Sequence[TextBlock] | None, *, keep_attribution: bool) -> str:
@@ -50,10 +52,17 @@ def system_text(system: str | Sequence[TextBlock] | None, *, keep_attribution: b
 
 
 def chat_messages(
-    system: str | Sequence[TextBlock] | None, turns: Sequence[MessageParam], *, keep_attribution: bool
+    system: str | Sequence[TextBlock] | None,
+    turns: Sequence[MessageParam],
+    *,
+    keep_attribution: bool,
+    loaded: Mapping[str, str],
 ) -> tuple[list[Message], list[str]]:
-    """Messages, and for each the field that it was made from. Raises BadRequest, naming the block."""
-    conversation = _Conversation()
+    """Messages, and for each the field that it was made from. Raises BadRequest, naming the block.
+
+    `loaded`: by the names of tools, what a result that refers to one says in its place.
+    """
+    conversation = _Conversation(loaded)
     conversation.system(system_text(system, keep_attribution=keep_attribution), "system")
     for number, turn in enumerate(turns):
         where = f"messages.{number}"
@@ -73,7 +82,8 @@ def chat_messages(
 class _Conversation:
     """The messages so far, and the calls of the last one that have no result yet, by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: Mapping[str, str]) -> None:
+        self._loaded = loaded
         self._messages: list[Message] = []
         self._origins: list[str] = []
         self._open: dict[str, str] = {}
@@ -146,7 +156,7 @@ class _Conversation:
             param = f"{where}.tool_use_id"
             problem = f"'{param}' is {block.tool_use_id[:100]!r}: no call in the turn before has this id and no result."
             raise _wrong(problem, param)
-        text = _result_text(block)
+        text = _result_text(block, self._loaded)
         self._messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": text})
         self._origins.append(where)
 
@@ -170,7 +180,7 @@ def _check_blocks(turn: MessageParam, where: str) -> None:
             raise _wrong(f"'{param}' is {kind}, which a turn of the role {turn.role} cannot have.", param)
 
 
-def _shown(block: Block | ResultPart) -> str:
+def _shown(block: Block | ResultPart, loaded: Mapping[str, str] = NOTHING_LOADED) -> str:
     """Text of a block that is for the model to read; empty if it has none."""
     match block:
         case TextBlock():
@@ -185,14 +195,16 @@ def _shown(block: Block | ResultPart) -> str:
                 text for text in (block.title, block.source, *(part.text for part in block.content)) if text
             )
         case ToolReferenceBlock():
-            return block.tool_name
+            return loaded.get(block.tool_name, block.tool_name)
         case _:
             return ""
 
 
-def _result_text(block: ToolResultBlock) -> str:
+def _result_text(block: ToolResultBlock, loaded: Mapping[str, str]) -> str:
     content = block.content or ""
-    text = content if isinstance(content, str) else "\n".join(shown for part in content if (shown := _shown(part)))
+    text = (
+        content if isinstance(content, str) else "\n".join(shown for part in content if (shown := _shown(part, loaded)))
+    )
     # Messages of tools have no field for it, and most failures say so themselves.
     return f"Error: {text}" if block.is_error and "error" not in text[:50].lower() else text
 

@@ -124,7 +124,7 @@ class MessageParam(Struct, frozen=True, kw_only=True):
 
 class MessagesTool(Struct, frozen=True, kw_only=True):
     """A tool of the client, with a schema. One of another `type` is the server's or has a schema known to models: such
-    are not offered to the model.
+    are not offered to the model. One with `defer_loading` is shown to it where a result refers to it.
     """
 
     name: FunctionName
@@ -132,6 +132,7 @@ class MessagesTool(Struct, frozen=True, kw_only=True):
     description: str | None = None
     strict: bool | None = None
     type: str | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoiceAuto(Struct, tag="auto", frozen=True, kw_only=True):
@@ -157,8 +158,10 @@ class ToolChoiceNone(Struct, tag="none", frozen=True, kw_only=True):
     """No call."""
 
 
-Display = Literal["summarized", "omitted"]
-"""`omitted`: reasoning is generated and not shown."""
+ToolChoice: TypeAlias = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
+
+Display = Literal["summarized", "omitted", "highlights", "updates"]
+"""`omitted`: reasoning is generated and not shown. The others show all of it."""
 
 
 class ThinkingEnabled(Struct, tag="enabled", frozen=True, kw_only=True):
@@ -207,7 +210,7 @@ class CountTokensBody(Struct, frozen=True, kw_only=True):
     model: str | None = None
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[MessagesTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone | None = None
+    tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonSchemaFormat | None = None

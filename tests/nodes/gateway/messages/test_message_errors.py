@@ -1,9 +1,11 @@
 """Errors in Anthropic's form."""
 
 import json
+import re
 
 import pytest
 
+from nodes.context_length import over_context
 from nodes.gateway.errors import (
     ApiError,
     BadRequest,
@@ -17,6 +19,9 @@ from nodes.gateway.errors import (
     WrongMethod,
 )
 from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
+
+CLAUDE_CODE_READS = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)
+"""What its version 2.1.332 looks for."""
 
 
 @pytest.mark.parametrize(
@@ -66,3 +71,6 @@ def test_the_message_names_the_parameter_of_the_body(param: str, message: str, s
 def test_a_prompt_that_is_too_long_is_said_in_words_that_clients_know() -> None:
     error = BadRequest("This model's …", param="messages", code="context_length_exceeded")
     assert said(error) == "prompt is too long: This model's …"
+    error.message = over_context(2048, "messages", 10_007)
+    assert CLAUDE_CODE_READS.findall(said(error)) == [("10007", "2047")]
+    assert said(error).endswith(error.message)

@@ -1,6 +1,7 @@
 """Bodies of the Messages API as chats, and every way in which a conversation can be wrong."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ WEATHER = {
     "description": "Says how it is.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+PLACE_FOR_CLAUDE_CODE = re.compile(
+    r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(?:tool_result[.[]content[.[](\d+)[\].]+)?(image|document|pdf)"
+)
+"""What its version 2.1.332 looks for, to take the block out of the conversation."""
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -215,7 +220,7 @@ def test_tools() -> None:
     found = read(
         tools=[
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 3},
-            {**WEATHER, "cache_control": {"type": "ephemeral"}, "defer_loading": True, "input_examples": [{}]},
+            {**WEATHER, "cache_control": {"type": "ephemeral"}, "input_examples": [{}]},
             {"type": "custom", "name": "exact", "input_schema": {"type": "object"}, "strict": True},
         ]
     )
@@ -240,6 +245,39 @@ def test_tools() -> None:
         error = BadRequest(f"'{ours}' is wrong.", param=ours)
         renumber(error, found.translated)
         assert (error.param, error.message) == (theirs, f"'{theirs}' is wrong.")
+
+
+def loaded_late(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, "input_schema": {"type": "object"}, "defer_loading": True} for name in names]
+
+
+def test_tools_that_are_loaded_late_are_shown_where_a_result_refers_to_them() -> None:
+    reference = {"type": "tool_reference", "tool_name": "time"}
+    unknown = {"type": "tool_reference", "tool_name": "other"}
+    turns = [user("x"), assistant(call("t1")), user([result("t1", [reference, unknown])])]
+    found = read(*turns, tools=[*loaded_late("time", "date"), WEATHER])
+    asked = json.loads(found.chat)
+    shown = '{"type":"function","function":{"name":"time","parameters":{"type":"object"}}}'
+    assert asked["messages"][-1]["content"] == f"time can be called from here on: {shown}\nother"
+    assert [tool["function"]["name"] for tool in asked["tools"]] == ["time", "date", "weather"]
+    assert set(found.translated.loaded_tools) == {"time", "date"}
+    demanded = read(*turns, tools=[*loaded_late("time", "date"), WEATHER], tool_choice={"type": "tool", "name": "date"})
+    assert set(demanded.translated.loaded_tools) == {"time"}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        loaded_late("time", "date"),
+        [WEATHER, *loaded_late("time"), {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}],
+    ],
+    ids=["no other tool", "the server is to search"],
+)
+def test_tools_that_nothing_would_load_are_shown_at_once(tools: Any) -> None:
+    turns = [user("x"), assistant(call("t1")), user([result("t1", [{"type": "tool_reference", "tool_name": "time"}])])]
+    found = read(*turns, tools=tools)
+    assert json.loads(found.chat)["messages"][-1]["content"] == "time"
+    assert not found.translated.loaded_tools
 
 
 @pytest.mark.parametrize(
@@ -290,6 +328,7 @@ def test_the_choice_of_a_tool_that_is_not_there() -> None:
         ({"type": "disabled"}, False, False),
         ({"type": "adaptive"}, None, False),
         ({"type": "adaptive", "display": "omitted"}, None, True),
+        ({"type": "adaptive", "display": "updates"}, None, False),
         ({"type": "between_tools"}, None, False),
         (None, None, False),
     ],
@@ -338,5 +377,45 @@ def test_what_has_no_effect_is_accepted() -> None:
     assert refusal(container="c").param == "container"
 
 
-def test_a_block_that_is_not_text_is_said_to_be_unsupported() -> None:
-    assert "not supported" in refusal(user([{"type": "image", "source": {}}])).message
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+
+
+@pytest.mark.parametrize(
+    ("turns", "param", "place"),
+    [
+        ([user([said("x"), IMAGE])], "messages.0.content.1.type", "messages.0.content.1.image"),
+        ([user([PDF])], "messages.0.content.0.source.type", "messages.0.content.0.document.source.base64"),
+        (
+            [user("x"), assistant(call("t1")), user([result("t1", [said("a"), IMAGE])])],
+            "messages.2.content.0.content.1.type",
+            "messages.2.content.0.tool_result.content.1.image",
+        ),
+        (
+            [user("x"), assistant(call("t1")), user([result("t1", [PDF])])],
+            "messages.2.content.0.content.0.source.type",
+            "messages.2.content.0.tool_result.content.0.document.source.base64",
+        ),
+        (
+            [user("x"), {"role": "system", "content": [{"type": "tool_addition", "tool": {}}]}],
+            "messages.1.content.0.type",
+            "messages.1.content.0.tool_addition",
+        ),
+    ],
+)
+def test_a_block_that_is_not_text_is_said_to_be_unsupported(turns: Any, param: str, place: str) -> None:
+    error = refusal(*turns)
+    assert error.param == param
+    assert f"Input tag '{place.rpartition('.')[2]}' of {place} is not supported" in error.message
+
+
+def test_where_an_image_is_can_be_read_by_claude_code() -> None:
+    in_a_result = [user("x"), assistant(call("t1")), user([result("t1", [said("a"), IMAGE])])]
+    for turns, found in (
+        (in_a_result, ("2", "0", "1", "image")),
+        ([user("x"), assistant(call("t1")), user([result("t1", [PDF])])], ("2", "0", "0", "document")),
+        ([user([said("x"), IMAGE])], ("0", "1", None, "image")),
+    ):
+        place = PLACE_FOR_CLAUDE_CODE.search(refusal(*turns).message)
+        assert place is not None
+        assert place.groups() == found
