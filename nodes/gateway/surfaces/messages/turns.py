@@ -20,6 +20,7 @@ from nodes.gateway.surfaces.messages.types import (
     ResultPart,
     SearchResultBlock,
     TextBlock,
+    TextPart,
     TextSource,
     ThinkingBlock,
     ToolReferenceBlock,
@@ -41,7 +42,7 @@ BLOCKS_OF: Final[dict[str, tuple[type[Struct], ...]]] = {
 Message = dict[str, Any]
 
 
-def system_text(system: str | Sequence[TextBlock] | None, *, keep_attribution: bool) -> str:
+def system_text(system: str | Sequence[TextBlock | TextPart] | None, *, keep_attribution: bool) -> str:
     """Instructions as one text, a line or more for each block that has any."""
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     if not keep_attribution:
@@ -50,7 +51,7 @@ def system_text(system: str | Sequence[TextBlock] | None, *, keep_attribution: b
 
 
 def chat_messages(
-    system: str | Sequence[TextBlock] | None, turns: Sequence[MessageParam], *, keep_attribution: bool
+    system: str | Sequence[TextPart] | None, turns: Sequence[MessageParam], *, keep_attribution: bool
 ) -> tuple[list[Message], list[str]]:
     """Messages, and for each the field that it was made from. Raises BadRequest, naming the block."""
     conversation = _Conversation()
