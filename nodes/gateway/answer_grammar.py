@@ -14,16 +14,20 @@ from nodes.asks.schema_numbers import NumberTooLarge
 from nodes.gateway.parsers.harmony import HarmonyParser
 from nodes.gateway.parsers.thinking import Thinking
 from nodes.gateway.parsers.written import NAME, CallForm, lark_of
-from nodes.gateway.parsers.xml_values import is_text
+from nodes.gateway.parsers.xml_values import MAX_DEPTH, TEXT_TYPES, json_as, type_of, types_of
 from nodes.gateway.tool_fields import OfferedTool
 
 _TEXT: Final = r"TEXT: /(.|\n)*/"
-_LINE_END: Final = "\n</parameter>\n"
+_VALUE_END: Final = "</parameter>"
+_LINE_END: Final = f"\n{_VALUE_END}\n"
 # Keys that no line can hold, and what of a text only its whole value could tell.
 _OBJECT: Final = {"type": "object"}
 _NO_KEY: Final = re.compile(r"[>\n]|^$")
-_PYTHON: Final[Mapping[str, Any]] = {"boolean": bool, "integer": int, "number": (int, float), "string": str}
+_CONTAINERS: Final = frozenset({"array", "object"})
+_NUMBERS: Final = frozenset({"integer", "number"})
 _UNENFORCED: Final = ("pattern", "format", "minLength", "maxLength")
+# Of a number that is written as any text may be.
+_OF_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const")
 
 
 class Unwritable(ValueError):
@@ -60,7 +64,11 @@ class CallGrammar(NamedTuple):
         ]
         rules.append(f"call: {self._any('call')}")
         if form.as_lines:
-            rules.append(f"text_line[lazy]: /(.|\\n)*{_escaped(_LINE_END)}/")
+            # To the first mark, where the parser may end it too. A text that may be a container begins with no bracket.
+            end = _escaped(_VALUE_END)
+            rules.append(r'text_line: text_value "\n"')
+            rules.append(rf"text_value[lazy]: /(.|\n)*{end}/")
+            rules.append(rf"plain_text[lazy]: /(\n|[^ \n\t\r\f\v\[{{(](.|\n)*)?{end}/")
             rules.append(r"KEY: /[^>\n]+/")
         calls = f"{lark_of(form.opening, marks)} call {self._more(marks)}"
         if must_call:
@@ -159,45 +167,108 @@ def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
 
 def _lines(tool: OfferedTool, schema: Mapping[str, Any]) -> str:
     """Arguments as lines `<parameter=KEY>`, value, `</parameter>`, in the order of the schema."""
-    properties = cast("Mapping[str, Any]", schema.get("properties") or {})
-    required = set(cast("Sequence[str]", schema.get("required") or ()))
+    properties, required = _properties(tool, schema)
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     lines: list[str] = []
     for key, of_key in properties.items():
         if _NO_KEY.search(key):
             raise Unwritable(tool, f"this model cannot write the name {key[:100]!r} of a parameter")
-        if _fits_nothing(of_key):
-            if key in required:
-                raise Unwritable(tool, f"no value of the required parameter {key[:100]!r} has its type")
+        value = _value(tool, of_key, shared)
+        if not value and key in required:
+            raise Unwritable(tool, f"no value fits the required parameter {key[:100]!r}")
+        if not value:
+            # As JSON such a property would be left out.
             continue
-        line = f"{_quoted(f'<parameter={key}>' + chr(10))} {_value(tool, of_key, shared)}"
+        line = f"{_quoted(f'<parameter={key}>' + chr(10))} {value}"
         lines.append(line if key in required else f"({line})?")
     if missing := required - properties.keys():
         raise Unwritable(tool, f"nothing describes the required parameter {min(missing)[:100]!r}")
     return " ".join(lines)
 
 
-def _fits_nothing(given: Any) -> bool:
-    """Whether none of the values that a schema lists is of its type: as JSON such a property would be left out."""
-    schema: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
-    choices: Any = schema.get("enum")
-    kind: Any = schema.get("type")
-    if not isinstance(choices, list) or kind not in _PYTHON:
-        return False
-    kinds = _PYTHON[kind]
-    return not any(isinstance(one, kinds) and (kind == "boolean") == isinstance(one, bool) for one in choices)  # pyright: ignore[reportUnknownVariableType] - of JSON
+def _properties(tool: OfferedTool, schema: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """By name, and which of them are required."""
+    properties: Any = schema.get("properties", {})
+    required: Any = schema.get("required", [])
+    if not isinstance(properties, dict):
+        raise Unwritable(tool, "'properties' is no object")
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in cast("list[Any]", required)):
+        raise Unwritable(tool, "'required' is no list of names")
+    return cast("dict[str, Any]", properties), set(cast("list[str]", required))
 
 
 def _value(tool: OfferedTool, given: Any, shared: Mapping[str, Any]) -> str:
+    """Lark of a value and the end of its line as `xml_values` reads them; empty if no value fits."""
     schema: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
-    if not is_text(given):
-        return f"{_json({**shared, **schema}, strict=tool.strict)} {_quoted(_LINE_END)}"
-    choices: Any = schema.get("enum")
-    if isinstance(choices, list) and choices and all(isinstance(one, str) for one in cast("list[Any]", choices)):
-        return f"({' | '.join(map(_quoted, cast('list[str]', choices)))}) {_quoted(_LINE_END)}"
-    if tool.strict and (unheld := [key for key in _UNENFORCED if key in schema]):
-        raise Unwritable(tool, f"'{unheld[0]}' of a text cannot be enforced with this model")
-    return "text_line"
+    kinds, texts = types_of(given), _texts(given)
+    others = _types_beside_text(schema, kinds)
+    if texts is None:
+        unheld = _UNENFORCED if not others & _NUMBERS else _UNENFORCED + _OF_NUMBERS
+        if tool.strict and (found := _first_of(unheld, schema)):
+            raise Unwritable(tool, f"'{found}' of a text cannot be enforced with this model")
+        # Numbers and null are read from a text too.
+        if not (others := others & _CONTAINERS):
+            return "text_line"
+    # The parser reads some as something else, as it would `null` beside null.
+    written = [one for one in texts or () if _VALUE_END not in one and json.loads(json_as(one, kinds)) == one]
+    terms = ['plain_text "\\n"'] if texts is None else [f"{_quoted(one)} {_quoted(_LINE_END)}" for one in written]
+    if others:
+        kept = {**shared, **schema} if texts == [] else {**shared, "allOf": [schema, {"type": sorted(others)}]}
+        terms.append(f"{_json(kept, strict=tool.strict)} {_quoted(_LINE_END)}")
+    return f"({' | '.join(terms)})" if terms else ""
+
+
+def _first_of(keys: Sequence[str], schema: Mapping[str, Any]) -> str | None:
+    """Which of these keys a schema has, or one of those that it is made of."""
+    left = [schema]
+    # Not by recursion: clients choose how deep it is.
+    while left:
+        one = left.pop()
+        if found := [key for key in keys if key in one]:
+            return found[0]
+        parts = [part for union in ("anyOf", "oneOf", "allOf") for part in _list(one, union)]
+        left += [cast("Mapping[str, Any]", part) for part in parts if isinstance(part, dict)]
+    return None
+
+
+def _texts(given: Any, depth: int = 0) -> list[str] | None:
+    """The texts among the values that a schema lists; None: it takes others too."""
+    if depth > MAX_DEPTH:
+        return None
+    if given is False or not types_of(given) & TEXT_TYPES:
+        return []
+    schema: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
+    lists = [None if (listed := _listed(schema)) is None else [one for one in listed if isinstance(one, str)]]
+    for key in ("anyOf", "oneOf"):
+        options = [_texts(option, depth + 1) for option in _list(schema, key)]
+        if options and None not in options:
+            lists.append([one for option in options for one in option or ()])
+    lists += [_texts(option, depth + 1) for option in _list(schema, "allOf")]
+    known = [dict.fromkeys(one) for one in lists if one is not None]
+    return [one for one in known[0] if all(one in other for other in known)] if known else None
+
+
+def _types_beside_text(schema: Mapping[str, Any], kinds: set[str]) -> set[str]:
+    """Types of which a value may be, if it is no text; of those that are listed, if some are."""
+    others = kinds - TEXT_TYPES
+    listed = _listed(schema)
+    if listed is None:
+        return others
+    found = {type_of(one) for one in listed}
+    return others & (found | ({"number"} if "integer" in found else set()))
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists by itself."""
+    if "const" in schema:
+        return [schema["const"]]
+    return _list(schema, "enum") if "enum" in schema else None
+
+
+def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+    # What is no list is refused by the schema's own check.
+    found: Any = schema.get(key)
+    return cast("list[Any]", found) if isinstance(found, list) else []
 
 
 def _quoted(text: str) -> str:

@@ -5,6 +5,7 @@ grammar begins after reasoning. Pure.
 """
 
 import json
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from nodes.gateway.errors import BadRequest
 from nodes.gateway.parsers import CALLS, HARMONY, reasoning_parser
 from nodes.gateway.parsers.harmony import HarmonyParser
 from nodes.gateway.parsers.thinking import Thinking
+from nodes.gateway.tool_fields import OfferedTool
 from nodes.gateway.validation import Job, with_asks
 
 
@@ -29,15 +31,23 @@ def with_calls(job: Job, form: AnswerForm) -> Job:
     said = "" if content is None or use.must_call else _term_of(content, use.param)
     try:
         texts = [calls.lark(marks, must_call=use.must_call, content=said) for marks in (dict(form.mark_ids), {})]
-        schemas = [(tool, json.dumps(arguments_schema(tool))) for tool in use.offered if use.must_call or tool.strict]
+        checked = _of_each(calls, [tool for tool in use.offered if use.must_call or tool.strict])
     except Unwritable as error:
         raise BadRequest(str(error), param=error.param, code="unsupported_schema") from None
     # Checked without the model's vocabulary, where marks are letters like others.
     asked, whole = (Grammar("grammar", text, use.param) for text in texts)
-    # Each schema by itself first: only so an error can say which one it is.
-    checked = [Grammar("json", schema, tool.param, tool.strict) for tool, schema in schemas]
     others = [ask for ask in job.asks if ask is not content]
     return with_asks(job, [*others, asked], [*(ask for ask in others if ask.is_checked), *checked, whole])
+
+
+def _of_each(calls: CallGrammar, tools: Sequence[OfferedTool]) -> list[Grammar]:
+    """What is checked of each tool by itself: only so an error can say which one it is. Raises Unwritable."""
+    checked = [Grammar("json", json.dumps(arguments_schema(tool)), tool.param, tool.strict) for tool in tools]
+    if not calls.form.as_lines:
+        return checked
+    # JSON would leave out an optional parameter that no value fits; lines with one cannot be compiled.
+    lines = [(tool.param, calls._replace(tools=[tool]).lark({}, must_call=True)) for tool in tools]
+    return checked + [Grammar("grammar", text, param) for param, text in lines]
 
 
 def _grammar_of(job: Job, form: AnswerForm) -> CallGrammar:

@@ -15,6 +15,8 @@ MAX_TOOL_BYTES: Final = 1 << 20
 
 _MAX_REFS: Final = 8
 """From name to name: more is a circle."""
+_MAX_RESOLVED: Final = 4096
+"""Schemas of one tool: a union that names itself ten times would be resolved for an hour."""
 
 
 class OfferedTool(NamedTuple):
@@ -127,8 +129,12 @@ def _named(offered: Collection[OfferedTool], name: str, param: str) -> OfferedTo
 
 
 def _offered(function: FunctionDefinition, where: str) -> OfferedTool:
-    parameters = _resolved(function.parameters or {})
-    return OfferedTool(function.name, parameters, bool(function.strict), f"{where}.parameters")
+    param = f"{where}.parameters"
+    try:
+        parameters = _resolved(function.parameters or {})
+    except RecursionError:
+        raise BadRequest(f"'{param}' is nested too deeply.", param=param, code="invalid_value") from None
+    return OfferedTool(function.name, parameters, bool(function.strict), param)
 
 
 def _resolved(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,15 +145,19 @@ def _resolved(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if not shared or not isinstance(properties, dict):
         return parameters
 
+    num_left = _MAX_RESOLVED
+
     def resolved(schema: Any, depth: int = 0) -> Any:
-        if not isinstance(schema, dict):
+        nonlocal num_left
+        num_left -= 1
+        if not isinstance(schema, dict) or num_left < 0:
             return schema  # pyright: ignore[reportUnknownVariableType] - of JSON
         fields = cast("dict[str, Any]", schema)
         ref = fields.get("$ref")
         if isinstance(ref, str) and (name := ref.rpartition("/")[2]) in shared and depth < _MAX_REFS:
             named = {key: value for key, value in fields.items() if key != "$ref"} | shared[name]
             return resolved(named, depth + 1)
-        unions = {key: fields[key] for key in ("anyOf", "oneOf") if isinstance(fields.get(key), list)}
+        unions = {key: fields[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(fields.get(key), list)}
         return fields | {key: [resolved(one, depth) for one in union] for key, union in unions.items()}
 
     own = cast("dict[str, Any]", properties)

@@ -2,7 +2,7 @@ r"""Qwen3-Coder: `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parame
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from typing_extensions import override
 
@@ -41,7 +41,8 @@ class Qwen3CoderCalls(Calls):
             yield from cursor.expect(_FUNCTION)
         name = self._known((yield from cursor.until(">", self.name_limit)).strip())
         self._begin_call(name)
-        yield from self._parameters(self.tools[name].get("properties") or {})
+        properties: Any = self.tools[name].get("properties")
+        yield from self._parameters(cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {})
         self._end_call()
         yield from cursor.blanks()
         if (yield from cursor.literal(self.end)):

@@ -6,15 +6,22 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-_TEXT_TYPES: Final = frozenset({"string", "str", "text", "varchar", "char", "enum"})
+MAX_DEPTH: Final = 8
+"""Of unions in unions, which clients choose; what is deeper is silent."""
+TEXT_TYPES: Final = frozenset({"string", "str", "text", "varchar", "char", "enum"})
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,64}")
+# JSON as it stands, of as many digits as Python's own reader takes.
+_JSON_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,4299})")
+_KINDS: Final[Mapping[type[Any], str]] = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"
+}  # fmt: skip
 # Deeper or longer than any argument by hand; `ast.literal_eval` may take a stack of C frames for each level.
 _LITERAL_LIMIT: Final = 4096
 
 
 def is_text(schema: Any) -> bool:
     """Whether every value is a string as it stands, so that it can go out before its end is seen."""
-    return _types(schema) <= _TEXT_TYPES
+    return types_of(schema) <= TEXT_TYPES
 
 
 def text_of(raw: str) -> str:
@@ -24,17 +31,23 @@ def text_of(raw: str) -> str:
 
 def json_of(raw: str, schema: Any) -> str:
     """`raw` as JSON text: as it stands if it is JSON of a type asked for, else as near as it gets, else a string."""
-    types = _types(schema)
+    return json_as(raw, types_of(schema))
+
+
+def json_as(raw: str, types: set[str]) -> str:
+    """The same, by the types asked for."""
     blank = raw.strip()
-    if blank.lower() in ("null", "none") and ("null" in types or not types & _TEXT_TYPES):
+    if blank.lower() in ("null", "none") and ("null" in types or not types & TEXT_TYPES):
         return "null"
-    value = _typed(blank, types - _TEXT_TYPES - {"null"})
+    value = _typed(blank, types - TEXT_TYPES - {"null"})
     return json.dumps(raw, ensure_ascii=False) if value is None else value
 
 
 def _typed(blank: str, types: set[str]) -> str | None:
     for kind in sorted(types):
         if kind.startswith(("int", "uint", "long", "short", "unsigned")):
+            if _JSON_INTEGER.fullmatch(blank):
+                return blank
             if _INTEGER.fullmatch(blank):
                 return str(int(blank))
         elif kind.startswith(("num", "float", "double")):
@@ -68,10 +81,14 @@ def _python_literal(text: str) -> str | None:
         return None
 
 
-def _types(schema: Any) -> set[str]:
+def types_of(schema: Any, depth: int = 0) -> set[str]:
     """The types that a schema names; "string" if it is silent, "object" if it points elsewhere."""
-    if not isinstance(schema, Mapping):
-        return {"string"}
+    return _named(schema, depth) or ({"object"} if isinstance(schema, Mapping) and "$ref" in schema else {"string"})
+
+
+def _named(schema: Any, depth: int) -> set[str]:
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return set()
     names = cast("Mapping[str, Any]", schema)
     kind = names.get("type")
     if isinstance(kind, str):
@@ -79,19 +96,21 @@ def _types(schema: Any) -> set[str]:
     if isinstance(kind, list):
         return {str(one).strip().lower() for one in cast("list[Any]", kind)}
     found: set[str] = set()
-    for union in ("anyOf", "oneOf", "allOf"):
+    for union in ("anyOf", "oneOf"):
         options = names.get(union)
         if isinstance(options, list):
-            for option in cast("list[Any]", options):
-                found |= _types(option)
-    choices = names.get("enum")
+            found = found.union(*(types_of(option, depth + 1) for option in cast("list[Any]", options)))
+    parts = names.get("allOf")
+    # All of it holds: what one part leaves open another one says.
+    for part in cast("list[Any]", parts) if isinstance(parts, list) else []:
+        also = types_of(part, depth + 1) if isinstance(part, dict) and "$ref" in part else _named(part, depth + 1)
+        found = found & also or found | also
+    choices = [names["const"]] if "const" in names else names.get("enum")
     if isinstance(choices, list) and not found:
-        found = {_type_of(choice) for choice in cast("list[Any]", choices)}
-    return found or ({"object"} if "$ref" in names else {"string"})
+        found = {type_of(choice) for choice in cast("list[Any]", choices)}
+    return found
 
 
-def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds: dict[str, str] = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
-    return kinds.get(type(cast("object", value)).__name__, "object")
+def type_of(value: Any) -> str:
+    """The type of a value that JSON says."""
+    return _KINDS.get(type(cast("object", value)), "object")

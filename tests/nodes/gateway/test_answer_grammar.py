@@ -1,33 +1,26 @@
 """Whatever is drawn under the grammar of a form of calls is read by its parser as valid calls."""
 
 import json
-import random
-from functools import cache
 from typing import Any
 
-import jsonschema
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
-from mesh.actor import Answer
-from mesh.address import Address
 from nodes.asks import InvalidAsk, check_asks
-from nodes.asks.grammar import Grammar
-from nodes.asks.grammar_text import grammar_of, limits
-from nodes.gateway.answer_form import AnswerForm, form_of
-from nodes.gateway.answers import Answers, Joined
-from nodes.gateway.config import GatewayConfig
-from nodes.gateway.constraints import after_reasoning, with_calls
+from nodes.gateway.constraints import with_calls
 from nodes.gateway.errors import ApiError
-from nodes.gateway.parsers import CALLS, ParserNames, marks_of
-from nodes.gateway.validation import Job, Validator
-from nodes.protocol import TemplateIs
-from tests.nodes.asks.grammars import SPEC
-from tests.nodes.asks.grammars import tokenizer as tiny_tokenizer
+from nodes.gateway.validation import Job
+from tests.nodes.gateway.drawn_calls import (
+    FORMS,
+    TAILS,
+    accepts,
+    chat_with,
+    check_calls,
+    drawn,
+    form,
+    read,
+    written,
+)
 
-FORMS = (*CALLS, "mistral named")
-MARKS = sorted({mark for name in CALLS for mark in marks_of(ParserNames(name))} | {"<think>", "</think>"})
-TAILS = {"openai": "<|start|>assistant"}
 CITY = {"type": "string", "enum": ["Rome", "Oslo"]}
 DAYS = {"type": "integer", "minimum": 1, "maximum": 9}
 TOOLS: Any = [
@@ -40,91 +33,17 @@ TOOLS: Any = [
         "$defs": {"Kind": {"type": "string", "enum": ["a", "b"]}}}},
 ]  # fmt: skip
 ROME, NOTE = ("weather", {"city": "Rome"}), ("note.add", {"kind": "a", "tags": []})
-VALIDATOR = Validator(GatewayConfig(model_name="m", context_length=1000))
-
-
-@cache
-def tokenizer(*, has_tokens: bool) -> tuple[Any, LLTokenizer]:
-    """The bundled model's, with all marks as tokens of their own or as letters like others."""
-    document = json.loads(tiny_tokenizer().to_str())
-    # It has two marks of its own.
-    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] not in MARKS]
-    made = type(tiny_tokenizer()).from_str(json.dumps(document))
-    if has_tokens:
-        made.add_special_tokens(MARKS)
-    return made, LLTokenizer(made.to_str(), n_vocab=made.get_vocab_size(), eos_token=list(SPEC.eos_token_ids))
-
-
-def form(name: str, reasoning: str = "none", *, has_tokens: bool = False) -> AnswerForm:
-    calls, _, named = name.partition(" ")
-    config = GatewayConfig(model_name="m", context_length=9, tool_call_parser=calls, reasoning_parser=reasoning)
-    made, _ = tokenizer(has_tokens=has_tokens)
-    ids = {mark: token_id for mark in MARKS if (token_id := made.token_to_id(mark)) is not None}
-    said = TemplateIs(template="[ARGS]" if named else "", added_ids=ids, shows_tools=True)
-    return form_of(Answer(said, (), Address("tok", 1)), config)
 
 
 def chat(tools: Any = TOOLS, **fields: Any) -> Job:
-    tools = [{"type": "function", "function": tool} for tool in tools]
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, **fields}
-    return VALIDATOR.chat(json.dumps(body).encode(), "chatcmpl-1")
+    return chat_with(tools, **fields)
 
 
-def drawn(job: Job, of: AnswerForm, seed: int, tail: str, *, ends: tuple[str, ...] = ()) -> tuple[str, bool]:
-    """Text of random tokens of those allowed, mostly of `ends` where one may come; and whether it came to an end."""
-    made, read = tokenizer(has_tokens=len(of.mark_ids) == len(marks_of(of.names)))
-    grammar = next(ask for ask in after_reasoning(job, of, tail).asks if isinstance(ask, Grammar))
-    check_asks(job.prepare.checks)
-    text = grammar_of(grammar.kind, grammar.text, lambda _: False, after=grammar.after)
-    matcher, dice, output = LLMatcher(read, text, limits=limits(), log_level=0), random.Random(seed), []
-    assert not matcher.is_error(), matcher.get_error()
-    for _ in range(2000):
-        mask = matcher.compute_bitmask()
-        among = [one for one in range(8 * len(mask)) if mask[one >> 3] >> (one & 7) & 1]
-        assert among, matcher.get_error()
-        pieces = {one: made.decode([one], skip_special_tokens=False) for one in among}
-        wanted = [one for one in among if pieces[one].startswith(ends)] if ends and dice.random() < 0.7 else []
-        token_id = dice.choice(wanted or among)
-        if token_id in SPEC.eos_token_ids:
-            return made.decode(output, skip_special_tokens=False), True
-        output.append(token_id)
-        assert matcher.consume_token(token_id)
-    return made.decode(output, skip_special_tokens=False), False
-
-
-def read(text: str, job: Job, of: AnswerForm, tail: str) -> Joined:
-    return Answers(of, job.answer, tail, ["r-0"]).joined(0, text)
-
-
-def check_calls(answer: Joined, tools: Any = TOOLS) -> list[str]:
-    schemas = {tool["name"]: tool["parameters"] for tool in tools}
-    for _, call in answer.calls:
-        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
-    return [call.name for _, call in answer.calls]
-
-
-def accepts(text: str, job: Job, of: AnswerForm, tail: str = "") -> bool:
-    """Whether an answer may be this text."""
-    made, at_llguidance = tokenizer(has_tokens=len(of.mark_ids) == len(marks_of(of.names)))
-    grammar = next(ask for ask in after_reasoning(job, of, tail).asks if isinstance(ask, Grammar))
-    document = grammar_of(grammar.kind, grammar.text, lambda _: False, after=grammar.after)
-    matcher, ids = LLMatcher(at_llguidance, document, limits=limits()), made.encode(text, add_special_tokens=False).ids
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-def written(of: AnswerForm, *calls: tuple[str, Any]) -> str:
-    """Calls as the form says."""
-    form = of.call_form
-    assert form is not None
-
-    def said(name: str, arguments: Any) -> str:
-        if not form.as_lines:
-            return form.head.replace("NAME", name) + json.dumps(arguments) + form.tail
-        values = {key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments.items()}
-        lines = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in values.items())
-        return form.head.replace("NAME", name) + lines + form.tail
-
-    return form.opening + form.between.join(said(*call) for call in calls) + form.closing
+def called(text: str, job: Job, of: Any, tail: str) -> list[str]:
+    """The names that an answer calls, each validly, and nothing beside them."""
+    answer = read(text, job, of, tail)
+    assert not answer.text.strip(), text
+    return check_calls([call for _, call in answer.calls], TOOLS)
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])
@@ -133,14 +52,12 @@ def test_required_calls_are_valid(name: str, has_tokens: bool) -> None:
     of, tail = form(name, has_tokens=has_tokens), TAILS.get(name, "")
     job = with_calls(chat(tool_choice="required"), of)
     for seed in range(8):
-        text, is_over = drawn(job, of, seed, tail, ends=("]", "}"))
+        text, is_over = drawn(job, of, seed, tail)
         assert is_over, text
-        answer = read(text, job, of, tail)
-        assert check_calls(answer)
-        assert not answer.text.strip(), text
+        assert called(text, job, of, tail)
     several = written(of, ROME, NOTE, ROME)
     assert accepts(several, job, of) == (name != "openai")
-    assert name == "openai" or check_calls(read(several, job, of, tail)) == ["weather", "note.add", "weather"]
+    assert name == "openai" or called(several, job, of, tail) == ["weather", "note.add", "weather"]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -150,7 +67,7 @@ def test_a_named_call_is_that_one(name: str) -> None:
     for seed in range(3):
         text, is_over = drawn(job, of, seed, tail)
         assert is_over
-        assert check_calls(read(text, job, of, tail)) == ["note.add"], text
+        assert called(text, job, of, tail) == ["note.add"]
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])
@@ -241,9 +158,15 @@ def test_a_grammar_begins_after_a_message_of_reasoning() -> None:
         ("qwen3_coder", {"type": "object", "properties": {"a>b": {}}}, "cannot write the name 'a>b'"),
         ("qwen3_coder", {"type": "object", "required": ["a"]}, "nothing describes the required parameter 'a'"),
         ("qwen3_coder", {"type": "object", "required": ["a"], "properties": {"a": {"type": "boolean", "enum": ["x"]}}},
-         "no value of the required parameter 'a' has its type"),
+         "no value fits the required parameter 'a'"),
+        ("qwen3_coder", {"type": "object", "properties": 5}, "'properties' is no object"),
+        ("qwen3_coder", {"type": "object", "required": True}, "'required' is no list of names"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "b"}}},
          "'pattern' of a text cannot be enforced"),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "minLength": 2}, {}]}}},
+         "'minLength' of a text cannot be enforced"),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": ["string", "integer"], "minimum": 2}}},
+         "'minimum' of a text cannot be enforced"),
     ],
 )  # fmt: skip
 def test_what_no_grammar_describes(name: str, parameters: Any, why: str) -> None:
@@ -255,13 +178,93 @@ def test_what_no_grammar_describes(name: str, parameters: Any, why: str) -> None
     assert with_calls(plain, form(name)) == plain, "it is no matter where nothing is enforced"
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize("key", ["anyOf", "allOf"])
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_the_check(name: str, key: str) -> None:
+    schema: Any = {"type": "string"}
+    for _ in range(400):
+        schema = {key: [schema]}
+    parameters = {"type": "object", "properties": {"a": schema}}
+    job = chat([{"name": "f", "parameters": parameters, "strict": True}])
+    checks = with_calls(job, form(name)).prepare.checks
+    with pytest.raises(InvalidAsk, match="recursion limit") as caught:
+        check_asks(checks)
+    assert caught.value.param == "tools.0.function.parameters"
+
+
 def test_a_property_without_a_value_is_left_out() -> None:
-    properties = {"a": {"type": "boolean", "enum": ["x"]}, "b": {"type": "integer", "enum": [1, "x"]}}
+    properties = {
+        "a": {"type": "boolean", "enum": ["x"]},
+        "b": {"type": "integer", "enum": [1, "x"]},
+        "c": {"type": "array", "enum": ["x"]},
+    }
     tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
     for name in ("hermes", "qwen3_coder"):
         job = with_calls(chat([tool], tool_choice="required"), form(name))
         check_asks(job.prepare.checks)
         assert [accepts(written(form(name), ("f", {"b": one})), job, form(name)) for one in (1, 2)] == [True, False]
+
+
+N_OBJECT = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "values", "others"),
+    [
+        ({"type": "integer"}, {"7": 7, "9" * 100: int("9" * 100)}, ["seven"]),
+        ({"type": ["string", "null"]}, {"Rome": "Rome", "null": None, "": ""}, []),
+        ({"type": ["string", "null"], "enum": ["Rome", None, "null"]}, {"Rome": "Rome", "null": None}, ["Oslo"]),
+        ({"allOf": [{"$ref": "#/$defs/City"}], "title": "where"}, {"Rome": "Rome"}, ["Oslo", '"Rome"']),
+        ({"anyOf": [{"enum": ["Rome"]}, {"type": "integer"}]}, {"Rome": "Rome", "7": 7}, ["Oslo", "[7]"]),
+        ({"anyOf": [{"type": "string"}, N_OBJECT]}, {"Rome": "Rome", '{"n": 7}': {"n": 7}}, ['{"m": 7}', "[7]"]),
+        ({"allOf": [{"type": "string"}, {"enum": ["Rome", 7]}]}, {"Rome": "Rome"}, ["Oslo", "7"]),
+        ({"const": "Rome"}, {"Rome": "Rome"}, ["Oslo"]),
+        ({"const": 7}, {"7": 7}, ["8", "seven"]),
+        ({"type": "string", "enum": ["Rome", 7]}, {"Rome": "Rome"}, ["7"]),
+    ],
+)  # fmt: skip
+def test_values_in_lines_are_read_as_the_schema_says(schema: Any, values: dict[str, Any], others: list[str]) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": schema},
+        "required": ["a"],
+        "$defs": {"City": {"enum": ["Rome"]}},
+    }
+    of = form("qwen3_coder")
+    job = with_calls(chat([{"name": "f", "parameters": parameters}], tool_choice="required"), of)
+    check_asks(job.prepare.checks)
+    for raw, value in values.items():
+        text = written(of, ("f", {"a": raw}))
+        assert accepts(text, job, of), raw
+        [(_, call)] = read(text, job, of, "").calls
+        assert json.loads(call.arguments) == {"a": value}
+    assert not [raw for raw in others if accepts(written(of, ("f", {"a": raw})), job, of)]
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"anyOf": [{"type": "string"}, N_OBJECT]}])
+def test_a_text_in_lines_ends_with_the_first_mark(schema: Any) -> None:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}, "required": ["a"]}}
+    of = form("qwen3_coder")
+    job = with_calls(chat([tool], tool_choice="required"), of)
+    text = written(of, ("f", {"a": "Rome"}))
+    for ends, value in ((text, "Rome"), (text.replace("Rome\n", "Rome"), "Rome"), (text.replace("Rome\n", ""), "")):
+        assert accepts(ends, job, of)
+        assert [json.loads(call.arguments) for _, call in read(ends, job, of, "").calls] == [{"a": value}]
+    for goes_on in (text.replace("Rome", text), text.replace("Rome\n", text)):
+        assert not accepts(goes_on, job, of)
+
+
+def test_a_line_that_cannot_be_compiled_is_refused_by_the_check_of_its_tool() -> None:
+    wrong = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 1}}}
+    tools = [TOOLS[0], {"name": "f", "parameters": wrong}]
+    with pytest.raises(InvalidAsk, match=r"minimum \(5\) is greater than maximum") as caught:
+        check_asks(with_calls(chat(tools, tool_choice="required"), form("qwen3_coder")).prepare.checks)
+    assert caught.value.param == "tools.1.function.parameters"
 
 
 def test_tools_over_the_limit_of_what_is_asked_of_draws() -> None:

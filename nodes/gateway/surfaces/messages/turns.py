@@ -20,6 +20,7 @@ from nodes.gateway.surfaces.messages.types import (
     ResultPart,
     SearchResultBlock,
     TextBlock,
+    TextPart,
     TextSource,
     ThinkingBlock,
     ToolReferenceBlock,
@@ -43,7 +44,7 @@ Message = dict[str, Any]
 NOTHING_LOADED: Final[Mapping[str, str]] = {}
 
 
-def system_text(system: str | Sequence[TextBlock] | None, *, keep_attribution: bool) -> str:
+def system_text(system: str | Sequence[TextBlock | TextPart] | None, *, keep_attribution: bool) -> str:
     """Instructions as one text, a line or more for each block that has any."""
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     if not keep_attribution:
@@ -52,7 +53,7 @@ def system_text(system: str | Sequence[TextBlock] | None, *, keep_attribution: b
 
 
 def chat_messages(
-    system: str | Sequence[TextBlock] | None,
+    system: str | Sequence[TextPart] | None,
     turns: Sequence[MessageParam],
     *,
     keep_attribution: bool,

@@ -38,6 +38,14 @@ class TextBlock(Struct, tag="text", frozen=True, kw_only=True):
     text: str
 
 
+class TextPart(Struct, frozen=True, kw_only=True):
+    """Text where nothing else may stand."""
+
+    # Not a tag: one that is missing would be taken for granted where there is no other kind.
+    type: Literal["text"]
+    text: str
+
+
 class TextSource(Struct, tag="text", frozen=True, kw_only=True):
     """A document as plain text."""
 
@@ -47,7 +55,7 @@ class TextSource(Struct, tag="text", frozen=True, kw_only=True):
 class ContentSource(Struct, tag="content", frozen=True, kw_only=True):
     """A document as text or blocks of it."""
 
-    content: str | list[TextBlock]
+    content: str | list[TextPart]
 
 
 class DocumentBlock(Struct, tag="document", frozen=True, kw_only=True):
@@ -63,7 +71,7 @@ class SearchResultBlock(Struct, tag="search_result", frozen=True, kw_only=True):
 
     title: str
     source: str
-    content: list[TextBlock]
+    content: list[TextPart]
 
 
 class ToolReferenceBlock(Struct, tag="tool_reference", frozen=True, kw_only=True):
@@ -208,7 +216,7 @@ class CountTokensBody(Struct, frozen=True, kw_only=True):
 
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
     model: str | None = None
-    system: str | list[TextBlock] | None = None
+    system: str | list[TextPart] | None = None
     tools: Annotated[list[MessagesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

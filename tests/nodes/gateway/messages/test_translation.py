@@ -201,6 +201,14 @@ def test_conversations_that_are_refused(turns: Any, param: str) -> None:
     assert refusal(*turns).param == param
 
 
+def test_parts_that_can_only_be_text_say_so() -> None:
+    assert refusal(system=[{"text": "a"}]).param == "system.0.type"
+    found = {"type": "search_result", "title": "a", "source": "b", "content": [{"text": "c"}]}
+    assert refusal(user([found])).param == "messages.0.content.0.content.0.type"
+    document = {"type": "document", "source": {"type": "content", "content": [{"text": "c"}]}}
+    assert refusal(user([document])).param == "messages.0.content.0.source.content.0.type"
+
+
 def test_errors_of_messages_name_what_they_were_made_from() -> None:
     turns = [user("a"), assistant(said("b")), user([said("c")]), assistant(call("t1")), user([result("t1"), said("d")])]
     assert read(*turns, system="Be brief.").translated.messages_from == [

@@ -161,16 +161,26 @@ def test_values_are_of_the_types_of_the_schema():
     properties = {
         "i": {"type": "integer"}, "f": {"type": "number"}, "b": {"type": "boolean"}, "o": {"type": "object"},
         "a": {"type": "array"}, "u": {"type": ["integer", "null"]}, "r": {"$ref": "#/$defs/x"}, "e": {"enum": [1, 2]},
-        "m": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "m": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "p": {"type": "integer"},
     }  # fmt: skip
     given = {
         "i": ("7", "7"), "f": ("1.50", "1.50"), "b": ("True", "true"), "o": ('{"k": [1]}', '{"k": [1]}'),
         "a": ("('x', 1)", '["x", 1]'), "u": ("None", "null"), "r": ("{'k': None}", '{"k": null}'), "e": ("2", "2"),
-        "m": ("null", "null"), "unknown": ("7", '"7"'),
+        "m": ("null", "null"), "p": ("+07", "7"), "unknown": ("7", '"7"'),
     }  # fmt: skip
     body = "".join(f"<parameter={key}>\n{raw}\n</parameter>\n" for key, (raw, _) in given.items())
     [(_, text)] = answer("qwen3_coder", f"<function=f>\n{body}</function>", {"f": {"properties": properties}}).calls
     assert text == "{" + ", ".join(f'"{key}": {made}' for key, (_, made) in given.items()) + "}"
+
+
+def test_schemas_that_are_none_leave_all_values_text():
+    for properties in (["a"], 5, {"a": 5}):
+        [(_, text)] = answer(
+            "qwen3_coder",
+            "<function=f>\n<parameter=a>\n7\n</parameter>\n</function>",
+            {"f": {"properties": properties}},
+        ).calls
+        assert text == '{"a": "7"}'
 
 
 @pytest.mark.parametrize("kind", ["integer", "number", "boolean", "object", "array"])
