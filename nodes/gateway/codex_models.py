@@ -1,7 +1,8 @@
 """What the Codex CLI reads of `/v1/models`: the field `models`, beside OpenAI's `data`.
 
 Its catalog is all or nothing: one field that is missing, and it knows no model at all. These are the fields that any of
-its versions from 0.80 to 0.153 wants (`ModelInfo` in codex-rs/protocol/src/openai_models.rs, openai/codex).
+its versions from 0.80 to 0.153 wants (`ModelInfo` in codex-rs/protocol/src/openai_models.rs, openai/codex); 0.171 takes
+them. It asks only a provider whose key comes from a command, or has the answer as a file (`model_catalog_json`).
 """
 
 from typing import Any, Final

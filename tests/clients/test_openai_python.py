@@ -38,7 +38,7 @@ def client(served: Any) -> Iterator[openai.OpenAI]:
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["bytes", "other-bytes"]
     (codex, _) = httpx.get(f"{client.base_url}models").json()["models"]
-    # What Codex 0.80 to 0.153 cannot do without: one of them missing, and it knows no model.
+    # What Codex 0.80 to 0.171 cannot do without: one of them missing, and it knows no model.
     required = {
         "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility", "supported_in_api",
         "priority", "base_instructions", "supports_reasoning_summaries", "support_verbosity", "truncation_policy",
