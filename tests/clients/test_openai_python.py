@@ -169,13 +169,15 @@ def test_a_stream_that_breaks_raises(served: Any, client: openai.OpenAI) -> None
     faults = served.faults
     faults.failing_attempts, faults.fail_after, faults.fail_retryable = 1, 3, False
     faults.fail_code = "poisoned_request"
+    # At once, all of it could come before anything was sent: an answer with a status, and no stream.
+    faults.step_s = 0.05
     chunks = iter(client.completions.create(model="bytes", prompt=TEXT, max_tokens=9, stream=True))
     texts: list[str] = []
     with pytest.raises(openai.APIError) as caught:
         texts.extend(chunk.choices[0].text for chunk in chunks)
     assert "".join(texts) == TEXT[:3]
     assert caught.value.code == "poisoned_request"
-    faults.fail_retryable, faults.fail_code = True, "worker_lost"
+    faults.fail_retryable, faults.fail_code, faults.step_s = True, "worker_lost", 0.0
 
 
 def test_a_failed_attempt_is_only_a_pause(served: Any, client: openai.OpenAI) -> None:
