@@ -136,6 +136,8 @@ def test_a_stream_that_breaks_raises(served: Any, client: anthropic.Anthropic) -
     faults = served.faults
     faults.failing_attempts, faults.fail_after, faults.fail_retryable = 1, 3, False
     faults.fail_code = "poisoned_request"
+    # At once, all of it could come before anything was sent: an answer with a status, and no stream.
+    faults.step_s = 0.05
     texts: list[str] = []
     with (
         pytest.raises(anthropic.APIStatusError) as caught,
@@ -144,7 +146,7 @@ def test_a_stream_that_breaks_raises(served: Any, client: anthropic.Anthropic) -
         texts.extend(stream.text_stream)
     assert "".join(texts) == TEXT[:3]
     assert caught.value.body["error"]["type"] == "api_error"
-    faults.fail_retryable, faults.fail_code = True, "worker_lost"
+    faults.fail_retryable, faults.fail_code, faults.step_s = True, "worker_lost", 0.0
 
 
 def test_a_failed_attempt_is_only_a_pause(served: Any) -> None:
