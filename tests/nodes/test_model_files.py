@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from transformers import PreTrainedTokenizerFast
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
@@ -236,3 +237,10 @@ def test_what_is_wrong_with_tokens_is_said(tmp_path: Path, file: str, document: 
 def test_what_a_hub_is_asked_for() -> None:
     names = ["README.md", "config.json", "added_tokens.json", "additional_chat_templates/rag.jinja", "x/config.json"]
     assert small_files(names) == ["config.json", "added_tokens.json", "additional_chat_templates/rag.jinja"]
+
+
+def test_an_end_token_that_its_tokenizer_does_not_know_is_a_note(tmp_path: Path) -> None:
+    spec = resolve_model(str(write(tmp_path / "m", tokenizer_config__json={"eos_token": "<|nowhere|>"})))
+    spec = with_vocabulary(spec, replace(vocabulary_facts(spec), eos_token_id=None))
+    assert spec.eos_token_ids == (2,)
+    assert "eos_token '<|nowhere|>' is no token of its tokenizer, so it ends nothing" in spec.notes[0]

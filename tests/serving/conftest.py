@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from mesh.testing.ports import free_port
+from tests.process.conftest import wait_until
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -55,6 +56,24 @@ class RunningMesh:
     def ps(self) -> list[dict[str, Any]]:
         command = [sys.executable, "-m", "cli", "ps", "--name", self.name, "-o", "json"]
         return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=20).stdout)
+
+    def pids(self) -> list[int]:
+        """Those of all actors; waits for actors that are so busy that a first question goes without an answer."""
+
+        def look() -> list[int] | None:
+            found = [actor["pid"] for actor in self.ps()]
+            return found if None not in found else None
+
+        return wait_until(look, "the pid of every actor is known", 30.0)
+
+    def pages_moved(self, least: int) -> None:
+        """Wait until more than `least` pages are counted as moved: a scrape leaves out who does not answer in time."""
+
+        def has_moved() -> bool:
+            counts = self.metrics().items()
+            return sum(value for name, value in counts if name.startswith("mesh_kv_transfer_pages_total")) > least
+
+        wait_until(has_moved, f"more than {least} pages have moved", 30.0)
 
     def logs(self) -> str:
         """What all actors wrote."""

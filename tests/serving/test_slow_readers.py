@@ -39,7 +39,7 @@ def slow_stream(port: int, number: int) -> socket.socket:
 
 def test_normal_clients_go_on_beside_slow_ones(mesh_of: Any) -> None:
     mesh = mesh_of(*MESH)
-    pids = [actor["pid"] for actor in mesh.ps()]
+    pids = mesh.pids()
     mesh.post("/v1/completions", {"prompt": "warm"})
     before = {pid: resident_bytes(pid) for pid in pids}
 

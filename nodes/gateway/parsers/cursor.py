@@ -48,14 +48,6 @@ class Cursor:
             self.taken, self.last, self.num_takes = self.pos, source[-1], self.num_takes + 1
         return source
 
-    def peek(self) -> Reading[str]:
-        """The next character, or nothing at the end."""
-        while self.pos >= len(self.text):
-            if self.closed:
-                return ""
-            yield
-        return self.text[self.pos]
-
     def ahead(self, literal: str) -> Reading[bool]:
         """Whether exactly this comes next; reads nothing."""
         while True:

@@ -194,3 +194,16 @@ def test_values_travel_as_arrays() -> None:
     [asked_for] = sent(presence_penalty=0.5)
     assert msgspec.msgpack.decode(asked_for.value) == [0.5, 0.0]
     assert asked_for.looks_back
+
+
+def test_what_a_mask_and_a_floor_leave() -> None:
+    edits = RowEdits()
+    edits.floor = {3}
+    assert [edits.allows(token_id) for token_id in (2, 3, 99)] == [True, False, True]
+    assert not edits.allows_nothing(), "without a mask something is always left"
+    edits.mask = mask_of([3, 5, -1, 200], 100)
+    assert [edits.allows(token_id) for token_id in (2, 3, 5, 200)] == [False, False, True, False]
+    assert not edits.allows_nothing()
+    # Ids that the mask has no bit for are in the floor of models with a smaller vocabulary.
+    edits.floor = {3, 5, 4000}
+    assert edits.allows_nothing()

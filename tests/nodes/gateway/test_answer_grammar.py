@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from nodes.asks import InvalidAsk, check_asks
+from nodes.gateway.answer_form import AnswerForm
 from nodes.gateway.constraints import with_calls
-from nodes.gateway.errors import ApiError
+from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.parsers import ParserNames
 from nodes.gateway.validation import Job
 from tests.nodes.gateway.drawn_calls import (
     FORMS,
@@ -286,3 +288,11 @@ def test_a_schema_that_cannot_be_compiled_is_refused_by_the_check() -> None:
             assert caught.value.param == "tools.0.function.parameters"
         else:
             assert check_asks(checks) == ['Unimplemented keys: ["not"]'] * 2
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"tool_choice": "required"}, "tool_choice"), ({}, "tools")])
+def test_a_parser_without_a_form_cannot_be_enforced(fields: dict[str, Any], param: str) -> None:
+    of = AnswerForm(ParserNames("theirs", None), shows_tools=True)
+    with pytest.raises(BadRequest, match="parser 'theirs'") as refused:
+        with_calls(chat([TOOLS[0] | {"strict": True}], **fields), of)
+    assert refused.value.param == param

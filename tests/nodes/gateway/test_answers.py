@@ -4,11 +4,17 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from nodes.gateway.answer_form import AnswerForm
+from mesh.actor import Answer
+from mesh.address import Address
+from nodes.gateway.answer_form import AnswerForm, form_of
 from nodes.gateway.answers import AnswerFields, Answers, Joined, joined, merged
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import Internal
 from nodes.gateway.parsers import ParserNames
 from nodes.gateway.parsers.events import Call, CallArguments, CallBegin, CallEnd, Event, Reasoning, Text
+from nodes.gateway.parsers.plugins import ParserUnusable
 from nodes.protocol import TemplateIs
 
 QWEN = ParserNames("hermes", "qwen3")
@@ -83,3 +89,16 @@ async def test_reasoning_streamed_is_reasoning_whole(ring: Any, client: Any) -> 
     deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
     for name in ("content", "reasoning", "reasoning_content"):
         assert "".join(delta.get(name) or "" for delta in deltas) == whole["message"][name]
+
+
+def test_a_tokenizer_s_answer_that_is_none_and_a_parser_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, sender = GatewayConfig(model_name="m", context_length=9), Address("tok", 1)
+    with pytest.raises(Internal, match="does not match the request"):
+        form_of(Answer("what", (), sender), config)
+
+    def unusable(names: ParserNames) -> list[str]:
+        raise ParserUnusable(f"{names.calls} is gone")
+
+    monkeypatch.setattr("nodes.gateway.answer_form.marks_of", unusable)
+    with pytest.raises(Internal, match="hermes is gone"):
+        form_of(Answer(TemplateIs(template="<tool_call>"), (), sender), replace(config, tool_call_parser="hermes"))

@@ -72,6 +72,8 @@ def test_a_gateway_is_told_once_what_is_new_and_again_what_it_asks_for(monkeypat
     assert [(said.position, said.count) for said in told(outbox)] == [(5, 10), (15, 10)]
     out.tell_read(one, 25)
     assert told(outbox) == []
+    out.read(sequence(is_read=False), 0, 16, payload(1, 16))
+    assert told(outbox) == []
     later = sequence(10)
     out.read(later, 9, 7, payload(10, 7))
     out.tell_read(later, 1)

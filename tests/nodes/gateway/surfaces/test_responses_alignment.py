@@ -53,3 +53,10 @@ def test_what_is_no_text_is_passed_over() -> None:
     alignment.add(tokens)
     assert alignment.take(Text("a")) == [tokens[1]]
     assert alignment.take(Text("b")) == [tokens[2]]
+
+
+def test_what_the_model_did_not_write_has_no_tokens() -> None:
+    alignment = TokenAlignment()
+    alignment.add([token(b"said")])
+    assert alignment.take(Text("other")) == []
+    assert alignment.take(Text("said")) == [token(b"said")]
