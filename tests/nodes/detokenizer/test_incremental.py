@@ -93,7 +93,8 @@ def test_tables_of_pieces_are_few(monkeypatch):
     # Fewer than this tokenizer has sets of special tokens.
     monkeypatch.setattr("nodes.detokenizer.incremental._MAX_TABLES", 2)
     factory = DecoderFactory(BYTE_LEVEL)
-    for token_id in range(100):
+    assert factory._special_ids
+    for token_id in (*factory._special_ids, *range(100)):
         assert factory.decoder(True, shown_ids=[token_id]).push(BYTE_LEVEL.token_to_id("a")) == "a"
         assert len(factory._pieces) <= 2
 
