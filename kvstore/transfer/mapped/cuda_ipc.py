@@ -11,7 +11,6 @@ source is written; and they are reported as pulled after the mark behind them, s
 """
 
 import contextlib
-from collections.abc import Sequence
 from typing import Final
 
 from kvstore.errors import DeviceError, KVError, TransferError
@@ -162,8 +161,10 @@ class CudaIpcTransport(MappedTransport[_Copy]):
                 return 0
             limit = min(MAX_RANGES, budget * _GATHERED_PER_CALL) if gathers else budget
             parts = [copy.parts.popleft() for _ in range(min(limit, len(copy.parts)))]
-            put = _gather if gathers else _copy
-            copy.mark = put(stream, parts, target.pointer, source.pointer)
+            if gathers:
+                copy.mark = stream.gather(parts, target.pointer, source.pointer)
+            else:
+                copy.mark = stream.copy([_range_of(part, target.pointer, source.pointer) for part in parts])
         except KVError as error:
             copy.transfer.fail(error.code, f"{error.message}; {copy.progress()}")
             return 0
@@ -191,10 +192,5 @@ class CudaIpcTransport(MappedTransport[_Copy]):
         self._leaving = [peer for peer in self._leaving if peer in used]
 
 
-def _gather(stream: CopyStream, parts: Sequence[Descriptor], target: int, source: int) -> CopyMark:
-    return stream.gather(parts, target, source)
-
-
-def _copy(stream: CopyStream, parts: Sequence[Descriptor], target: int, source: int) -> CopyMark:
-    ranges = [CopyRange(target + one.local_offset, source + one.remote_offset, one.num_bytes) for one in parts]
-    return stream.copy(ranges)
+def _range_of(part: Descriptor, target: int, source: int) -> CopyRange:
+    return CopyRange(target + part.local_offset, source + part.remote_offset, part.num_bytes)

@@ -64,8 +64,9 @@ class GrowingAnswer:
         for token_id, logprob, likely in self._details.drawn(tokens):
             self._logprobs.append(self._entry(logprob, token_id))
             self._top.append([self._entry(its, one) for one, its in likely[: self._shown.top]])
-            found = dict(likely)
-            self._named.append([self._entry(found[one], one) for one in self._shown.ids])
+            if self._shown.ids:
+                found = dict(likely)
+                self._named.append([self._entry(found[one], one) for one in self._shown.ids])
 
     def answer(self, end: End | None, *, is_indexed: bool) -> GenerateAnswer:
         """All so far; `end` if that is all. Raises MalformedPayload."""
@@ -105,6 +106,7 @@ class GrowingAnswer:
         if shown.ids:
             found["output_token_ids_logprobs"] = self._named
         if shown.start is not None:
+            # In whole answers alone: `read` refuses it for streams, whose every event would have all of it.
             found |= self._of_prompt(shown.start)
         return found
 

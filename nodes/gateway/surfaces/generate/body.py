@@ -156,7 +156,7 @@ def _shown(body: GenerateBody) -> Shown:
 def _rename(error: ApiError, prompt_param: str) -> None:
     """Has an error name this body's field where it names one of the completion."""
     ours = {theirs: f"sampling_params.{name}" for name, theirs in SAMPLING.items()}
-    ours |= {"prompt": prompt_param, "prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"}
+    ours |= {"prompt": prompt_param, "prompt_logprobs": "logprob_start_len", "logprobs": "top_logprobs_num"}
     ours["logprob_token_ids"] = "token_ids_logprob"
     head, dot, rest = (error.param or "").partition(".")
     if head in ours:

@@ -77,6 +77,11 @@ def test_unknown_names_are_counted() -> None:
         ({"text": "a", "sampling_params": {"stop": ["x"] * 17}}, "sampling_params.stop", "invalid_value"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num", "invalid_value"),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [1000]}, "token_ids_logprob", "invalid_value"),
+        (
+            {"text": "a", "stream": True, "return_logprob": True, "logprob_start_len": 0},
+            "logprob_start_len",
+            "invalid_value",
+        ),
         ({"text": "a", "lora_path": "x"}, "lora_path", "unsupported_parameter"),
         ({"text": "a", "image_data": "x"}, "image_data", "unsupported_parameter"),
     ],
