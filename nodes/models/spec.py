@@ -8,6 +8,7 @@ import msgspec
 from kvstore.layout import KVLayout
 from mesh.wire.message import Part
 from nodes.models.fill_in import FillIn
+from nodes.models.pooling import Pooling
 from nodes.models.tensor_parallel import Shard, shard_of
 from nodes.request import SamplingDefaults
 
@@ -104,6 +105,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `fill_in` are the tokens by which it is asked for a middle (None: not known, or none), `template_reads` the
     variables that the chat template in use reads, of those that requests have fields for; a plan fills both in.
 
+    `pooling` says how it makes vectors; None: it makes none.
+
     In the layers `sliding_layers` a position sees `sliding_window` positions including itself (0: no layer slides).
     """
 
@@ -156,6 +159,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dense_size: int = 0
     fill_in: FillIn | None = None
     template_reads: tuple[str, ...] = ()
+    pooling: Pooling | None = None
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -229,7 +233,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, named_templates=(),
             special_tokens={}, added_tokens=(), own_ids_win=False, split_special_tokens=False, said_by={},
             weight_files=(), eos_token_ids=(), echo=EchoTimings(), dtype="",
-            sampling_defaults=SamplingDefaults(), notes=(), max_context_reason="",
+            sampling_defaults=SamplingDefaults(), notes=(), max_context_reason="", pooling=None,
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()
 
