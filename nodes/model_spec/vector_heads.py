@@ -20,6 +20,7 @@ _REWARD: Final = "ForRewardModel"
 _NUM_LABELS: Final = 2
 """What transformers takes, and does not write, if a file says nothing."""
 _MAX_LABELS: Final = 100_000
+"""Published classifiers have up to thousands; a wrong number must not fill the memory with names."""
 _ACTIVATIONS: Final[dict[str, Activation]] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 _OF_PROBLEM: Final[dict[str, Activation]] = {
     "regression": "identity",
