@@ -318,3 +318,50 @@ def test_files_of_modules_are_fetched(plain: Path) -> None:
     wanted = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "sentence_bert_config.json"]
     others = ["2_Dense/model.safetensors", "onnx/config.json", "1_Pooling/other.json", "x/1_Pooling/config.json"]
     assert small_files(wanted + others) == wanted
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 400) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+FIELDS = {
+    "modules.json": ["type", "path", "kwargs"],
+    "1_Pooling/config.json": ["embedding_dimension", "pooling_mode", "pooling_mode_mean_tokens", "include_prompt"],
+    "2_Dense/config.json": ["in_features", "out_features", "bias", "activation_function", "use_residual"],
+    "3_Normalize/config.json": ["module_input_name"],
+    "config_sentence_transformers.json": ["prompts", "default_prompt_name", "model_type", "truncate_dim"],
+    "sentence_bert_config.json": ["max_seq_length", "do_lower_case", "transformer_task", "modality_config",
+                                  "processing_kwargs", "model_args", "query_length"],
+    "tokenizer_config.json": ["model_max_length"],
+    "config.json": ["id2label", "num_labels", "problem_type", "sentence_transformers", "is_causal"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One with modules, and one with a head of classes."""
+    directory, head = write_model(tmp_path_factory.mktemp("embedder"), LLAMA), tmp_path_factory.mktemp("classifier")
+    write_modules(
+        directory, MEAN, ("Dense", DENSE), "Normalize",
+        config_sentence_transformers__json={}, sentence_bert_config__json={}, tokenizer_config__json={},
+    )  # fmt: skip
+    return directory, write_model(head, classifier())
+
+
+@given(at=st.sampled_from([(name, field) for name, fields in FIELDS.items() for field in fields]), value=JSON)
+def test_a_field_of_any_value_is_read_or_refused_by_name(folders, at: tuple[str, str], value: object) -> None:
+    directory = folders[at[0] == "config.json"]
+    assert resolve_model(str(directory)).pooling
+    file, refused = directory / at[0], str(directory)
+    before = file.read_text()
+    document = json.loads(before)
+    (document[1] if isinstance(document, list) else document)[at[1]] = value
+    try:
+        file.write_text(json.dumps(document))
+        resolve_model(str(directory))
+    except ModelError as error:
+        refused = error.message
+    finally:
+        file.write_text(before)
+    assert str(directory) in refused
