@@ -59,6 +59,7 @@ PLANNED: Final = {
     "page_size": "kv.page_size",
     "phase": _GROUPS,
     "pools": "kv.memory or kv.pages",
+    "pooling": "pooling",
     "port": "port",
     "prefix": "name",
     "quantization": "quantize",
