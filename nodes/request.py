@@ -3,7 +3,7 @@
 Shared by all roles. A request here is one sample of one prompt: the gateway expands `n` and lists of prompts first.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -18,6 +18,9 @@ MIN_REPETITION_PENALTY: Final = 0.01
 MAX_REPETITION_PENALTY: Final = 10.0
 """Wider than any use needs, and far from where logits would stop being finite."""
 
+
+Kind = Literal["tokens", "last", "mean", "cls"]
+"""What a request gets: tokens, or one vector of its prompt's states: the last one, the mean of all, the first one."""
 
 MAX_TOKEN_ID: Final = 2**31 - 1
 """Ids go as i32 through steps and kernels, where -1 means a token that is not known yet."""
