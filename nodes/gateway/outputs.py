@@ -31,7 +31,9 @@ class Piece(NamedTuple):
 class SampleOutput:
     """One sample: text and tokens not taken yet, the number of tokens and of cached ones of its prompt, and its end."""
 
-    __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "prompt", "texts", "tokens")
+    __slots__ = (
+        "end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "prompt", "texts", "tokens", "vector",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -43,6 +45,8 @@ class SampleOutput:
         self.is_news = False
         # What was read of its prompt, which is known of the first sample of each prompt alone.
         self.prompt: bytes | None = None
+        # What a request for a vector ends with.
+        self.vector: bytes | None = None
 
 
 class CallOutput:

@@ -28,7 +28,7 @@ from nodes.gateway.prompt_fields import with_suffix, with_template_fields
 from nodes.gateway.tool_fields import NO_TOOLS, ToolUse, shown_tools, template_kwargs, tools_of
 from nodes.gateway.truncation import truncated
 from nodes.protocol import Prepare
-from nodes.request import Asked, Sampling, StopRules
+from nodes.request import Asked, Kind, Sampling, StopRules
 
 _MASK = 2**63 - 1
 DEFAULT_TEXT_TOKENS: Final = 16
@@ -64,7 +64,8 @@ class Job(NamedTuple):
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
     With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
-    `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer.
+    `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer. `kind`:
+    each prompt becomes tokens, or a vector.
     """
 
     prompt_param: str
@@ -89,9 +90,11 @@ class Job(NamedTuple):
     shown_ids: Sequence[int] = ()
     own: Any = None
     fits_max_tokens: bool = False
+    kind: Kind = "tokens"
 
 
-def _check_model(name: str | None, config: GatewayConfig) -> None:
+def check_model(name: str | None, config: GatewayConfig) -> None:
+    """Raise `UnknownModel` for a name that is not served."""
     if name is not None and name not in config.served_names:
         served = "', '".join(config.served_names)
         message = f"The model '{name[:200]}' does not exist; this server has '{served}'."
@@ -257,7 +260,7 @@ class Validator:
     def chat(self, data: bytes, request_id: str) -> Job:
         decoded = self._chat.decode(data)
         body: ChatCompletionBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         check_messages(body.messages)
         generation_prompt, continues = _check_prompt_ending(body)
         use = tools_of(body)
@@ -277,7 +280,7 @@ class Validator:
     def text(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)
         body: CompletionBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         texts, token_ids = prompts_of(body.prompt, self._config)
         texts = with_suffix(texts, body, echo=bool(asdict(body).get("echo")), config=self._config)
         prepare = Prepare(
@@ -293,7 +296,7 @@ class Validator:
         """What to ask a tokenizer, and the unknown fields. Raises `BadRequest`."""
         decoded = self._tokenize.decode(data)
         body: TokenizeBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
         generation_prompt, continues = _check_prompt_ending(body)
@@ -315,7 +318,7 @@ class Validator:
     def detokenize(self, data: bytes) -> tuple[DetokenizeBody, list[str]]:
         decoded = self._detokenize.decode(data)
         body: DetokenizeBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         _check_token_ids(body.tokens, self._config, "tokens")
         return body, decoded.unknown_fields
 
