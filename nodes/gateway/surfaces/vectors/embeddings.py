@@ -98,8 +98,8 @@ def _check_dimensions(wanted: int | None, pooling: Pooling, config: GatewayConfi
 
 def _prompted(inputs: Inputs, name: str | None, pooling: Pooling) -> Inputs:
     if name is not None and name not in pooling.prompts:
-        known = ", ".join(map(repr, sorted(pooling.prompts))) or "none"
-        message = f"This model has no prompt '{name[:200]}'; those that it has: {known}."
+        known = ", ".join(map(repr, sorted(pooling.prompts))) or "none at all"
+        message = f"'prompt_name' is '{name[:200]}', but this model's prompts are {known}."
         raise BadRequest(message, param="prompt_name", code="invalid_value")
     if name is not None and inputs.token_ids:
         message = "'prompt_name' needs inputs of text: a prompt and ids cannot be joined."
