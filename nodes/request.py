@@ -3,7 +3,7 @@
 Shared by all roles. A request here is one sample of one prompt: the gateway expands `n` and lists of prompts first.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -19,9 +19,6 @@ MAX_REPETITION_PENALTY: Final = 10.0
 """Wider than any use needs, and far from where logits would stop being finite."""
 
 
-Kind = Literal["tokens", "last", "mean", "cls"]
-"""What a request gets: tokens, or one vector of its prompt's states: the last one, the mean of all, the first one."""
-
 MAX_TOKEN_ID: Final = 2**31 - 1
 """Ids go as i32 through steps and kernels, where -1 means a token that is not known yet."""
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -29,6 +26,13 @@ MAX_ASKS: Final = 16
 """More than there are kinds of asks: one request has at most one of each."""
 MAX_ASK_BYTES: Final = 64 * 1024
 """Of all asks of a request together: they go with each attempt, each order of a prefill, each opening at a worker."""
+
+
+TOKENS: Final = "tokens"
+VECTOR_KINDS: Final = ("last", "mean", "cls")
+"""What may be wanted of a model beside tokens: one vector of the prompt's last hidden states, pooled in this way."""
+VECTORS: Final = "vectors/1"
+"""Beside the names of asks: that a worker makes vectors."""
 
 
 class Asked(HotPart, frozen=True):
@@ -116,7 +120,8 @@ class RequestSpec(HotPart, frozen=True):
     """What a client wants of one sample of its prompt: the same for every attempt, and handed on in parts.
 
     A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. `shown_ids` are
-    special tokens that are part of the text even so with `skip_special_tokens`.
+    special tokens that are part of the text even so with `skip_special_tokens`. `kind` is `TOKENS` or one
+    of `VECTOR_KINDS`: then nothing is drawn, and `sampling` and `stop` mean nothing.
     """
 
     sampling: Sampling
@@ -125,6 +130,17 @@ class RequestSpec(HotPart, frozen=True):
     extra_key: str = ""
     skip_special_tokens: bool = True
     shown_ids: list[int] = []
+    kind: str = TOKENS
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether a vector is wanted."""
+        return self.kind != TOKENS
+
+    @property
+    def needs(self) -> list[str]:
+        """The names of what a worker must be able to do for it."""
+        return [asked.name for asked in self.sampling.asks] + [VECTORS] * self.is_vector
 
 
 class Stages(HotPart, frozen=True):

@@ -31,6 +31,7 @@ from nodes.protocol import (
     OfferPair,
     OpenGrants,
     OrderPrefills,
+    Pooled,
     PrefillNews,
     Prepare,
     PromptRead,
@@ -73,7 +74,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
-        TokenBatch, AttemptFailed, PromptRead,
+        TokenBatch, AttemptFailed, PromptRead, Pooled,
     ),
     (WORKER,): (StepResult, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),

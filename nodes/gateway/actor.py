@@ -18,7 +18,7 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.server import HttpServer, bind
 from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
 from nodes.gateway.surfaces.responses.kept import KeptResponses
-from nodes.protocol import AttemptFailed, PromptRead, ReadResponse, ResponseIs, TextBatch
+from nodes.protocol import AttemptFailed, Pooled, PromptRead, ReadResponse, ResponseIs, TextBatch
 from nodes.roles import GATEWAY, NODE_CODEC
 
 
@@ -84,7 +84,7 @@ class Gateway(Actor):
             super().on_ask(call)
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        if isinstance(message, TextBatch | PromptRead | AttemptFailed):
+        if isinstance(message, TextBatch | PromptRead | Pooled | AttemptFailed):
             self.service.handle(message)
         else:
             super().on_tell(sender, message, buffers)

@@ -15,7 +15,7 @@ from nodes.gateway.errors import BadRequest
 from nodes.gateway.events import Opened
 from nodes.gateway.validation import Job, asked_of
 from nodes.protocol import Route
-from nodes.request import RequestSpec
+from nodes.request import TOKENS, RequestSpec
 
 
 def _encoded(asks: Sequence[Ask], words: Sequence[list[int]]) -> list[Ask]:
@@ -32,6 +32,11 @@ def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> in
     room = config.context_length - num_prompt_tokens
     if num_prompt_tokens == 0:
         raise BadRequest(f"'{job.prompt_param}' has no tokens.", param=job.prompt_param, code="invalid_value")
+    if job.kind != TOKENS:
+        # Nothing is drawn, so the input may fill the context.
+        if room < 0:
+            raise _too_long(job, num_prompt_tokens, 0, config, job.prompt_param)
+        return 1
     if room < 1:
         raise _too_long(job, num_prompt_tokens, 0, config, job.prompt_param)
     wanted = min(job.stop.max_tokens, room) if job.fits_max_tokens else job.stop.max_tokens
@@ -83,6 +88,7 @@ def fan_out(
                     job.prepare.extra_key,
                     job.skip_special_tokens,
                     list(job.shown_ids),
+                    job.kind,
                 ),
                 route=route,
                 arrived_at=arrived_at,

@@ -35,6 +35,7 @@ from nodes.gateway.events import (
     Command,
     Deliver,
     DeliverPrompt,
+    DeliverVector,
     DetokenizersChanged,
     End,
     Event,
@@ -331,6 +332,9 @@ class GatewayService:
                 output, index, _ = self._outputs[request_id]
                 if output.deliver_prompt(index, payload):
                     self._fresh.append(output)
+            case DeliverVector(request_id, vector, num_cached_tokens):
+                output, index, _ = self._outputs[request_id]
+                output.deliver_vector(index, vector, num_cached_tokens)
             case Accepted():
                 output, index, _ = self._outputs[command.request_id]
                 output.accepted(index)

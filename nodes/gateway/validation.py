@@ -28,7 +28,7 @@ from nodes.gateway.prompt_fields import with_suffix, with_template_fields
 from nodes.gateway.tool_fields import NO_TOOLS, ToolUse, shown_tools, template_kwargs, tools_of
 from nodes.gateway.truncation import truncated
 from nodes.protocol import Prepare
-from nodes.request import Asked, Kind, Sampling, StopRules
+from nodes.request import TOKENS, Asked, Sampling, StopRules
 
 _MASK = 2**63 - 1
 DEFAULT_TEXT_TOKENS: Final = 16
@@ -64,8 +64,8 @@ class Job(NamedTuple):
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
     With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
-    `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer. `kind`:
-    each prompt becomes tokens, or a vector.
+    `shown_ids` are special tokens that are text all the same. With a `kind` other than `tokens` each sample is a
+    vector, and nothing is sampled. `own` is what a surface keeps for its answer.
     """
 
     prompt_param: str
@@ -90,7 +90,7 @@ class Job(NamedTuple):
     shown_ids: Sequence[int] = ()
     own: Any = None
     fits_max_tokens: bool = False
-    kind: Kind = "tokens"
+    kind: str = TOKENS
 
 
 def check_model(name: str | None, config: GatewayConfig) -> None:

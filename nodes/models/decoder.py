@@ -99,6 +99,8 @@ class Decoder:
         x = ops.embed(self.embedding)
         for layer in self.layers:
             x = self._run_layer(ops, layer, x)
+        if self.spec.pooling is not None:
+            ops.pool(x, self.norm)
         # At most one row of a prompt's chunk, 256 tokens by default, is sampled: the others need no logits.
         return ops.head(ops.norm(ops.select(x), self.norm), self.head)
 

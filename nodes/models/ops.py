@@ -1,11 +1,11 @@
-"""The operations that a network is computed with: eight coarse ones, on values that the network never looks into.
+"""The operations that a network is computed with: nine coarse ones, on values that the network never looks into.
 
 Implemented over torch for any device (`nodes.worker.ops.torch.network`, the oracle), and by recording a program of
 native kernels (`nodes.worker.ops.native.recording`).
 An implementation gets a model's parts when it loads their weights, and a step before each run: token ids, positions and
-pages, and which rows are sampled. As one rank of a group it also sums the results that the ranks hold parts of,
-according to the cuts of the tensors. Which operations a network calls never depends on computed numbers, so a run can
-be captured and replayed.
+pages, and which rows are sampled or pooled. As one rank of a group it also sums the results that the ranks hold parts
+of, according to the cuts of the tensors. Which operations a network calls never depends on computed numbers, so a run
+can be captured and replayed.
 """
 
 from typing import Protocol, TypeVar
@@ -43,6 +43,10 @@ class Ops(Protocol[Value]):
 
         `qkv` is `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.
         """
+        ...
+
+    def pool(self, x: Value, by: Norm | None = None) -> None:
+        """Keep the rows that vectors are made of, normed by `by`, in float32: `[pooled rows, n]`."""
         ...
 
     def select(self, x: Value) -> Value:

@@ -15,7 +15,7 @@
     scheduler -> detokenizer            TokenBatch
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
-    scheduler -> gateway                AttemptFailed, PromptRead
+    scheduler -> gateway                AttemptFailed, PromptRead, Pooled
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
@@ -50,6 +50,7 @@ from nodes.protocol.attempts import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    Pooled,
     PromptRead,
     Resend,
     ResendFrom,
@@ -148,6 +149,7 @@ NodeMessage = (
     | AttemptsCancelled
     | Resend
     | AttemptFailed
+    | Pooled
     | PromptRead
     | Adopt
     | Adopted
@@ -219,6 +221,7 @@ __all__ = [
     "PagesSent",
     "PairAccepted",
     "PoolHandle",
+    "Pooled",
     "PrefillCancelled",
     "PrefillDone",
     "PrefillFailed",

@@ -3,7 +3,7 @@
 from typing import Final
 
 from mesh.wire.message import Message
-from nodes.request import Asked, Kind
+from nodes.request import Asked
 
 PROMPT_TAIL_CHARS: Final = 256
 """More than any template's beginning of an answer: gpt-oss's, the longest known, has 51."""
@@ -28,10 +28,10 @@ class Prepare(Message, frozen=True):
     any number) only the last so many are served, with `truncate_end` the first; those that the tokenizer added to a
     text are kept.
 
-    `kind`: of a prompt that becomes a vector, only ids are checked, since gateways know which input of a call it is.
-    With `seconds`, as many as there are texts, each of them makes a pair with its text, as the tokenizer's
-    post-processor joins them; cut, the longer of the two loses tokens first. Without `add_special_tokens` the ids of
-    text, second and `after` follow each other, and seconds alone are cut.
+    Where `asks` has `VECTORS`, only ids are checked: gateways know which input of a call is empty or too long. With
+    `seconds`, as many as there are texts, each of them makes a pair with its text, as the tokenizer's post-processor
+    joins them; cut, the longer of the two loses tokens first. Without `add_special_tokens` the ids of text, second and
+    `after` follow each other, and seconds alone are cut.
     """
 
     request_id: str
@@ -53,7 +53,6 @@ class Prepare(Message, frozen=True):
     chat_special_tokens: bool = False
     truncate_to: int = 0
     truncate_end: bool = False
-    kind: Kind = "tokens"
     seconds: list[str] | None = None
     after: str = ""
 

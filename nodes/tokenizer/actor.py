@@ -34,6 +34,7 @@ from nodes.protocol import (
     TokenizerIs,
 )
 from nodes.redaction import PromptRedactor
+from nodes.request import VECTORS
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
 from nodes.tokenizer.ask_checks import AskChecks
 from nodes.tokenizer.chat_template import ChatRequest
@@ -283,10 +284,8 @@ class TokenizerActor(Actor):
             if not message.route:
                 self._encoder.check_ids(token_ids, param)
                 continue
-            if message.kind == "tokens":
-                self._encoder.check_prompt(token_ids, param)
-            else:
-                self._encoder.check_ids(token_ids, param)
+            check = self._encoder.check_ids if VECTORS in message.asks else self._encoder.check_prompt
+            check(token_ids, param)
             # Prompts of one request are independent of each other, so they are spread.
             request_id = message.request_id if len(prompts) == 1 else f"{message.request_id}/{i}"
             question = ChooseRoute(

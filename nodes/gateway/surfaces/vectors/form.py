@@ -18,7 +18,7 @@ from nodes.gateway.surfaces.vectors.numbers import Row
 from nodes.gateway.validation import Job, check_model
 from nodes.models.pooling import Pooling
 from nodes.protocol import Prepare
-from nodes.request import Sampling, StopRules
+from nodes.request import VECTORS, Sampling, StopRules
 
 EMBEDDING: Final = frozenset({"embedding"})
 SCORES: Final = frozenset({"classify", "score", "yes_no"})
@@ -93,7 +93,7 @@ class FormReader:
                 extra_key="\0".join(key for key in (body.cache_salt, body.extra_key) if key),
                 truncate_to=truncate_to,
                 truncate_end=keeps_first,
-                kind=pooling.pool,
+                asks=[VECTORS],
             ),
             sampling=Sampling(),
             seed=0,

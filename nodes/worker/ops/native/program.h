@@ -8,7 +8,9 @@
 #include "attention.h"
 #include "mixture.h"
 
-enum Kind { EMBED, NORM, CONVERT, PRODUCT, GATED, WRITE, ATTEND, SELECT, HEAD, DRAW, ROUTE, GATHER, EXPERTS, COMBINE };
+enum Kind {
+  EMBED, NORM, CONVERT, PRODUCT, GATED, WRITE, ATTEND, SELECT, HEAD, DRAW, ROUTE, GATHER, EXPERTS, COMBINE, POOL
+};
 
 struct Buffer {
   void* at;
@@ -30,7 +32,7 @@ struct Operation {
   int32_t is_int8;                 // the weight; that of EMBED is then packed, too
   int64_t n, k;                    // outputs and inputs of a product; of a norm its width, and where in a row it begins
   const Operation* experts;        // of EXPERTS, [num_experts]: a PRODUCT or GATED for the gathered rows
-  const void* weight;              // packed, except of EMBED (but see is_int8) and NORM
+  const void* weight;              // packed, except of EMBED (but see is_int8), NORM and POOL (or null)
   const float* bias;               // or null; of GATED [2][n]
   float eps, scale;
 };
@@ -58,7 +60,9 @@ struct Step {
   int32_t* drawn;                  // [sampled]: the most likely token, lowest id first; -1: a NaN, an inf, or all -inf
   float* logits;                   // [sampled, vocab], or null: not requested
   int32_t* blocks;                 // room for [rows][3]
-  int32_t num_rows, num_spans, num_sampled;
+  const int32_t* pooled_rows;      // [pooled]
+  float* pooled;                   // [pooled, n of POOL]: these rows of the last hidden states, normed
+  int32_t num_rows, num_spans, num_sampled, num_pooled;
 };
 
 struct StepCall {
@@ -95,6 +99,13 @@ static void norm_one(const Program& program, const Operation& one, int row) {
   if (one.add < 0 && one.x != one.y) return norm_row(x, weight, row_of<RowOf<Scalar>>(program, one.y, row), one.n, one.eps);
   float* y = row_of<float>(program, one.y, row) + one.k;
   norm_row(x, weight, y, one.n, one.eps, one.add < 0 ? nullptr : row_of<float>(program, one.add, row));
+}
+
+static void pool_row(const Program& program, const Operation& one, const Step& step, int row) {
+  const float* x = row_of<float>(program, one.x, step.pooled_rows[row]);
+  float* y = step.pooled + row * one.n;
+  if (one.weight) norm_row(x, (const float*)one.weight, y, one.n, one.eps);
+  else memcpy(y, x, one.n * sizeof(float));
 }
 
 template <class Scalar>
@@ -261,9 +272,14 @@ static void run_product(const Program& program, const Operation& one, const Step
   });
 }
 
+INLINE int rows_of(const Operation& one, const Step& step) {
+  if (one.kind == POOL) return step.num_pooled;
+  return one.is_selected ? step.num_sampled : step.num_rows;
+}
+
 template <class Scalar>
 static void run_rows(const Program& program, const Operation& one, const Step& step, int item) {
-  const int rows = one.is_selected ? step.num_sampled : step.num_rows, each = rows_per_item(rows);
+  const int rows = rows_of(one, step), each = rows_per_item(rows);
   for (int row = item * each; row < rows && row < (item + 1) * each; row++) switch (one.kind) {
       case EMBED: embed_row<Scalar>(program, one, step, row); break;
       case NORM: norm_one<Scalar>(program, one, row); break;
@@ -273,6 +289,7 @@ static void run_rows(const Program& program, const Operation& one, const Step& s
         break;
       case GATHER: gather_row<RowOf<Scalar>>(program, one, row); break;
       case COMBINE: combine_row(program, one, row); break;
+      case POOL: pool_row(program, one, step, row); break;
       default: draw_row(program, one, step, row);
     }
 }
@@ -316,7 +333,7 @@ static bool run_step(const StepCall& call, const Turn& turn) {
 }
 
 static int count_items(const Program& program, const Operation& one, const Step& step, int num_blocks, int threads) {
-  const int rows = one.is_selected ? step.num_sampled : step.num_rows;
+  const int rows = rows_of(one, step);
   if (!rows) return 0;
   const int panels = (int)num_panels(one.n, one.kind == GATED);
   switch (one.kind) {

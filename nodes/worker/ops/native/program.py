@@ -31,6 +31,7 @@ ROUTE: Final = 10
 GATHER: Final = 11
 EXPERTS: Final = 12
 COMBINE: Final = 13
+POOL: Final = 14
 
 NONE: Final = -1
 _PRODUCTS: Final = (PRODUCT, GATED, HEAD)
@@ -79,7 +80,8 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("pool", "token_ids", "spans", "pages", "sampled", "drawn", "logits", "blocks")),
-        *((name, c_int32) for name in ("num_rows", "num_spans", "num_sampled")),
+        *((name, c_void_p) for name in ("pooled_rows", "pooled")),
+        *((name, c_int32) for name in ("num_rows", "num_spans", "num_sampled", "num_pooled")),
     )
 
 

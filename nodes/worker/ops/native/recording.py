@@ -27,6 +27,7 @@ from nodes.worker.ops.native.program import (
     GATHER,
     HEAD,
     NORM,
+    POOL,
     PRODUCT,
     ROUTE,
     SELECT,
@@ -175,6 +176,14 @@ class Recording(Ops[Value]):
         self._recorder.append(WRITE, qkv, out, attend=index)
         self._recorder.append(ATTEND, qkv, out, attend=index)
         return out
+
+    @override
+    def pool(self, x: Value, by: Norm | None = None) -> None:
+        """Records the copy of the pooled rows, which go to the step."""
+        self._require_wide(x)
+        weight = None if by is None else self._weights.norms[by.weight.name].data_ptr()
+        eps = 0.0 if by is None else by.eps
+        self._recorder.append(POOL, x, x, n=x.width, weight=weight, eps=eps)
 
     @override
     def select(self, x: Value) -> Value:

@@ -36,6 +36,13 @@ class Columns(NamedTuple):
     sampled: Ints
 
 
+class PooledRows(NamedTuple):
+    """Rows of a step, and room for their last hidden states: float32 `[rows, hidden]`."""
+
+    rows: Ints
+    states: npt.NDArray[np.float32]
+
+
 class NativeSteps:
     """A model's program over `pool`, which `remap` may replace later. Raises ProgramUnfit.
 
@@ -61,7 +68,7 @@ class NativeSteps:
         recording = Recording(spec, library, weights, pool.layout, self._shard)
         self._program = recording.program(model)
         self._weights = weights
-        self._vocab_size = spec.vocab_size
+        self._vocab_size, self._hidden_size = spec.vocab_size, spec.hidden_size
         self._ropes = recording.ropes
         self._rotary = {rope: RotaryTable(rope, spec.head_dim) for rope in recording.ropes}
         self._num_positions = 0
@@ -77,10 +84,13 @@ class NativeSteps:
         self._pool: PoolView | None = pool
         self._pool_at = pool.pages.data_ptr()
 
-    def run(self, columns: Columns, *, wants_logits: bool = True) -> tuple["array[int]", Tensor | None]:
+    def run(
+        self, columns: Columns, *, wants_logits: bool = True, pooled: PooledRows | None = None
+    ) -> tuple["array[int]", Tensor | None]:
         """The most likely token of each sampled row, -1 if its logit is not finite; the logits, `[sampled, vocab]`.
 
-        Logits are float32. KV of all rows is written to the pages. Raises CollectiveFailed.
+        Logits are float32. KV of all rows is written to the pages, and the rows that `pooled` names are left in it.
+        Raises CollectiveFailed.
         """
         assert self._pool is not None, "the pool is unmapped"
         token_ids, spans, pages, sampled = columns
@@ -104,12 +114,19 @@ class NativeSteps:
         step.pool, step.token_ids, step.spans = self._pool_at, _at(token_ids), _at(spans)
         step.pages, step.sampled, step.drawn, step.blocks = _at(pages), _at(sampled), _at(drawn), _at(self._blocks)
         step.logits = None if logits is None else logits.data_ptr()
-        step.num_rows, step.num_spans, step.num_sampled = num_rows, len(spans) // 4, num_sampled
+        step.num_rows, step.num_spans, step.num_sampled, step.num_pooled = num_rows, len(spans) // 4, num_sampled, 0
+        if pooled is not None:
+            step.num_pooled = len(pooled.rows)
+            step.pooled_rows, step.pooled = _at(pooled.rows), pooled.states.ctypes.data
         self._program.run(step, self.collectives)
         if self.collectives is not None and logits is not None:
             logits = self.collectives.all_gather(logits)[:, : self._vocab_size]
             drawn = array("i", [token for _, token in most_likely(logits)])
         return drawn, logits
+
+    def room_for(self, rows: Ints) -> PooledRows:
+        """Room for the states of `rows`, for `run`. The model makes vectors (`ModelSpec.pooling`)."""
+        return PooledRows(rows, np.empty((len(rows), self._hidden_size), np.float32))
 
     def logits_of(self, sampled: Ints) -> Tensor:
         """Logits `[sampled, vocab]` of other rows of the step that was just run. Raises CollectiveFailed."""

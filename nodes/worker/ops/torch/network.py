@@ -63,6 +63,7 @@ class _Step(NamedTuple):
     attention: DeviceAttention
     sampled: Tensor | None
     tiles: HeadTiles | None
+    pooled: Tensor | None
 
 
 class DeviceNetwork(Ops[Value]):
@@ -111,6 +112,8 @@ class DeviceNetwork(Ops[Value]):
         self._cos_sin: dict[RopeParameters, Tensor] = {rope: cos_sin_table(spec, rope, device) for rope in ropes}
         self._forms: dict[int, HeadForm] = {}
         self._step: _Step | None = None
+        self.states: Tensor | None = None
+        """Of the last step that pooled: the last hidden states of the rows that it named, float32 `[rows, hidden]`."""
 
     @property
     def can_capture(self) -> bool:
@@ -135,14 +138,16 @@ class DeviceNetwork(Ops[Value]):
         attention: DeviceAttention,
         sampled: Tensor | None,
         tiles: HeadTiles | None = None,
+        pooled: Tensor | None = None,
     ) -> Tensor:
         """Logits `[len(sampled), vocab]` of the rows `sampled` (None: all); KV of all rows is written to the pages.
 
-        With `tiles`, some of them are given away as they are computed, and not returned.
+        With `tiles`, some of them are given away as they are computed, and not returned. The states of the rows
+        `pooled` are left in `states`.
 
         `token_ids` and `positions` are int32 `[rows]`; `attention` has been planned for these rows.
         """
-        self._step = _Step(token_ids, positions, attention, sampled, tiles)
+        self._step = _Step(token_ids, positions, attention, sampled, tiles, pooled)
         try:
             return rows_of(self.model.run(self))
         finally:
@@ -234,15 +239,17 @@ class DeviceNetwork(Ops[Value]):
         return form
 
     @override
+    def pool(self, x: Value, by: Norm | None = None) -> None:
+        pooled = self._planned.pooled
+        if pooled is not None:
+            # A copy of these rows: the norm adds what is pending, which is still needed where tokens are drawn.
+            rows = _selected(x, pooled)
+            self.states = rows_of(rows if by is None else self.norm(rows, by)).float()
+
+    @override
     def select(self, x: Value) -> Value:
         sampled = self._planned.sampled
-        if sampled is None:
-            return x
-        if isinstance(x, Tensor):
-            return x.index_select(0, sampled)
-        return Hidden(
-            x.rows.index_select(0, sampled), x.pending if x.pending is None else x.pending.index_select(0, sampled)
-        )
+        return x if sampled is None else _selected(x, sampled)
 
     @override
     def head(self, x: Value, by: Linear) -> Value:
@@ -293,6 +300,12 @@ def rows_of(x: Value) -> Tensor:
         x.rows.add_(x.pending)
         x.pending = None
     return x.rows
+
+
+def _selected(x: Value, which: Tensor) -> Value:
+    if isinstance(x, Tensor):
+        return x.index_select(0, which)
+    return Hidden(x.rows.index_select(0, which), x.pending if x.pending is None else x.pending.index_select(0, which))
 
 
 def _added(product: Tensor, add: Value) -> Hidden:

@@ -10,6 +10,7 @@ from nodes.gateway.errors import ApiError
 from nodes.gateway.surfaces.vectors.inputs import Inputs, check_lengths, parts_of
 from nodes.models.pooling import Pooling
 from nodes.protocol import Prepare, Prepared
+from nodes.request import VECTORS
 from tests.nodes.gateway.surfaces.vector_forms import CLASSES, EMBEDDING, SCORE, YES_NO, config_of, job_of
 
 
@@ -28,7 +29,7 @@ def test_texts_and_ids() -> None:
 def test_what_goes_to_the_tokenizer() -> None:
     body = {"input": ["abc"], "priority": -1, "request_id": "mine", "cache_salt": "tenant", "user": "u", "more": 1}
     job = job_of("/v1/embeddings", EMBEDDING, body)
-    assert (job.kind, job.prepare.kind, job.n, job.priority) == ("mean", "mean", 1, -1)
+    assert (job.kind, job.prepare.asks, job.n, job.priority) == ("mean", [VECTORS], 1, -1)
     assert (job.client_id, job.prepare.extra_key, job.unknown_fields) == ("mine", "tenant", ["more"])
     assert (job.prepare.truncate_to, job.own.inputs.add_special_tokens) == (0, True)
     assert job_of("/classify", CLASSES, {"input": "a", "add_special_tokens": False}).own.inputs[4] is False
@@ -175,7 +176,7 @@ def test_parts_have_all_inputs_in_order_and_what_is_long_by_itself(sizes: list[i
     lists = [[index] * size for index, size in enumerate(sizes)]
     texts = [chr(65 + index % 26) * size for index, size in enumerate(sizes)]
     inputs = Inputs(names, token_ids=lists) if are_ids else Inputs(names, texts)
-    parts = list(parts_of(inputs, Prepare(request_id="r", truncate_to=3, kind="mean")))
+    parts = list(parts_of(inputs, Prepare(request_id="r", truncate_to=3, asks=[VECTORS])))
     found = [one for part in parts for one in (part.prepare.token_ids if are_ids else part.prepare.texts) or []]
     assert found == (lists if are_ids else texts)
     assert [name for part in parts for name in part.names] == names
@@ -183,7 +184,7 @@ def test_parts_have_all_inputs_in_order_and_what_is_long_by_itself(sizes: list[i
     assert len({*ids}) == len(ids)
     for part in parts:
         assert names[part.first] == part.names[0]
-        assert (part.prepare.truncate_to, part.prepare.kind) == (3, "mean")
+        assert (part.prepare.truncate_to, part.prepare.asks) == (3, [VECTORS])
         assert (part.prepare.texts is None) is are_ids
         size = sum(sizes[part.first : part.first + len(part.names)])
         assert len(part.names) == 1 or (len(part.names) <= 64 and size <= 16_384)
