@@ -121,7 +121,8 @@ class RequestSpec(HotPart, frozen=True):
 
     A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. `shown_ids` are
     special tokens that are part of the text even so with `skip_special_tokens`. `kind` is `TOKENS` or one
-    of `VECTOR_KINDS`: then nothing is drawn, and `sampling` and `stop` mean nothing.
+    of `VECTOR_KINDS`: then nothing is drawn, and `sampling` and `stop` mean nothing. Of a pair of texts, the second
+    begins at token `second_from` (0: it is no pair), for models that tell them apart.
     """
 
     sampling: Sampling
@@ -131,6 +132,7 @@ class RequestSpec(HotPart, frozen=True):
     skip_special_tokens: bool = True
     shown_ids: list[int] = []
     kind: str = TOKENS
+    second_from: int = 0
 
     @property
     def is_vector(self) -> bool:

@@ -330,6 +330,7 @@ class _Planner:
             agent=self._agent_id,
             dtype=self._settings.dtype,
             quantize=self._settings.quantize,
+            pooling=self._settings.pooling,
             context_length=self._settings.context_length or 0,
             page_size=self._settings.kv.page_size,
             num_threads=self._num_threads,

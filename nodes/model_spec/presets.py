@@ -134,7 +134,8 @@ _ECHO: Final = ModelSpec(
     source="echo",
     architecture="echo",
     num_layers=1,
-    hidden_size=1,
+    # What the echo worker makes vectors of.
+    hidden_size=4,
     intermediate_size=1,
     num_heads=1,
     num_kv_heads=1,

@@ -21,11 +21,13 @@ _COMPUTED: Final = ("rotary_emb.inv_freq",)
 def stored_names(expected: Collection[str], found: Collection[str]) -> dict[str, str]:
     """The name in the files of each tensor that is `expected`; one that they lack is looked for by its own.
 
-    A model whose head is not expected has a tied one: head or embedding, whichever is there, is then both.
+    A model whose head is not expected has a tied one: head or embedding, whichever is there, is then both. What comes
+    behind a pooling lies outside of the body.
     """
     body = next((body for body in _BODIES if body + _OF_EVERY_BODY in found), _BODIES[0])
     head = next((head for head in _HEADS if head in found), HEAD)
-    names = {name: head if name == HEAD else body + name.removeprefix(_BODIES[0]) for name in expected}
+    names = {name: body + name.removeprefix(_BODIES[0]) if name.startswith(_BODIES[0]) else name for name in expected}
+    names |= {HEAD: head} if HEAD in names else {}
     if HEAD not in names and EMBEDDING in names and names[EMBEDDING] not in found and head in found:
         names[EMBEDDING] = head
     return names
@@ -33,6 +35,10 @@ def stored_names(expected: Collection[str], found: Collection[str]) -> dict[str,
 
 def has_both(found: Collection[str]) -> bool:
     return all(name in found for name in stored_names((EMBEDDING, HEAD), found).values())
+
+
+def has_head(found: Collection[str]) -> bool:
+    return any(name in found for name in _HEADS)
 
 
 def left_over(names: dict[str, str], found: Iterable[str]) -> list[str]:

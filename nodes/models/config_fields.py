@@ -23,6 +23,7 @@ _NEUTRAL: Final[dict[str, Any]] = {
     "clip_qkv": None,
     "embedding_multiplier": 1,
     "final_logit_softcapping": None,
+    "is_causal": True,
     "logit_scale": 1,
     "logits_scaling": 1,
     "residual_multiplier": 1,

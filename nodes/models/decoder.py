@@ -9,7 +9,18 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from nodes.models.config_fields import ConfigFields
 from nodes.models.ops import Ops, Value
-from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear, parts_of
+from nodes.models.parts import (
+    Attention,
+    Embedding,
+    Gated,
+    Linear,
+    Norm,
+    Parameter,
+    joined,
+    linear,
+    own_parameters,
+    parts_of,
+)
 from nodes.models.rope_fields import max_context, read_rope
 from nodes.models.spec import ModelSpec, RopeParameters
 from nodes.models.tensor_parallel import Cut
@@ -41,9 +52,14 @@ class Wrapper(NamedTuple):
 
 
 class Decoder:
-    """One model: its parts, and how they are computed. `names` are its `architectures` in a `config.json`."""
+    """One model: its parts, and how they are computed. `names` are its `architectures` in a `config.json`.
+
+    What transformers calls the same network without a head of words begins with `family`: `LlamaModel`,
+    `LlamaForSequenceClassification`.
+    """
 
     names: ClassVar[tuple[str, ...]] = ()
+    family: ClassVar[str] = ""
     model_type: ClassVar[str] = ""
     wrapper: ClassVar[Wrapper | None] = None
     default_head_dim: ClassVar[int] = 0
@@ -92,7 +108,10 @@ class Decoder:
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor that is read from a checkpoint, by name, in the order in which they are loaded."""
         parts = [self.embedding, self.layers, self.norm, self.head]
-        return {parameter.name: parameter for parameter in parts_of((Parameter,), parts)}
+        found = {parameter.name: parameter for parameter in parts_of((Parameter,), parts)}
+        pooling = self.spec.pooling
+        behind = [one for dense in (pooling.dense if pooling else ()) for one in own_parameters(dense)]
+        return found | {one.name: one for one in behind if one.name not in found}
 
     def run(self, ops: Ops[Value]) -> Value:
         """Logits of the sampled rows of the step that `ops` holds; KV of all rows is written to the pages."""

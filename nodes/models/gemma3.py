@@ -29,6 +29,7 @@ class Gemma3(Decoder):
     """Fields missing from `config.json` get the values of the published models, whose files omit them."""
 
     names = ("Gemma3ForCausalLM",)
+    family = "Gemma3Text"
     model_type = "gemma3_text"
     wrapper = Wrapper(
         "Gemma3ForConditionalGeneration",

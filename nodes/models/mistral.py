@@ -10,6 +10,7 @@ class Mistral(Decoder):
     """The window applies to attention (`ModelSpec.layer_windows`)."""
 
     names = ("MistralForCausalLM",)
+    family = "Mistral"
     model_type = "mistral"
     wrapper = Wrapper(
         "Mistral3ForConditionalGeneration",

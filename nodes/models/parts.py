@@ -7,6 +7,7 @@ rank of a group holds, and random weights; an `Ops` loads them and computes with
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeVar, cast
 
+from nodes.models.pooling import Dense
 from nodes.models.spec import RopeParameters
 from nodes.models.tensor_parallel import Cut
 
@@ -98,6 +99,14 @@ def linear(name: str, num_out: int, num_in: int, cut: Cut | None = None, *, bias
     """One product; its bias is cut only if its outputs are."""
     weight = Parameter(f"{name}.weight", (num_out, num_in), cut)
     return Linear((weight,), (Parameter(f"{name}.bias", (num_out,), cut if cut and not cut.dim else None),) * bias)
+
+
+def own_parameters(dense: Dense) -> list[Parameter]:
+    """Tensors of a product behind a pooling that lie in the model's own weights, as they are if all rows are used."""
+    if dense.path:
+        return []
+    weight = Parameter(dense.weight, (dense.num_out, dense.num_in))
+    return [weight, *([Parameter(dense.bias, (dense.num_out,))] * bool(dense.bias))]
 
 
 def joined(*linears: Linear) -> Linear:

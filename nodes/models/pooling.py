@@ -12,6 +12,7 @@ Pool = Literal["last", "mean", "cls"]
 POOLS: Final[tuple[Pool, ...]] = ("last", "mean", "cls")
 
 DenseActivation = Literal["identity", "tanh", "relu", "gelu", "sigmoid"]
+Activation = Literal["identity", "sigmoid", "softmax"]
 
 
 class Dense(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     normalize: bool = False
     dense: tuple[Dense, ...] = ()
     labels: tuple[str, ...] = ()
-    activation: Literal["identity", "sigmoid", "softmax"] = "identity"
+    activation: Activation = "identity"
     prompts: dict[str, str] = {}
     default_prompt: str = ""
     max_length: int = 0

@@ -105,7 +105,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `fill_in` are the tokens by which it is asked for a middle (None: not known, or none), `template_reads` the
     variables that the chat template in use reads, of those that requests have fields for; a plan fills both in.
 
-    `pooling` says how it makes vectors; None: it makes none.
+    `pooling` says how it makes vectors; None: it makes none. A model without a head of words (`has_head`) makes nothing
+    else: its embedding stands in for the head where one is computed, and what that says means nothing.
 
     In the layers `sliding_layers` a position sees `sliding_window` positions including itself (0: no layer slides).
     """
@@ -160,6 +161,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     fill_in: FillIn | None = None
     template_reads: tuple[str, ...] = ()
     pooling: Pooling | None = None
+    has_head: bool = True
 
     @property
     def layer_windows(self) -> tuple[int, ...]:

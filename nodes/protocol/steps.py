@@ -46,7 +46,7 @@ class Open(HotPart, frozen=True):
     are at least the whole prompt: what is read at the end of a chunk is about the token after it.
     With a `kind` of `VECTOR_KINDS` the sequence makes a vector of its prompt and draws nothing. `pooled` is then what
     the scheduler was last answered for it (`StepResult.vectors`), of its first `num_pooled` positions: its next row
-    begins there. Empty: nothing was pooled yet.
+    begins there. Empty: nothing was pooled yet. `second_from` as in `RequestSpec`.
     """
 
     slot: int
@@ -58,6 +58,7 @@ class Open(HotPart, frozen=True):
     kind: str = TOKENS
     pooled: bytes = b""
     num_pooled: int = 0
+    second_from: int = 0
 
 
 class StepPlan(HotMessage, frozen=True):

@@ -177,6 +177,7 @@ class RpcHandlers:
         sequence = Sequence.from_submit(
             self._next_row(), submit, gateway, self._config.eos_token_ids, self._config.context_length, now
         )
+        sequence.is_private = self._config.is_encoder
         self._attempts.add(sequence)
         self.num_prompt_tokens += sequence.num_prompt_tokens
         # A retry that brings all its tokens, only the finish having been lost: nothing is left to compute.
@@ -231,6 +232,8 @@ class RpcHandlers:
         problem = self._problem(submit.prompt_ids, submit.output_ids, max_tokens)
         if problem := problem or self._problem_of_asks(spec.sampling):
             return problem
+        if self._config.is_encoder and not spec.is_vector:
+            return UNSUPPORTED_ASK, "the model of this group makes vectors only", False, None
         if spec.is_vector and (spec.kind not in VECTOR_KINDS or (self.asks is not None and VECTORS not in self.asks)):
             return UNSUPPORTED_ASK, f"the worker of this group makes no vectors of kind {spec.kind!r}", True, None
         return None

@@ -56,6 +56,7 @@ class Sequence:
         "gateway",
         "grant_s",
         "is_open",
+        "is_private",
         "is_vector",
         "kv",
         "length",
@@ -112,6 +113,8 @@ class Sequence:
         self.max_length = self.length + 1
         # It ends with a vector of its prompt and draws nothing.
         self.is_vector = spec.is_vector
+        # Its pages are neither taken from the cache nor put there.
+        self.is_private = False
 
         self.stage = Stage.WAITING
         self.finish_reason = ""
@@ -206,7 +209,7 @@ class Sequence:
     def reusable_ids(self) -> "array[int]":
         """Tokens whose KV may be taken from the cache, and one more, which is computed in any case."""
         reading = self.reading
-        if self.is_vector and self.spec.kind != "last":
+        if self.is_private or (self.is_vector and self.spec.kind != "last"):
             # States are pooled from the first position on, and a cache holds none.
             return self.token_ids[:1]
         # What is read of a token comes from the position before it.
@@ -246,6 +249,7 @@ class Sequence:
             self.spec.kind,
             self.pooled,
             self.num_computed if self.pooled else 0,
+            self.spec.second_from,
         )
 
     def take_token(self, token_id: int, extra: bytes) -> None:
@@ -295,6 +299,8 @@ class Sequence:
 
         Whole pages only: after a crash at most a page is computed again, and a step costs no write for most rows.
         """
+        if self.is_private:
+            return
         kv = self.kv
         assert kv is not None, "acknowledged KV is in pages that are held"
         end = min(self.num_computed, len(self.token_ids)) // page_size * page_size

@@ -207,14 +207,8 @@ class RoutingCore:
         prefill = None
         if decode.attributes.phase not in (PREFILL, MIXED) and not is_vector:
             # One that is excluded, lost or without a worker is worse than the decode scheduler, which can prefill.
-            free = [
-                scheduler
-                for scheduler in ready
-                if scheduler.attributes.phase == PREFILL
-                and not any(rank(scheduler)[:3])
-                and scheduler.holds(len(token_ids))
-            ]
-            prefill = min(free, key=rank, default=None)
+            others = [one for one in ready if one.attributes.phase == PREFILL and one.holds(len(token_ids))]
+            prefill = min((one for one in others if not any(rank(one)[:3])), key=rank, default=None)
         for scheduler in filter(None, (decode, prefill)):
             scheduler.remember(now, len(token_ids) - overlaps[scheduler.actor_id])
         return Route(

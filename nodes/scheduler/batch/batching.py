@@ -51,6 +51,9 @@ def compose_step(
         if budget <= 0:
             break
         size = _chunk_size(sequence, budget, config.page_size)
+        if config.is_encoder and size < sequence.num_unscheduled:
+            # It waits for a step with room for all of it. The first that waits has the next step's.
+            continue
         if size:
             _add_chunk(step, sequence, size, table)
             room -= size

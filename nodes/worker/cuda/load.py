@@ -25,6 +25,7 @@ from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from nodes.worker.vectors.head import VectorHead
 from nodes.worker.weights.opening import open_weights
 
 TILE_ROWS: Final = 64
@@ -114,7 +115,7 @@ def build_runner(
             _, attention, _ = _backends(spec, config, other, shard.num_heads)
             return attention, _graphs(config, network, attention, other)
 
-        runner.over, runner.saver = over, saver
+        runner.over, runner.saver, runner.head = over, saver, VectorHead(spec)
     return runner, network, attention
 
 

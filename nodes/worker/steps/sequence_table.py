@@ -31,13 +31,13 @@ class OpenSequence:
     unchanged ones at every position, and nothing is read. `first_end` is the earliest end of a row that draws, for the
     quick check of whole steps; if its draws look back or its prompt is read, no row reaches it, so that its steps are
     checked row by row. `prompt_reads`: what is read of its prompt, whose tokens are `prompt_ids`. `kind`: whether it
-    draws tokens, or makes a vector of its prompt, and how.
+    draws tokens, or makes a vector of its prompt, and how; `second_from` as in `RequestSpec`.
     """
 
     __slots__ = (
         "_carried", "drawn", "drawn_at", "editors", "first_end", "is_edited", "is_plain", "kind", "num_known",
         "num_prompt_tokens", "pages", "problem", "prompt_ids", "prompt_reads", "reads", "request_id", "sampling",
-        "sequence", "tokens",
+        "second_from", "sequence", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +66,7 @@ class OpenSequence:
         if prompt_reads is not None:
             self.prompt_ids = array("i", opening.token_ids[: opening.num_prompt_tokens])
             self.first_end = LAST_SEQUENCE
-        self.kind = opening.kind
+        self.kind, self.second_from = opening.kind, opening.second_from
         # By position: what a row that begins there pools with. Of the first position on there is nothing yet.
         self._carried = {opening.num_pooled: opening.pooled, 0: b""}
 

@@ -146,3 +146,20 @@ def test_what_a_worker_may_say_of_a_vector() -> None:
     assert "answered with 4 bytes" in problem(b"sum.", b"last", b"")
     assert "answered with 262148 bytes" in problem(bytes((1 << 18) + 4), b"", b"")
     assert "makes no vector" in problem(b"sum.", b"", b"tok.")
+
+
+def test_an_encoder_s_prompts_are_computed_whole_and_their_pages_are_nobody_s() -> None:
+    world = started(is_encoder=True, context_length=40, chunk_tokens=40, step_tokens=40, max_running=8)
+    core, worker = world.cores["m"], world.workers["w-m"]
+    vectors = [world.submit(prompt(length), "m", kind="mean") for length in (25, 40, 9, 40, 3)]
+    token = world.submit(prompt(5), "m")
+    world.until(lambda: core.results.num_vectors >= 2)
+    world.restart_worker("m")
+    world.settle()
+    world.check()
+    assert all(one.finish for one in vectors)
+    assert token.failure == "unsupported_ask"
+    assert max(tokens for _, tokens in worker.row_counts) == 40
+    assert core.cache.num_hit_tokens == 0
+    assert core.cache.blocks.num_violations == 0
+    assert core.cache.match(array("i", prompt(40))).num_tokens == 0, "no page is found by its tokens"

@@ -16,6 +16,7 @@ from nodes.worker.ops.native.steps import NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from nodes.worker.vectors.head import VectorHead
 from nodes.worker.weights.load_progress import current_load
 from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.part_weights import PartWeights
@@ -115,7 +116,7 @@ def _load(
     # Better slower than a text that depends on the other requests: failover promises the same bits.
     if numerics.rule == "varies":
         return "torch kernels: with native kernels the bits would depend on the batch here"
-    return NativeRunner(steps, numerics.fingerprint, rows)
+    return NativeRunner(steps, numerics.fingerprint, rows, VectorHead(spec))
 
 
 def _say(kernels_note: str) -> None:
