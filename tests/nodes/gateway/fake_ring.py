@@ -152,7 +152,9 @@ class FakeTokenizer(Actor):
         prompts = message.token_ids or [list(text.encode()) for text in texts]
         most = message.truncate_to
         prompts = [prompt[:most] if most and message.truncate_end else prompt[-most:] for prompt in prompts]
-        call.reply(Prepared(token_ids=prompts, routes=[self.route([]) for _ in prompts] if message.route else []))
+        routes = [self.route([]) for _ in prompts] if message.route else []
+        starts = [] if message.seconds is None else [len(one.encode()) for one in message.texts or ()]
+        call.reply(Prepared(token_ids=prompts, routes=routes, second_from=starts))
 
     def route(self, excluded: list[str]) -> Route:
         schedulers = [m.actor_id for m in self.ctx.members.by_role(SCHEDULER)]

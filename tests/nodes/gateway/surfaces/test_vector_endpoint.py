@@ -138,6 +138,7 @@ async def test_pairs_and_ranks(ring, client):
     scores = (await client.post("/score", json={"text_1": "aa", "text_2": ["b", "a"]})).json()
     assert [one["score"] for one in scores["data"]] == [2, 3]
     assert ring.seen.prepares[-1].seconds == ["b", "a"]
+    assert {submit.spec.second_from for submit in ring.seen.submits[-2:]} == {2}
 
 
 async def test_names_and_counts(ring, client):
