@@ -51,6 +51,7 @@ PLANNED: Final = {
     "directory": "kv.directory",
     "fill_in": "model",
     "group": _GROUPS,
+    "hidden_size": "model",
     "host": "host",
     "keep_attribution": "keep_attribution",
     "logprobs_of": "logprobs_of",

@@ -270,6 +270,8 @@ class _Planner:
             vocab_size=self._spec.vocab_size,
             fill_in=self._spec.fill_in,
             template_reads=self._spec.template_reads,
+            pooling=self._spec.pooling,
+            hidden_size=self._spec.hidden_size if self._spec.pooling is not None else 0,
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,

@@ -64,16 +64,18 @@ def fan_out(
     config: GatewayConfig,
     tokenize_s: float = 0.0,
     words: Sequence[list[int]] = (),
+    second_from: Sequence[int] = (),
 ) -> list[Opened]:
     """Requests in the order of the answer's choices; `seed` is used if the client gave none.
 
-    `words`: the token ids of the texts of the job's asks, in their order. Raises `BadRequest`.
+    `words`: the token ids of the texts of the job's asks, in their order. `second_from`: as in `Prepared`. Raises
+    `BadRequest`.
     """
     asks = asked_of(_encoded(job.asks, words))
     asks_of_others = [one for one in asks if not one.reads_prompt]
     sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed)
     opened: list[Opened] = []
-    for prompt_ids, route in zip(prompts, routes, strict=True):
+    for prompt_ids, route, second in zip(prompts, routes, second_from or [0] * len(prompts), strict=True):
         stop = msgspec.structs.replace(job.stop, max_tokens=max_tokens_of(job, len(prompt_ids), config))
         for sample_index in range(job.n):
             request = Opened(
@@ -89,6 +91,7 @@ def fan_out(
                     job.skip_special_tokens,
                     list(job.shown_ids),
                     job.kind,
+                    second,
                 ),
                 route=route,
                 arrived_at=arrived_at,

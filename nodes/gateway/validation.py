@@ -93,7 +93,8 @@ class Job(NamedTuple):
     kind: str = TOKENS
 
 
-def _check_model(name: str | None, config: GatewayConfig) -> None:
+def check_model(name: str | None, config: GatewayConfig) -> None:
+    """Raise `UnknownModel` for a name that is not served."""
     if name is not None and name not in config.served_names:
         served = "', '".join(config.served_names)
         message = f"The model '{name[:200]}' does not exist; this server has '{served}'."
@@ -259,7 +260,7 @@ class Validator:
     def chat(self, data: bytes, request_id: str) -> Job:
         decoded = self._chat.decode(data)
         body: ChatCompletionBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         check_messages(body.messages)
         generation_prompt, continues = _check_prompt_ending(body)
         use = tools_of(body)
@@ -279,7 +280,7 @@ class Validator:
     def text(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)
         body: CompletionBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         texts, token_ids = prompts_of(body.prompt, self._config)
         texts = with_suffix(texts, body, echo=bool(asdict(body).get("echo")), config=self._config)
         prepare = Prepare(
@@ -295,7 +296,7 @@ class Validator:
         """What to ask a tokenizer, and the unknown fields. Raises `BadRequest`."""
         decoded = self._tokenize.decode(data)
         body: TokenizeBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
         generation_prompt, continues = _check_prompt_ending(body)
@@ -317,7 +318,7 @@ class Validator:
     def detokenize(self, data: bytes) -> tuple[DetokenizeBody, list[str]]:
         decoded = self._detokenize.decode(data)
         body: DetokenizeBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         _check_token_ids(body.tokens, self._config, "tokens")
         return body, decoded.unknown_fields
 
