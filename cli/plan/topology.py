@@ -81,7 +81,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     `ends` are the end tokens and who names them, in words.
 
     `preloads` are the modules that the zygote imports, `notes` what people should know before the mesh starts. `spec`
-    is what all hosts have in common, empty on a mesh of one host.
+    is what all hosts have in common, empty on a mesh of one host. `vectors`: what a model that makes no text makes
+    (`Pooling.kind`).
     """
 
     settings: Settings
@@ -95,6 +96,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     ends: str = ""
     notes: list[str] = []
     spec: dict[str, str] = {}
+    vectors: str = ""
 
     @property
     def limits(self) -> str:
@@ -211,6 +213,7 @@ class _Planner:
             ends=describe_ends(self._spec),
             notes=self._notes(actors),
             spec=spec,
+            vectors=self._spec.pooling.kind if self._spec.pooling is not None and not self._spec.has_head else "",
         )
 
     def _check_ports(self, actors: list[ActorLaunch]) -> None:
@@ -271,6 +274,7 @@ class _Planner:
             fill_in=self._spec.fill_in,
             template_reads=self._spec.template_reads,
             pooling=self._spec.pooling,
+            makes_text=self._spec.has_head,
             hidden_size=self._spec.hidden_size if self._spec.pooling is not None else 0,
             host=settings.host,
             port=settings.port,
