@@ -297,7 +297,7 @@ class _Planner:
 
     def _scheduler(self, group: WorkerGroup, context_length: int) -> SchedulerConfig:
         settings = self._settings
-        chunk, page_size = settings.chunk_tokens, settings.kv.page_size
+        chunk, page_size = self._chunk_tokens, settings.kv.page_size
         if chunk % page_size:
             raise BadConfig(
                 f"a prefill chunk of {chunk} tokens cannot be used",
@@ -315,6 +315,7 @@ class _Planner:
             page_size=page_size,
             step_tokens=self._step_tokens,
             chunk_tokens=chunk,
+            is_encoder=self._spec.is_encoder,
             max_step_s=settings.max_step_s,
             max_running=settings.max_running,
         )
@@ -323,9 +324,18 @@ class _Planner:
         return msgspec.structs.replace(config, local_prefill_max=settings.local_prefill_max)
 
     @property
+    def _chunk_tokens(self) -> int:
+        chunk, page_size = self._settings.chunk_tokens, self._settings.kv.page_size
+        if not self._spec.is_encoder:
+            return chunk
+        # All of an input, since each position sees all others.
+        longest = self._settings.context_length or self._spec.context_length
+        return max(chunk // page_size, -(-longest // page_size)) * page_size
+
+    @property
     def _step_tokens(self) -> int:
         # Room for a whole chunk beside a full batch that decodes: neither then waits for the other.
-        return max(self._settings.chunk_tokens + self._settings.max_running, 512)
+        return max(self._chunk_tokens + self._settings.max_running, 512)
 
     def _worker(self, group: WorkerGroup, rank: int) -> WorkerConfig:
         return WorkerConfig(
