@@ -20,6 +20,7 @@ from nodes.gateway.constraints import after_reasoning, with_calls
 from nodes.gateway.event_stream import EventStream, failed
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
+from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
 from nodes.gateway.responses import Head
@@ -81,19 +82,22 @@ class CompletionEndpoint:
                 self._observer.came(named)
             self._observer.unknown_fields(job.unknown_fields, call.names.path)
             self._service.check_priority(job.priority)
-            await self._generate(call, job, arrived_at)
+            names = [one for one in (job.rids, job.client_id, call.request_id) if one]
+            with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
+                await self._generate(call, job, arrived_at, named)
         finally:
             self._service.leave_call(call.key)
 
     async def _read(self, call: HttpCall, body: bytes) -> Job:
         return self._surface.read(self._validator, body, call.request_id)
 
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
+    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
         watcher = call.watch()
         generation: Generation | None = None
         try:
             told = await self._prepare(job, watcher)
             generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.key)
+            self._service.end_aborted(named.opened(generation))
             output = generation.output
             watcher.add_done_callback(lambda _: output.gone())
             answering = self._answering(told, generation)

@@ -22,6 +22,7 @@ from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
+from nodes.gateway.control.pages import NOT_YET, ControlPages, not_yet
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
@@ -241,11 +242,19 @@ class GatewayApp:
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
         responses = ResponsePages(kept)
+        control = ControlPages(service, observer, budget, server_version())
         posts: dict[str, Handler] = {
             **_generating(service, validator, observer, budget, kept),
             COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
+            "/abort_request": control.abort_request,
+        }
+        # SGLang takes both.
+        either: dict[str, Handler] = {
+            "/flush_cache": control.flush_cache,
+            "/release_memory_occupation": control.release_memory,
+            "/resume_memory_occupation": control.resume_memory,
         }
         gets: dict[str, Handler] = {
             "/": pages.status,
@@ -265,12 +274,21 @@ class GatewayApp:
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/load": pages.load,
+            "/v1/loads": control.loads,
             "/tokenizer_info": pages.tokenizer_info,
+            # SGLang's, under the names that it had and those that it has.
+            "/get_model_info": control.model_info,
+            "/model_info": control.model_info,
+            "/get_server_info": control.server_info,
+            "/server_info": control.server_info,
+            "/get_weight_version": control.weight_version,
+            "/weight_version": control.weight_version,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }
-        apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
-        routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        apps = {path: endpoint(path, handler) for path, handler in (posts | gets | either).items()}
+        methods = {"POST": posts | either, "GET": gets | either}
+        routes = [Route(path, apps[path], methods=[one for one in methods if path in methods[one]]) for path in apps]
         routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         self._routes = routes
         handlers = {404: self._unknown_route, 405: self._wrong_method}
@@ -294,7 +312,10 @@ class GatewayApp:
         await self._routed(scope, receive, send)
 
     async def _unknown_route(self, request: Request, _: Exception) -> Response:
-        return self._refuse(request, UnknownRoute(f"This server has no path '{request.url.path[:200]}'."))
+        path = request.url.path
+        known_elsewhere = path.rstrip("/") in NOT_YET
+        error = not_yet(path) if known_elsewhere else UnknownRoute(f"This server has no path '{path[:200]}'.")
+        return self._refuse(request, error)
 
     async def _wrong_method(self, request: Request, _: Exception) -> Response:
         # Of all routes with this path: Starlette names those of the first.
