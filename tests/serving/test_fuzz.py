@@ -36,7 +36,7 @@ def test_drawn_bodies(mesh: Any, num_examples: int, derandomize: bool) -> None:
     document = json.loads(mesh.get("/openapi.json"))
     client, schemas = Client(mesh.port), document["components"]["schemas"]
     routes = [route for route in routes_of(document) if route.body is not None]
-    assert len(routes) == 8
+    assert len(routes) == 11
     chosen = settings(
         max_examples=num_examples,
         deadline=None,
