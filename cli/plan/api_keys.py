@@ -63,7 +63,7 @@ def _check_control(settings: Settings, keys: Collection[ApiKey]) -> None:
             "--control (control) needs an admin key",
             why="any page in a browser can ask a gateway on its own machine, so nobody without a key may change"
             f" the mesh; there are {len(keys)} API keys, none of them an admin's",
-            do="make one with `meshctl keys api NAME FILE --admin`, and give --api-key-file FILE; or put"
+            do="make one with `meshctl keys api NAME --admin --to FILE`, and give --api-key-file FILE; or put"
             f" admin=NAME:KEY into {API_KEYS_VARIABLE}",
         )
 

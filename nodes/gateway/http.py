@@ -234,7 +234,6 @@ class GatewayApp:
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
         self._observer = observer
         self._keys = keys
-
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
@@ -249,12 +248,6 @@ class GatewayApp:
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
             "/abort_request": control.abort_request,
-        }
-        # SGLang takes both.
-        either: dict[str, Handler] = {
-            "/flush_cache": control.flush_cache,
-            "/release_memory_occupation": control.release_memory,
-            "/resume_memory_occupation": control.resume_memory,
         }
         gets: dict[str, Handler] = {
             "/": pages.status,
@@ -274,26 +267,18 @@ class GatewayApp:
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/load": pages.load,
-            "/v1/loads": control.loads,
             "/tokenizer_info": pages.tokenizer_info,
-            # SGLang's, under the names that it had and those that it has.
-            "/get_model_info": control.model_info,
-            "/model_info": control.model_info,
-            "/get_server_info": control.server_info,
-            "/server_info": control.server_info,
-            "/get_weight_version": control.weight_version,
-            "/weight_version": control.weight_version,
+            **control.gets,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }
-        apps = {path: endpoint(path, handler) for path, handler in (posts | gets | either).items()}
-        methods = {"POST": posts | either, "GET": gets | either}
+        apps = {path: endpoint(path, handler) for path, handler in (posts | gets | control.either).items()}
+        methods = {"POST": posts | control.either, "GET": gets | control.either}
         routes = [Route(path, apps[path], methods=[one for one in methods if path in methods[one]]) for path in apps]
         routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         self._routes = routes
-        handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
-        self._routed = Starlette(routes=routes, exception_handlers=handlers)
+        self._routed = Starlette(routes=routes, exception_handlers={404: self._unknown_route, 405: self._wrong_method})
         self._entry = CrossOrigin(self._route, config.cors_origins) if config.cors_origins else self._route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,6 +19,7 @@ from nodes.roles import GATEWAY
 _ASK_S: Final = 2.0
 """A gateway answers in its next turn; one that does not for so long hangs, and is about to be killed."""
 _TRIES: Final = 3
+"""In all less than the 10 s after which some clients take a request for lost."""
 _PAUSE_S: Final = 0.2
 """Within it a supervisor's word of a death has come: then there is nothing left to be aborted."""
 

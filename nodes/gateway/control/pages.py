@@ -5,7 +5,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,6 +24,9 @@ from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
 from nodes.gateway.service import GatewayService
 from nodes.protocol import AbortRequests
 from nodes.protocol.memory import MemoryList
+
+if TYPE_CHECKING:
+    from nodes.gateway.endpoint import Handler
 
 TEXT: Final = b"text/plain; charset=utf-8"
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -75,6 +78,7 @@ _MEMORY: Final = BodyReader(MemoryBody)
 
 
 def not_yet(path: str) -> NotYet:
+    """The answer of one of these routes."""
     message = (
         f"'{path}' is not served: weights cannot be updated here yet, nor generation paused for it."
         " To serve other weights, start a mesh with them: `meshctl up --model DIRECTORY`."
@@ -95,6 +99,22 @@ class ControlPages:
         self._aborts = Aborts(ctx, service)
         self._memory = MemoryControl(ctx, service.config, service.stopping)
         self._cache = CacheControl(ctx, service.config, self._memory)
+        # Under the names that SGLang had for them, too.
+        self.gets: dict[str, Handler] = {
+            "/v1/loads": self.loads,
+            "/get_model_info": self.model_info,
+            "/model_info": self.model_info,
+            "/get_server_info": self.server_info,
+            "/server_info": self.server_info,
+            "/get_weight_version": self.weight_version,
+            "/weight_version": self.weight_version,
+        }
+        # SGLang takes both methods.
+        self.either: dict[str, Handler] = {
+            "/flush_cache": self.flush_cache,
+            "/release_memory_occupation": self.release_memory,
+            "/resume_memory_occupation": self.resume_memory,
+        }
 
     async def abort_request(self, call: HttpCall) -> None:
         # Not counted as a call: a key that has all that it may have must be able to abort some of it.

@@ -15,13 +15,13 @@ def check_control(config: GatewayConfig, key: ApiKey | None, what: str) -> None:
         # Any page in a browser can send a request to its own machine: a server without a flag for it must not obey.
         message = (
             f"{what} concerns everybody who uses this mesh, and its gateways were started without `--control`."
-            " Its operator can make an admin key (`meshctl keys api NAME FILE --admin`), and start it with"
+            " Its operator can make an admin key (`meshctl keys api NAME --admin --to FILE`), and start it with"
             " `meshctl up --control --api-key-file FILE`."
         )
         raise Forbidden(message, code="control_off")
     if not may_control(config, key):
         message = (
             f"{what} concerns everybody who uses this mesh, and needs an admin key: have its operator make one with"
-            " `meshctl keys api NAME FILE --admin`."
+            " `meshctl keys api NAME --admin --to FILE`."
         )
         raise Forbidden(message)
