@@ -74,6 +74,10 @@ PortsOption = Annotated[
 InsecureOption = Annotated[
     bool | None, typer.Option("--insecure", help="Allow links between hosts without keys, unencrypted.")
 ]
+ControlOption = Annotated[
+    bool | None,
+    typer.Option("--control", help="Admin keys may flush caches, release memory and abort requests over HTTP."),
+]
 LogprobsOption = Annotated[
     str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
 ]
@@ -130,6 +134,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
     api_key_file: ApiKeyFileOption = None,
+    control: ControlOption = None,
     logprobs_of: LogprobsOption = None,
     responses_store: ResponsesOption = None,
     keep_attribution: AttributionOption = None,

@@ -280,6 +280,7 @@ class _Planner:
             port=settings.port,
             cors_origins=settings.allowed_origins,
             api_key_file=settings.api_key_file,
+            control=settings.control and bool(settings.own_counts.gateways),
             logprobs_of=settings.logprobs_of,
             responses_file=self._responses_file(settings) if settings.responses_store_bytes else "",
             responses_store_bytes=settings.responses_store_bytes,

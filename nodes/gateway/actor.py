@@ -12,13 +12,23 @@ from mesh.wire.codec import Codec
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.control.aborts import Aborts
 from nodes.gateway.http import GatewayApp
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.server import HttpServer, bind
 from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
 from nodes.gateway.surfaces.responses.kept import KeptResponses
-from nodes.protocol import AttemptFailed, Pooled, PromptRead, ReadResponse, ResponseIs, TextBatch
+from nodes.protocol import (
+    AbortRequests,
+    AttemptFailed,
+    Pooled,
+    PromptRead,
+    ReadResponse,
+    RequestsAborted,
+    ResponseIs,
+    TextBatch,
+)
 from nodes.roles import GATEWAY, NODE_CODEC
 
 
@@ -43,6 +53,7 @@ class Gateway(Actor):
         self._service: GatewayService | None = None
         self.server: HttpServer | None = None
         self._kept: KeptResponses | None = None
+        self._aborts: Aborts | None = None
         self._bodies = BodyBudget(config)
 
     @property
@@ -58,6 +69,7 @@ class Gateway(Actor):
     async def start(self) -> None:
         """Raises `mesh.errors.BindError`, `nodes.api_keys.entries.BadApiKeys`."""
         service = self._service = GatewayService(self.ctx, self._config, self._draw_seed)
+        self._aborts = Aborts(self.ctx, service)
         service.on_members(self.ctx.members.all())
         if self._serve_http:
             keys = Authorization(Path(self._config.api_key_file), self.ctx) if self._config.api_key_file else None
@@ -80,6 +92,9 @@ class Gateway(Actor):
                 call.reply(ResponseIs(is_there=False))
             else:
                 self.ctx.spawn(self._kept.answer(call, call.message), name="read_response")
+        elif isinstance(call.message, AbortRequests):
+            # Before the start there is nothing to be aborted.
+            call.reply(RequestsAborted(num=self._aborts.here(call.message) if self._aborts else 0))
         else:
             super().on_ask(call)
 
