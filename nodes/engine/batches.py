@@ -1,0 +1,108 @@
+"""From the arguments of `Engine.generate` to bodies of `POST /generate`, a few prompts in each. Pure.
+
+What a body may say, and what is wrong with one, is known to that route alone (`nodes/gateway/surfaces/generate`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from nodes.gateway.errors import BadRequest
+
+_MAX_PROMPTS: Final = 32
+"""Of one call. Its prompts share one ask of a tokenizer; calls of two sizes as large were no faster."""
+_MAX_CHARS: Final = 1 << 20
+"""Of one call, characters or ids: a body may have 8 MiB, of which a character takes up to six bytes."""
+_OF_EACH: Final = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid")
+"""Fields that may be a list with an entry for each prompt."""
+_IDS: Final = "token_ids_logprob"
+"""The same, but a list by itself: of each if it is a list of lists."""
+
+
+class Batch(NamedTuple):
+    """One call: its body, the numbers of its first prompt and of its first sample, and how many it has of each."""
+
+    body: bytes
+    first_prompt: int
+    first_sample: int
+    num_prompts: int
+    num_samples: int
+
+
+class Prompts:
+    """All prompts of one `generate`; iterating makes their calls, each when it is needed.
+
+    `is_list`: several prompts were given, or a list with one. Raises BadRequest for lists that do not fit together.
+    """
+
+    def __init__(self, prompt: Any, input_ids: Any, fields: Mapping[str, Any]) -> None:
+        if (prompt is None) == (input_ids is None):
+            message = "Give either 'prompt' or 'input_ids', and not both."
+            raise BadRequest(message, param="prompt", code="invalid_value")
+        self._name = "text" if input_ids is None else "input_ids"
+        given = _plain(prompt if input_ids is None else input_ids)
+        self.is_list = _is_nested(given) if prompt is None else _is_list(given)
+        self._prompts: Sequence[Any] = given if self.is_list else [given]
+        if self.is_list and not self._prompts:
+            param = "prompt" if input_ids is None else "input_ids"
+            raise BadRequest(f"'{param}' is empty. Give at least one prompt.", param=param, code="empty_prompt")
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._of_each = {name: value for name, value in self._fields.items() if self._is_of_each(name, value)}
+        for name, values in self._of_each.items():
+            if len(values) != len(self):
+                message = f"'{name}' has {len(values)} entries, but there are {len(self)} prompts. Give one for each."
+                raise BadRequest(message, param=name, code="invalid_value")
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def num_samples_of(self, number: int) -> int:
+        params = self._field("sampling_params", number)
+        n = cast("dict[str, Any]", params).get("n") if isinstance(params, dict) else None
+        return n if isinstance(n, int) and n > 0 else 1
+
+    def batches(self, most_samples: int) -> Iterator[Batch]:
+        """Calls of at most `most_samples` samples, unless a prompt by itself has more."""
+        start = first_sample = 0
+        while start < len(self):
+            # Entries of each make a call of each: fields of a body are for all of its prompts.
+            end, samples, chars = start + 1, self.num_samples_of(start), _size(self._prompts[start])
+            each = samples
+            while not self._of_each and end < len(self) and end - start < _MAX_PROMPTS:
+                samples, chars = samples + each, chars + _size(self._prompts[end])
+                if samples > most_samples or chars > _MAX_CHARS:
+                    samples -= each
+                    break
+                end += 1
+            yield Batch(self._body(start, end), start, first_sample, end - start, samples)
+            start, first_sample = end, first_sample + samples
+
+    def _body(self, start: int, end: int) -> bytes:
+        prompts = list(self._prompts[start:end]) if self.is_list else self._prompts[0]
+        fields = {name: self._field(name, start) for name in self._fields}
+        body = {self._name: prompts} | {name: value for name, value in fields.items() if value is not None}
+        return msgspec.json.encode(body, enc_hook=_plain)
+
+    def _field(self, name: str, number: int) -> Any:
+        return self._of_each[name][number] if name in self._of_each else self._fields.get(name)
+
+    def _is_of_each(self, name: str, value: Any) -> bool:
+        return self.is_list and ((name in _OF_EACH and _is_list(value)) or (name == _IDS and _is_nested(value)))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list | tuple) and any(map(_is_list, cast("Sequence[Any]", value)))
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors as lists, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _size(prompt: Any) -> int:
+    return len(cast("str | list[Any]", prompt)) if isinstance(prompt, str | list) else 0
