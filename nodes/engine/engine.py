@@ -14,12 +14,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from secrets import token_hex
-from typing import Any, NoReturn, Self, cast
+from typing import Any, Final, NoReturn, Self, cast
 
 import msgspec
 
 from mesh.run import unsupervised
-from nodes.engine.batches import Batch, Prompts
+from nodes.engine.batches import Batch, Prompts, encodable
 from nodes.engine.errors import EngineClosed, WrongProcess
 from nodes.engine.inside import Inside, Request
 from nodes.engine.loop_thread import LoopThread
@@ -29,6 +29,8 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.generate.surface import GENERATE
 
+_SHARE: Final = 8
+"""Of the room that one call may take at most, in prompts: fewer are divided because they are refused."""
 _opened: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
@@ -168,13 +170,19 @@ class Engine:
 
     def _requests(self, prompts: Prompts, *, stream: bool) -> Iterator[Request]:
         self._check()
-        config = self._inside.seat.config
-        is_indexed = prompts.is_list or prompts.num_samples_of(0) > 1
-        for batch in prompts.batches(config.max_samples_per_call):
-            last = batch.first_prompt + batch.num_prompts - 1
-            where = f"among prompts {batch.first_prompt} to {last} of {len(prompts)}" if len(prompts) > 1 else ""
-            shown = _indexed(batch) if stream and is_indexed else None
-            yield Request(GENERATE.path, batch.body, batch.num_samples, shown, where)
+        inside = self._inside
+        is_indexed = stream and (prompts.is_list or prompts.num_samples_of(0) > 1)
+
+        def request(batch: Batch) -> Request:
+            first, last = batch.first_prompt, batch.first_prompt + batch.num_prompts - 1
+            which = f"prompt {first}" if first == last else f"among prompts {first} to {last}"
+            where = f"{which} of {len(prompts)}" if len(prompts) > 1 else ""
+            parts = None if batch.num_prompts == 1 else lambda: map(request, prompts.one_by_one(batch))
+            shown = _indexed(batch) if is_indexed else None
+            return Request(GENERATE.path, batch.body, batch.num_samples, shown, where, parts)
+
+        most_samples = inside.seat.config.max_samples_per_call
+        return map(request, prompts.batches(most_samples, lambda: max(1, inside.room_now // _SHARE)))
 
     def _chat(self, messages: Sequence[dict[str, Any]], stream: bool, fields: dict[str, Any]) -> list[Request]:
         self._check()
@@ -182,7 +190,9 @@ class Engine:
         if stream:
             body["stream"] = True
         n = fields.get("n")
-        return [Request(CHAT.path, msgspec.json.encode(body), n if isinstance(n, int) and n > 0 else 1)]
+        return [
+            Request(CHAT.path, msgspec.json.encode(body, enc_hook=encodable), n if isinstance(n, int) and n > 0 else 1)
+        ]
 
     def _whole(self, requests: Iterator[Request] | list[Request]) -> list[Any]:
         self._check()

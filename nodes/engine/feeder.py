@@ -5,8 +5,8 @@
                `---------------------'
 
 Calls count by their requests. The room is what the gateway holds at most; where the mesh has less, because its
-schedulers are full or others use it too, its refusals make the room smaller, and each call that ends well makes it
-larger again.
+schedulers are full or others use it too, its refusals make the room smaller, and calls that end well make it larger
+again.
 """
 
 from collections import deque
@@ -16,6 +16,9 @@ FIRST_PAUSE_S = 0.05
 """Before a refused call is tried again if no other one of ours is under way, whose end would make room."""
 MAX_PAUSE_S = 1.0
 """What HTTP tells clients in Retry-After."""
+_GROWTH = 1 / 8
+"""Of the room, for as many requests as fit into it once: few are refused where the mesh stays as full as it is, and
+fifty rounds lead from room for three to room for 2,048."""
 
 
 class Ticket:
@@ -38,11 +41,15 @@ class Feeder:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.room = most
+        self._room = float(most)
         self.num_requests = 0
         self._started: set[Ticket] = set()
         self._waiting: deque[Ticket] = deque()
         self._not_before = 0.0
+
+    @property
+    def room(self) -> int:
+        return int(self._room)
 
     @property
     def num_waiting(self) -> int:
@@ -60,7 +67,7 @@ class Feeder:
         else:
             self._waiting.remove(ticket)
         if went_well:
-            self.room = min(self._most, self.room + ticket.size)
+            self._room = min(self._most, self._room + _GROWTH * ticket.size)
             self._not_before = 0.0
         return list(self._start(now))
 
@@ -68,7 +75,7 @@ class Feeder:
         """The mesh had no room for it."""
         self._stop(ticket)
         # What is under way fits; it may also be that nothing does, because others fill the mesh.
-        self.room = max(1, min(self.room, self.num_requests))
+        self._room = max(1.0, min(self._room, self.num_requests))
         ticket.num_refusals += 1
         ticket.refused_since = now if ticket.refused_since is None else ticket.refused_since
         if not self._started:

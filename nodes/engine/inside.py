@@ -14,7 +14,8 @@ import msgspec
 from mesh.errors import MeshError
 from nodes.engine.errors import EngineClosed, EngineError, MeshGone, StartFailed
 from nodes.engine.event_buffer import EventBuffer
-from nodes.engine.room import Room
+from nodes.engine.feeder import Ticket
+from nodes.engine.room import NoRoom, Room
 from nodes.engine.seat import Seat
 from nodes.engine.startup import StartMesh, Wish
 from nodes.engine.supervisor_process import SupervisorProcess
@@ -25,7 +26,7 @@ Result = TypeVar("Result")
 
 class Request(NamedTuple):
     """One call of a route. `shown` makes of an event of its stream what the reader gets; `where` says which it is, in
-    words, among many.
+    words, among many; `parts` are smaller ones that can take its place, if it can be divided.
     """
 
     path: str
@@ -33,6 +34,7 @@ class Request(NamedTuple):
     num_samples: int = 1
     shown: Callable[[Any], Any] | None = None
     where: str = ""
+    parts: "Callable[[], Iterable[Request]] | None" = None
 
 
 class Stream(NamedTuple):
@@ -70,6 +72,11 @@ class Inside:
             raise type(self._end)(self._end.message)
         assert self._seat is not None, "an engine that has not started was used"
         return self._seat
+
+    @property
+    def room_now(self) -> int:
+        """Requests that may be under way at once."""
+        return 1 if self._room is None else self._room.feeder.room
 
     @property
     def process(self) -> SupervisorProcess:
@@ -171,19 +178,30 @@ class Inside:
         """What came of each. Of thousands only those run that there is room for, and only the next is made."""
         _seat, room = self.seat, self._room
         assert room is not None, "a seat has room"
-        tasks: list[asyncio.Task[Result]] = []
+        tasks: list[asyncio.Task[list[Result]]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for request in requests:
                     ticket = await room.enter(request.num_samples)
-                    task = group.create_task(room.run(ticket, partial(attempt, request)))
+                    task = group.create_task(self._in_turn(room, ticket, request, attempt))
                     # It may be cancelled before its first step.
                     task.add_done_callback(lambda _, ticket=ticket: room.leave(ticket))
                     tasks.append(task)
         except BaseExceptionGroup as errors:
             first = errors.exceptions[0]
             raise (first.error if isinstance(first, _Broken) else first) from None
-        return [task.result() for task in tasks]
+        return [result for task in tasks for result in task.result()]
+
+    async def _in_turn(
+        self, room: Room, ticket: Ticket, request: Request, attempt: Callable[[Request], Coroutine[Any, Any, Result]]
+    ) -> list[Result]:
+        parts = request.parts
+        try:
+            return [await room.run(ticket, partial(attempt, request), once=parts is not None)]
+        except NoRoom:
+            assert parts is not None, "only what can be divided is made once"
+            # What is too large for the room of now could wait for ever.
+            return await self._each_in_its_turn(parts(), attempt)
 
     async def _ask(self, request: Request, events: EventBuffer) -> bytes:
         """The answer, if it is whole. Raises `ApiError`, or `_Broken` if it had begun."""

@@ -14,6 +14,10 @@ _NO_ROOM: Final = frozenset({"overloaded", "too_many_requests"})
 Answer = TypeVar("Answer")
 
 
+class NoRoom(Exception):
+    """The mesh has refused a call that is made once."""
+
+
 class Room:
     """The room of one engine. A call that the mesh refuses for `patience_s` fails with that refusal."""
 
@@ -32,18 +36,21 @@ class Room:
         await self._turn(ticket, lambda: self.feeder.enter(ticket, self._clock.now()))
         return ticket
 
-    async def run(self, ticket: Ticket, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
-        """What `attempt` returns. It is made again, in its turn, as long as the mesh has no room for it."""
+    async def run(self, ticket: Ticket, attempt: Callable[[], Awaitable[Answer]], *, once: bool = False) -> Answer:
+        """What `attempt` returns. It is made again, in its turn, as long as the mesh has no room for it; with `once`
+        NoRoom is raised instead.
+        """
         went_well = False
         try:
             while True:
                 try:
                     answer = await attempt()
                 except ApiError as error:
-                    now = self._clock.now()
-                    since = now if ticket.refused_since is None else ticket.refused_since
-                    if error.code not in _NO_ROOM or now - since >= self._patience_s:
+                    if error.code not in _NO_ROOM or self._is_late(ticket):
                         raise
+                    if once:
+                        self._begin(self.feeder.refuse(ticket, self._clock.now()))
+                        raise NoRoom from error
                     await self._turn(ticket, lambda: self.feeder.refuse(ticket, self._clock.now()))
                 else:
                     went_well = True
@@ -55,6 +62,9 @@ class Room:
         """It is over; calling this again is harmless."""
         if not ticket.is_gone:
             self._begin(self.feeder.leave(ticket, self._clock.now(), went_well=went_well))
+
+    def _is_late(self, ticket: Ticket) -> bool:
+        return ticket.refused_since is not None and self._clock.now() - ticket.refused_since >= self._patience_s
 
     async def _turn(self, ticket: Ticket, event: Callable[[], list[Ticket]]) -> None:
         turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
