@@ -4,6 +4,7 @@ What a body may say, and what is wrong with one, is known to that route alone (`
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -77,6 +78,14 @@ class Prompts:
         each = batch.num_samples // batch.num_prompts
         for number in range(batch.num_prompts):
             yield self._batch(batch.first_prompt + number, batch.first_sample + number * each, 1, 1)
+
+    def of_each(self, answers: list[Any]) -> Any:
+        """What calls were answered with, as `generate` returns it: one answer, or a list of all samples."""
+        if not self.is_list:
+            return answers[0]
+        # A call of one prompt and one sample is answered with that alone.
+        each = (cast("list[Any]", answer) if isinstance(answer, list) else [answer] for answer in answers)
+        return list(chain.from_iterable(each))
 
     def _batch(self, start: int, first_sample: int, most_samples: int, most_prompts: int) -> Batch:
         each = samples = self.num_samples_of(start)

@@ -7,30 +7,23 @@ Names, arguments and answers of `generate` are those of SGLang's Engine and of `
 OpenAI's chat completions: bodies go to the very routes of a gateway (`nodes/gateway/surfaces`).
 """
 
-import asyncio
 import atexit
 import os
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Final, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-import msgspec
-
-from mesh.run import unsupervised
-from nodes.engine.batches import Batch, Prompts, encodable
 from nodes.engine.errors import EngineClosed, WrongProcess
-from nodes.engine.inside import Inside, Request
-from nodes.engine.loop_thread import LoopThread
+from nodes.engine.launch import Launched
 from nodes.engine.startup import AttachTo, StartMesh, Wish
-from nodes.engine.streams import AsyncEventIterator, EventIterator
-from nodes.gateway.config import GatewayConfig
-from nodes.gateway.surfaces.chat import CHAT
-from nodes.gateway.surfaces.generate.surface import GENERATE
 
-_SHARE: Final = 8
-"""Of the room that one call may take at most, in prompts: fewer are divided because they are refused."""
+if TYPE_CHECKING:
+    from nodes.engine.inside import Inside
+    from nodes.engine.loop_thread import LoopThread
+    from nodes.gateway.config import GatewayConfig
+
 _opened: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
@@ -79,21 +72,28 @@ class Engine:
         """The mesh's, for `meshctl ps --name` and `Engine.attach`."""
         self._pid = os.getpid()
         self._is_closed = False
+        launched = Launched(wish)
+        # Imported only now, while that process imports its own: both take the better part of a second.
+        from nodes.engine.asking import Asking
+        from nodes.engine.inside import started
+        from nodes.engine.loop_thread import LoopThread
+
         self._thread = LoopThread(wish.gateway)
         try:
-            self._inside = self._thread.wait(_started(wish))
+            self._inside = self._thread.wait(started(wish, launched))
         except BaseException:
             # Also Ctrl-C.
+            launched.let_go()
             self._thread.stop()
             raise
+        self._asking = Asking(self._thread, self._inside, self._check)
         _opened.add(self)
         weakref.finalize(self, _forgotten, self._thread, self._inside).atexit = False
 
     @property
-    def config(self) -> GatewayConfig:
+    def config(self) -> "GatewayConfig":
         """What is served: `model_name`, `context_length`, `sampling_defaults` and more."""
-        self._check()
-        return self._inside.seat.config
+        return self._asking.config
 
     def generate(
         self,
@@ -111,9 +111,10 @@ class Engine:
         there are several. `fields` are the route's others: `return_logprob`, `logprob_start_len`, `top_logprobs_num`,
         `token_ids_logprob`, `rid` and more. These and `sampling_params` may be lists with an entry for each prompt.
         """
-        prompts = Prompts(prompt, input_ids, {"sampling_params": sampling_params, "stream": stream, **fields})
-        requests = self._requests(prompts, stream=stream)
-        return self._stream(requests) if stream else _shown(prompts, self._whole(requests))
+        asking = self._asking
+        prompts = asking.prompts(prompt, input_ids, {"sampling_params": sampling_params, "stream": stream, **fields})
+        requests = asking.of_prompts(prompts, stream=stream)
+        return asking.stream(requests) if stream else prompts.of_each(asking.whole(requests))
 
     async def async_generate(
         self,
@@ -125,24 +126,27 @@ class Engine:
         **fields: Any,
     ) -> Any:
         """`generate` for coroutines; with `stream` what it returns is read by `async for`."""
-        prompts = Prompts(prompt, input_ids, {"sampling_params": sampling_params, "stream": stream, **fields})
-        requests = self._requests(prompts, stream=stream)
+        asking = self._asking
+        prompts = asking.prompts(prompt, input_ids, {"sampling_params": sampling_params, "stream": stream, **fields})
+        requests = asking.of_prompts(prompts, stream=stream)
         if stream:
-            return await self._async_stream(requests)
-        return _shown(prompts, await self._async_whole(requests))
+            return await asking.stream_later(requests)
+        return prompts.of_each(await asking.whole_later(requests))
 
-    def chat(self, messages: Sequence[dict[str, Any]], *, stream: bool = False, **fields: Any) -> Any:
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **fields: Any) -> Any:
         """A chat completion, as `POST /v1/chat/completions` answers it, whose other fields are `fields`.
 
         With `stream` an iterator of its chunks.
         """
-        request = self._chat(messages, stream, fields)
-        return self._stream(request) if stream else self._whole(request)[0]
+        asking = self._asking
+        request = asking.of_chat(messages, stream, fields)
+        return asking.stream(request) if stream else asking.whole(request)[0]
 
-    async def async_chat(self, messages: Sequence[dict[str, Any]], *, stream: bool = False, **fields: Any) -> Any:
+    async def async_chat(self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **fields: Any) -> Any:
         """`chat` for coroutines; with `stream` what it returns is read by `async for`."""
-        request = self._chat(messages, stream, fields)
-        return await self._async_stream(request) if stream else (await self._async_whole(request))[0]
+        asking = self._asking
+        request = asking.of_chat(messages, stream, fields)
+        return await asking.stream_later(request) if stream else (await asking.whole_later(request))[0]
 
     def close(self) -> None:
         """End what runs, with EngineClosed, and the mesh if it is this engine's own. Idempotent."""
@@ -168,49 +172,6 @@ class Engine:
             f"an engine cannot be copied or sent to another process: make one there, or `Engine.attach({self.name!r})`"
         )
 
-    def _requests(self, prompts: Prompts, *, stream: bool) -> Iterator[Request]:
-        self._check()
-        inside = self._inside
-        is_indexed = stream and (prompts.is_list or prompts.num_samples_of(0) > 1)
-
-        def request(batch: Batch) -> Request:
-            first, last = batch.first_prompt, batch.first_prompt + batch.num_prompts - 1
-            which = f"prompt {first}" if first == last else f"among prompts {first} to {last}"
-            where = f"{which} of {len(prompts)}" if len(prompts) > 1 else ""
-            parts = None if batch.num_prompts == 1 else lambda: map(request, prompts.one_by_one(batch))
-            shown = _indexed(batch) if is_indexed else None
-            return Request(GENERATE.path, batch.body, batch.num_samples, shown, where, parts)
-
-        most_samples = inside.seat.config.max_samples_per_call
-        return map(request, prompts.batches(most_samples, lambda: max(1, inside.room_now // _SHARE)))
-
-    def _chat(self, messages: Sequence[dict[str, Any]], stream: bool, fields: dict[str, Any]) -> list[Request]:
-        self._check()
-        body = {"model": self._inside.seat.config.model_name, "messages": messages, **fields}
-        if stream:
-            body["stream"] = True
-        n = fields.get("n")
-        return [
-            Request(CHAT.path, msgspec.json.encode(body, enc_hook=encodable), n if isinstance(n, int) and n > 0 else 1)
-        ]
-
-    def _whole(self, requests: Iterator[Request] | list[Request]) -> list[Any]:
-        self._check()
-        return self._thread.wait(self._inside.whole(requests))
-
-    async def _async_whole(self, requests: Iterator[Request] | list[Request]) -> list[Any]:
-        self._check()
-        return await asyncio.wrap_future(self._thread.begin(self._inside.whole(requests)))
-
-    def _stream(self, requests: Iterator[Request] | list[Request]) -> EventIterator:
-        self._check()
-        return EventIterator(self._thread, self._thread.wait(self._inside.stream(requests)), self._check)
-
-    async def _async_stream(self, requests: Iterator[Request] | list[Request]) -> AsyncEventIterator:
-        self._check()
-        stream = await asyncio.wrap_future(self._thread.begin(self._inside.stream(requests)))
-        return AsyncEventIterator(self._thread, stream, self._check)
-
     def _check(self) -> None:
         """Raises EngineClosed, WrongProcess."""
         if os.getpid() != self._pid:
@@ -223,29 +184,11 @@ class Engine:
 
 
 def _incarnation() -> tuple[str, int]:
-    return unsupervised(f"engine-{token_hex(3)}")
+    # As of any actor that no supervisor starts (`mesh.run.unsupervised`).
+    return f"engine-{token_hex(3)}", time.time_ns() // 1_000_000
 
 
-async def _started(wish: Wish) -> Inside:
-    inside = Inside(wish)
-    await inside.start()
-    return inside
-
-
-def _shown(prompts: Prompts, answers: list[Any]) -> Any:
-    if not prompts.is_list:
-        return answers[0]
-    # A call of one prompt and one sample is answered with that alone.
-    each = (cast("list[Any]", answer) if isinstance(answer, list) else [answer] for answer in answers)
-    return list(chain.from_iterable(each))
-
-
-def _indexed(batch: Batch) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Events of a batch as they are in a stream of all."""
-    return lambda event: event | {"index": batch.first_sample + event.get("index", 0)}
-
-
-def _forgotten(thread: LoopThread, inside: Inside) -> None:
+def _forgotten(thread: "LoopThread", inside: "Inside") -> None:
     # In whatever thread that is, its own too: nothing is waited for.
     thread.stop_after(inside.stop)
 

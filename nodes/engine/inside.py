@@ -15,6 +15,7 @@ from mesh.errors import MeshError
 from nodes.engine.errors import EngineClosed, EngineError, MeshGone, StartFailed
 from nodes.engine.event_buffer import EventBuffer
 from nodes.engine.feeder import Ticket
+from nodes.engine.launch import Launched
 from nodes.engine.room import NoRoom, Room
 from nodes.engine.seat import Seat
 from nodes.engine.startup import StartMesh, Wish
@@ -55,10 +56,10 @@ class _Broken(Exception):
 class Inside:
     """One engine's mesh, from `start` to `stop`. Made and used on the engine's loop alone."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: Wish, launched: Launched) -> None:
         self._wish = wish
         self._is_own = isinstance(wish, StartMesh)
-        self._process = SupervisorProcess(wish)
+        self._process = SupervisorProcess(launched)
         self._seat: Seat | None = None
         self._room: Room | None = None
         self._end: EngineError | None = None
@@ -77,10 +78,6 @@ class Inside:
     def room_now(self) -> int:
         """Requests that may be under way at once."""
         return 1 if self._room is None else self._room.feeder.room
-
-    @property
-    def process(self) -> SupervisorProcess:
-        return self._process
 
     async def start(self) -> None:
         """Join the mesh, and wait until it serves if it is this engine's own. Raises StartFailed; nothing is left."""
@@ -230,3 +227,10 @@ class Inside:
             raise
         finally:
             self._running.discard(task)
+
+
+async def started(wish: Wish, launched: Launched) -> Inside:
+    """An engine's inside, on the loop that runs this. Raises as `start` does."""
+    inside = Inside(wish, launched)
+    await inside.start()
+    return inside

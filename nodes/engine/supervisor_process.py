@@ -1,7 +1,6 @@
-"""The process that an engine starts for its mesh, and the pipe that ends it with the engine's process.
+"""The process of an engine's mesh, as the engine's loop sees it: its news, its end, and what it says to people.
 
-It is started by exec, never by fork: the process of an engine has threads. What it says on stderr goes to the logger
-`kvmesh`, at level INFO.
+The last goes to the logger `kvmesh`, at level INFO.
 """
 
 import asyncio
@@ -9,17 +8,14 @@ import contextlib
 import logging
 import os
 import signal
-import sys
-import weakref
 from collections import deque
-from pathlib import Path
-from site import getsitepackages, getusersitepackages
 from typing import Final
 
 import msgspec
 
 from nodes.engine.errors import StartFailed
-from nodes.engine.startup import Begun, News, Refused, Wish
+from nodes.engine.launch import Launched
+from nodes.engine.startup import Begun, News, Refused
 
 _STOP_S: Final = 15.0
 """A forced stop takes less than a second, and up to 10 s where the kernel still frees a device's memory."""
@@ -31,38 +27,22 @@ _LAST_LINES: Final = 5
 """Of stderr, for an end without a reason: the error of a traceback and some of what led to it."""
 
 _log = logging.getLogger("kvmesh")
-_lifelines: "weakref.WeakSet[SupervisorProcess]" = weakref.WeakSet()
 
 
 class SupervisorProcess:
     """One process, from the engine's loop. `ended` is done once it has ended."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, launched: Launched) -> None:
         loop = self._loop = asyncio.get_running_loop()
+        self.let_go = launched.let_go
         self.ended: asyncio.Future[None] = loop.create_future()
         self._news: asyncio.Future[News | None] = loop.create_future()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._rest = {"out": b"", "err": b""}
-        stdin, self._lifeline = os.pipe()
-        _lifelines.add(self)
-        out, its_out = os.pipe()
-        err, its_err = os.pipe()
-        # A supervisor must not wait for a process whose interpreter is busy, or hangs: it does without its lines.
-        os.set_blocking(its_err, False)
-        try:
-            os.write(self._lifeline, msgspec.json.encode(wish) + b"\n")
-            self._pid = _spawn(stdin, its_out, its_err)
-        except OSError as error:
-            self.let_go()
-            for descriptor in (out, err):
-                os.close(descriptor)
-            raise StartFailed(f"the supervisor cannot be started: {error.strerror}; make room for a process") from error
-        finally:
-            for descriptor in (stdin, its_out, its_err):
-                os.close(descriptor)
+        self._pid = launched.pid
         self._pidfd = os.pidfd_open(self._pid)
         loop.add_reader(self._pidfd, self._on_end)
-        self._pipes = {"out": out, "err": err}
+        self._pipes = {"out": launched.out, "err": launched.err}
         for name, descriptor in self._pipes.items():
             os.set_blocking(descriptor, False)
             loop.add_reader(descriptor, self._read, name)
@@ -90,12 +70,6 @@ class SupervisorProcess:
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def let_go(self) -> None:
-        """Close the pipe, which ends the process; calling this again is harmless. Also called in forked children."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
 
     def _failure(self, news: News | None) -> StartFailed:
         if isinstance(news, Refused):
@@ -137,27 +111,3 @@ class SupervisorProcess:
         if not self._news.done():
             self._news.set_result(None)
         self.ended.set_result(None)
-
-
-def _spawn(stdin: int, out: int, err: int) -> int:
-    """Start `python -m cli engine` in a session of its own, so that a terminal's Ctrl-C does not reach it."""
-    actions = [(os.POSIX_SPAWN_DUP2, here, there) for there, here in enumerate((stdin, out, err))]
-    arguments = [sys.executable, "-m", "cli", "engine"]
-    return os.posix_spawn(sys.executable, arguments, _environment(), file_actions=actions, setsid=True)
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with which the child finds the same packages as this one, and none of the working directory."""
-    root = str(Path(__file__).parents[2])
-    ours = "" if root in (*getsitepackages(), getusersitepackages()) else root
-    path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
-
-
-def _let_go_in_child() -> None:
-    # Else the mesh would live as long as any child, and that may be long after the engine's process.
-    for process in list(_lifelines):
-        process.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
