@@ -141,9 +141,7 @@ class _MeshProcess:
             keeping = loop.create_task(keeper.manifest.keep(), name="manifest")
             try:
                 await system.start()
-                keeper.begin(self._manifest(address, system.describe().endpoint))
-                if self._owner is not None:
-                    self._owner.begin(loop, keeper, self._topology.gateway)
+                self._begin(keeper, self._manifest(address, system.describe().endpoint))
                 code, failure = await self._ended
                 actor.ctx.log.info("mesh_stopped", failure=failure)
             finally:
@@ -158,6 +156,11 @@ class _MeshProcess:
             os.close(reader)
             children.close()
         return self._outcome(code, failure)
+
+    def _begin(self, keeper: ProcessKeeper, manifest: Manifest) -> None:
+        keeper.begin(manifest)
+        if self._owner is not None:
+            self._owner.begin(keeper, self._topology.gateway)
 
     async def _end_if_refused(self) -> None:
         """End this host, with the reason, if a registry that came later refuses it for good: it would serve nobody."""

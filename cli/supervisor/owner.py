@@ -30,8 +30,9 @@ class Owner:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         self._set(os.O_NONBLOCK | os.O_ASYNC)
 
-    def begin(self, loop: asyncio.AbstractEventLoop, keeper: ProcessKeeper, config: dict[str, Any]) -> None:
+    def begin(self, keeper: ProcessKeeper, config: dict[str, Any]) -> None:
         """Its gateway can join from now on. `config` are the fields of that gateway's configuration."""
+        loop = asyncio.get_running_loop()
         loop.add_reader(self._lifeline, self._look, loop, keeper)
         self._set(os.O_NONBLOCK)
         proof = keeper.prove(*self._gateway, GATEWAY)

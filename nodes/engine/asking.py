@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from nodes.engine.batches import Batch, Prompts, encodable
+from nodes.engine.event_iterators import AsyncEventIterator, EventIterator
 from nodes.engine.inside import Inside, Request
 from nodes.engine.loop_thread import LoopThread
-from nodes.engine.streams import AsyncEventIterator, EventIterator
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.generate.surface import GENERATE
