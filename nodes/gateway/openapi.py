@@ -51,6 +51,7 @@ from nodes.gateway.surfaces.vectors.bodies import (
     ClassifyBody,
     EmbedBody,
     EmbeddingsBody,
+    EncodeBody,
     RerankBody,
     ScoreBody,
 )
@@ -106,6 +107,7 @@ _OF_VECTORS: tuple[tuple[str, str, Any, type[msgspec.Struct], dict[str, Any]], .
     ("/v1/embeddings", "Embed texts", EmbeddingList, EmbeddingsBody, {"input": ["Hello"]}),
     ("/embeddings", "The same as /v1/embeddings", EmbeddingList, EmbeddingsBody, {"input": ["Hello"]}),
     ("/embed", "Embed texts, as text-embeddings-inference does", list[list[float]], EmbedBody, {"inputs": "Hello"}),
+    ("/encode", "Embed texts, as SGLang does", (PooledRow, list[PooledRow]), EncodeBody, {"text": "Hello"}),
     ("/score", "Scores of pairs of texts", ScoreList, ScoreBody, {"text_1": "Red", "text_2": ["Apple", "Sea"]}),
     ("/v1/score", "The same as /score", ScoreList, ScoreBody, {"text_1": "Red", "text_2": ["Apple", "Sea"]}),
     (

@@ -41,7 +41,7 @@ def test_drawn_bodies(mesh: Any, num_examples: int, derandomize: bool) -> None:
     document = json.loads(mesh.get("/openapi.json"))
     client, schemas = Client(mesh.port), document["components"]["schemas"]
     routes = routes_by_body(document)
-    assert len(routes) == 13
+    assert len(routes) == 14
     chosen = settings(
         max_examples=num_examples,
         deadline=None,
@@ -82,6 +82,8 @@ def test_every_hostile_value_in_every_field(mesh: Any) -> None:
             del given_fields["messages"]
         if "text_1" in fields:
             del given_fields["documents"]
+        if route.path == "/encode":
+            given_fields["text"] = '"hi"'
         for name in fields:
             for value in HOSTILE:
                 text = ",".join(f'"{key}":{other}' for key, other in {**given_fields, name: value}.items())

@@ -82,6 +82,20 @@ class EmbedBody(VectorBody, frozen=True, kw_only=True):
     prompt_name: str | None = None
 
 
+class EncodeBody(VectorBody, frozen=True, kw_only=True):
+    """POST /encode, as at SGLang: `text` or `input_ids`. The fields behind them are those of /v1/embeddings."""
+
+    text: Texts | None = None
+    input_ids: Annotated[list[TokenId | list[TokenId]], Meta(min_length=1)] | None = None
+    dimensions: Dimensions | None = None
+    normalize: bool | None = None
+    prompt_name: str | None = None
+
+
+OF_EMBEDDINGS: Final = ("dimensions", "normalize", "prompt_name")
+"""What can be said of the embeddings of an `EncodeBody`, and not of scores and classes."""
+
+
 class ScoredBody(VectorBody, frozen=True, kw_only=True):
     """What scores and ranks have in common. `use_activation` false: scores as the model has them. `instruct` is for
     models whose template has a place for an instruction.
@@ -144,6 +158,7 @@ class ClassifyBody(VectorBody, frozen=True, kw_only=True):
 
 
 EITHER: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "EncodeBody": (("text", "prompt_name"), ("input_ids",)),
     "ScoreBody": (("text_1", "text_2"), ("queries", "documents")),
     "AnyRerankBody": (
         ("documents", "top_n", "return_documents", "use_activation", "truncate_prompt_tokens", "truncation_side"),

@@ -8,8 +8,9 @@ import msgspec
 from typing_extensions import override
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.surfaces.vectors.answers import Classified, ClassifiedList, PooledMeta, PooledRow
+from nodes.gateway.surfaces.vectors.answers import Classified, ClassifiedList
 from nodes.gateway.surfaces.vectors.bodies import ClassifyBody
+from nodes.gateway.surfaces.vectors.encode import rows
 from nodes.gateway.surfaces.vectors.form import SCORES, Computed, Form, Work, second_form
 from nodes.gateway.surfaces.vectors.inputs import inputs_of
 from nodes.gateway.surfaces.vectors.numbers import Row, activated
@@ -30,7 +31,7 @@ class ClassifyForm(Form):
         if second_form(body):
             is_alone = isinstance(body.text, str)
             inputs = inputs_of("text", body.text or "", config)
-            return Work(inputs, partial(_rows, is_alone=is_alone))
+            return Work(inputs, partial(rows, is_alone=is_alone))
         inputs = inputs_of("input", body.input or "", config)
         inputs = inputs._replace(add_special_tokens=body.add_special_tokens is not False)
         activation = "softmax" if pooling.kind == "yes_no" else pooling.activation
@@ -49,17 +50,6 @@ class ClassifyForm(Form):
             )
 
         return Work(inputs, answer)
-
-
-def _rows(computed: Computed, *, is_alone: bool) -> Iterator[bytes]:
-    rows = [
-        PooledRow(
-            embedding=row.tolist(),
-            meta_info=PooledMeta(id=computed.id if is_alone else f"{computed.id}-{index}", prompt_tokens=num),
-        )
-        for index, (row, num) in enumerate(zip(computed.rows, computed.num_tokens, strict=True))
-    ]
-    yield _ENCODE(rows[0] if is_alone else rows)
 
 
 def _labels(pooling: Pooling) -> Sequence[str]:

@@ -41,13 +41,11 @@ class EmbeddingsForm(Form):
 
     @override
     def read(self, body: EmbeddingsBody, pooling: Pooling, config: GatewayConfig) -> Work:
-        _check_dimensions(body.dimensions, pooling, config)
-        inputs = _prompted(inputs_of("input", body.input, config), body.prompt_name, pooling)
+        check_dimensions(body.dimensions, pooling, config)
+        inputs = prompted(inputs_of("input", body.input, config), body.prompt_name, pooling)
         inputs = inputs._replace(add_special_tokens=body.add_special_tokens is not False)
-        normalize = body.use_activation if body.normalize is None else body.normalize
-        if normalize is None:
-            # A part of a vector of length one is shorter.
-            normalize = pooling.normalize or body.dimensions is not None
+        wanted = body.use_activation if body.normalize is None else body.normalize
+        normalize = normalizes(wanted, body.dimensions, pooling)
         shape = _Shape(body.dimensions, normalize, body.encoding_format == "base64")
         return Work(inputs, partial(_listed, shape=shape))
 
@@ -61,10 +59,16 @@ class EmbedForm(Form):
 
     @override
     def read(self, body: EmbedBody, pooling: Pooling, config: GatewayConfig) -> Work:
-        _check_dimensions(body.dimensions, pooling, config)
-        inputs = _prompted(inputs_of("inputs", body.inputs, config), body.prompt_name, pooling)
+        check_dimensions(body.dimensions, pooling, config)
+        inputs = prompted(inputs_of("inputs", body.inputs, config), body.prompt_name, pooling)
         shape = _Shape(body.dimensions, body.normalize is not False)
         return Work(inputs, partial(_bare, shape=shape))
+
+
+def normalizes(wanted: bool | None, dimensions: int | None, pooling: Pooling) -> bool:
+    """Whether a row is shown with length one; None: as the model's folder says."""
+    # A part of a vector of length one is shorter.
+    return pooling.normalize or dimensions is not None if wanted is None else wanted
 
 
 def in_brackets(items: Iterator[bytes]) -> Iterator[bytes]:
@@ -89,14 +93,16 @@ def _listed(computed: Computed, shape: _Shape) -> Iterator[bytes]:
     yield b',"usage":' + _ENCODE(computed.usage) + b"}"
 
 
-def _check_dimensions(wanted: int | None, pooling: Pooling, config: GatewayConfig) -> None:
+def check_dimensions(wanted: int | None, pooling: Pooling, config: GatewayConfig) -> None:
+    """Raise `BadRequest` for more than the model has."""
     most = pooling.num_dimensions(config.hidden_size)
     if wanted is not None and wanted > most:
         message = f"'dimensions' is {wanted}, but this model's vectors have {most}."
         raise BadRequest(message, param="dimensions", code="invalid_value")
 
 
-def _prompted(inputs: Inputs, name: str | None, pooling: Pooling) -> Inputs:
+def prompted(inputs: Inputs, name: str | None, pooling: Pooling) -> Inputs:
+    """Texts behind the model's prompt of this name, or its default one. Raises `BadRequest`."""
     if name is not None and name not in pooling.prompts:
         known = ", ".join(map(repr, sorted(pooling.prompts))) or "none at all"
         message = f"'prompt_name' is '{name[:200]}', but this model's prompts are {known}."

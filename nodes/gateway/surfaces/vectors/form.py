@@ -142,7 +142,8 @@ def _pooling_of(config: GatewayConfig, form: Form) -> Pooling:
     if pooling is None:
         message = (
             f"The model '{config.model_name}' gives no vectors: its folder has no 1_Pooling/config.json. Serve one "
-            "that has, or say how states are pooled: `meshctl up --pooling last` (or mean, cls)."
+            "that has, or say how states are pooled: `meshctl up --pooling last` (or mean, cls), in a program "
+            '`Engine(…, pooling="last")`.'
         )
         raise BadRequest(message, code="no_pooling")
     if pooling.kind not in form.kinds:

@@ -7,6 +7,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.surfaces.vectors.bodies import AnyRerankBody, RerankBody
 from nodes.gateway.surfaces.vectors.classify import ClassifyForm
 from nodes.gateway.surfaces.vectors.embeddings import EmbeddingsForm, EmbedForm
+from nodes.gateway.surfaces.vectors.encode import EncodeForm
 from nodes.gateway.surfaces.vectors.form import Form
 from nodes.gateway.surfaces.vectors.scoring import RerankForm, ScoreForm
 
@@ -16,6 +17,7 @@ VECTORS: Final[Mapping[str, Form]] = {
     "/v1/embeddings": _EMBEDDINGS,
     "/embeddings": _EMBEDDINGS,
     "/embed": EmbedForm(),
+    "/encode": EncodeForm(),
     "/score": _SCORE,
     "/v1/score": _SCORE,
     "/rerank": RerankForm(AnyRerankBody),
@@ -33,4 +35,4 @@ def is_served(path: str, config: GatewayConfig) -> bool:
     if pooling is None or pooling.kind not in form.kinds:
         return False
     is_class = pooling.kind == "classify" and pooling.num_dimensions(config.hidden_size) != 1
-    return not is_class or path == "/classify"
+    return not is_class or path in ("/classify", "/encode")

@@ -17,12 +17,15 @@ from nodes.gateway.schemas import (
     or_null,
     token_id_of,
 )
-from nodes.gateway.surfaces.vectors.bodies import EITHER, NEUTRAL
+from nodes.gateway.surfaces.vectors.bodies import EITHER, NEUTRAL, OF_EMBEDDINGS
+from nodes.models.pooling import Pooling
 
 _TEXT: Final[Schema] = {"type": "string", "minLength": 1}
 _REQUIRED: Final = {"EmbeddingsBody": "input", "EmbedBody": "inputs"}
 _NEEDED: Final = {"ScoreBody": 2}
-_BODIES: Final = ("EmbeddingsBody", "EmbedBody", "ScoreBody", "RerankBody", "AnyRerankBody", "ClassifyBody")
+_BODIES: Final = (
+    "EmbeddingsBody", "EmbedBody", "EncodeBody", "ScoreBody", "RerankBody", "AnyRerankBody", "ClassifyBody",
+)  # fmt: skip
 
 
 def narrow_vectors(components: dict[str, Schema], config: GatewayConfig, *, takes_priority: bool) -> None:
@@ -42,13 +45,15 @@ def narrow_vectors(components: dict[str, Schema], config: GatewayConfig, *, take
         if name in _REQUIRED:
             several = _list_of(token_ids, config)
             fields[_REQUIRED[name]] = {"anyOf": [_TEXT, token_ids, texts, several]}
-            most = pooling.num_dimensions(config.hidden_size)
-            fields["dimensions"] = or_null({"type": "integer", "minimum": 1, "maximum": most})
+            fields["dimensions"] = or_null(_dimensions(pooling, config))
             _narrow_prompts(schema, _REQUIRED[name], sorted(pooling.prompts), texts)
         for field in ("text_1", "text_2", "queries", "text") if name != "EmbeddingsBody" else ():
             if field in fields:
                 fields[field] = or_null({"anyOf": [_TEXT, texts]})
-        if name == "ScoreBody":
+        if name == "EncodeBody":
+            fields["input_ids"] = or_null({"anyOf": [token_ids, _list_of(token_ids, config)]})
+            _narrow_embeddings(fields, pooling, config)
+        elif name == "ScoreBody":
             fields["documents"] = or_null({"anyOf": [_TEXT, texts]})
         elif name == "ClassifyBody":
             fields["input"] = or_null({"anyOf": [_TEXT, token_ids, texts, _list_of(token_ids, config)]})
@@ -70,8 +75,25 @@ def _list_of(item: Schema, config: GatewayConfig) -> Schema:
     return {"type": "array", "items": item, "minItems": 1, "maxItems": config.max_inputs_per_call}
 
 
+def _dimensions(pooling: Pooling, config: GatewayConfig) -> Schema:
+    return {"type": "integer", "minimum": 1, "maximum": pooling.num_dimensions(config.hidden_size)}
+
+
+def _narrow_embeddings(fields: dict[str, Schema], pooling: Pooling, config: GatewayConfig) -> None:
+    if pooling.kind != "embedding":
+        none: Schema = {"enum": [None], "description": "The model gives no embeddings."}
+        fields.update(dict.fromkeys(OF_EMBEDDINGS, none))
+        return
+    fields["dimensions"] = or_null(_dimensions(pooling, config))
+    fields["prompt_name"] = _prompt_name(sorted(pooling.prompts))
+
+
+def _prompt_name(names: list[str]) -> Schema:
+    return {"enum": [None, *names], "description": "The model's own prompts."}
+
+
 def _narrow_prompts(schema: Schema, inputs: str, names: list[str], texts: Schema) -> None:
-    schema["properties"]["prompt_name"] = {"enum": [None, *names], "description": "The model's own prompts."}
+    schema["properties"]["prompt_name"] = _prompt_name(names)
     # A prompt and ids cannot be joined.
     none: Schema = {"properties": {"prompt_name": NULL}}
     all_of(schema, {"anyOf": [none, having({inputs: {"anyOf": [_TEXT, texts]}})]})

@@ -141,6 +141,27 @@ def test_classes() -> None:
     ]  # fmt: skip
 
 
+def test_rows_are_vectors_as_elsewhere_or_what_a_head_says() -> None:
+    bare = Pooling(pool="mean")
+    for text, ids in (("ab", [97, 98]), (["ab", "c"], [[97, 98], [99]])):
+        for fields in ({}, {"normalize": True}, {"dimensions": 1}, {"dimensions": 2, "normalize": False}):
+
+            def numbers(text: str) -> list[float]:
+                return [3, 4] if text == "ab" else [0, 7]
+
+            data = answer_of("/v1/embeddings", bare, numbers, input=text, **fields)["data"]
+            found = answer_of("/encode", bare, numbers, text=text, **fields)
+            assert found == answer_of("/encode", bare, numbers, input_ids=ids, **fields)
+            listed = found if isinstance(text, list) else [found]
+            assert [one["embedding"] for one in listed] == [one["embedding"] for one in data]
+    named = answer_of("/encode", CLASSES, lambda text: [len(text)] * 3, text=["x", "yz"], rid="mine")
+    assert named == [
+        {"embedding": [1, 1, 1], "meta_info": {"id": "mine-0", "prompt_tokens": 1}},
+        {"embedding": [2, 2, 2], "meta_info": {"id": "mine-1", "prompt_tokens": 2}},
+    ]
+    assert answer_of("/encode", SCORE, lambda _: [0.5], input_ids=[[9]], rid="mine")[0]["meta_info"]["id"] == "mine-0"
+
+
 @given(ROWS, ROWS)
 def test_numbers(one: list[float], other: list[float]) -> None:
     row = row_of(struct.pack(f"<{len(one)}f", *one))

@@ -124,6 +124,14 @@ EMBED, TOO_MANY = "/v1/embeddings", ["a"] * 6
         (EMBED, EMBEDDING, {"input": "a", "prompt_name": "none"}, "prompt_name", "invalid_value"),
         (EMBED, EMBEDDING, {"input": [1], "prompt_name": "web"}, "prompt_name", "invalid_value"),
         (EMBED, EMBEDDING, {"messages": [{"role": "user"}], "input": "a"}, "messages", "unsupported_parameter"),
+        ("/encode", None, {"text": "a"}, None, "no_pooling"),
+        ("/encode", EMBEDDING, {}, "text", "missing_required_parameter"),
+        ("/encode", EMBEDDING, {"text": "a", "input_ids": [1]}, "input_ids", "invalid_value"),
+        ("/encode", EMBEDDING, {"prompt_name": "web", "input_ids": [1]}, "input_ids", "invalid_value"),
+        ("/encode", EMBEDDING, {"text": ["a", ""]}, "text.1", "empty_prompt"),
+        ("/encode", EMBEDDING, {"input_ids": [[1], [300]]}, "input_ids.1", "invalid_token_id"),
+        ("/encode", EMBEDDING, {"text": "a", "dimensions": 9}, "dimensions", "invalid_value"),
+        ("/encode", SCORE, {"text": "a", "dimensions": 1}, "dimensions", "unsupported_parameter"),
         ("/score", SCORE, {"text_1": "a"}, "text_2", "missing_required_parameter"),
         ("/score", SCORE, {}, "text_1", "missing_required_parameter"),
         ("/score", SCORE, {"text_1": "a", "documents": "b"}, "documents", "invalid_value"),
@@ -158,6 +166,8 @@ def test_errors_say_what_to_do() -> None:
         job_of(EMBED, EMBEDDING, {"input": [[99999]]})
     with pytest.raises(ApiError, match=r"--pooling last.*mean, cls"):
         job_of(EMBED, None, {"input": "a"})
+    with pytest.raises(ApiError, match=r'Engine\(…, pooling="last"\)'):
+        job_of("/encode", None, {"text": "a"})
     with pytest.raises(ApiError, match="ask /v1/embeddings, /score or /rerank"):
         job_of("/classify", EMBEDDING, {"input": "a"})
 

@@ -29,19 +29,16 @@ DOCUMENTS_OF = {
 }
 
 
-FORMS = (("input",), ("inputs",), ("text",), ("query", "documents"), ("query", "texts"), ("text_1", "text_2"),
-         ("queries", "documents"))  # fmt: skip
+FORMS = (("input",), ("inputs",), ("text",), ("input_ids",), ("query", "documents"), ("query", "texts"),
+         ("text_1", "text_2"), ("queries", "documents"))  # fmt: skip
 
 
 def bodies(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Most of the time one of its forms with what that needs, and a few fields beside, of any value."""
     names = sorted(schema["properties"].keys() - NEUTRAL.keys())
     forms = [form for form in FORMS if {*form} <= {*names}]
-    lists = {"documents", "texts"}
-    good = [
-        st.fixed_dictionaries({name: TEXT_LISTS.filter(bool) if name in lists else st.just("a") for name in form})
-        for form in forms
-    ]
+    lists = dict.fromkeys(("documents", "texts"), TEXT_LISTS.filter(bool)) | {"input_ids": st.just([1, 2])}
+    good = [st.fixed_dictionaries({name: lists.get(name, st.just("a")) for name in form}) for form in forms]
     main = {name for form in forms for name in form}
     values = {name: INPUTS if name in main else SCALARS for name in names}
     few = st.lists(st.sampled_from(names), max_size=2, unique=True).flatmap(
@@ -77,9 +74,9 @@ def test_only_what_the_model_can_serve_is_in_the_document() -> None:
 
     scored = {path for path in VECTORS if "score" in path or "rerank" in path}
     assert paths(None) == set()
-    assert paths(EMBEDDING) == scored | {"/v1/embeddings", "/embeddings", "/embed"}
-    assert paths(SCORE) == paths(YES_NO) == scored | {"/classify"}
-    assert paths(CLASSES) == {"/classify"}
+    assert paths(EMBEDDING) == scored | {"/v1/embeddings", "/embeddings", "/embed", "/encode"}
+    assert paths(SCORE) == paths(YES_NO) == scored | {"/classify", "/encode"}
+    assert paths(CLASSES) == {"/classify", "/encode"}
 
 
 @pytest.mark.parametrize("kind", OF_KINDS)
