@@ -1,6 +1,7 @@
 """An `Engine`: a mesh without HTTP in a program of its own. `python examples/engine.py [MODEL]`, by default `tiny`.
 
-One prompt, a batch, a stream, a chat, and coroutines; the mesh ends with the program, however that ends.
+One prompt, a batch, a stream, a chat, vectors, scores, and coroutines; the mesh ends with the program, however that
+ends.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ async def many(engine: Engine) -> None:
 
 
 def main() -> None:
-    with Engine(sys.argv[1] if len(sys.argv) > 1 else "tiny", mixed=1) as engine:
+    with Engine(sys.argv[1] if len(sys.argv) > 1 else "tiny", mixed=1, pooling="mean,normalize") as engine:
         print("one:", engine.generate(QUESTION.format("What is 37 + 45?"), {"temperature": 0})["text"])
         prompts = [QUESTION.format(f"Echo: blue {name}") for name in ("stones", "apples", "bags")]
         answers = engine.generate(prompts, {"temperature": 0}, return_logprob=True)
@@ -28,6 +29,11 @@ def main() -> None:
             print("stream:", event["text"])
         said = engine.chat([{"role": "user", "content": "What is 50 + 18?"}], temperature=0)
         print("chat:", said["choices"][0]["message"]["content"])
+        texts = ["Ann has 3 red apples.", "Ann has 4 red apples.", "Bob has 7 green pears."]
+        print("vectors:", *(answer["embedding"][:2] for answer in engine.encode(texts)))
+        print("alike:", engine.score(texts[0], texts[1:]))
+        first = answers[0]["output_ids"][0]
+        print("likely:", engine.score("", prompts, label_token_ids=[first]))
         asyncio.run(many(engine))
 
 

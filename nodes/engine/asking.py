@@ -10,10 +10,12 @@ from nodes.engine.batches import Batch, Prompts, encodable
 from nodes.engine.event_iterators import AsyncEventIterator, EventIterator
 from nodes.engine.inside import Inside, Request
 from nodes.engine.loop_thread import LoopThread
+from nodes.engine.scores import Scoring, scoring_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.generate.surface import GENERATE
 
+_ENCODE: Final = "/encode"
 _SHARE: Final = 8
 """Of the room that one call may take at most, in prompts: fewer are divided because they are refused."""
 
@@ -36,8 +38,26 @@ class Asking:
         """Raises BadRequest."""
         return Prompts(prompt, input_ids, fields)
 
-    def of_prompts(self, prompts: Prompts, *, stream: bool) -> Iterable[Request]:
-        """Calls of `/generate`, each made when there is room for it."""
+    def scoring(
+        self, query: Any, items: Any, token_ids: Any, fields: Mapping[str, Any], *, softmax: bool, item_first: bool
+    ) -> Scoring:
+        """Raises BadRequest."""
+        return scoring_of(query, items, token_ids, fields, softmax=softmax, item_first=item_first)
+
+    def of_scores(self, scoring: Scoring) -> Iterable[Request]:
+        """Calls of the route that scores, as `of_prompts`."""
+        if scoring.prompts is None:
+            return ()
+        return self.of_prompts(scoring.prompts, path=scoring.path, num_beside=scoring.num_beside)
+
+    def of_vectors(self, prompts: Prompts) -> Iterable[Request]:
+        """Calls of `/encode`, as `of_prompts`."""
+        return self.of_prompts(prompts, path=_ENCODE)
+
+    def of_prompts(
+        self, prompts: Prompts, *, path: str = GENERATE.path, stream: bool = False, num_beside: int = 0
+    ) -> Iterable[Request]:
+        """Calls of a route, each made when there is room for it and for `num_beside` more requests that it makes."""
         inside, most_samples = self._inside, self.config.max_samples_per_call
         is_indexed = stream and (prompts.is_list or prompts.num_samples_of(0) > 1)
 
@@ -47,7 +67,7 @@ class Asking:
             where = f"{which} of {len(prompts)}" if len(prompts) > 1 else ""
             parts = None if batch.num_prompts == 1 else lambda: map(request, prompts.one_by_one(batch))
             shown = _indexed(batch) if is_indexed else None
-            return Request(GENERATE.path, batch.body, batch.num_samples, shown, where, parts)
+            return Request(path, batch.body, batch.num_samples + num_beside, shown, where, parts)
 
         return map(request, prompts.batches(most_samples, lambda: max(1, inside.room_now // _SHARE)))
 

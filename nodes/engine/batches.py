@@ -1,6 +1,6 @@
-"""From the arguments of `Engine.generate` to bodies of `POST /generate`, a few prompts in each. Pure.
+"""From the arguments of an engine's methods to bodies of routes, a few prompts in each. Pure.
 
-What a body may say, and what is wrong with one, is known to that route alone (`nodes/gateway/surfaces/generate`).
+What a body may say, and what is wrong with one, is known to its route alone (`nodes/gateway/surfaces`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,23 +32,26 @@ class Batch(NamedTuple):
 
 
 class Prompts:
-    """All prompts of one `generate`; iterating makes their calls, each when it is needed.
+    """All prompts of one `generate`, or what else there is any number of: then `field` is that of texts.
 
     `is_list`: several prompts were given, or a list with one. Raises BadRequest for lists that do not fit together.
     """
 
-    def __init__(self, prompt: Any, input_ids: Any, fields: Mapping[str, Any]) -> None:
+    def __init__(self, prompt: Any, input_ids: Any, fields: Mapping[str, Any], *, field: str = "text") -> None:
         if (prompt is None) == (input_ids is None):
             message = "Give either 'prompt' or 'input_ids', and not both."
             raise BadRequest(message, param="prompt", code="invalid_value")
-        self._name = "text" if input_ids is None else "input_ids"
-        given = _plain(prompt if input_ids is None else input_ids)
-        self.is_list = _is_nested(given) if prompt is None else _is_list(given)
+        self._name = field if input_ids is None else "input_ids"
+        given = plain(prompt if input_ids is None else input_ids)
+        self.is_list = _is_nested(given) if prompt is None else is_list(given)
         self._prompts: Sequence[Any] = given if self.is_list else [given]
         if self.is_list and not self._prompts:
             param = "prompt" if input_ids is None else "input_ids"
             raise BadRequest(f"'{param}' is empty. Give at least one prompt.", param=param, code="empty_prompt")
         self._fields = {name: value for name, value in fields.items() if value is not None}
+        if self._name in self._fields:
+            message = f"'{self._name}' cannot be given beside the prompts: it is what they become."
+            raise BadRequest(message, param=self._name, code="invalid_value")
         self._of_each = {name: value for name, value in self._fields.items() if self._is_of_each(name, value)}
         for name, values in self._of_each.items():
             if len(values) != len(self):
@@ -108,21 +111,22 @@ class Prompts:
         return self._of_each[name][number] if name in self._of_each else self._fields.get(name)
 
     def _is_of_each(self, name: str, value: Any) -> bool:
-        return self.is_list and ((name in _OF_EACH and _is_list(value)) or (name == _IDS and _is_nested(value)))
+        return self.is_list and ((name in _OF_EACH and is_list(value)) or (name == _IDS and _is_nested(value)))
 
 
-def _is_list(value: Any) -> bool:
+def is_list(value: Any) -> bool:
+    """Whether it becomes a list in a body."""
     return isinstance(value, list | tuple)
 
 
 def _is_nested(value: Any) -> bool:
-    return isinstance(value, list | tuple) and any(map(_is_list, cast("Sequence[Any]", value)))
+    return isinstance(value, list | tuple) and any(map(is_list, cast("Sequence[Any]", value)))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Arrays and tensors, and lists of them, as lists; anything else as it is."""
-    plain = _of_array(value)
-    return [_of_array(one) for one in cast("Sequence[Any]", plain)] if _is_list(plain) else plain
+    found = _of_array(value)
+    return [_of_array(one) for one in cast("Sequence[Any]", found)] if is_list(found) else found
 
 
 def _of_array(value: Any) -> Any:

@@ -3,8 +3,9 @@
     program's thread --> Engine --> its thread: loop, gateway, request log --ZeroMQ--> the mesh's other roles
                                        `--exec, and a pipe--> supervisor --> their processes
 
-Names, arguments and answers of `generate` are those of SGLang's Engine and of `POST /generate`, of `chat` those of
-OpenAI's chat completions: bodies go to the very routes of a gateway (`nodes/gateway/surfaces`).
+Names, arguments and answers of `generate`, `encode` and `score` are those of SGLang's Engine and of `POST /generate`,
+`/encode` and `/score`, of `chat` those of OpenAI's chat completions: bodies go to the very routes of a gateway
+(`nodes/gateway/surfaces`).
 """
 
 import atexit
@@ -147,6 +148,73 @@ class Engine:
         asking = self._asking
         request = asking.of_chat(messages, stream, fields)
         return await asking.stream_later(request) if stream else (await asking.whole_later(request))[0]
+
+    def encode(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        dimensions: int | None = None,
+        **fields: Any,
+    ) -> Any:
+        """The vector of one prompt, or of each of any number of them, for models that give vectors or scores.
+
+        Returns what `POST /encode` answers: a dict with `embedding` and `meta_info` for one prompt, a list of them for
+        a list. `dimensions`: the first so many numbers. `fields` are the route's others: `normalize`, `prompt_name`,
+        `truncate_prompt_tokens`, `rid` and more.
+        """
+        asking = self._asking
+        prompts = asking.prompts(prompt, input_ids, {"dimensions": dimensions, **fields})
+        return prompts.of_each(asking.whole(asking.of_vectors(prompts)))
+
+    async def async_encode(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        dimensions: int | None = None,
+        **fields: Any,
+    ) -> Any:
+        """`encode` for coroutines."""
+        asking = self._asking
+        prompts = asking.prompts(prompt, input_ids, {"dimensions": dimensions, **fields})
+        return prompts.of_each(await asking.whole_later(asking.of_vectors(prompts)))
+
+    def score(
+        self,
+        query: str | Sequence[int],
+        items: str | Sequence[str] | Sequence[Sequence[int]],
+        label_token_ids: Sequence[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Score any number of items, each with the query.
+
+        With `label_token_ids`, of a model that generates: a list for each item, with the probability of each of these
+        tokens to come right after query and item, or with `item_first` after item and query; with `apply_softmax` they
+        add up to 1. Texts are joined as they are, without a template; ids may be given in their place.
+
+        Without, of a model that gives vectors or scores: a float for each item, as `POST /score` answers.
+        `fields` are others of `/generate` or `/score`.
+        """
+        asking = self._asking
+        scoring = asking.scoring(query, items, label_token_ids, fields, softmax=apply_softmax, item_first=item_first)
+        return scoring.scores(asking.whole(asking.of_scores(scoring)))
+
+    async def async_score(
+        self,
+        query: str | Sequence[int],
+        items: str | Sequence[str] | Sequence[Sequence[int]],
+        label_token_ids: Sequence[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """`score` for coroutines."""
+        asking = self._asking
+        scoring = asking.scoring(query, items, label_token_ids, fields, softmax=apply_softmax, item_first=item_first)
+        return scoring.scores(await asking.whole_later(asking.of_scores(scoring)))
 
     def close(self) -> None:
         """End what runs, with EngineClosed, and the mesh if it is this engine's own. Idempotent."""

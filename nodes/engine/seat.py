@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import msgspec
 from typing_extensions import override
@@ -25,6 +25,7 @@ from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, Internal
 from nodes.gateway.fingerprint import fingerprint_of
+from nodes.gateway.job_endpoint import JobEndpoint
 from nodes.gateway.local import LocalGateway
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.surfaces.chat import CHAT
@@ -33,9 +34,14 @@ from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.validation import Validator
 
 SURFACES: Final[tuple[Surface, ...]] = (CHAT, GENERATE)
-"""The routes that an engine asks."""
+"""The routes that generate which an engine asks, beside those for vectors."""
 _RETRY_S: Final = 0.1
 """Between two looks for the registry of a mesh that is starting; a look is a `stat`."""
+
+
+class _Route(NamedTuple):
+    endpoint: JobEndpoint
+    id_prefix: str
 
 
 class Seat:
@@ -58,7 +64,8 @@ class Seat:
         self._gateway = _Gateway(config)
         address = Address(begun.gateway, epoch)
         self._system = ActorSystem(self._gateway, address, ZeroMQTransport(listen), run.bootstrap(), options)
-        self._endpoints: dict[str, CompletionEndpoint] = {}
+        self._budget = BodyBudget(config)
+        self._routes: dict[str, _Route] = {}
 
     @property
     def ctx(self) -> Context:
@@ -67,18 +74,31 @@ class Seat:
     async def join(self) -> None:
         await self._system.start()
         self._observer = _StrictObserver(self.ctx)
-        self._endpoints = {
-            surface.path: CompletionEndpoint(
-                self._gateway.service,
-                surface,
-                Validator(self.config),
-                fingerprint=fingerprint_of(self.config),
-                budget=BodyBudget(self.config),
-                observer=self._observer,
-            )
-            for surface in SURFACES
-        }
+        self._routes = {surface.path: self._route_of(surface) for surface in SURFACES}
         await self._system.joined()
+
+    def _route_of(self, surface: Surface) -> _Route:
+        endpoint = CompletionEndpoint(
+            self._gateway.service,
+            surface,
+            Validator(self.config),
+            fingerprint=fingerprint_of(self.config),
+            budget=self._budget,
+            observer=self._observer,
+        )
+        return _Route(endpoint, surface.id_prefix)
+
+    def _route(self, path: str) -> _Route:
+        if path not in self._routes:
+            # Imported when one is asked for: numpy takes a tenth of a second, and programs that generate have no use
+            # for it.
+            from nodes.gateway.surfaces.vectors.endpoint import VectorEndpoint
+            from nodes.gateway.surfaces.vectors.routes import VECTORS
+
+            form = VECTORS[path]
+            endpoint = VectorEndpoint(self._gateway.service, form, budget=self._budget, observer=self._observer)
+            self._routes[path] = _Route(endpoint, form.id_prefix)
+        return self._routes[path]
 
     async def served(self) -> None:
         """Return once every role is there that a request needs."""
@@ -94,14 +114,13 @@ class Seat:
     def exchange(
         self, path: str, body: bytes, events: EventBuffer, shown: Callable[[Any], Any] | None = None
     ) -> Exchange:
-        surface = next(surface for surface in SURFACES if surface.path == path)
-        return Exchange(path, body, surface.id_prefix, events, shown)
+        return Exchange(path, body, self._route(path).id_prefix, events, shown)
 
     async def ask(self, exchange: Exchange) -> None:
         """Have its route answer. Raises `ApiError`; what the answer ended with, if that had begun."""
         call = exchange.call
         try:
-            await self._endpoints[exchange.path](call)
+            await self._route(exchange.path).endpoint(call)
         except ApiError as error:
             self._observer.failed(call.names, error)
             raise

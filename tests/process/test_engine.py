@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import itertools
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -41,7 +42,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(base):
-    with Engine("echo", mixed=1, max_running=16, roles=FEW) as engine:
+    with Engine("echo", mixed=1, max_running=16, pooling="mean,normalize", roles=FEW) as engine:
         yield engine
     assert not [path for path in base.rglob("*") if not path.is_dir()]
 
@@ -119,6 +120,43 @@ async def _use(engine):
     engine.generate("on its own thread")
 
 
+def test_vectors_and_scores_of_any_number_of_texts(engine):
+    texts = [f"{number} is one" for number in range(150)]
+    found = engine.encode(texts)
+    vectors = [one["embedding"] for one in found]
+    assert vectors[::50] == [engine.encode(text)["embedding"] for text in texts[::50]]
+    assert [one["meta_info"]["prompt_tokens"] for one in found] == [*map(len, texts)]
+    assert len({one["meta_info"]["id"] for one in found}) == 150
+    named = engine.encode(input_ids=[[*text.encode()] for text in texts[:2]], rid=["a", "b"])
+    assert [one["embedding"] for one in named] == vectors[:2]
+    assert [one["meta_info"]["id"] for one in named] == ["a-0", "b-0"]
+    # Each call has the query beside its items, and room for both.
+    cosines = [sum(map(operator.mul, vectors[7], vector)) for vector in vectors]
+    assert engine.score(texts[7], texts) == pytest.approx(cosines, abs=1e-6)
+    assert engine.score("x", texts[0]) == engine.score("x", texts[:1])
+    assert engine._inside._room.feeder.num_requests == 0
+
+
+def test_how_likely_tokens_are_behind_a_query_and_an_item(engine):
+    # An echo says the first token of its prompt.
+    items = [f"{number} is one" for number in range(200)]
+    assert engine.score("a", items, [97, 98]) == [[1.0, 0.0]] * 200
+    assert engine.score("a", ["b", "c"], [97, 98], item_first=True) == [[0.0, 1.0], [0.0, 0.0]]
+    assert engine.score([97], [[98], [99]], [98, 97], apply_softmax=True) == [[0.0, 1.0]] * 2
+    asked = engine.generate("ab", GREEDY, return_logprob=True, token_ids_logprob=[97])
+    assert asked["meta_info"]["output_token_ids_logprobs"][0] == [[0.0, 97, None]]
+
+    async def ask():
+        return await asyncio.gather(
+            engine.async_score("a", "b", [97]), engine.async_score("a", ["a"]), engine.async_encode("a")
+        )
+
+    likely, cosines, vector = asyncio.run(ask())
+    assert (likely, cosines) == ([[1.0]], [pytest.approx(1.0)])
+    assert vector["embedding"] == engine.encode("a")["embedding"]
+    assert engine.score("a", []) == engine.score("a", [], [97]) == []
+
+
 def test_what_is_wrong_is_named(engine):
     wrong = [
         (lambda: engine.generate("a", {"temprature": 1}), "sampling_params.temprature"),
@@ -128,6 +166,10 @@ def test_what_is_wrong_is_named(engine):
         (lambda: engine.generate(input_ids=[[1], [10**6]]), "input_ids"),
         (lambda: next(engine.generate("a", {"max_new_tokens": 10**9}, stream=True)), "sampling_params.max_new_tokens"),
         (lambda: engine.chat([{"role": "user", "content": "x"}], max_tokenz=1), "max_tokenz"),
+        (lambda: engine.encode("a", dimensions=10**6), "dimensions"),
+        (lambda: engine.encode("a", no_such=1), "no_such"),
+        (lambda: engine.score("a", ["b"], [10**6]), "token_ids_logprob"),
+        (lambda: engine.score("a", ["b", ""]), "documents.1"),
     ]
     for ask, param in wrong:
         with pytest.raises(BadRequest) as caught:
@@ -182,7 +224,7 @@ def test_a_lock_that_is_held_loses_nothing(base):
 
 
 def test_it_attaches_to_a_mesh_that_serves_http_and_answers_as_that_does(base, engine, host, monkeypatch):
-    host.up("--model", "echo", "--mixed", "1")
+    host.up("--model", "echo", "--mixed", "1", "--pooling", "mean")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(host.base))
 
     def post(path, body):
@@ -215,6 +257,12 @@ def test_it_attaches_to_a_mesh_that_serves_http_and_answers_as_that_does(base, e
         assert without_ids(attached.chat(**chat)) == without_ids(by_http)
         last = events(post("/generate", {"text": "one", "sampling_params": GREEDY, "stream": True}))[-1]
         assert without_ids(list(attached.generate("one", GREEDY, stream=True))[-1]) == without_ids(last)
+        vectors = json.loads(post("/v1/embeddings", {"input": ["one", "another"]}))["data"]
+        found = attached.encode(["one", "another"])
+        assert [one["embedding"] for one in found] == [one["embedding"] for one in vectors]
+        assert without_ids(found) == without_ids(json.loads(post("/encode", {"text": ["one", "another"]})))
+        scored = json.loads(post("/score", {"text_1": "one", "text_2": ["another", "one"]}))["data"]
+        assert attached.score("one", ["another", "one"]) == [one["score"] for one in scored]
         assert engine.generate("both at once", GREEDY)["text"] == "both at "
         listed = host.ps()
         assert [entry["role"] for name, entry in listed.items() if name.startswith("engine-")] == ["gateway"]

@@ -93,6 +93,7 @@ def test_one_prompt_and_a_list_of_one_are_told_apart(prompt: Any, input_ids: Any
         (None, None, {}, "prompt"),
         ("a", [1], {}, "prompt"),
         ([], None, {}, "prompt"),
+        ("a", None, {"text": "b"}, "text"),
         (["a", "b"], None, {"sampling_params": [{}]}, "sampling_params"),
         (["a", "b"], None, {"rid": ["a", "b", "c"]}, "rid"),
     ],
