@@ -41,7 +41,7 @@ def test_drawn_bodies(mesh: Any, num_examples: int, derandomize: bool) -> None:
     document = json.loads(mesh.get("/openapi.json"))
     client, schemas = Client(mesh.port), document["components"]["schemas"]
     routes = routes_by_body(document)
-    assert len(routes) == 14
+    assert len(routes) == 16
     chosen = settings(
         max_examples=num_examples,
         deadline=None,
