@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cli.arguments import config, control, keys, look
-from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, example
+from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, PoolingOption, example
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
 
@@ -140,6 +140,7 @@ def up(
     keep_attribution: AttributionOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
+    pooling: PoolingOption = None,
     device: DeviceOption = None,
     mem_fraction: MemFractionOption = None,
     deterministic: DeterministicOption = None,

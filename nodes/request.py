@@ -28,6 +28,13 @@ MAX_ASK_BYTES: Final = 64 * 1024
 """Of all asks of a request together: they go with each attempt, each order of a prefill, each opening at a worker."""
 
 
+TOKENS: Final = "tokens"
+VECTOR_KINDS: Final = ("last", "mean", "cls")
+"""What may be wanted of a model beside tokens: one vector of the prompt's last hidden states, pooled in this way."""
+VECTORS: Final = "vectors/1"
+"""Beside the names of asks: that a worker makes vectors."""
+
+
 class Asked(HotPart, frozen=True):
     """One thing that a request asks of its draws, as it travels: its name with a version, and its value as bytes.
 
@@ -113,7 +120,9 @@ class RequestSpec(HotPart, frozen=True):
     """What a client wants of one sample of its prompt: the same for every attempt, and handed on in parts.
 
     A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. `shown_ids` are
-    special tokens that are part of the text even so with `skip_special_tokens`.
+    special tokens that are part of the text even so with `skip_special_tokens`. `kind` is `TOKENS` or one
+    of `VECTOR_KINDS`: then nothing is drawn, and `sampling` and `stop` mean nothing. Of a pair of texts, the second
+    begins at token `second_from` (0: it is no pair), for models that tell them apart.
     """
 
     sampling: Sampling
@@ -122,6 +131,18 @@ class RequestSpec(HotPart, frozen=True):
     extra_key: str = ""
     skip_special_tokens: bool = True
     shown_ids: list[int] = []
+    kind: str = TOKENS
+    second_from: int = 0
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether a vector is wanted."""
+        return self.kind != TOKENS
+
+    @property
+    def needs(self) -> list[str]:
+        """The names of what a worker must be able to do for it."""
+        return [asked.name for asked in self.sampling.asks] + [VECTORS] * self.is_vector
 
 
 class Stages(HotPart, frozen=True):

@@ -33,6 +33,7 @@ from nodes.protocol import (
     OfferPair,
     OpenGrants,
     OrderPrefills,
+    Pooled,
     PrefillNews,
     Prepare,
     PromptRead,
@@ -74,7 +75,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
-        TokenBatch, AttemptFailed, PromptRead,
+        TokenBatch, AttemptFailed, PromptRead, Pooled,
     ),
     (WORKER,): (StepResult, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),

@@ -10,6 +10,7 @@ from cli.arguments.options import (
     NameOption,
     NamesOption,
     OutputOption,
+    PoolingOption,
     commands,
     example,
 )
@@ -101,12 +102,13 @@ def models(context: typer.Context, output: OutputOption = "table") -> None:
 def show_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As with `up --model`: mostly a directory.")],
     chat_template: ChatTemplateOption = None,
+    pooling: PoolingOption = None,
     output: OutputOption = "table",
 ) -> None:
     """Show what a mesh would make of a model's files, and which file says so. Starts and fetches nothing."""
     from cli.commands.models import show as run
 
-    raise typer.Exit(run(model, chat_template or "", output))
+    raise typer.Exit(run(model, chat_template or "", pooling or "auto", output))
 
 
 @app.command(epilog=example("meshctl version"))

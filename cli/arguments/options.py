@@ -22,6 +22,10 @@ FileOption = Annotated[
 ChatTemplateOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="Chat template (jinja) to use instead of the model's own.")
 ]
+PoolingOption = Annotated[
+    str | None,
+    typer.Option(help="How vectors are made: last, mean or cls, with `,normalize`, or yes_no; default: by the model."),
+]
 FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Topology file (TOML), as with --file.")]
 ActorsArgument = Annotated[list[str], typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")]
 GroupsArgument = Annotated[

@@ -13,7 +13,7 @@ from cli.exit_codes import ExitCode
 from cli.hub.files import cached_models
 from cli.output import print_json, print_table
 from cli.plan.model import ModelPlan, plan_model
-from cli.plan.settings import Settings
+from cli.plan.settings import load_settings
 from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, known_models, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
@@ -33,11 +33,12 @@ def models(output: str) -> ExitCode:
     return ExitCode.OK
 
 
-def show(model: str, template: str, output: str) -> ExitCode:
+def show(model: str, template: str, pooling: str, output: str) -> ExitCode:
     """Print what the files of a model say, with the name of the file. Raises BadModel or BadConfig, as `up` does."""
     if not model:
         raise WrongUsage("no model is named", why="its name is empty", do="give a directory, or a name as with --model")
-    plan = plan_model(Settings(model=model, chat_template=template), Progress(None), fetches=False)
+    settings = load_settings(None, {}, {"model": model, "chat_template": template, "pooling": pooling})
+    plan = plan_model(settings, Progress(None), fetches=False)
     facts = _shown(plan, template)
     if output == "json":
         print_json(facts)
@@ -73,11 +74,31 @@ def _shown(plan: ModelPlan, template: str) -> dict[str, Any]:
             "parameters": 0 if spec.source == "echo" else _num_parameters(spec),
             "bytes": sum(Path(file).stat().st_size for file in spec.weight_files),
         },
+        **_vectors(spec),
         "notes": list(plan.notes),
     }
 
 
+def _vectors(spec: ModelSpec) -> dict[str, Any]:
+    pooling = spec.pooling
+    if pooling is None:
+        return {"vectors": []}
+    made: dict[str, Any] = {"content": pooling.kind, "pool": pooling.pool}
+    made |= {"dimensions": pooling.num_dimensions(spec.hidden_size), "normalized": pooling.normalize}
+    made |= {"activation": pooling.activation, "longest_input": pooling.max_length or spec.context_length}
+    default = pooling.default_prompt
+    prompts = [
+        {"name": name, "content": repr(text), "default": name == default}
+        for name, text in pooling.prompts.items()
+        if text
+    ]
+    lists = {"labels": list(pooling.labels), "prompts": prompts}
+    return {"vectors": made, **{name: found for name, found in lists.items() if found}, "makes_text": spec.has_head}
+
+
 def _line(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if not isinstance(value, dict):
         return f"{value:,}" if isinstance(value, int) else str(value)
     fields = dict(cast("dict[str, Any]", value))

@@ -31,7 +31,14 @@ from cli.hub.download_bar import DownloadBar
 from cli.hub.name import HubName
 from cli.supervisor.progress import Progress
 from nodes.model_spec import ModelError, ModelNotFound, ModelSpec
-from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, require_files, small_files
+from nodes.model_spec.checkpoint_files import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    MODULES_FILE,
+    SINGLE_FILE,
+    require_files,
+    small_files,
+)
 from nodes.model_spec.directory import read_description, read_directory, read_texts
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP
 from nodes.model_spec.weight_index import files_of_index
@@ -128,12 +135,15 @@ def _fetch_files(
         with contextlib.suppress(EntryNotFoundError):
             huggingface_hub.hf_hub_download(wanted.repository, name, revision=commit)
     directory = paths[CONFIG_FILE].parent
-    check(read_description(directory, wanted.repository))
+    spec = read_description(directory, wanted.repository)
+    check(spec)
     weights = [SINGLE_FILE] if SINGLE_FILE in sizes else files_of_index(directory / INDEX_FILE)
+    beside = [dense.path for dense in spec.pooling.dense if dense.path] if spec.pooling else []
+    weights += [Path(path).relative_to(directory).as_posix() for path in beside]
     if absent := [name for name in weights if name not in sizes]:
         raise ModelNotFound(
-            f"{wanted} has no {absent[0]}, though its {INDEX_FILE} names it. Ask those who uploaded it, or give another"
-            " revision."
+            f"{wanted} has no {absent[0]}, though its {MODULES_FILE if '/' in absent[0] else INDEX_FILE} names it. Ask"
+            " those who uploaded it, or give another revision."
         )
     _download(wanted, commit, {name: sizes[name] for name in weights}, progress)
     return Snapshot(directory, commit)

@@ -52,13 +52,26 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
     template = _template_path(settings.chat_template)
     argument, origin = _locate(settings, progress, fetches=fetches)
     try:
-        spec = resolve_model(argument)
+        spec = resolve_model(argument, settings.pooling)
     except ModelError as error:
         raise BadModel(
             f"the model {settings.model!r} cannot be served",
             why=error.message,
             do="correct it, or give another with --model (`meshctl models` lists those that need no files)",
         ) from error
+    if not spec.has_head and spec.pooling is None:
+        raise BadModel(
+            f"the model {settings.model!r} cannot be served",
+            why="it has no head, so it makes no text, and none of its files says how it makes vectors",
+            do="say how with --pooling: last, mean or cls, with `,normalize` behind it if they are of length one",
+        )
+    if (
+        not spec.has_head
+        and settings.own_host is None
+        and (settings.prefill, settings.decode, settings.mixed) == (None,) * 3
+    ):
+        # A vector is a prefill: there is nothing to hand over, and a second group would take half of the cores.
+        settings = msgspec.structs.replace(settings, mixed=1)
     texts = _check_texts(settings, spec)
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)

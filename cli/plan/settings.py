@@ -30,7 +30,7 @@ from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
 from nodes.asks import LogprobsOf
 from nodes.gateway.parsers import ParserUnusable, check_names
-from nodes.model_spec import Quantization
+from nodes.model_spec import PoolingChoice, Quantization
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
 
@@ -95,6 +95,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `quantize` rounds weights when they are loaded: to `int8` on the CPU, in workers that compute alone. A step of one
     row then reads half of bfloat16's bytes; logits and pages of KV differ from those of other workers.
 
+    `pooling` is how vectors are made, if not as the model's folder says: from the states of the last position (`last`),
+    the first (`cls`) or all (`mean`), with `,normalize` of length one; or `yes_no`, scores by these tokens' logits.
+
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; if only `mixed` is set there
     are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp` and `decode_tp` in
     groups of that kind. `served_name` is what clients call the model, by default the model's own name; several names
@@ -123,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chat_template: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     quantize: Quantization = "none"
+    pooling: PoolingChoice = "auto"
     device: Device = "cpu"
     mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
     deterministic: bool = False

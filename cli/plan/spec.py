@@ -12,7 +12,7 @@ from nodes.context_length import ServedContext
 from nodes.models.spec import ModelSpec
 
 _SHARED: Final = (
-    "dtype", "quantize", "served_name", "deterministic", "host", "port", "tp", "prefill_tp", "decode_tp",
+    "dtype", "quantize", "pooling", "served_name", "deterministic", "host", "port", "tp", "prefill_tp", "decode_tp",
     "context_length", "max_running", "chunk", "max_step_ms", "local_prefill_max", "external", "roles", "registry_port",
 )  # fmt: skip
 
@@ -25,6 +25,7 @@ def host_spec(settings: Settings, spec: ModelSpec, context: ServedContext, relea
         "model": f"{spec.name} ({spec.fingerprint[-12:]})" if spec.fingerprint != spec.name else spec.name,
         "dtype": settings.dtype,
         "quantize": settings.quantize,
+        "pooling": settings.pooling,
         "page_size": str(settings.kv.page_size),
         "context_length": str(context.length),
         "layout": spec.kv_layout(settings.dtype, settings.kv.page_size, 0, 1).digest.hex(),

@@ -22,6 +22,7 @@ from nodes.gateway.surfaces.responses.kept import KeptResponses
 from nodes.protocol import (
     AbortRequests,
     AttemptFailed,
+    Pooled,
     PromptRead,
     ReadResponse,
     RequestsAborted,
@@ -98,7 +99,7 @@ class Gateway(Actor):
             super().on_ask(call)
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        if isinstance(message, TextBatch | PromptRead | AttemptFailed):
+        if isinstance(message, TextBatch | PromptRead | Pooled | AttemptFailed):
             self.service.handle(message)
         else:
             super().on_tell(sender, message, buffers)

@@ -6,11 +6,11 @@ A client that leaves is noticed at every stage, and whatever runs for it is canc
 nothing but its service.
 """
 
-import asyncio
 import time
 from typing import Final, NamedTuple
 
 import msgspec
+from typing_extensions import override
 
 from nodes.gateway.answer_form import AnswerForm
 from nodes.gateway.answering import Answering
@@ -18,8 +18,8 @@ from nodes.gateway.answers import Answers
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.constraints import after_reasoning, with_calls
 from nodes.gateway.event_stream import EventStream, failed
-from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
+from nodes.gateway.job_endpoint import JobEndpoint
 from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
@@ -44,7 +44,7 @@ class _Prepared(NamedTuple):
     texts: list[str]
 
 
-class CompletionEndpoint:
+class CompletionEndpoint(JobEndpoint):
     """The handler of one of these routes."""
 
     def __init__(
@@ -57,45 +57,21 @@ class CompletionEndpoint:
         budget: BodyBudget,
         observer: HttpObserver,
     ) -> None:
-        self._service = service
+        super().__init__(service, budget=budget, observer=observer)
         self._surface = surface
         self._validator = validator
         self._fingerprint = fingerprint
-        self._budget = budget
-        self._observer = observer
 
-    async def __call__(self, call: HttpCall) -> None:
-        """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
-        arrived_at = self._service.now()
-        self._service.enter_call(call.key)
-        try:
-            self._observer.came(call.names)
-            if call.names.traceparent:
-                self._service.continue_trace(call.names.traceparent)
-            try:
-                body = await call.read_body(self._budget)
-                job = await self._read(call, body)
-            finally:
-                call.forget_body()
-            if (named := call.names.called(job.client_id)) != call.names:
-                call.names = named
-                self._observer.came(named)
-            self._observer.unknown_fields(job.unknown_fields, call.names.path)
-            self._service.check_priority(job.priority)
-            names = [one for one in (job.rids, job.client_id, call.request_id) if one]
-            with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
-                await self._generate(call, job, arrived_at, named)
-        finally:
-            self._service.leave_call(call.key)
-
+    @override
     async def _read(self, call: HttpCall, body: bytes) -> Job:
         return self._surface.read(self._validator, body, call.request_id)
 
+    @override
     async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
         watcher = call.watch()
         generation: Generation | None = None
         try:
-            told = await self._prepare(job, watcher)
+            told = await self._unless_gone(self._ask(job), watcher)
             generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.key)
             self._service.end_aborted(named.opened(generation))
             output = generation.output
@@ -109,19 +85,6 @@ class CompletionEndpoint:
             watcher.cancel()
             if generation is not None:
                 self._service.abandon(generation, call.key)
-
-    async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> _Prepared:
-        asking = asyncio.ensure_future(self._ask(job))
-        stopping = self._service.stopping
-        try:
-            await asyncio.wait((asking, watcher, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-            if watcher.done():
-                raise ClientLeft
-            raise self._service.error_of(Failure("shutting_down", "this gateway is shutting down"), "")
-        finally:
-            asking.cancel()
 
     async def _ask(self, job: Job) -> _Prepared:
         form = _PLAIN

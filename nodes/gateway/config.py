@@ -7,6 +7,7 @@ from nodes.context_length import ServedContext
 from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import Quantization
 from nodes.models.fill_in import FillIn
+from nodes.models.pooling import Pooling
 from nodes.request import SamplingDefaults
 
 
@@ -18,7 +19,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs_of` is whose logprobs are answered: the model's own, or of what edits and temperature made of it.
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
     `fill_in` are the tokens by which the model takes a `suffix` (None: it does not), `template_reads` the variables of
-    its chat template that requests have fields for.
+    its chat template that requests have fields for. `pooling` is how the model makes vectors (None: it makes none), of
+    `hidden_size` numbers unless the pooling says otherwise. `makes_text` is false if it makes nothing else.
     Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
@@ -42,6 +44,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int = 0
     fill_in: FillIn | None = None
     template_reads: tuple[str, ...] = ()
+    pooling: Pooling | None = None
+    makes_text: bool = True
+    hidden_size: int = 0
     host: str = "127.0.0.1"
     port: int = 8000
     reuse_port: bool = False
@@ -63,6 +68,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 16384
     max_samples_per_call: int = 128
     max_prompts_per_call: int = 128
+    max_inputs_per_call: int = 2048
     body_timeout_s: float = 30.0
     body_pause_s: float = 10.0
     min_body_bytes_per_s: int = 1024
@@ -94,3 +100,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     def served_names(self) -> tuple[str, ...]:
         """All names of the model; the first is the one that answers carry."""
         return (self.model_name, *self.aliases)
+
+    @property
+    def longest_input(self) -> int:
+        """How many tokens a prompt that becomes a vector may have: all of the context, unless the model says less."""
+        most = 0 if self.pooling is None else self.pooling.max_length
+        return min(most or self.context_length, self.context_length)

@@ -65,7 +65,7 @@ from nodes.gateway.retrying import (
     QUIET_PACES,
     pause_before,
 )
-from nodes.protocol import AttemptFailed, PromptRead, TextBatch, TextDelta
+from nodes.protocol import AttemptFailed, Pooled, PromptRead, TextBatch, TextDelta
 from nodes.protocol.memory import MEMORY_RELEASED
 
 REQUEST: Final = "request"
@@ -123,6 +123,8 @@ class GatewayCore:
                     self._on_delta(delta, now)
             case PromptRead():
                 self._on_prompt_read(event, now)
+            case Pooled():
+                self._on_pooled(event, now)
             case AttemptFailed():
                 self._on_attempt_failed(event, now)
             case Opened():
@@ -219,6 +221,16 @@ class GatewayCore:
         state.resend_at = now + self._config.quiet_s
         state.num_resends = 0
         self._say_read(state)
+
+    def _on_pooled(self, event: Pooled, now: float) -> None:
+        state = self.requests.get(event.request_id)
+        if state is None or state.attempt != event.attempt or state.phase > Phase.RUNNING or not state.wants_vector:
+            self.num_refused += 1
+            return
+        if state.phase is Phase.SUBMITTING:
+            self._run(state, now)
+        self._commands.append(state.accept_vector(event, now))
+        self._end(state, "stop", None, now)
 
     def _say_read(self, state: RequestState) -> None:
         if state.reading is not None and state.reading.is_whole:

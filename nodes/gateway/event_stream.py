@@ -100,6 +100,7 @@ class EventStream:
 
 
 def failed(service: GatewayService, failure: Failure, job: Job) -> ApiError:
+    """The answer to a call one of whose requests failed, which the service has logged."""
     error = service.error_of(failure, job.prompt_param)
     # The service logged each request as it ended.
     error.is_logged = True

@@ -1,14 +1,14 @@
 """The events that the gateway's core handles, and the commands that it returns.
 
-Events come from the mesh (`TextBatch`, `PromptRead` and `AttemptFailed` as they are on the wire), from answers to asks,
-from clients and from the clock. Commands are performed by `service.py`, in order.
+Events come from the mesh (`TextBatch`, `PromptRead`, `Pooled` and `AttemptFailed` as they are on the wire), from
+answers to asks, from clients and from the clock. Commands are performed by `service.py`, in order.
 """
 
 from typing import Final, NamedTuple
 
 import msgspec
 
-from nodes.protocol import AttemptFailed, ChooseRoute, PromptRead, ResendFrom, Route, Submit, TextBatch
+from nodes.protocol import AttemptFailed, ChooseRoute, Pooled, PromptRead, ResendFrom, Route, Submit, TextBatch
 from nodes.request import AttemptRef, RequestSpec, Stages
 
 ABORT: Final = "abort"
@@ -144,6 +144,7 @@ class Tick(NamedTuple):
 Event = (
     TextBatch
     | PromptRead
+    | Pooled
     | AttemptFailed
     | Opened
     | SubmitAccepted
@@ -239,6 +240,14 @@ class DeliverPrompt(NamedTuple):
     payload: bytes
 
 
+class DeliverVector(NamedTuple):
+    """The vector that a request wanted, as `Pooled` has it; its end follows."""
+
+    request_id: str
+    vector: bytes
+    num_cached_tokens: int
+
+
 class End(NamedTuple):
     """The one end of a request: finished, failed or (neither) client gone. `stall_s`: longest pause in its output.
     `stop`: the stop string or the id of the token that ended it; None if neither did.
@@ -279,6 +288,7 @@ Command = (
     | AskAlive
     | Accepted
     | DeliverPrompt
+    | DeliverVector
     | Deliver
     | End
     | SlowRequest

@@ -15,7 +15,7 @@ from nodes.gateway.errors import BadRequest
 from nodes.gateway.events import Opened
 from nodes.gateway.validation import Job, asked_of
 from nodes.protocol import Route
-from nodes.request import RequestSpec
+from nodes.request import TOKENS, RequestSpec
 
 
 def _encoded(asks: Sequence[Ask], words: Sequence[list[int]]) -> list[Ask]:
@@ -32,6 +32,11 @@ def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> in
     room = config.context_length - num_prompt_tokens
     if num_prompt_tokens == 0:
         raise BadRequest(f"'{job.prompt_param}' has no tokens.", param=job.prompt_param, code="invalid_value")
+    if job.kind != TOKENS:
+        # Nothing is drawn, so the input may fill the context.
+        if room < 0:
+            raise _too_long(job, num_prompt_tokens, 0, config, job.prompt_param)
+        return 1
     if room < 1:
         raise _too_long(job, num_prompt_tokens, 0, config, job.prompt_param)
     wanted = min(job.stop.max_tokens, room) if job.fits_max_tokens else job.stop.max_tokens
@@ -59,16 +64,18 @@ def fan_out(
     config: GatewayConfig,
     tokenize_s: float = 0.0,
     words: Sequence[list[int]] = (),
+    second_from: Sequence[int] = (),
 ) -> list[Opened]:
     """Requests in the order of the answer's choices; `seed` is used if the client gave none.
 
-    `words`: the token ids of the texts of the job's asks, in their order. Raises `BadRequest`.
+    `words`: the token ids of the texts of the job's asks, in their order. `second_from`: as in `Prepared`. Raises
+    `BadRequest`.
     """
     asks = asked_of(_encoded(job.asks, words))
     asks_of_others = [one for one in asks if not one.reads_prompt]
     sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed)
     opened: list[Opened] = []
-    for prompt_ids, route in zip(prompts, routes, strict=True):
+    for prompt_ids, route, second in zip(prompts, routes, second_from or [0] * len(prompts), strict=True):
         stop = msgspec.structs.replace(job.stop, max_tokens=max_tokens_of(job, len(prompt_ids), config))
         for sample_index in range(job.n):
             request = Opened(
@@ -83,6 +90,8 @@ def fan_out(
                     job.prepare.extra_key,
                     job.skip_special_tokens,
                     list(job.shown_ids),
+                    job.kind,
+                    second,
                 ),
                 route=route,
                 arrived_at=arrived_at,

@@ -54,6 +54,8 @@ from nodes.gateway.surfaces.responses.kept import KeptResponses
 from nodes.gateway.surfaces.responses.surface import RESPONSES
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
+from nodes.gateway.surfaces.vectors.endpoint import VectorEndpoint
+from nodes.gateway.surfaces.vectors.routes import VECTORS
 from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
 from nodes.stats import silent_hosts
@@ -215,6 +217,8 @@ def _generating(
     handlers[RESPONSES.path] = ResponsesEndpoint(
         service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
     )
+    for path, form in VECTORS.items():
+        handlers[path] = VectorEndpoint(service, form, budget=budget, observer=observer)
     return handlers
 
 
@@ -236,8 +240,10 @@ class GatewayApp:
         self._keys = keys
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
+        id_prefixes = {path: one.id_prefix for path, one in (surfaces | dict(VECTORS)).items()}
+
         def endpoint(path: str, handler: Handler) -> Endpoint:
-            prefix = surfaces[path].id_prefix if path in surfaces else "req-"
+            prefix = id_prefixes.get(path, "req-")
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
         responses = ResponsePages(kept)

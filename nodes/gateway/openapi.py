@@ -38,22 +38,48 @@ from nodes.gateway.surfaces.messages.types import (
 )
 from nodes.gateway.surfaces.responses.answer import Response, ResponseDeleted
 from nodes.gateway.surfaces.responses.translation import RESPONSES_BODY
+from nodes.gateway.surfaces.vectors.answers import (
+    ClassifiedList,
+    EmbeddingList,
+    PooledRow,
+    Rank,
+    RerankedList,
+    ScoreList,
+)
+from nodes.gateway.surfaces.vectors.bodies import (
+    AnyRerankBody,
+    ClassifyBody,
+    EmbedBody,
+    EmbeddingsBody,
+    RerankBody,
+    ScoreBody,
+)
+from nodes.gateway.surfaces.vectors.routes import is_served
+from nodes.gateway.surfaces.vectors.schemas import narrow_vectors
 
 
 class Operation(NamedTuple):
-    """One route: what it takes and gives. `answer` is a type, or a media type if the answer is not JSON; `error` is
-    what it answers in `errors`. `example` is a body that every mesh can answer.
+    """One route: what it takes and gives. `answer` is a type, several types for different bodies, or a media type if
+    the answer is not JSON; `error` is what it answers in `errors`. `example` is a body that every mesh can answer.
     """
 
     path: str
     method: str
     summary: str
-    answer: type[msgspec.Struct] | str
+    answer: Any
     body: type[msgspec.Struct] | None = None
     errors: Sequence[int] = ()
     streams: bool = False
     example: dict[str, Any] | None = None
     error: type[msgspec.Struct] = ErrorBody
+
+    @property
+    def answers(self) -> list[Any]:
+        """The types of its answers; none if they are not JSON."""
+        answer: Any = self.answer
+        if isinstance(answer, str):
+            return []
+        return [*answer] if type(answer) is tuple else [answer]
 
 
 _GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503, 504)
@@ -74,6 +100,31 @@ def _both(
     get = Operation(path, "get", summary, answer, errors=errors)
     return get, get._replace(method="post", body=body, example=example)
 
+
+_RANKED: dict[str, Any] = {"query": "What is red?", "documents": ["An apple.", "The sea."]}
+_OF_VECTORS: tuple[tuple[str, str, Any, type[msgspec.Struct], dict[str, Any]], ...] = (
+    ("/v1/embeddings", "Embed texts", EmbeddingList, EmbeddingsBody, {"input": ["Hello"]}),
+    ("/embeddings", "The same as /v1/embeddings", EmbeddingList, EmbeddingsBody, {"input": ["Hello"]}),
+    ("/embed", "Embed texts, as text-embeddings-inference does", list[list[float]], EmbedBody, {"inputs": "Hello"}),
+    ("/score", "Scores of pairs of texts", ScoreList, ScoreBody, {"text_1": "Red", "text_2": ["Apple", "Sea"]}),
+    ("/v1/score", "The same as /score", ScoreList, ScoreBody, {"text_1": "Red", "text_2": ["Apple", "Sea"]}),
+    (
+        "/rerank",
+        "Documents by relevance, in Jina's and Cohere's form or in that of text-embeddings-inference",
+        (RerankedList, list[Rank]),
+        AnyRerankBody,
+        _RANKED,
+    ),
+    ("/v1/rerank", "Documents by relevance, in Jina's form", RerankedList, RerankBody, _RANKED),
+    ("/v2/rerank", "Documents by relevance, in Cohere's form", RerankedList, RerankBody, _RANKED),
+    (
+        "/classify",
+        "Classes of inputs, in vLLM's form or in SGLang's",
+        (ClassifiedList, PooledRow, list[PooledRow]),
+        ClassifyBody,
+        {"input": ["Hello"]},
+    ),
+)
 
 OPERATIONS = (
     Operation("/v1/models", "get", "The served models", ModelList),
@@ -140,6 +191,10 @@ OPERATIONS = (
         _GENERATION_ERRORS,
         streams=True,
         example={"text": "Once upon a time", "sampling_params": {"max_new_tokens": 32}},
+    ),
+    *(
+        Operation(path, "post", summary, answer, body, _GENERATION_ERRORS, example=example)
+        for path, summary, answer, body, example in _OF_VECTORS
     ),
     Operation(
         "/abort_request",
@@ -214,14 +269,15 @@ OPERATIONS = (
 
 def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> bytes:
     types: list[Any] = []
-    for operation in OPERATIONS:
-        kinds = (operation.answer, operation.body, operation.error)
-        types += [kind for kind in kinds if kind is not None and not isinstance(kind, str)]
+    operations = [operation for operation in OPERATIONS if is_served(operation.path, config)]
+    for operation in operations:
+        types += [*operation.answers, *filter(None, (operation.body, operation.error))]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     narrow(components, config, takes_priority=takes_priority)
+    narrow_vectors(components, config, takes_priority=takes_priority)
     refs = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, refs)
     whole = {
         "openapi": "3.1.0",
@@ -236,7 +292,8 @@ def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     if isinstance(operation.answer, str):
         content: dict[str, Any] = {operation.answer: {}}
     else:
-        content = {"application/json": {"schema": refs[operation.answer]}}
+        schemas = [refs[answer] for answer in operation.answers]
+        content = {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
     if operation.streams:
         # A schema of one event or of all of them? Readers of this version of OpenAPI differ, so none is given.
         content["text/event-stream"] = {}

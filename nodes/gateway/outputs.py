@@ -31,7 +31,17 @@ class Piece(NamedTuple):
 class SampleOutput:
     """One sample: text and tokens not taken yet, the number of tokens and of cached ones of its prompt, and its end."""
 
-    __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "prompt", "texts", "tokens")
+    __slots__ = (
+        "end",
+        "is_accepted",
+        "is_news",
+        "num_cached_tokens",
+        "num_tokens",
+        "prompt",
+        "texts",
+        "tokens",
+        "vector",
+    )
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -43,6 +53,8 @@ class SampleOutput:
         self.is_news = False
         # What was read of its prompt, which is known of the first sample of each prompt alone.
         self.prompt: bytes | None = None
+        # If it ends with a vector: as it was told.
+        self.vector: bytes | None = None
 
 
 class CallOutput:
@@ -117,6 +129,11 @@ class CallOutput:
         held = range(index, index + self._samples_per_read)
         is_news = [self._note(one) for one in held if self.samples[one].texts or self.samples[one].end is not None]
         return any(is_news)
+
+    def deliver_vector(self, index: int, vector: bytes, num_cached_tokens: int) -> None:
+        """The vector of a sample, whose end follows."""
+        sample = self.samples[index]
+        sample.vector, sample.num_cached_tokens = vector, num_cached_tokens
 
     def prompt_of(self, index: int) -> bytes:
         """What was read of the prompt of a sample that has news."""

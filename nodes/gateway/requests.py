@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodes.gateway.events import Command, Deliver, End, Failure, Opened, SlowRequest, Tokens
+from nodes.gateway.events import Command, Deliver, DeliverVector, End, Failure, Opened, SlowRequest, Tokens
 from nodes.prompt_payloads import PromptPayloads
-from nodes.protocol import ChooseRoute, Submit, TextDelta
+from nodes.protocol import ChooseRoute, Pooled, Submit, TextDelta
 from nodes.request import Stages
 
 
@@ -125,6 +125,11 @@ class RequestState:
         return self.route.decode
 
     @property
+    def wants_vector(self) -> bool:
+        """Whether it ends with a vector and has no output."""
+        return self.opened.spec.is_vector
+
+    @property
     def prompt_position(self) -> int:
         """The first position of the prompt that is still to be read; 0: none is."""
         return 0 if self.reading is None or self.reading.is_whole else self.reading.next
@@ -135,6 +140,15 @@ class RequestState:
         if self.phase is Phase.WAITING:
             return min(over_at, self.retry_at)
         return min(over_at, self.resend_at) if self.phase is Phase.RUNNING else over_at
+
+    def accept_vector(self, pooled: Pooled, now: float) -> DeliverVector:
+        """Take the vector of the present attempt."""
+        if pooled.stages is not None:
+            self._add_stages(pooled.attempt, pooled.stages)
+        if self.attempt == 0:
+            self.num_cached_tokens = pooled.num_cached_tokens
+        self.first_token_s = now - self.arrived_at
+        return DeliverVector(self.opened.request_id, pooled.vector, self.num_cached_tokens)
 
     def accept(self, delta: TextDelta, now: float) -> Deliver | Gap:
         """Take the new part of a delta of the present attempt; the `Deliver` may be empty."""
@@ -230,7 +244,7 @@ class RequestState:
             extra_key=self.opened.spec.extra_key,
             excluded=list(self.excluded),
             numerics=self.numerics,
-            asks=[asked.name for asked in self.opened.spec.sampling.asks],
+            asks=self.opened.spec.needs,
         )
 
     def end(

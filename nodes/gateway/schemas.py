@@ -23,15 +23,17 @@ Schema = dict[str, Any]
 
 BODIES: Final = ("ChatCompletionBody", "CompletionBody", "TokenizeBody", "DetokenizeBody")
 MESSAGES_BODIES: Final = ("MessagesBody", "CountTokensBody")
-_NULL: Final[Schema] = {"type": "null"}
+KEPT: Final[Schema] = {"type": "integer", "minimum": -1, "maximum": MOST_KEPT, "not": {"const": 0}}
+"""`truncate_prompt_tokens`."""
+NULL: Final[Schema] = {"type": "null"}
 
 
 def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priority: bool) -> None:
     """Write all this into `components`, by type name. `takes_priority`: schedulers heed a request's priority."""
-    token_id: Schema = {"type": "integer", "minimum": 0, "maximum": (config.vocab_size or MAX_TOKEN_ID + 1) - 1}
+    token_id = token_id_of(config)
     for names, neutral in ((BODIES, NEUTRAL_VALUES), (MESSAGES_BODIES, REFUSED)):
         for name in names:
-            _narrow_fields(components[name]["properties"], neutral, config)
+            narrow_fields(components[name]["properties"], neutral, config)
     for name in BODIES[:2]:
         _narrow_generation(components[name], token_id, config, takes_priority=takes_priority)
     # Of completions, 0 asks for logprobs too.
@@ -41,7 +43,7 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
         _narrow_prompt_logprobs(components[name], shows)
     for name in ("ChatCompletionBody", "TokenizeBody"):
         both = {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}}
-        _all_of(components[name], {"not": {"properties": both, "required": list(both)}})
+        all_of(components[name], {"not": {"properties": both, "required": list(both)}})
     components["CompletionBody"]["properties"]["prompt"] = _prompt(token_id, config.max_prompts_per_call)
     components["DetokenizeBody"]["properties"]["tokens"]["items"] = token_id
     components["StreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
@@ -53,8 +55,14 @@ def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priori
     _narrow_responses(responses["properties"], components, config)
 
 
-def _narrow_fields(fields: Schema, neutral: NeutralValues, config: GatewayConfig) -> None:
-    fields["model"] = _or_null({"enum": list(config.served_names)})
+def token_id_of(config: GatewayConfig) -> Schema:
+    """What an id of the model's vocabulary is."""
+    return {"type": "integer", "minimum": 0, "maximum": (config.vocab_size or MAX_TOKEN_ID + 1) - 1}
+
+
+def narrow_fields(fields: Schema, neutral: NeutralValues, config: GatewayConfig) -> None:
+    """The model's names, and the values of fields that are refused otherwise."""
+    fields["model"] = or_null({"enum": list(config.served_names)})
     for field, values in neutral.items():
         if field not in fields:
             fields[field] = {"enum": [None, *values], "description": "Other values are not supported and are refused."}
@@ -65,23 +73,27 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
     # A prompt has at least one token.
     most = max(1, config.context_length - 1)
     for field in ("max_tokens", "max_completion_tokens"):
-        fields[field] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
-    fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
+        fields[field] = or_null({"type": "integer", "minimum": 0, "maximum": most})
+    fields["n"] = or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
     fields["logprob_token_ids"]["anyOf"][0]["items"] = token_id
-    kept = {"type": "integer", "minimum": -1, "maximum": MOST_KEPT, "not": {"const": 0}}
-    fields["truncate_prompt_tokens"] = _or_null(kept)
+    fields["truncate_prompt_tokens"] = or_null(KEPT)
     _narrow_sampling(schema, token_id, config, takes_priority=takes_priority)
     # Stream options without `stream` are refused, not ignored.
-    no_options = {"properties": {"stream_options": _NULL}}
-    _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
+    no_options = {"properties": {"stream_options": NULL}}
+    all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
 
 
 def _narrow_sampling(schema: Schema, token_id: Schema, config: GatewayConfig, *, takes_priority: bool) -> None:
     fields = schema["properties"]
-    fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": max(1, config.context_length - 1)})
+    fields["min_tokens"] = or_null({"type": "integer", "minimum": 0, "maximum": max(1, config.context_length - 1)})
     for field in ("stop_token_ids", "allowed_token_ids"):
         fields[field]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
+    narrow_priority(fields, takes_priority=takes_priority)
+
+
+def narrow_priority(fields: Schema, *, takes_priority: bool) -> None:
+    """Whether schedulers heed it."""
     if not takes_priority:
         fields["priority"] = {
             "enum": [None, 0],
@@ -91,9 +103,9 @@ def _narrow_sampling(schema: Schema, token_id: Schema, config: GatewayConfig, *,
 
 def _narrow_responses(fields: Schema, components: dict[str, Schema], config: GatewayConfig) -> None:
     """What the items, tools and choices of a response need, by their type."""
-    fields["model"] = _or_null({"enum": list(config.served_names)})
+    fields["model"] = or_null({"enum": list(config.served_names)})
     most = max(1, config.context_length - 1)
-    fields["max_output_tokens"] = _or_null({"type": "integer", "minimum": 1, "maximum": most})
+    fields["max_output_tokens"] = or_null({"type": "integer", "minimum": 1, "maximum": most})
     refused: dict[str, list[Any]] = {
         "background": [None, False],
         "conversation": [None],
@@ -105,10 +117,10 @@ def _narrow_responses(fields: Schema, components: dict[str, Schema], config: Gat
         fields[field] = {"enum": neutral, "description": "Other values are not supported and are refused."}
     components["ResponseStreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
     string: Schema = {"type": "string"}
-    text, thought = _having({"type": {"enum": sorted(TEXT_PARTS)}, "text": string}), _having({"text": string})
-    refusal = _having({"type": {"const": REFUSAL_PART}, "refusal": string})
+    text, thought = having({"type": {"enum": sorted(TEXT_PARTS)}, "text": string}), having({"text": string})
+    refusal = having({"type": {"const": REFUSAL_PART}, "refusal": string})
     content: Schema = {"anyOf": [string, {"type": "array", "items": {"anyOf": [text, refusal]}}]}
-    thoughts: Schema = {"anyOf": [_NULL, string, {"type": "array", "items": thought}]}
+    thoughts: Schema = {"anyOf": [NULL, string, {"type": "array", "items": thought}]}
     called = {"call_id": string, "name": string}
     items: dict[str, dict[str, Schema]] = {
         "function_call": {**called, "arguments": string},
@@ -116,43 +128,43 @@ def _narrow_responses(fields: Schema, components: dict[str, Schema], config: Gat
         "function_call_output": {"call_id": string, "output": content},
         "custom_tool_call_output": {"call_id": string, "output": content},
     }
-    by_type = [_having({"type": {"const": kind}, **needed}) for kind, needed in items.items()]
-    reasoning = _having({"type": {"const": "reasoning"}})
+    by_type = [having({"type": {"const": kind}, **needed}) for kind, needed in items.items()]
+    reasoning = having({"type": {"const": "reasoning"}})
     reasoning["properties"] |= {"content": thoughts, "summary": thoughts}
-    message = {**_having({"role": string, "content": content}), "properties": {
+    message = {**having({"role": string, "content": content}), "properties": {
         "type": {"const": "message"}, "role": string, "content": content,
     }}  # fmt: skip
-    _all_of(components["ResponseItem"], {"anyOf": [message, reasoning, *by_type]})
-    named = _having({"name": {"type": "string"}})
+    all_of(components["ResponseItem"], {"anyOf": [message, reasoning, *by_type]})
+    named = having({"name": {"type": "string"}})
     run_here = ["function", "custom"]
     by_kinds = {"ResponseTool": [*run_here, "namespace"], "NamespacedTool": run_here, "ResponseToolReference": run_here}
     for name, kinds in by_kinds.items():
-        _all_of(components[name], {"anyOf": [named, {"properties": {"type": {"not": {"enum": kinds}}}}]})
-    either = [_having({"type": {"const": "allowed_tools"}}), {**named, "properties": {
+        all_of(components[name], {"anyOf": [named, {"properties": {"type": {"not": {"enum": kinds}}}}]})
+    either = [having({"type": {"const": "allowed_tools"}}), {**named, "properties": {
         **named["properties"], "type": {"enum": ["function", "custom"]},
     }}]  # fmt: skip
-    _all_of(components["ResponseToolChoice"], {"anyOf": either})
-    schema = _having({"schema": {"type": "object"}})
+    all_of(components["ResponseToolChoice"], {"anyOf": either})
+    schema = having({"schema": {"type": "object"}})
     plain = {"properties": {"type": {"enum": ["text", "json_object"]}}}
-    _all_of(components["ResponseTextFormat"], {"anyOf": [plain, schema]})
+    all_of(components["ResponseTextFormat"], {"anyOf": [plain, schema]})
 
 
 def _narrow_logprobs(schema: Schema, asked: Schema) -> None:
     none: dict[str, Schema] = {
         "top_logprobs": {"enum": [None, 0]},
-        "logprob_token_ids": {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]},
+        "logprob_token_ids": {"anyOf": [NULL, {"type": "array", "maxItems": 0}]},
     }
-    _all_of(schema, {"anyOf": [{"properties": none}, _having({"logprobs": asked})]})
+    all_of(schema, {"anyOf": [{"properties": none}, having({"logprobs": asked})]})
 
 
 def _narrow_prompt_logprobs(schema: Schema, echo: Schema) -> None:
     """`echo` is the field that shows the prompt by itself, if the route has one."""
     read = {"prompt_logprobs": {"type": "integer"}}
-    _all_of(schema, {"not": _having({"stream": {"const": True}, **read})})
+    all_of(schema, {"not": having({"stream": {"const": True}, **read})})
     # An answer has a token, unless it is about its prompt.
     some = {field: {"not": {"const": 0}} for field in ("max_tokens", "max_completion_tokens")}
-    shown = [_having(fields) for fields in (read, echo) if fields]
-    _all_of(schema, {"anyOf": [{"properties": some}, *shown]})
+    shown = [having(fields) for fields in (read, echo) if fields]
+    all_of(schema, {"anyOf": [{"properties": some}, *shown]})
 
 
 def _narrow_prompt_fields(text: Schema, chat: Schema, config: GatewayConfig) -> None:
@@ -162,7 +174,7 @@ def _narrow_prompt_fields(text: Schema, chat: Schema, config: GatewayConfig) -> 
     else:
         several = {"type": "array", "items": {"type": "string"}}
         filled = {"prompt": {"anyOf": [{"type": "string"}, several]}, "echo": {"enum": [None, False]}}
-        _all_of(text, {"anyOf": [{"properties": {"suffix": none}}, {"properties": filled}]})
+        all_of(text, {"anyOf": [{"properties": {"suffix": none}}, {"properties": filled}]})
     neutrals: dict[str, Any] = {"documents": [], "verbosity": NEUTRAL_VERBOSITY}
     for field, neutral in neutrals.items():
         if field not in config.template_reads:
@@ -176,14 +188,14 @@ def _narrow_messages(components: dict[str, Schema]) -> None:
         "tool_calls": ["array"],
         "function_call": ["object"],
     }
-    _all_of(components["ChatMessage"], {"anyOf": [_having({field: {"type": kind}}) for field, kind in kinds.items()]})
+    all_of(components["ChatMessage"], {"anyOf": [having({field: {"type": kind}}) for field, kind in kinds.items()]})
     part = components["ContentPart"]
     part["properties"]["type"] = {"enum": [*sorted(TEXT_PARTS), REFUSAL_PART]}
-    text = _having({"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}})
-    _all_of(part, {"anyOf": [text, _having({"type": {"const": REFUSAL_PART}, "refusal": {"type": "string"}})]})
+    text = having({"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}})
+    all_of(part, {"anyOf": [text, having({"type": {"const": REFUSAL_PART}, "refusal": {"type": "string"}})]})
     prompt, messages = {"prompt": {"type": "string"}}, {"messages": {"type": "array"}}
-    either = [_having(prompt, without="messages"), _having(messages, without="prompt")]
-    _all_of(components["TokenizeBody"], {"anyOf": either})
+    either = [having(prompt, without="messages"), having(messages, without="prompt")]
+    all_of(components["TokenizeBody"], {"anyOf": either})
 
 
 def _narrow_blocks(components: dict[str, Schema]) -> None:
@@ -192,10 +204,10 @@ def _narrow_blocks(components: dict[str, Schema]) -> None:
     for role, kinds in BLOCKS_OF.items():
         allowed = {"anyOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]}
         content: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": allowed}]}
-        either.append(_having({"role": {"const": role}, "content": content}))
-    _all_of(components["MessageParam"], {"anyOf": either})
-    hosted = _having({"type": {"not": {"enum": [None, "custom"]}}})
-    _all_of(components["MessagesTool"], {"anyOf": [_having({"input_schema": {"type": "object"}}), hosted]})
+        either.append(having({"role": {"const": role}, "content": content}))
+    all_of(components["MessageParam"], {"anyOf": either})
+    hosted = having({"type": {"not": {"enum": [None, "custom"]}}})
+    all_of(components["MessagesTool"], {"anyOf": [having({"input_schema": {"type": "object"}}), hosted]})
 
 
 def _prompt(token_id: Schema, most: int) -> Schema:
@@ -205,16 +217,19 @@ def _prompt(token_id: Schema, most: int) -> Schema:
     return {"anyOf": [text, token_ids, *several]}
 
 
-def _having(fields: Mapping[str, Schema], *, without: str = "") -> Schema:
-    absent = {without: _NULL} if without else {}
+def having(fields: Mapping[str, Schema], *, without: str = "") -> Schema:
+    """An object that has all of these, and not the other."""
+    absent = {without: NULL} if without else {}
     return {"properties": {**fields, **absent}, "required": list(fields)}
 
 
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, _NULL], "default": None}
+def or_null(schema: Schema) -> Schema:
+    """A field that may be left out."""
+    return {"anyOf": [schema, NULL], "default": None}
 
 
-def _all_of(schema: Schema, rule: Schema) -> None:
+def all_of(schema: Schema, rule: Schema) -> None:
+    """A rule beside the others."""
     schema.setdefault("allOf", []).append(rule)
 
 

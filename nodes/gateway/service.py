@@ -36,6 +36,7 @@ from nodes.gateway.events import (
     Command,
     Deliver,
     DeliverPrompt,
+    DeliverVector,
     DetokenizersChanged,
     End,
     Event,
@@ -188,9 +189,7 @@ class GatewayService:
     async def prepare(self, question: Prepare, *, prompt_param: str) -> Prepared:
         """Token ids and routes from a tokenizer; raises `ApiError`."""
         answer = (await self._ask_tokenizer(question, prompt_param)).message
-        num_prompts = len(question.texts or question.token_ids or [None])
-        due = (num_prompts, num_prompts if question.route else 0, len(question.words))
-        if not isinstance(answer, Prepared) or due != (len(answer.token_ids), len(answer.routes), len(answer.words)):
+        if not isinstance(answer, Prepared) or not _fits(question, answer):
             raise Internal("A tokenizer gave an answer that does not match the request.")
         return answer
 
@@ -236,6 +235,7 @@ class GatewayService:
             config=self.config,
             tokenize_s=prepared.elapsed_s,
             words=prepared.words,
+            second_from=prepared.second_from,
         )
         # Counted in requests here; `enter_call` counts calls, which may have many samples each.
         if self._core.num_requests + len(requests) > self.config.max_inflight:
@@ -341,6 +341,9 @@ class GatewayService:
                 output, index, _ = self._outputs[request_id]
                 if output.deliver_prompt(index, payload):
                     self._fresh.append(output)
+            case DeliverVector(request_id, vector, num_cached_tokens):
+                output, index, _ = self._outputs[request_id]
+                output.deliver_vector(index, vector, num_cached_tokens)
             case Accepted():
                 output, index, _ = self._outputs[command.request_id]
                 output.accepted(index)
@@ -438,6 +441,13 @@ class GatewayService:
             self.handle(RouteChosen(request_id, command.attempt, answer))
         else:
             self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
+
+
+def _fits(question: Prepare, answer: Prepared) -> bool:
+    """Whether there is something for all that was asked."""
+    num_prompts = len(question.texts or question.token_ids or [None])
+    due = (num_prompts, num_prompts if question.route else 0, len(question.words), len(question.seconds or ()))
+    return due == tuple(map(len, (answer.token_ids, answer.routes, answer.words, answer.second_from)))
 
 
 def _document_of(answer: Answer) -> bytes:

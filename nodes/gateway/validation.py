@@ -28,7 +28,7 @@ from nodes.gateway.prompt_fields import with_suffix, with_template_fields
 from nodes.gateway.tool_fields import NO_TOOLS, ToolUse, shown_tools, template_kwargs, tools_of
 from nodes.gateway.truncation import truncated
 from nodes.protocol import Prepare
-from nodes.request import Asked, Sampling, StopRules
+from nodes.request import TOKENS, VECTORS, Asked, Sampling, StopRules
 
 _MASK = 2**63 - 1
 DEFAULT_TEXT_TOKENS: Final = 16
@@ -65,7 +65,8 @@ class Job(NamedTuple):
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
     With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
-    `shown_ids` are special tokens that are text all the same. `own` is what a surface keeps for its answer.
+    `shown_ids` are special tokens that are text all the same. With a `kind` other than `tokens` each sample is a
+    vector, and nothing is sampled. `own` is what a surface keeps for its answer.
     """
 
     prompt_param: str
@@ -91,13 +92,15 @@ class Job(NamedTuple):
     shown_ids: Sequence[int] = ()
     own: Any = None
     fits_max_tokens: bool = False
+    kind: str = TOKENS
 
     @property
     def num_prompts(self) -> int:
         return len(self.prepare.texts or self.prepare.token_ids or [None])
 
 
-def _check_model(name: str | None, config: GatewayConfig) -> None:
+def check_model(name: str | None, config: GatewayConfig) -> None:
+    """Raise `UnknownModel` for a name that is not served."""
     if name is not None and name not in config.served_names:
         served = "', '".join(config.served_names)
         message = f"The model '{name[:200]}' does not exist; this server has '{served}'."
@@ -261,9 +264,10 @@ class Validator:
         self._detokenize = BodyReader(DetokenizeBody)
 
     def chat(self, data: bytes, request_id: str) -> Job:
+        self._check_makes_text()
         decoded = self._chat.decode(data)
         body: ChatCompletionBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         check_messages(body.messages)
         generation_prompt, continues = _check_prompt_ending(body)
         use = tools_of(body)
@@ -281,9 +285,27 @@ class Validator:
         return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body, use), tools=use)
 
     def text(self, data: bytes, request_id: str) -> Job:
+        self._check_makes_text()
+        return self._text_job(data, request_id)
+
+    def probe(self, data: bytes, request_id: str) -> Job:
+        """The job of a body of completions; of a model that makes no text it is a vector of the prompt."""
+        job, pooling = self._text_job(data, request_id), self._config.pooling
+        if self._config.makes_text or pooling is None:
+            return job
+        prepare = replace(job.prepare, asks=[VECTORS])
+        return job._replace(kind=pooling.pool, asks=(), prepare=prepare)
+
+    def _check_makes_text(self) -> None:
+        if not self._config.makes_text:
+            name = self._config.model_name
+            message = f"The model '{name}' makes vectors and no text: ask /v1/embeddings, /rerank or /classify."
+            raise BadRequest(message, code="unsupported_model")
+
+    def _text_job(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)
         body: CompletionBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         texts, token_ids = prompts_of(body.prompt, self._config)
         texts = with_suffix(texts, body, echo=bool(asdict(body).get("echo")), config=self._config)
         prepare = Prepare(
@@ -299,7 +321,7 @@ class Validator:
         """What to ask a tokenizer, and the unknown fields. Raises `BadRequest`."""
         decoded = self._tokenize.decode(data)
         body: TokenizeBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
         generation_prompt, continues = _check_prompt_ending(body)
@@ -321,7 +343,7 @@ class Validator:
     def detokenize(self, data: bytes) -> tuple[DetokenizeBody, list[str]]:
         decoded = self._detokenize.decode(data)
         body: DetokenizeBody = decoded.body
-        _check_model(body.model, self._config)
+        check_model(body.model, self._config)
         _check_token_ids(body.tokens, self._config, "tokens")
         return body, decoded.unknown_fields
 

@@ -4,6 +4,7 @@
 torch; `nodes.model_spec.vocabulary` loads the tokenizer itself.
 """
 
+from nodes.model_spec.pooling_choice import PoolingChoice
 from nodes.model_spec.resolve import known_models, resolve_model
 from nodes.models.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported, TensorParallelUnfit
 from nodes.models.spec import EchoTimings, ModelSpec, Quantization, RopeParameters
@@ -15,6 +16,7 @@ __all__ = [
     "ModelNotFound",
     "ModelSpec",
     "ModelUnsupported",
+    "PoolingChoice",
     "Quantization",
     "RopeParameters",
     "TensorParallelUnfit",

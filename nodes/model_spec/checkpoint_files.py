@@ -3,6 +3,7 @@
 Applied to a directory's files (`directory.py`) and, before anything is fetched, to the list that a hub gives.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -15,6 +16,18 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 GENERATION_FILE: Final = "generation_config.json"
+MODULES_FILE: Final = "modules.json"
+PROMPTS_FILE: Final = "config_sentence_transformers.json"
+TRANSFORMER_FILES: Final = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+"""Of sentence-transformers, which reads the first of them that is there."""
 SMALL_FILES: Final = (
     CONFIG_FILE,
     TOKENIZER_FILE,
@@ -25,8 +38,13 @@ SMALL_FILES: Final = (
     TEMPLATE_FILE,
     PROCESSOR_TEMPLATE,
     INDEX_FILE,
+    MODULES_FILE,
+    PROMPTS_FILE,
+    *TRANSFORMER_FILES,
 )
-"""Everything that is read besides the weights and `TEMPLATE_FOLDER`; some of these files are optional."""
+"""Everything in the folder itself that is read besides the weights; some of these files are optional."""
+_OF_MODULE: Final = re.compile(r"[0-9]+_[A-Za-z]+/config\.json")
+"""As sentence-transformers names the folders of its modules; the weights of one are fetched with the model's."""
 
 _OTHER_TOKENIZERS: Final = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 _OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx")
@@ -37,7 +55,9 @@ def small_files(names: Iterable[str]) -> list[str]:
     return [
         name
         for name in names
-        if name in SMALL_FILES or (name.startswith(f"{TEMPLATE_FOLDER}/") and name.endswith(".jinja"))
+        if name in SMALL_FILES
+        or (name.startswith(f"{TEMPLATE_FOLDER}/") and name.endswith(".jinja"))
+        or _OF_MODULE.fullmatch(name)
     ]
 
 

@@ -11,12 +11,16 @@ import msgspec
 
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.end_tokens import configured_ends
+from nodes.model_spec.pooling_choice import with_rows_of_head
+from nodes.model_spec.pooling_files import read_pooling
 from nodes.model_spec.sampling_defaults import generation_notes, read_sampling_defaults
 from nodes.model_spec.small_files import MOST_TOKENIZER_BYTES, SmallFiles, open_file
 from nodes.model_spec.template_files import PROCESSOR_TEMPLATE, TemplateFound, find_template
 from nodes.model_spec.text_model import TextModel, find_text_model
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG, TokenFiles, read_token_files
+from nodes.model_spec.vector_heads import has_no_head, head_pooling
 from nodes.model_spec.weight_index import (
+    check_dense,
     check_weights,
     find_weight_files,
     index_notes,
@@ -69,9 +73,10 @@ def _read(directory: Path, name: str) -> ModelSpec:
         weight_files=tuple(map(str, files)),
         notes=(*spec.notes, *index_notes(spec.name, directory)),
     )
-    spec = with_stored_head(spec, headers)
+    spec = with_rows_of_head(with_stored_head(spec, headers))
     check_weights(spec, headers)
-    fingerprint = f"{spec.shape_digest().hex()}-{weights_digest(files).hex()}"
+    beside = check_dense(spec.pooling)
+    fingerprint = f"{spec.shape_digest().hex()}-{weights_digest((*files, *beside)).hex()}"
     return msgspec.structs.replace(spec, fingerprint=fingerprint)
 
 
@@ -79,10 +84,12 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     """All of `read_directory` but the weights, so that an unsupported model is refused before they are fetched."""
     name = name or name_of(directory)
     files = SmallFiles(directory)
-    architecture, config, notes = _read_config(files)
+    architecture, config, notes, called = _read_config(files)
     generation = ConfigFields(files.find(GENERATION_FILE), directory / GENERATION_FILE)
-    shape = ARCHITECTURES[architecture].describe(config)
+    network = ARCHITECTURES[architecture]
+    shape = network.describe(config)
     tokens, template = read_texts(directory)
+    head = head_pooling(called, config, shape["hidden_size"], network)
     vocab_size = shape["vocab_size"]
     ends = configured_ends(generation, config, vocab_size)
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
@@ -104,6 +111,8 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         said_by=said_by | ({"chat_template": template.said_by} if template.said_by else {}),
         sampling_defaults=read_sampling_defaults(generation),
         notes=(*generation_notes(name, generation), *(f"{name} {note}" for note in notes)),
+        pooling=read_pooling(files, shape, head),
+        has_head=not (has_no_head(called) or shape.get("is_encoder")),
         **shape,
     )
 

@@ -7,17 +7,23 @@ from typing import Final
 import msgspec
 
 from nodes.model_spec.directory import read_directory
+from nodes.model_spec.pooling_choice import PoolingChoice, with_pooling
 from nodes.model_spec.presets import RANDOM_MODELS, echo_model, random_model
 from nodes.models.spec import ModelSpec
 
 BUNDLED_DIRECTORY: Final = Path(__file__).parent.parent / "bundled"
 
 
-def resolve_model(model: str) -> ModelSpec:
+def resolve_model(model: str, pooling: PoolingChoice = "auto") -> ModelSpec:
     """The model named by `tiny`, `echo[?step_ms=…&token_us=…]`, `random:ARCH[?seed=…&dtype=…]` or a directory.
 
-    Reads configuration and weight headers, not weights. Raises a `ModelError` that says what to do.
+    `pooling` says how it makes vectors, instead of the directory. Reads configuration and weight headers, not weights.
+    Raises a `ModelError` that says what to do.
     """
+    return with_pooling(_resolve(model), pooling)
+
+
+def _resolve(model: str) -> ModelSpec:
     name, _, options = model.partition("?")
     if name == "echo":
         return echo_model(options)

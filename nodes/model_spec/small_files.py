@@ -24,22 +24,36 @@ class SmallFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def require(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file. Raises ModelNotFound or ModelDamaged."""
-        path = self.directory / name
-        try:
-            document = json.loads(read_bytes(path, _MOST_BYTES))
-        except (ValueError, RecursionError) as error:
-            why = "its values are nested too deeply" if isinstance(error, RecursionError) else error
-            raise ModelDamaged(f"{path} cannot be read as JSON: {why}. Download it again.") from error
+    def require(self, name: str, most: int = _MOST_BYTES) -> dict[str, Any]:
+        """The object in a JSON file of at most so many bytes. Raises ModelNotFound or ModelDamaged."""
+        document = self._document(name, most)
         if not isinstance(document, dict):
-            raise ModelDamaged(f"{path} should hold a JSON object. Download it again.")
+            raise ModelDamaged(f"{self.directory / name} should hold a JSON object. Download it again.")
         return cast("dict[str, Any]", document)
+
+    def require_objects(self, name: str) -> list[dict[str, Any]]:
+        """The objects in the array of a JSON file. Raises ModelNotFound or ModelDamaged."""
+        document = self._document(name)
+        found = cast("list[Any]", document) if isinstance(document, list) else [document]
+        if not isinstance(document, list) or not all(isinstance(one, dict) for one in found):
+            raise ModelDamaged(f"{self.directory / name} should hold an array of JSON objects. Download it again.")
+        return found
 
     def find(self, name: str) -> dict[str, Any]:
         """As `require`, but empty if there is no such file."""
+        return self.require(name) if self.has(name) else {}
+
+    def has(self, name: str) -> bool:
         # A link to nowhere is no missing file: what is left of a hub's cache that lost a blob would be served silently.
-        return self.require(name) if os.path.lexists(self.directory / name) else {}
+        return os.path.lexists(self.directory / name)
+
+    def _document(self, name: str, most: int = _MOST_BYTES) -> Any:
+        path = self.directory / name
+        try:
+            return json.loads(read_bytes(path, most))
+        except (ValueError, RecursionError) as error:
+            why = "its values are nested too deeply" if isinstance(error, RecursionError) else error
+            raise ModelDamaged(f"{path} cannot be read as JSON: {why}. Download it again.") from error
 
 
 def read_template_file(path: Path) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
+from nodes.model_spec.vector_heads import has_no_head, vector_architectures
+from nodes.models.architecture import Architecture
 from nodes.models.config_fields import ConfigFields
-from nodes.models.decoder import Decoder
 from nodes.models.errors import ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
 
@@ -24,13 +25,14 @@ class _Kind(NamedTuple):
 
     model_type: str
     names: tuple[str, ...]
-    decoder: type[Decoder]
+    architecture: type[Architecture]
     is_wrapped: bool
 
 
 def _kinds() -> Iterator[_Kind]:
     for architecture in ARCHITECTURES.values():
-        yield _Kind(architecture.model_type, architecture.names, architecture, is_wrapped=False)
+        names = architecture.names + vector_architectures(architecture.family)
+        yield _Kind(architecture.model_type, names, architecture, is_wrapped=False)
         if architecture.wrapper:
             yield _Kind(architecture.wrapper.model_type, (architecture.wrapper.name,), architecture, is_wrapped=True)
 
@@ -45,6 +47,8 @@ class TextModel(NamedTuple):
     fields: ConfigFields
     notes: tuple[str, ...]
     """What people should know of it, to follow the model's name."""
+    named: str
+    """The architecture by which `config.json` calls it, if that is one of `names` of its kind."""
 
 
 def find_text_model(config: ConfigFields, path: Path) -> TextModel:
@@ -60,17 +64,24 @@ def find_text_model(config: ConfigFields, path: Path) -> TextModel:
         if named:
             what = f"model_type {model_type!r}, though it names the architectures {names!r}"
         supported = ", ".join(
-            f"{name}{' (text only)' * kind.is_wrapped}" for kind in _KINDS.values() for name in kind.names
+            f"{name}{' (text only)' * kind.is_wrapped}"
+            for kind in _KINDS.values()
+            for name in kind.names
+            if not has_no_head(name)
         )
-        raise ModelUnsupported(f"{path} has the unsupported {what}. Supported: {supported}.")
-    fields = _text_fields(config, kind.decoder) if kind.is_wrapped else config
+        raise ModelUnsupported(
+            f"{path} has the unsupported {what}. Supported: {supported}; of most also those without a head of words,"
+            " such as LlamaModel and LlamaForSequenceClassification."
+        )
+    fields = _text_fields(config, kind.architecture) if kind.is_wrapped else config
     notes = (_WITHOUT_VISION,) if kind.is_wrapped else ()
-    if given and not any(name in kind.names for name in given):
+    called = next((name for name in given if name in kind.names), "")
+    if given and not called:
         notes += (f"is served as {model_type}, its model_type, though its config.json names the architectures {names}",)
-    return TextModel(kind.decoder.model_type, fields, notes)
+    return TextModel(kind.architecture.model_type, fields, notes, called)
 
 
-def _text_fields(config: ConfigFields, one: type[Decoder]) -> ConfigFields:
+def _text_fields(config: ConfigFields, one: type[Architecture]) -> ConfigFields:
     assert one.wrapper is not None, "only wrappers have a text part"
     own: Any = config.value("text_config")
     if not isinstance(own, dict):

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from nodes.model_spec.checkpoint_files import INDEX_FILE, SINGLE_FILE
+from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE
+from nodes.model_spec.pooling_choice import reads_head
 from nodes.model_spec.small_files import MOST_INDEX_BYTES, open_file, read_bytes
-from nodes.model_spec.tensor_names import HEAD, has_both, left_over, stored_names
+from nodes.model_spec.tensor_names import HEAD, has_both, has_head, left_over, stored_names
 from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from nodes.models.pooling import Pooling
 from nodes.models.registry import parameters
 from nodes.models.spec import ModelSpec
 from nodes.sizes import size_text
@@ -138,9 +140,17 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def with_stored_head(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) -> ModelSpec:
     """`spec`, with a head of its own if one is stored beside the embedding, whatever `tie_word_embeddings` says.
     transformers compares the two and ties them if they are alike. Not here: that takes reading both.
+
+    A network that is called as one without a head has one all the same if it is stored. One that makes vectors, and
+    has none though its embedding is not tied, was saved without it.
     """
     found = {name: entry for header in headers.values() for name, entry in header.items()}
-    if not spec.tie_word_embeddings or not has_both(found):
+    if not spec.has_head:
+        return msgspec.structs.replace(spec, has_head=has_both(found), tie_word_embeddings=not has_both(found))
+    if not spec.tie_word_embeddings:
+        is_left_out = spec.pooling is not None and not reads_head(spec.pooling) and not has_head(found)
+        return msgspec.structs.replace(spec, has_head=False, tie_word_embeddings=True) if is_left_out else spec
+    if not has_both(found):
         return spec
     begin, end = found[stored_names([HEAD], found)[HEAD]].data_offsets
     note = (
@@ -169,22 +179,55 @@ def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) 
                 f"{spec.path} has no tensor {name!r}, which its config.json asks for ({len(found)} tensors found)."
                 " Download the model again, or correct config.json."
             )
-        entry, file = found[name]
-        if entry.shape != shape:
-            raise ModelDamaged(
-                f"{file}: {name!r} has shape {list(entry.shape)}, but config.json asks for {list(shape)}."
-                " Weights and config.json belong to different models: download both again."
-            )
-        if entry.dtype not in ("F32", "BF16", "F16"):
-            raise ModelUnsupported(
-                f"{file}: {name!r} is stored as {entry.dtype}. Weights are read in float32, bfloat16 and float16 only,"
-                " not quantised ones: save the model in one of these, or give another."
-            )
+        _check_tensor(name, *found[name], shape, CONFIG_FILE)
     if extra := left_over(names, found):
         named = ", ".join(map(repr, extra[:3])) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
         raise ModelDamaged(
             f"{spec.path} has tensors that its config.json does not ask for: {named}. Ignoring them would change"
             " the output: correct config.json, or serve another model."
+        )
+
+
+def check_dense(pooling: Pooling | None) -> tuple[Path, ...]:
+    """The files beside a model's weights that products behind its pooling lie in, each checked as `check_weights` does.
+
+    Raises ModelNotFound, ModelDamaged or ModelUnsupported.
+    """
+    checked: list[Path] = []
+    for dense in pooling.dense if pooling else ():
+        if not dense.path:
+            continue
+        file = Path(dense.path)
+        if not file.is_file():
+            if (other := file.with_name("pytorch_model.bin")).exists():
+                raise ModelUnsupported(
+                    f"{file} is missing; {other.name} beside it is not read, because such files may run code when they"
+                    " are loaded. Save the model once with sentence-transformers, then give that directory."
+                )
+            raise ModelNotFound(f"{file} is missing. Give a complete model of sentence-transformers.")
+        header = read_header(file)
+        shapes = {dense.weight: (dense.num_out, dense.num_in)} | ({dense.bias: (dense.num_out,)} if dense.bias else {})
+        if set(header) != set(shapes):
+            raise ModelDamaged(
+                f"{file} has the tensors {', '.join(sorted(header))}, but {CONFIG_FILE} beside it asks for"
+                f" {', '.join(shapes)}. Download the model again."
+            )
+        for name, shape in shapes.items():
+            _check_tensor(name, header[name], file, shape, f"{file.parent.name}/{CONFIG_FILE}")
+        checked.append(file)
+    return tuple(checked)
+
+
+def _check_tensor(name: str, entry: TensorEntry, file: Path, shape: tuple[int, ...], config: str) -> None:
+    if entry.shape != shape:
+        raise ModelDamaged(
+            f"{file}: {name!r} has shape {list(entry.shape)}, but {config} asks for {list(shape)}."
+            f" Weights and {config} belong to different models: download both again."
+        )
+    if entry.dtype not in ("F32", "BF16", "F16"):
+        raise ModelUnsupported(
+            f"{file}: {name!r} is stored as {entry.dtype}. Weights are read in float32, bfloat16 and float16 only,"
+            " not quantised ones: save the model in one of these, or give another."
         )
 
 

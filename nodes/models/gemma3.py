@@ -6,8 +6,9 @@ are scaled up, gates are GELU.
 
 from typing import Any, Final, NamedTuple
 
+from nodes.models.architecture import Wrapper
 from nodes.models.config_fields import FULL, SLIDING, ConfigFields
-from nodes.models.decoder import Columns, Decoder, Layer, Wrapper
+from nodes.models.decoder import Columns, Decoder, Layer
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Embedding, Gated, Norm, Parameter
 from nodes.models.rope_fields import LayerKind, read_rope
@@ -29,6 +30,7 @@ class Gemma3(Decoder):
     """Fields missing from `config.json` get the values of the published models, whose files omit them."""
 
     names = ("Gemma3ForCausalLM",)
+    family = "Gemma3Text"
     model_type = "gemma3_text"
     wrapper = Wrapper(
         "Gemma3ForConditionalGeneration",

@@ -10,6 +10,7 @@ class Llama(Decoder):
     """Biases are present if `config.json` says so."""
 
     names = ("LlamaForCausalLM",)
+    family = "Llama"
     model_type = "llama"
 
     @classmethod

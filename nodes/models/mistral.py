@@ -2,14 +2,16 @@
 
 from typing import Any, Final
 
+from nodes.models.architecture import Wrapper
 from nodes.models.config_fields import ConfigFields
-from nodes.models.decoder import Decoder, Wrapper
+from nodes.models.decoder import Decoder
 
 
 class Mistral(Decoder):
     """The window applies to attention (`ModelSpec.layer_windows`)."""
 
     names = ("MistralForCausalLM",)
+    family = "Mistral"
     model_type = "mistral"
     wrapper = Wrapper(
         "Mistral3ForConditionalGeneration",

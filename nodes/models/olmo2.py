@@ -11,6 +11,7 @@ class Olmo2(Decoder):
     """Queries and keys are normalised over all heads together, which a rank cannot do with its own heads alone."""
 
     names = ("Olmo2ForCausalLM",)
+    family = "Olmo2"
     model_type = "olmo2"
 
     @classmethod

@@ -10,6 +10,7 @@ class Qwen2(Decoder):
     """It always has these biases; `config.json` cannot switch them off."""
 
     names = ("Qwen2ForCausalLM",)
+    family = "Qwen2"
     model_type = "qwen2"
 
     @classmethod

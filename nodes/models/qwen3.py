@@ -10,6 +10,7 @@ class Qwen3(Qwen2):
     """Biases are present if `config.json` says so, as in Llama."""
 
     names = ("Qwen3ForCausalLM",)
+    family = "Qwen3"
     model_type = "qwen3"
     default_head_dim = 128
 

@@ -24,6 +24,7 @@ class Qwen3Moe(Qwen3):
     """Layers without experts have feed-forward layers of another width."""
 
     names = ("Qwen3MoeForCausalLM",)
+    family = "Qwen3Moe"
     model_type = "qwen3_moe"
     default_head_dim = 0
 

@@ -8,10 +8,12 @@ import msgspec
 from kvstore.layout import KVLayout
 from mesh.wire.message import Part
 from nodes.models.fill_in import FillIn
+from nodes.models.pooling import Pooling
 from nodes.models.tensor_parallel import Shard, shard_of
 from nodes.request import SamplingDefaults
 
 Quantization = Literal["none", "int8"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu"]
 COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 
 
@@ -104,6 +106,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `fill_in` are the tokens by which it is asked for a middle (None: not known, or none), `template_reads` the
     variables that the chat template in use reads, of those that requests have fields for; a plan fills both in.
 
+    `pooling` says how it makes vectors; None: it makes none. A model without a head of words (`has_head`) makes nothing
+    else: its embedding stands in for the head where one is computed, and what that says means nothing.
+
+    An encoder (`is_encoder`) sees its whole sequence at each position and has no head: all it makes are vectors. Its
+    embeddings of positions begin at row `first_position`, those of types have `type_vocab_size` rows, and `activation`
+    stands between the two products of its feed-forward layers.
+
     In the layers `sliding_layers` a position sees `sliding_window` positions including itself (0: no layer slides).
     """
 
@@ -156,6 +165,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dense_size: int = 0
     fill_in: FillIn | None = None
     template_reads: tuple[str, ...] = ()
+    pooling: Pooling | None = None
+    has_head: bool = True
+    is_encoder: bool = False
+    first_position: int = 0
+    type_vocab_size: int = 0
+    activation: Activation = "silu"
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -229,7 +244,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, named_templates=(),
             special_tokens={}, added_tokens=(), own_ids_win=False, split_special_tokens=False, said_by={},
             weight_files=(), eos_token_ids=(), echo=EchoTimings(), dtype="",
-            sampling_defaults=SamplingDefaults(), notes=(), max_context_reason="",
+            sampling_defaults=SamplingDefaults(), notes=(), max_context_reason="", pooling=None,
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()
 

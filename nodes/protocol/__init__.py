@@ -15,7 +15,7 @@
     scheduler -> detokenizer            TokenBatch
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
-    scheduler -> gateway                AttemptFailed, PromptRead
+    scheduler -> gateway                AttemptFailed, PromptRead, Pooled
     gateway -> schedulers               FlushCache                     -> CacheFlushed
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
@@ -51,6 +51,7 @@ from nodes.protocol.attempts import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    Pooled,
     PromptRead,
     Resend,
     ResendFrom,
@@ -154,6 +155,7 @@ NodeMessage = (
     | AttemptsCancelled
     | Resend
     | AttemptFailed
+    | Pooled
     | PromptRead
     | Adopt
     | Adopted
@@ -228,6 +230,7 @@ __all__ = [
     "PagesSent",
     "PairAccepted",
     "PoolHandle",
+    "Pooled",
     "PrefillCancelled",
     "PrefillDone",
     "PrefillFailed",

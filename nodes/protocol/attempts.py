@@ -3,7 +3,7 @@
 from typing import Final
 
 from mesh.wire.message import HotPart, Message, Part
-from nodes.request import AttemptRef, RequestSpec
+from nodes.request import AttemptRef, RequestSpec, Stages
 
 UNSUPPORTED_ASK: Final = "unsupported_ask"
 """A worker cannot do something that a request asks of its draws."""
@@ -16,6 +16,8 @@ class Submit(Part, frozen=True):
     positions count from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
     If the sampling reads its prompt, `prompt_position` is the first of the prompt's positions of which nothing has come
     (`PromptRead`): what is cached before it may be used. Such an attempt is not prefilled elsewhere.
+    An attempt that wants a vector (`RequestSpec.kind`) ends with `Pooled`, has no outputs and needs no
+    detokenizer.
     """
 
     request_id: str
@@ -117,6 +119,20 @@ class PromptRead(Message, frozen=True):
     position: int
     count: int
     payload: bytes
+
+
+class Pooled(Message, frozen=True):
+    """The vector of an attempt that wants one, and its end: float32 numbers, little-endian, as the worker made them.
+
+    Tell, scheduler -> gateway; told again on `Resend` until the gateway cancels the attempt, because it has it. They
+    are what comes out of the model's pooling and the layers behind it, neither normalised nor cut.
+    """
+
+    request_id: str
+    attempt: int
+    vector: bytes
+    num_cached_tokens: int = 0
+    stages: Stages | None = None
 
 
 class AttemptFailed(Message, frozen=True):

@@ -27,6 +27,11 @@ class Prepare(Message, frozen=True):
     tokenizer adds its own to a chat, too, beside the template's. Of a prompt with more than `truncate_to` tokens (0:
     any number) only the last so many are served, with `truncate_end` the first; those that the tokenizer added to a
     text are kept.
+
+    Where `asks` has `VECTORS`, only ids are checked: gateways know which input of a call is empty or too long. With
+    `seconds`, as many as there are texts, each of them makes a pair with its text, as the tokenizer's post-processor
+    joins them; cut, the longer of the two loses tokens first. Without `add_special_tokens` the ids of text, second and
+    `after` follow each other, and seconds alone are cut.
     """
 
     request_id: str
@@ -48,6 +53,8 @@ class Prepare(Message, frozen=True):
     chat_special_tokens: bool = False
     truncate_to: int = 0
     truncate_end: bool = False
+    seconds: list[str] | None = None
+    after: str = ""
 
 
 class Route(Message, frozen=True):
@@ -62,7 +69,8 @@ class Prepared(Message, frozen=True):
     """Token ids and a route for each prompt (no routes if none were requested), and ids for each of the `words`.
 
     `elapsed_s`: how long it took. `prompt_tail`: how the rendered text of a chat ends, which may open or close a
-    model's reasoning: its last `PROMPT_TAIL_CHARS`; of other prompts nothing.
+    model's reasoning: its last `PROMPT_TAIL_CHARS`; of other prompts nothing. `second_from`, of each pair: where its
+    tokens of type 1 begin, which it has up to its end; 0: it has none.
     """
 
     token_ids: list[list[int]]
@@ -70,6 +78,7 @@ class Prepared(Message, frozen=True):
     elapsed_s: float = 0.0
     words: list[list[int]] = []
     prompt_tail: str = ""
+    second_from: list[int] = []
 
 
 class ChooseRoute(Message, frozen=True):

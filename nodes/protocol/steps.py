@@ -4,7 +4,7 @@ import enum
 from typing import Final
 
 from mesh.wire.message import HotMessage, HotPart, Message
-from nodes.request import Sampling
+from nodes.request import TOKENS, Sampling
 
 
 class RowColumn(enum.IntEnum):
@@ -31,6 +31,8 @@ MAX_SLOTS: Final = 1 << 16
 """How many slots a worker's table has."""
 MAX_EXTRA_BYTES: Final = 4096
 """Most bytes that may accompany one drawn token."""
+MAX_VECTOR_BYTES: Final = 1 << 18
+"""Most bytes of a vector: 65,536 numbers, four times the hidden size of the largest models."""
 LAST_SEQUENCE: Final = 2**31 - 1
 """A sequence's number fits 32 bits."""
 
@@ -42,6 +44,9 @@ class Open(HotPart, frozen=True):
     sampling looks back (a penalty, a grammar), `token_ids` are its tokens from position 0 on, at least up to its first
     row, because pages hold what was computed from tokens and not the tokens themselves. If it reads its prompt, they
     are at least the whole prompt: what is read at the end of a chunk is about the token after it.
+    With a `kind` of `VECTOR_KINDS` the sequence makes a vector of its prompt and draws nothing. `pooled` is then what
+    the scheduler was last answered for it (`StepResult.vectors`), of its first `num_pooled` positions: its next row
+    begins there. Empty: nothing was pooled yet. `second_from` as in `RequestSpec`.
     """
 
     slot: int
@@ -50,6 +55,10 @@ class Open(HotPart, frozen=True):
     sampling: Sampling
     request_id: str = ""
     token_ids: list[int] = []
+    kind: str = TOKENS
+    pooled: bytes = b""
+    num_pooled: int = 0
+    second_from: int = 0
 
 
 class StepPlan(HotMessage, frozen=True):
@@ -94,6 +103,10 @@ class StepResult(HotMessage, frozen=True):
     If the sampling of row i reads its prompt, `prompt_extras[i]` are as many payloads of one size, one after the other,
     as the row has positions `p` with `p + 1 < num_prompt_tokens`: what the model said at `p` of the prompt's token at
     `p + 1`. Of other rows and failed ones it is empty, and so is the list if that holds for all.
+    If row i belongs to a sequence that makes a vector and ends its prompt, `vectors[i]` is that vector: float32,
+    little-endian, at most `MAX_VECTOR_BYTES`. If it ends before that, `vectors[i]` is what the rest is pooled with
+    (kind `mean`: the sum of the states so far; `cls`: the first one), or nothing (`last`). Of other rows and failed
+    ones it is empty, and so is the list if that holds for all.
     A worker that answers anything else (other counts, ids outside the vocabulary) is fenced.
     """
 
@@ -104,6 +117,7 @@ class StepResult(HotMessage, frozen=True):
     elapsed_s: float = 0.0
     extras: list[bytes] = []
     prompt_extras: list[bytes] = []
+    vectors: list[bytes] = []
 
 
 class StepMismatch(Message, frozen=True):

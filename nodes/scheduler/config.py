@@ -30,6 +30,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `step_deadline_s`, plus `token_deadline_s` for each of its tokens if nothing like it was measured.
     `eviction`: which cached prefixes go first when pages are needed: the least recently used, the least often used, or
     the oldest.
+    `is_encoder`: a position of the model sees the whole prompt, so that a prompt is computed in one row and its pages
+    are of no use to others. `chunk_tokens` and `step_tokens` have room for the longest then.
     `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
     named.
     """
@@ -62,6 +64,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     worker_lost_timeout_s: float = 60.0
     drained_wait_s: float = 15.0
     workers: tuple[str, ...] = ()
+    is_encoder: bool = False
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -77,6 +80,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"step_tokens {self.step_tokens} leaves no room for a page beside max_running {self.max_running} "
                 f"decode rows: set step_tokens to at least {self.max_running + self.page_size}, or lower max_running"
+            )
+        if self.is_encoder and min(self.chunk_tokens, self.step_tokens) < self.context_length:
+            raise ConfigError(
+                f"an encoder's prompts are computed whole: chunk_tokens {self.chunk_tokens} and step_tokens"
+                f" {self.step_tokens} must be at least its context, {self.context_length}"
             )
         if not 1 <= self.pipeline_depth <= MAX_PIPELINE_DEPTH:
             raise ConfigError(f"pipeline_depth must be 1 or {MAX_PIPELINE_DEPTH}, not {self.pipeline_depth}")

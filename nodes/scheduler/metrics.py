@@ -79,6 +79,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_repeated_steps_total": pipeline.num_repeated_steps,
         "mesh_scheduler_prompt_tokens_total": core.handlers.num_prompt_tokens,
         "mesh_scheduler_output_tokens_total": core.results.num_output_tokens,
+        "mesh_scheduler_vectors_total": core.results.num_vectors,
         "mesh_scheduler_computed_tokens_total": core.results.num_computed_tokens,
         "mesh_scheduler_prefix_query_tokens_total": cache.num_query_tokens,
         "mesh_scheduler_prefix_hit_tokens_total": cache.num_hit_tokens,

@@ -33,7 +33,7 @@ from nodes.protocol import (
 )
 from nodes.protocol.attempts import UNSUPPORTED_ASK
 from nodes.protocol.control import BUSY
-from nodes.request import MAX_ASK_BYTES, MAX_ASKS, AttemptRef, Sampling
+from nodes.request import MAX_ASK_BYTES, MAX_ASKS, VECTOR_KINDS, VECTORS, AttemptRef, Sampling
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
@@ -108,6 +108,9 @@ class RpcHandlers:
                 self._outbox.tell(sender.actor_id, _unknown(gap.request_id, gap.attempt))
                 continue
             self._attempts.renew(sequence, now)
+            if sequence.is_vector:
+                self._streams.tell_vector(sequence)
+                continue
             if gap.prompt_position > 0:
                 self._streams.tell_read(sequence, gap.prompt_position)
             # For any other sender, such as a gateway, the stream is opened again: only an open lets its tokens start
@@ -165,8 +168,7 @@ class RpcHandlers:
         if self.is_draining or self.is_worker_drained:
             # Clients read this if no other group takes the request either.
             return "draining", f"no worker group can take this request now: {self._what_drains}", True, None
-        problem = self._problem(submit.prompt_ids, submit.output_ids, submit.spec.stop.max_tokens)
-        if problem := problem or self._problem_of_asks(submit.spec.sampling):
+        if problem := self._problem_of(submit):
             return problem
         if len(self._queue) >= self._config.max_waiting:
             message = f"{self._config.max_waiting} requests are already waiting; try again later or elsewhere"
@@ -184,10 +186,11 @@ class RpcHandlers:
         sequence = Sequence.from_submit(
             self._next_row(), submit, gateway, self._config.eos_token_ids, self._config.context_length, now
         )
+        sequence.is_private = self._config.is_encoder
         self._attempts.add(sequence)
         self.num_prompt_tokens += sequence.num_prompt_tokens
         # A retry that brings all its tokens, only the finish having been lost: nothing is left to compute.
-        if sequence.num_tokens >= sequence.max_length:
+        if sequence.num_tokens >= sequence.max_length and not sequence.is_vector:
             self._endings.finish(sequence, "length", now)
         else:
             self._queue.add(sequence)
@@ -238,13 +241,27 @@ class RpcHandlers:
         self._queue.add(sequence)
         return None
 
+    def _problem_of(self, submit: Submit) -> Problem | None:
+        """Why this attempt can never be served here; None if it can."""
+        spec = submit.spec
+        # Nothing is drawn for a vector: its last token takes a page, too, and none follows.
+        max_tokens = 0 if spec.is_vector else spec.stop.max_tokens
+        problem = self._problem(submit.prompt_ids, submit.output_ids, max_tokens)
+        if problem := problem or self._problem_of_asks(spec.sampling):
+            return problem
+        if self._config.is_encoder and not spec.is_vector:
+            return UNSUPPORTED_ASK, "the model of this group makes vectors only", False, None
+        if spec.is_vector and (spec.kind not in VECTOR_KINDS or (self.asks is not None and VECTORS not in self.asks)):
+            return UNSUPPORTED_ASK, f"the worker of this group makes no vectors of kind {spec.kind!r}", True, None
+        return None
+
     def _problem(self, prompt_ids: Items[int], output_ids: Items[int], max_tokens: int) -> Problem | None:
         """Why these tokens can never be served here; None if they can."""
-        # The very last token is never an input, so it takes no page.
-        limit = min(self._config.context_length, self._cache.num_pages * self._config.page_size + 1)
+        # The very last token that is drawn is never an input, so it takes no page.
+        limit = min(self._config.context_length, self._cache.num_pages * self._config.page_size + bool(max_tokens))
         if not prompt_ids:
             return "empty_prompt", "the prompt must have at least one token", False, "prompt"
-        if len(prompt_ids) >= limit:
+        if len(prompt_ids) > limit - bool(max_tokens):
             return "never_fits", over_context(limit, "prompt", len(prompt_ids)), False, "prompt"
         for ids in (prompt_ids, output_ids):
             if ids and (min(ids) < 0 or (self.vocab_size and max(ids) >= self.vocab_size)):

@@ -56,6 +56,8 @@ class Sequence:
         "gateway",
         "grant_s",
         "is_open",
+        "is_private",
+        "is_vector",
         "kv",
         "length",
         "max_length",
@@ -73,6 +75,7 @@ class Sequence:
         "order_id",
         "order_queue_s",
         "page_ids",
+        "pooled",
         "prefill",
         "prefill_s",
         "reading",
@@ -86,6 +89,7 @@ class Sequence:
         "table",
         "token_ids",
         "transfer_s",
+        "vector",
     )
 
     def __init__(
@@ -107,6 +111,10 @@ class Sequence:
         self.order_id = ""
         self.stop_ids: frozenset[int] = frozenset()
         self.max_length = self.length + 1
+        # It ends with a vector of its prompt and draws nothing.
+        self.is_vector = spec.is_vector
+        # Its pages are neither taken from the cache nor put there.
+        self.is_private = False
 
         self.stage = Stage.WAITING
         self.finish_reason = ""
@@ -134,6 +142,8 @@ class Sequence:
         self.stages: Stages | None = None
         # What accompanies output tokens, by output position.
         self.extras: dict[int, bytes] = {}
+        # The vector, once it is made, and what the worker has pooled of the computed tokens until then.
+        self.vector = self.pooled = b""
         # What is read of the prompt, if anything.
         self.reading: PromptPayloads | None = None
 
@@ -161,6 +171,9 @@ class Sequence:
         # Counted from the prompt, so that outputs of earlier attempts do not raise the limit.
         self.max_length = min(num_prompt + stop.max_tokens, context_length)
         self.detokenizer = submit.detokenizer
+        if self.is_vector:
+            # Its vector goes to the gateway from here, as it is.
+            self.max_length, self.prefill, self.detokenizer = num_prompt, "", ""
         if submit.spec.sampling.reads_prompt:
             # Where it is prefilled it also decodes: only the scheduler that has its attempt tells the gateway.
             self.reading, self.prefill = PromptPayloads(submit.prompt_position, num_prompt), ""
@@ -196,6 +209,9 @@ class Sequence:
     def reusable_ids(self) -> "array[int]":
         """Tokens whose KV may be taken from the cache, and one more, which is computed in any case."""
         reading = self.reading
+        if self.is_private or (self.is_vector and self.spec.kind != "last"):
+            # States are pooled from the first position on, and a cache holds none.
+            return self.token_ids[:1]
         # What is read of a token comes from the position before it.
         return self.token_ids if reading is None or reading.is_whole else self.token_ids[: reading.next]
 
@@ -209,6 +225,11 @@ class Sequence:
         return self.length - self.num_scheduled
 
     @property
+    def is_prompt_left(self) -> bool:
+        """Whether it takes part in steps as a prompt. The last token known is decoding's, unless nothing is decoded."""
+        return self.length - self.num_scheduled > (0 if self.is_vector else 1)
+
+    @property
     def num_kv_tokens(self) -> int:
         """Most tokens whose KV the sequence can ever need: the last token's is never computed."""
         return self.max_length - 1
@@ -218,7 +239,18 @@ class Sequence:
         # the worker twice.
         sampling = self.spec.sampling
         token_ids = list(self.token_ids) if sampling.looks_back or sampling.reads_prompt else []
-        return Open(self.slot, self.number, self.num_prompt_tokens, sampling, self.request_id, token_ids)
+        return Open(
+            self.slot,
+            self.number,
+            self.num_prompt_tokens,
+            sampling,
+            self.request_id,
+            token_ids,
+            self.spec.kind,
+            self.pooled,
+            self.num_computed if self.pooled else 0,
+            self.spec.second_from,
+        )
 
     def take_token(self, token_id: int, extra: bytes) -> None:
         if extra:
@@ -259,6 +291,7 @@ class Sequence:
             self.kv.release()
         self.kv = None
         self.page_ids = array("i")
+        self.pooled = b""
         self.capacity = self.num_computed = self.num_scheduled = self.table = 0
 
     def commit_full_pages(self, page_size: int) -> None:
@@ -266,6 +299,8 @@ class Sequence:
 
         Whole pages only: after a crash at most a page is computed again, and a step costs no write for most rows.
         """
+        if self.is_private:
+            return
         kv = self.kv
         assert kv is not None, "acknowledged KV is in pages that are held"
         end = min(self.num_computed, len(self.token_ids)) // page_size * page_size

@@ -4,6 +4,7 @@ Short texts are encoded on the event loop; chats are rendered by a child process
 in threads (`long_texts.py`), so that heartbeats go on. Gateways ask it.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -33,6 +34,7 @@ from nodes.protocol import (
     TokenizerIs,
 )
 from nodes.redaction import PromptRedactor
+from nodes.request import VECTORS
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
 from nodes.tokenizer.ask_checks import AskChecks
 from nodes.tokenizer.chat_template import ChatRequest
@@ -181,6 +183,8 @@ class TokenizerActor(Actor):
             self.ctx.spawn(self._prepare_slowly(call, message, began), name=f"prepare {message.request_id}")
         elif message.token_ids is not None:
             self._reply_prepared(call, message, [*map(truncation.cut, message.token_ids)], "prompt", began)
+        elif message.seconds is not None:
+            self.ctx.spawn(self._prepare_pairs(call, message, began), name=f"prepare {message.request_id}")
         elif message.texts is not None and sum(map(len, message.texts)) <= self._config.inline_chars:
             encode = partial(self._encoder.encode, add_special_tokens=message.add_special_tokens, truncation=truncation)
             self._reply_prepared(call, message, [*map(encode, message.texts)], "prompt", began)
@@ -211,9 +215,35 @@ class TokenizerActor(Actor):
             else:
                 line = self._prompts if is_bounded else self._counted
                 prompts = await line.encode(texts, encode, is_wanted=lambda: not call.done)
+            if call.done:
+                return
             if truncation.keeps_first and len(prompts[0]) == truncation.num_tokens:
                 tail = ""
             self._reply_prepared(call, message, prompts, param, began, tail)
+        except PrepareError as error:
+            _fail(call, error)
+
+    async def _prepare_pairs(self, call: Call, message: Prepare, began: float) -> None:
+        firsts, seconds = message.texts or [], message.seconds or []
+        encode = partial(
+            self._encoder.encode_pair,
+            add_special_tokens=message.add_special_tokens,
+            after=message.after,
+            truncation=Truncation(message.truncate_to, message.truncate_end),
+        )
+        try:
+            if len(firsts) != len(seconds):
+                raise InvalidRequest("there must be as many seconds as texts")
+            pairs = [*zip(firsts, seconds, strict=True)]
+            if sum(map(len, firsts)) + sum(map(len, seconds)) <= self._config.inline_chars:
+                encoded = [encode(*pair) for pair in pairs]
+            else:
+                if not message.truncate_to:
+                    for pair in pairs:
+                        self._encoder.check_chars("".join(pair), "prompt")
+                encoded = await self._prompts.encode(pairs, lambda pair: encode(*pair), lambda: not call.done)
+            token_ids, starts = [pair.token_ids for pair in encoded], [pair.second_from for pair in encoded]
+            self._reply_prepared(call, message, token_ids, "prompt", began, second_from=starts)
         except PrepareError as error:
             _fail(call, error)
 
@@ -238,7 +268,14 @@ class TokenizerActor(Actor):
             raise self._encoder.too_many_chars("messages") from None
 
     def _reply_prepared(
-        self, call: Call, message: Prepare, prompts: list[list[int]], param: str, began: float, tail: str = ""
+        self,
+        call: Call,
+        message: Prepare,
+        prompts: list[list[int]],
+        param: str,
+        began: float,
+        tail: str = "",
+        second_from: Sequence[int] = (),
     ) -> None:
         if call.done:
             return
@@ -247,7 +284,8 @@ class TokenizerActor(Actor):
             if not message.route:
                 self._encoder.check_ids(token_ids, param)
                 continue
-            self._encoder.check_prompt(token_ids, param)
+            check = self._encoder.check_ids if VECTORS in message.asks else self._encoder.check_prompt
+            check(token_ids, param)
             # Prompts of one request are independent of each other, so they are spread.
             request_id = message.request_id if len(prompts) == 1 else f"{message.request_id}/{i}"
             question = ChooseRoute(
@@ -262,7 +300,15 @@ class TokenizerActor(Actor):
         elapsed_s = self.ctx.now() - began
         self.ctx.metrics.observe("mesh_request_tokenize_seconds", elapsed_s)
         words = [self._encoder.encode(word, add_special_tokens=False) for word in message.words]
-        call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s, words=words, prompt_tail=tail))
+        prepared = Prepared(
+            token_ids=prompts,
+            routes=routes,
+            elapsed_s=elapsed_s,
+            words=words,
+            prompt_tail=tail,
+            second_from=list(second_from),
+        )
+        call.reply(prepared)
 
     def _on_ignored(self, what: str) -> None:
         self.ctx.log.info("a schema is not enforced entirely", ignored=what)

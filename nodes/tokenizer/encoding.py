@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -16,10 +16,17 @@ from nodes.model_spec.token_bytes import added_ids, token_bytes
 from nodes.model_spec.vocabulary import facts_of, load_tokenizer
 from nodes.protocol import VocabularyIs
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
-from nodes.tokenizer.truncation import Truncation
+from nodes.tokenizer.truncation import WHOLE, Truncation, longest_first
 
 MIN_CHARS_PER_TOKEN: Final = 8
 """The bound on characters assumes at least this for the longest token, even in vocabularies of single bytes."""
+
+
+class Pair(NamedTuple):
+    """Token ids of two texts, and where those of type 1 begin; 0: there are none."""
+
+    token_ids: list[int]
+    second_from: int
 
 
 class TextEncoder:
@@ -54,6 +61,28 @@ class TextEncoder:
         if truncation is None or not truncation.num_tokens:
             return encoded.ids
         return truncation.cut(encoded.ids, encoded.special_tokens_mask)
+
+    def encode_pair(
+        self, first: str, second: str, *, add_special_tokens: bool, after: str = "", truncation: Truncation = WHOLE
+    ) -> Pair:
+        """A pair as the post-processor joins it; without special tokens, the ids of its texts and those of `after`."""
+        if not add_special_tokens:
+            head, middle, tail = (self.encode(text, add_special_tokens=False) for text in (first, second, after))
+            room = max(truncation.num_tokens - len(head) - len(tail), 0)
+            kept = middle if not truncation.num_tokens else truncation.cut_to(middle, room)
+            return Pair([*head, *kept, *tail], 0)
+        encode = self._tokenizer.encode_batch_fast
+        joined = encode([(first, second)], add_special_tokens=True)[0]
+        if 0 < truncation.num_tokens < len(joined):
+            # Encoded anew and apart: of a pair that is joined nobody can tell any more which text a token is of.
+            one, other = encode([first, second], add_special_tokens=False)
+            room = max(truncation.num_tokens - self._tokenizer.num_special_tokens_to_add(is_pair=True), 0)
+            direction = "right" if truncation.keeps_first else "left"
+            for encoding, most in zip((one, other), longest_first(len(one), len(other), room), strict=True):
+                encoding.truncate(most, direction=direction)
+            joined = self._tokenizer.post_process(one, other, add_special_tokens=True)
+        types = joined.type_ids
+        return Pair(joined.ids, types.index(1) if 1 in types else 0)
 
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
         """Raise EmptyPrompt, InvalidTokenId or ContextLengthExceeded for a prompt that cannot be served."""

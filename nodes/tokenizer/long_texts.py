@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from nodes.tokenizer.errors import Overloaded
 
+_Text = TypeVar("_Text")
 _Result = TypeVar("_Result")
 
 
@@ -24,14 +25,16 @@ class LongTexts:
         self.num = 0
 
     async def encode(
-        self, texts: Sequence[str], encode: Callable[[str], list[int]], is_wanted: Callable[[], bool]
-    ) -> list[list[int]]:
-        """Token ids of each text; empty if they are no longer wanted when it is their turn. Raises `Overloaded`."""
+        self, texts: Sequence[_Text], encode: Callable[[_Text], _Result], is_wanted: Callable[[], bool]
+    ) -> list[_Result]:
+        """Of each text (or pair) what `encode` makes of it; fewer if they are not wanted any more when it is their
+        turn. Raises `Overloaded`.
+        """
         if self.num >= self._most:
             raise Overloaded(f"{self.num} long texts are already queued to be {self._name}d; try again later")
         self.num += 1
         try:
-            return await self.run(lambda: [encode(text) if is_wanted() else [] for text in texts])
+            return await self.run(lambda: [encode(text) for text in texts if is_wanted()])
         finally:
             self.num -= 1
 

@@ -20,6 +20,7 @@ from kvstore.protocol import CacheEvents
 from mesh.address import Address
 from mesh.membership.view import READY, RELEASED, Member
 from nodes.protocol import Load, Route
+from nodes.request import VECTORS
 from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
 from nodes.tokenizer.cache_index import CacheIndex
 from nodes.tokenizer.config import RoutingLimits
@@ -174,11 +175,14 @@ class RoutingCore:
 
         A request that has output, computed under `numerics`, goes on at a scheduler of the same numerics, whatever that
         costs, if one can begin at once; else at any that can. Only groups whose workers can do all of `asks` are
-        chosen, for the prefill too. `now` is any monotonic clock, seconds.
+        chosen, for the prefill too. A request for a vector goes straight to a group that prefills, and needs no
+        detokenizer. `now` is any monotonic clock, seconds.
 
         Raises NoCapacity, UnsupportedAsk.
         """
-        detokenizer = self._choose_detokenizer(request_id, excluded)
+        is_vector = VECTORS in asks
+        # A vector goes to the gateway as it is.
+        detokenizer = "" if is_vector else self._choose_detokenizer(request_id, excluded)
         ready = self._able(asks, now)
         overlaps = _overlaps(ready, token_ids, extra_key)
 
@@ -188,8 +192,11 @@ class RoutingCore:
                 # A host that is cut off stays a member until its lease ends, and dialling it is in vain.
                 now < scheduler.lost_until,
                 not scheduler.attributes.worker_ready,
-                # A prefill group decodes only while no other group can.
-                scheduler.attributes.phase == PREFILL,
+                # A prefill group decodes only while no other group can. A vector is a prefill: others do it as well,
+                # but with their decoding in its way.
+                scheduler.attributes.phase not in (PREFILL, MIXED)
+                if is_vector
+                else scheduler.attributes.phase == PREFILL,
                 # Ranks below a ready worker: going on with other bits is better than a stalled stream.
                 bool(numerics) and scheduler.attributes.numerics != numerics,
                 self._cost(scheduler, len(token_ids), overlaps[scheduler.actor_id], now),
@@ -198,16 +205,10 @@ class RoutingCore:
 
         decode = min(ready, key=rank)
         prefill = None
-        if decode.attributes.phase not in (PREFILL, MIXED):
+        if decode.attributes.phase not in (PREFILL, MIXED) and not is_vector:
             # One that is excluded, lost or without a worker is worse than the decode scheduler, which can prefill.
-            free = [
-                scheduler
-                for scheduler in ready
-                if scheduler.attributes.phase == PREFILL
-                and not any(rank(scheduler)[:3])
-                and scheduler.holds(len(token_ids))
-            ]
-            prefill = min(free, key=rank, default=None)
+            others = [one for one in ready if one.attributes.phase == PREFILL and one.holds(len(token_ids))]
+            prefill = min((one for one in others if not any(rank(one)[:3])), key=rank, default=None)
         for scheduler in filter(None, (decode, prefill)):
             scheduler.remember(now, len(token_ids) - overlaps[scheduler.actor_id])
         return Route(

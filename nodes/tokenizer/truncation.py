@@ -1,7 +1,7 @@
 """Cuts prompts to a number of tokens, as a request may ask (`Prepare.truncate_to`). Pure."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Truncation(NamedTuple):
@@ -20,9 +20,25 @@ class Truncation(NamedTuple):
         head, tail = _run_of_ones(added), _run_of_ones(added[::-1])
         if head + tail > num:
             head = tail = 0
-        kept, end = num - head - tail, len(token_ids) - tail
-        middle = token_ids[head : head + kept] if self.keeps_first else token_ids[end - kept : end]
-        return [*token_ids[:head], *middle, *token_ids[end:]]
+        end = len(token_ids) - tail
+        return [*token_ids[:head], *self.cut_to(token_ids[head:end], num - head - tail), *token_ids[end:]]
+
+    def cut_to(self, token_ids: list[int], num: int) -> list[int]:
+        """At most `num` of them."""
+        return token_ids[:num] if self.keeps_first else token_ids[max(len(token_ids) - num, 0) :]
+
+
+WHOLE: Final = Truncation()
+
+
+def longest_first(num_first: int, num_second: int, most: int) -> tuple[int, int]:
+    """How many tokens of a pair's texts are left where there may be `most` together: the longer one gives first, as at
+    transformers. An odd token is the longer one's, among equals the second's.
+    """
+    short = min(num_first, num_second, most // 2)
+    if num_first + num_second <= most:
+        return num_first, num_second
+    return (most - short, short) if num_first > num_second else (short, most - short)
 
 
 def _run_of_ones(mask: Sequence[int]) -> int:

@@ -40,6 +40,7 @@ from nodes.protocol import (
 )
 from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
 from nodes.redaction import PromptRedactor
+from nodes.request import VECTORS
 from nodes.roles import NODE_CODEC, is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
@@ -404,4 +405,5 @@ class WorkerActor(Actor, Resident):
 async def _possible_asks(spec: ModelSpec) -> list[str]:
     model = DrawnModel(spec.vocab_size, spec.eos_token_ids, spec)
     # The echo model has no tokenizer to load, and does everything on the event loop.
-    return possible(model) if spec.source == "echo" else await asyncio.to_thread(possible, model)
+    asks = possible(model) if spec.source == "echo" else await asyncio.to_thread(possible, model)
+    return asks if spec.pooling is None else [*asks, VECTORS]

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from kvstore.pool.device import CPU
-from nodes.model_spec import ModelSpec, Quantization, resolve_model
+from nodes.model_spec import ModelSpec, PoolingChoice, Quantization, resolve_model
 
 
 class ConfigError(ValueError):
@@ -19,6 +19,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
 
     `end_token_ids` are those that end an answer, with what the tokenizer's files say; empty: what the configs say.
+
+    `pooling` says how vectors are made, as `--pooling` has it.
 
     `quantize` rounds weights to `int8` when they are loaded; only for one rank alone, on the CPU.
 
@@ -65,10 +67,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     map_retry_s: float = 0.2
     prefill_attention: Literal["paged", "merged"] = "paged"
     end_token_ids: tuple[int, ...] = ()
+    pooling: PoolingChoice = "auto"
 
     def spec(self) -> ModelSpec:
         """The model as this worker computes it. Raises ModelError."""
-        spec = resolve_model(self.model).within(self.context_length).quantized(self.quantize)
+        spec = resolve_model(self.model, self.pooling).within(self.context_length).quantized(self.quantize)
         return msgspec.structs.replace(spec, eos_token_ids=self.end_token_ids) if self.end_token_ids else spec
 
     def __post_init__(self) -> None:

@@ -336,17 +336,18 @@ def _draws(running: _Running | None) -> Draws:
 
 def _result(running: _Running, done: StepDone) -> StepResult:
     rows, outcome = running.runnable.rows, done.outcome
-    token_ids, extras, prompt_extras = list(outcome.token_ids), list(outcome.extras), list(outcome.prompt_extras)
+    token_ids = list(outcome.token_ids)
+    beside = [list(some) for some in (outcome.extras, outcome.prompt_extras, outcome.vectors)]
     if len(rows) < running.num_rows:
         token_ids = [-1] * running.num_rows
         for number, token_id in zip(rows.numbers, outcome.token_ids, strict=True):
             token_ids[number] = token_id
-        extras = spread(extras, rows.numbers, range(running.num_rows))
-        prompt_extras = spread(prompt_extras, rows.numbers, range(running.num_rows))
+        beside = [spread(some, rows.numbers, range(running.num_rows)) for some in beside]
     errors = [*running.errors, *outcome.errors]
     if len(errors) > 1:
         errors.sort(key=lambda error: error.row)
     plan = running.plan
+    extras, prompt_extras, vectors = beside
     return StepResult(
         scheduler_epoch=plan.scheduler_epoch,
         step=plan.step,
@@ -355,4 +356,5 @@ def _result(running: _Running, done: StepDone) -> StepResult:
         elapsed_s=done.elapsed_s,
         extras=extras,
         prompt_extras=prompt_extras,
+        vectors=vectors,
     )

@@ -19,7 +19,7 @@ from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec.weight_index import expected_shapes
 from tests.cli.launches import ids_of
 from tests.cli.served_hub import TOKEN, served_hub
-from tests.nodes.checkpoints import LLAMA, fake_spec, write_safetensors
+from tests.nodes.checkpoints import LLAMA, fake_spec, write_model, write_modules, write_safetensors
 
 TEMPLATE = "{{ messages[0].content }}"
 
@@ -230,6 +230,28 @@ def test_weights_of_what_is_not_served_are_not_fetched(tmp_path, hub, client):
     hub.add("org/mamba", checkpoint(tmp_path, architectures=["MambaForCausalLM"]))
     assert "MambaForCausalLM" in client.refused("org/mamba")
     assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
+
+
+def test_what_makes_its_vectors_is_fetched_too(tmp_path, hub, client):
+    directory = write_modules(
+        write_model(tmp_path / "m", LLAMA), ("Pooling", {"embedding_dimension": 16, "pooling_mode": "mean"}),
+        ("Dense", {"in_features": 16, "out_features": 8}), "Normalize",
+        config_sentence_transformers__json={"prompts": {"query": "q: "}},
+        sentence_bert_config__json={"max_seq_length": 99},
+    )  # fmt: skip
+    found = (path for path in directory.rglob("*") if path.is_file())
+    files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
+    hub.add("org/vectors", files | {"onnx/config.json": b"{}", "2_Dense/pytorch_model.bin": b"x"})
+    plan = client.plan("org/vectors")
+    assert sorted(hub.fetched()) == sorted(os.path.basename(name) for name in files)
+    assert plan.spec.pooling.num_dimensions(16) == 8
+    assert (plan.spec.pooling.prompts, plan.spec.pooling.max_length) == ({"query": "q: "}, 99)
+    hub.log.clear()
+    assert (client.plan("org/vectors", offline=True).spec, hub.log) == (plan.spec, [])
+    del files["2_Dense/model.safetensors"]
+    hub.add("org/cut", files)
+    assert "has no 2_Dense/model.safetensors, though its modules.json names it" in client.refused("org/cut")
+    assert "model.safetensors" not in hub.fetched()
 
 
 def test_a_gated_repository_says_where_to_accept_and_a_token_opens_it(tmp_path, hub, client):

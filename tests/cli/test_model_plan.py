@@ -12,9 +12,11 @@ from cli.plan import model as model_plan
 from cli.plan.compute_dtype import choose_dtype
 from cli.plan.model import names_hub, plan_model
 from cli.plan.settings import KVSettings, Settings
+from cli.plan.spec import host_spec, shared_settings
 from cli.plan.topology import plan_topology
 from cli.supervisor.progress import Progress
 from nodes.model_spec import resolve_model
+from nodes.models.pooling import Pooling
 from nodes.sizes import size_text
 from nodes.tokenizer.errors import Overloaded
 from tests.cli.launches import MACHINE, configs
@@ -66,6 +68,20 @@ def test_what_a_checkpoint_asks_for_is_said(tmp_path, monkeypatch):
     assert left_out == "half asks for typical_p 0.9, which is not supported and left out"
     monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "none")
     assert planned(tmp_path, model=str(directory))[0].settings.dtype == "float32"
+
+
+def test_a_network_without_a_head_needs_to_be_told_how_it_makes_vectors(tmp_path):
+    directory = str(write_model(tmp_path / "m", LLAMA | {"architectures": ["LlamaModel"]}))
+    with refused(BadModel, f"the model '{directory}' cannot be served", do="say how with --pooling: last, mean or cls"):
+        planned(tmp_path, model=directory)
+    plan, _ = planned(tmp_path, model=directory, pooling="mean,normalize", mixed=1)
+    assert plan.spec.pooling == Pooling(pool="mean", normalize=True)
+    topology = plan_topology(plan.settings, plan.spec, plan.argument, MACHINE)
+    (worker,) = configs(topology, "worker")
+    assert worker.spec().pooling == plan.spec.pooling
+    # All hosts of a mesh must make the same vectors.
+    assert host_spec(plan.settings, plan.spec, topology.context, "")["pooling"] == "mean,normalize"
+    assert shared_settings(plan.settings, "m")["pooling"] == "mean,normalize"
 
 
 YARN = LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
@@ -200,3 +216,12 @@ def test_a_terminal_sees_one_line_and_a_log_a_few(tmp_path):
     assert len(lines) == 4
     assert "fetching m: 100.0 MB" in lines[0]
     assert "100.0 of 100.0 MB" in lines[-1]
+
+
+def test_what_makes_vectors_only_has_one_group_unless_others_are_asked_for(tmp_path):
+    for model, options, groups in (
+        ("random:tiny-bert", {}, (0, 0, 1)),
+        ("random:tiny-bert", {"prefill": 2}, (2, 1, 0)),
+        ("random:tiny-qwen3", {"pooling": "last"}, (1, 1, 0)),
+    ):
+        assert planned(tmp_path, model=model, **options)[0].settings.groups == groups

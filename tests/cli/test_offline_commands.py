@@ -16,7 +16,7 @@ from cli.exit_codes import ExitCode
 from cli.plan.role_configs import CONFIG_TYPES
 from nodes.model_spec import ModelDamaged, known_models
 from tests.cli.launches import ids_of
-from tests.nodes.checkpoints import LLAMA, write_model
+from tests.nodes.checkpoints import LLAMA, write_model, write_modules
 
 GETADDRINFO = socket.getaddrinfo
 
@@ -76,6 +76,27 @@ def test_what_the_files_of_a_model_say_is_shown_with_the_file(meshctl, tmp_path)
     (directory / "own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     with_own = meshctl("models", "show", str(directory), "--chat-template", str(directory / "own.jinja"))[0]
     assert f"user string, assistant string, system string, tool string ({directory / 'own.jinja'})" in with_own
+
+
+def test_what_a_vector_of_a_model_is_is_shown(meshctl, tmp_path):
+    directory = write_modules(
+        write_model(tmp_path / "m", LLAMA), ("Pooling", {"embedding_dimension": 16, "pooling_mode": "mean"}),
+        ("Dense", {"in_features": 16, "out_features": 8}), "Normalize",
+        config_sentence_transformers__json={"prompts": {"query": "q:\n", "x": ""}, "default_prompt_name": "query"},
+        sentence_bert_config__json={"max_seq_length": 128},
+    )  # fmt: skip
+    shown = json.loads(meshctl("models", "show", str(directory), "-o", "json")[0])
+    vectors = {"content": "embedding", "pool": "mean", "dimensions": 8, "normalized": True, "activation": "identity"}
+    assert shown["vectors"] == vectors | {"longest_input": 128}
+    assert shown["prompts"] == [{"name": "query", "content": r"'q:\n'", "default": True}]
+    lines = meshctl("models", "show", str(directory), "--pooling", "last")[0].splitlines()
+    assert (
+        "vectors         embedding, pool last, dimensions 8, normalized no, activation identity, longest_input 128"
+        in lines
+    )
+    assert r"prompts         query, 'q:\n', default yes" in lines
+    assert "makes text      yes" in lines
+    assert meshctl("models", "show", "tiny")[0].splitlines()[-2] == "vectors         none"
 
 
 def test_texts_of_a_model_do_not_steer_the_terminal(meshctl, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec import ModelSpec
+from nodes.model_spec.vector_heads import head_pooling
 from nodes.model_spec.weight_index import expected_shapes
 from nodes.models.config_fields import ConfigFields
 from nodes.models.registry import ARCHITECTURES
@@ -40,5 +41,32 @@ def write_model(directory: Path, config: dict, *, fill: int = 0) -> Path:
 
 def fake_spec(config: dict) -> ModelSpec:
     architecture = config["model_type"]
-    shape = ARCHITECTURES[architecture].describe(ConfigFields(config, Path("config.json")))
-    return ModelSpec(name="", source="directory", architecture=architecture, dtype="float32", **shape)
+    fields = ConfigFields(config, Path("config.json"))
+    shape = ARCHITECTURES[architecture].describe(fields)
+    called = config.get("architectures", [""])[0]
+    pooling = head_pooling(called, fields, shape["hidden_size"], ARCHITECTURES[architecture])
+    return ModelSpec(name="", source="directory", architecture=architecture, dtype="float32", pooling=pooling, **shape)
+
+
+def write_modules(directory: Path, *modules: str | tuple[str, dict], **others: dict) -> Path:
+    """What sentence-transformers writes beside a model: modules after the Transformer, by kind with their config, and
+    other files, with `__` for a dot.
+    """
+    entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for one in modules:
+        number = len(entries)
+        kind, config = (one, {}) if isinstance(one, str) else one
+        path = f"{number}_{kind}"
+        entries.append(
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+        (directory / path).mkdir(exist_ok=True)
+        (directory / path / "config.json").write_text(json.dumps(config))
+        if kind == "Dense":
+            shapes = {"linear.weight": (config["out_features"], config["in_features"])}
+            shapes |= {"linear.bias": (config["out_features"],)} if config.get("bias", True) else {}
+            write_safetensors(directory / path / "model.safetensors", shapes)
+    (directory / "modules.json").write_text(json.dumps(entries))
+    for name, content in others.items():
+        (directory / name.replace("__", ".")).write_text(json.dumps(content))
+    return directory

@@ -18,7 +18,7 @@ from nodes.model_spec.template_files import require_template
 from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
 from nodes.tokenizer.encoding import load_encoder
 from nodes.tokenizer.errors import InvalidTokenId
-from tests.nodes.checkpoints import LLAMA, write_model
+from tests.nodes.checkpoints import LLAMA, write_model, write_modules
 
 CHATS = [{"role": "user", "content": "hi"}]
 
@@ -177,7 +177,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", [name for name in SMALL_FILES if name.endswith(".json")])
 def test_a_damaged_file_is_named_at_once(tmp_path: Path, name: str) -> None:
-    directory = write(tmp_path / "m")
+    directory = write_modules(write(tmp_path / "m"), ("Pooling", {"embedding_dimension": 16, "pooling_mode": "mean"}))
     if name == INDEX_FILE:
         (directory / SINGLE_FILE).unlink()
     for how, content in BAD.items():

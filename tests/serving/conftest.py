@@ -151,5 +151,5 @@ def mesh_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshOf]:
 
 @pytest.fixture
 def mesh(mesh_of: MeshOf) -> RunningMesh:
-    """The echo model, whose context is short."""
-    return mesh_of("--model", "echo", "--context-length", "1024")
+    """The echo model, whose context is short; it makes vectors, too."""
+    return mesh_of("--model", "echo", "--context-length", "1024", "--pooling", "mean")

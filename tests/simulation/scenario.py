@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import structlog
 
 from mesh.simulation.faults import Faults
 from mesh.simulation.virtual_time import run
+from nodes.request import TOKENS
 from nodes.worker.steps.step import CORRUPT_PAGE
 from tests.simulation.asking import END, NOTHING, Asks, answer, counted, draw_asks, draw_unknown
 from tests.simulation.hardware import extra_of
@@ -44,6 +46,8 @@ class Client:
     # How many tokens it wants to know of in each place of its prompt; -1: none, not even the prompt's own.
     prompt_top: int = -1
     asks: Asks = NOTHING
+    # A vector is wanted, if it is not `TOKENS`.
+    kind: str = TOKENS
 
     def body(self) -> bytes:
         fields = {
@@ -58,6 +62,8 @@ class Client:
 
     def expected(self) -> tuple[str, str, list[int]]:
         """Text, finish reason and output ids, of which the last may be the end, which has no text."""
+        if self.kind != TOKENS:
+            return "", "stop", []
         token_ids = self._answer()
         ends = token_ids[-1] == END
         text = bytes(token_ids[: len(token_ids) - ends]).decode()
@@ -65,6 +71,16 @@ class Client:
             at = text.index(self.stop)
             return text[:at], "stop", token_ids[: at + len(self.stop)]
         return text, "stop" if ends else "length", token_ids
+
+    def expected_vector(self) -> bytes:
+        """What is pooled of echo's states: a position's token, the position, their product, 1."""
+        if self.kind == TOKENS:
+            return b""
+        states = [(token, at, token * at, 1) for at, token in enumerate(self.prompt.encode())]
+        # Sums of a few hundred of them have no fraction, so the order in which they are added does not show.
+        mean = np.sum(states, axis=0, dtype=np.float32) / np.float32(len(states))
+        pooled = {"mean": mean, "last": states[-1], "cls": states[0]}[self.kind]
+        return np.asarray(pooled, np.float32).tobytes()
 
     def _answer(self) -> list[int]:
         return answer(self.prompt, self.max_tokens, self.min_tokens, self.asks)
@@ -277,7 +293,11 @@ async def ask(mesh: SimulatedMesh, client: Client, number: int, judge: Judge) ->
     began, request_id = loop.time(), f"cmpl-{number}"
     async with asyncio.timeout(REQUEST_LIMIT_S):
         outcomes = await mesh.request(
-            client.body(), request_id, abandon_after_s=client.leaves_after_s, prompt_top=client.prompt_top
+            client.body(),
+            request_id,
+            abandon_after_s=client.leaves_after_s,
+            prompt_top=client.prompt_top,
+            kind=client.kind,
         )
     elapsed_s = loop.time() - began
     return [
@@ -294,8 +314,10 @@ async def ask_all(mesh: SimulatedMesh, clients: list[Client], judge: Judge) -> l
 
 
 def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapsed_s: float) -> str:
-    """Every request ends once, with the right text, whatever happens, except for those that never fit."""
+    """Every request ends once, with the right text or vector, whatever happens, except for those that never fit."""
     text, reason, token_ids = client.expected()
+    if outcome.vector not in (b"", expected := client.expected_vector()):
+        return f"its vector {outcome.vector.hex()} is not {expected.hex()}"
     never_fits = client.num_pages() > mesh.speeds.num_pages - 1
     if problem := judge_tokens(mesh, client, outcome, token_ids):
         return problem
@@ -310,6 +332,8 @@ def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapse
         return "" if code == "never_fits" else f"it can never fit, and ended with {outcome.failure} {outcome.text!r}"
     if outcome.failure is not None:
         return f"it failed: {outcome.failure}"
+    if client.kind != TOKENS and not outcome.vector:
+        return "it ended without its vector"
     if (outcome.text, outcome.finish_reason) != (text, reason):
         return f"{outcome.text!r} ({outcome.finish_reason}) is not {text!r} ({reason})"
     if outcome.token_ids != token_ids:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.simulation import drains, hosts, keys, prompts, releases, returns, scenario, strangers, tables
+from tests.simulation import drains, hosts, keys, prompts, releases, returns, scenario, strangers, tables, vectors
 from tests.simulation.ask_mutations import ASKING
 from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, RELEASES, RETURNS, STRANGERS
 from tests.simulation.mutations import PROMPTS, SCENARIO, TABLES
@@ -41,5 +41,8 @@ SUITES = {
         {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 30},
     ),
     "prompts": Suite(prompts.run_seed, PROMPTS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}),
+    "vectors": Suite(
+        vectors.run_seed, vectors.VECTORS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}, 1000
+    ),
     "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

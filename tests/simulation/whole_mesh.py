@@ -38,6 +38,7 @@ from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import resolve_model
 from nodes.registry.actor import RegistryActor
+from nodes.request import TOKENS, VECTORS
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.metrics import leaks
@@ -78,6 +79,7 @@ class Outcome:
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
     extras: list[bytes] = field(default_factory=list[bytes])
+    vector: bytes = b""
     finish_reason: str | None = None
     failure: Any = None
     num_ends: int = 0
@@ -227,7 +229,7 @@ class SimulatedMesh:
     def _worker_config(self, group: str, model: str, rank: int) -> WorkerConfig:
         return WorkerConfig(
             group=group, model=model, agent=self.agent_of(group), tp_rank=rank, tp_size=self.tp_size(group),
-            workers=self.worker_ids(group), adopt_grace_s=1.0,
+            workers=self.worker_ids(group), adopt_grace_s=1.0, pooling="mean",
         )  # fmt: skip
 
     def _worker(self, config: WorkerConfig) -> SlowWorker:
@@ -349,11 +351,18 @@ class SimulatedMesh:
             process.go_on()
 
     async def request(
-        self, body: bytes, request_id: str, *, abandon_after_s: float | None = None, prompt_top: int = -1
+        self,
+        body: bytes,
+        request_id: str,
+        *,
+        abandon_after_s: float | None = None,
+        prompt_top: int = -1,
+        kind: str = TOKENS,
     ) -> list[Outcome]:
         """One client's call. Returns its samples' outcomes; if it is abandoned, what came until then.
 
-        The same if the gateway dies, with `gateway_died` set. With a `prompt_top` of 0 or more its prompt is read.
+        The same if the gateway dies, with `gateway_died` set. With a `prompt_top` of 0 or more its prompt is read; with
+        another `kind` than `TOKENS` it wants a vector.
         """
         while self.actors[self.gateway_id]._service is None:
             # Nobody listens: a client would try again.
@@ -361,7 +370,11 @@ class SimulatedMesh:
         process, service = self.processes[self.gateway_id], self.actors[self.gateway_id].service
         outcomes: list[Outcome] = []
         died = asyncio.ensure_future(self._dead.setdefault(process, asyncio.Event()).wait())
-        task = process.spawn(self._request(service, self._job(body, request_id, prompt_top), abandon_after_s, outcomes))
+        job = self._job(body, request_id, prompt_top)
+        if kind != TOKENS:
+            prepare = msgspec.structs.replace(job.prepare, asks=[VECTORS])
+            job = job._replace(kind=kind, asks=[], prepare=prepare, tokens=TokenFields())
+        task = process.spawn(self._request(service, job, abandon_after_s, outcomes))
         await asyncio.wait([task, died], return_when=asyncio.FIRST_COMPLETED)
         if not died.done():
             died.cancel()
@@ -400,6 +413,7 @@ class SimulatedMesh:
                 if piece.tokens is not None:
                     outcome.token_ids += piece.tokens.ids
                     outcome.extras += piece.tokens.extras
+                outcome.vector = generation.output.samples[piece.number].vector or b""
                 if piece.end is not None:
                     outcome.num_ends += 1
                     outcome.finish_reason = piece.end.finish_reason

@@ -51,6 +51,9 @@ def compose_step(
         if budget <= 0:
             break
         size = _chunk_size(sequence, budget, config.page_size)
+        if config.is_encoder and size < sequence.num_unscheduled:
+            # It waits for a step with room for all of it. The first that waits has the next step's.
+            continue
         if size:
             _add_chunk(step, sequence, size, table)
             room -= size
@@ -136,13 +139,13 @@ def _chunk_size(sequence: Sequence, budget: int, page_size: int) -> int:
 def _add_chunk(step: Step, sequence: Sequence, size: int, table: int) -> None:
     start = sequence.num_scheduled
     end = start + size
-    is_last = end == sequence.length
+    draws = end == sequence.length and not sequence.is_vector
     step.token_ids.extend(sequence.token_ids[start:end])
     first, num_pages = _place(step, sequence, table)
-    step.rows.extend((sequence.slot, sequence.number, start, size, int(is_last), first, num_pages))
+    step.rows.extend((sequence.slot, sequence.number, start, size, int(draws), first, num_pages))
     step.sequences.append(sequence)
     sequence.num_scheduled = end
     sequence.num_inflight += 1
     # The last chunk draws a token, which the next step may already name as its input.
-    if is_last:
+    if draws:
         sequence.length += 1

@@ -50,7 +50,7 @@ class Running:
         if sequence.slot < 0:
             sequence.slot = self.slots.take()
         # One unscheduled token means decoding, also after a prefix of which all but the last token was cached.
-        if sequence.num_unscheduled > 1:
+        if sequence.is_prompt_left:
             sequence.stage = Stage.PREFILL
             self.prefilling[sequence.row_id] = sequence
         else:
@@ -60,7 +60,7 @@ class Running:
     def on_step_sent(self, sequences: list[Sequence]) -> None:
         """Prompts whose last chunk is sent decode from now on."""
         for sequence in sequences:
-            if sequence.stage is Stage.PREFILL and sequence.num_unscheduled <= 1:
+            if sequence.stage is Stage.PREFILL and not sequence.is_prompt_left:
                 del self.prefilling[sequence.row_id]
                 self.enter(sequence)
 

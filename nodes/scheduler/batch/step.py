@@ -63,7 +63,8 @@ class Step(NamedTuple):
 class Acknowledged(NamedTuple):
     """A step that ran: `token_ids[i]` was drawn by row i, -1 for nothing, with `extras[i]` if any; `errors` by row.
 
-    `prompt_extras[i]` is what row i read of its prompt, if any row did.
+    `prompt_extras[i]` is what row i read of its prompt, if any row did, and `vectors[i]` the vector that it made or
+    what it has pooled so far.
     """
 
     step: Step
@@ -71,6 +72,7 @@ class Acknowledged(NamedTuple):
     errors: dict[int, RowError]
     extras: list[bytes]
     prompt_extras: list[bytes]
+    vectors: list[bytes] = []
 
     def drawn(self) -> dict[int, int]:
         """What each sequence drew, by `row_id`."""

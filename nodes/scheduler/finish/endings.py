@@ -1,6 +1,6 @@
 """Every way in which a sequence ends, whatever its stage; and its return to the queue.
 
-    finish   it ends by its own rules; tokens are kept until the gateway has them
+    finish   it ends by its own rules; tokens, or its vector, are kept until the gateway has them
     stop     a detokenizer found a stop string; the same, but the detokenizer reports the finish
     cancel   nobody wants it; nothing more is sent
     fail     it cannot go on; the gateway is told. All fail at once if, for example, the group's memory is released
@@ -44,6 +44,11 @@ class Endings:
     def finish(self, sequence: Sequence, reason: str, now: float) -> None:
         sequence.finish_reason = reason
         self._streams.send(sequence)
+        self._keep(sequence, now)
+
+    def finish_vector(self, sequence: Sequence, vector: bytes, now: float) -> None:
+        sequence.vector, sequence.finish_reason = vector, "stop"
+        self._streams.tell_vector(sequence)
         self._keep(sequence, now)
 
     def stop(self, sequence: Sequence, now: float) -> None:

@@ -31,11 +31,12 @@ class Results:
         self._endings = endings
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
+        self.num_vectors = 0
 
     def acknowledge(self, acknowledged: Acknowledged, now: float) -> bool:
         """Take in one step. True if more may be admitted now than before."""
         has_room = False
-        step, token_ids, errors, extras, prompt_extras = acknowledged
+        step, token_ids, errors, extras, prompt_extras, vectors = acknowledged
         starts, counts, draws = (step.column(column) for column in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
         drawn: list[Sequence] = []
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
@@ -70,9 +71,22 @@ class Results:
             sequence = step.sequences[index]
             if payload and index not in errors and sequence.stage is not Stage.ENDED:
                 self._streams.read(sequence, starts[index], counts[index], payload)
+        for index, vector in enumerate(vectors):
+            sequence = step.sequences[index]
+            if vector and index not in errors and sequence.stage is not Stage.ENDED:
+                self._pool(sequence, starts[index] + counts[index], vector, now)
         # After that: a gateway takes no output before it has what was read.
         self.draw(drawn, now)
         return has_room
+
+    def _pool(self, sequence: Sequence, end: int, vector: bytes, now: float) -> None:
+        """A row up to `end` has made the sequence's vector, or pooled some more for it."""
+        if end == sequence.num_prompt_tokens:
+            self.num_vectors += 1
+            self._endings.finish_vector(sequence, vector, now)
+        elif sequence.num_computed == end:
+            # Of one that was preempted meanwhile nothing counts as computed: it begins again.
+            sequence.pooled = vector
 
     def draw(self, sequences: list[Sequence], now: float) -> None:
         """Each of these has a new token: send it, and end the sequence if it was the last."""

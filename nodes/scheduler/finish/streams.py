@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from mesh.address import Address
 from mesh.transport.base import Channel
-from nodes.protocol import PromptRead, StreamFinish, StreamOpen, TokenBatch
+from nodes.protocol import Pooled, PromptRead, StreamFinish, StreamOpen, TokenBatch
 from nodes.roles import DETOKENIZER
 from nodes.scheduler.events import Measured, Outbox, ReadyPeer
 from nodes.scheduler.sequence import Sequence, Stage
@@ -120,6 +120,21 @@ class Streams:
                 request_id=sequence.request_id, attempt=sequence.attempt, position=first, count=count, payload=some
             )
             self._outbox.tell(sequence.gateway.actor_id, said, Channel.DATA)
+
+    def tell_vector(self, sequence: Sequence) -> None:
+        """Tell the gateway the vector, if there is one yet; it may be lost."""
+        if not sequence.vector:
+            return
+        if sequence.stages is None:
+            self._outbox.add(Measured(sequence.measure(self.now)))
+        pooled = Pooled(
+            request_id=sequence.request_id,
+            attempt=sequence.attempt,
+            vector=sequence.vector,
+            num_cached_tokens=max(0, sequence.num_cached_tokens),
+            stages=sequence.stages,
+        )
+        self._outbox.tell(sequence.gateway.actor_id, pooled, Channel.DATA)
 
     def close(self, sequence: Sequence) -> None:
         """Nobody wants the stream any more, whether it has ended or not."""

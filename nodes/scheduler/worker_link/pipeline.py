@@ -371,4 +371,4 @@ def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:
     token_ids = result.token_ids
     if errors:
         token_ids = [-1 if row in errors else token_id for row, token_id in enumerate(token_ids)]
-    return Acknowledged(sent.step, token_ids, errors, result.extras, result.prompt_extras)
+    return Acknowledged(sent.step, token_ids, errors, result.extras, result.prompt_extras, result.vectors)

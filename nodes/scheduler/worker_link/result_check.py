@@ -3,7 +3,7 @@
 from typing import Final
 
 from nodes.protocol import StepResult
-from nodes.protocol.steps import MAX_EXTRA_BYTES, RowColumn
+from nodes.protocol.steps import MAX_EXTRA_BYTES, MAX_VECTOR_BYTES, RowColumn
 from nodes.scheduler.batch.step import Step
 
 NOT_OURS: Final = "not_ours"
@@ -37,6 +37,9 @@ def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
         return f"step {result.step} has {len(draws)} rows and was answered with {sizes} beside its tokens"
     if problem := _problem_of_reads(step, result, failed):
         return problem
+    # A row of a vector draws nothing.
+    if (result.vectors or not min(draws, default=1)) and (problem := _problem_of_vectors(step, result, failed)):
+        return problem
     end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
     if min(draws, default=0) and min(token_ids) >= 0 and max(token_ids) < end:
         # All rows draw, and all have drawn, as in decoding; checking row by row costs ten times as much.
@@ -47,6 +50,26 @@ def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
                 return f"row {index} of step {result.step} was answered with token {token_id}, not one of 0..{end - 1}"
         elif token_id != -1 and index not in failed:
             return f"row {index} of step {result.step} asked for no token and was answered with {token_id}"
+    return ""
+
+
+def _problem_of_vectors(step: Step, result: StepResult, failed: set[int]) -> str:
+    """What is wrong with the vectors that rows made, in words."""
+    found, making = result.vectors, [index for index, one in enumerate(step.sequences) if one.is_vector]
+    if not (making or found):
+        return ""
+    starts, counts = step.column(RowColumn.START), step.column(RowColumn.COUNT)
+    if found and len(found) != len(starts):
+        return f"step {result.step} has {len(starts)} rows and was answered with vectors of {len(found)}"
+    sizes = [len(one) for one in found] or [0] * len(starts)
+    for index in making:
+        one = step.sequences[index]
+        is_due = starts[index] + counts[index] == one.num_prompt_tokens or one.spec.kind != "last"
+        is_odd = sizes[index] % 4 or sizes[index] > MAX_VECTOR_BYTES or is_due != bool(sizes[index])
+        if is_odd and index not in failed:
+            return f"row {index} of step {result.step} makes a vector and was answered with {sizes[index]} bytes"
+    if any(size and not one.is_vector for size, one in zip(sizes, step.sequences, strict=True)):
+        return f"a row of step {result.step} that makes no vector was answered with one"
     return ""
 
 

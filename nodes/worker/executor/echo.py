@@ -4,7 +4,8 @@ Every position stores its token id in the page's K cell and its own position in 
 prompt token that the pages hold for position j; after the prompt comes the end token, then the prompt again (a caller
 that ignores the end token sees the prompt repeated). A token that must not be drawn (mask and floor of the row's edits)
 is replaced by the next one in this cycle that may be drawn, or by the lowest allowed id if the cycle has none; it then
-counts as certain. A stored position with a wrong value is reported as `corrupt_page`. With `fatal_token` it simulates a
+counts as certain. The state at a position, for vectors, is four numbers: its token, the position, their product, 1. A
+stored position with a wrong value is reported as `corrupt_page`. With `fatal_token` it simulates a
 request that kills its worker. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything
 but the model.
 """
@@ -21,6 +22,7 @@ from mesh.transport.base import Buffer
 from nodes.asks.edits import RowEdits
 from nodes.model_spec import EchoTimings
 from nodes.protocol import RowError
+from nodes.request import TOKENS
 from nodes.worker.draw.edits import LEFT_NOTHING, NOTHING_LEFT, edits_of, first_allowed
 from nodes.worker.draw.reads import certain, echoed
 from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, Runner, StepOutcome
@@ -53,7 +55,7 @@ class EchoRunner(Runner):
         errors: list[RowError] = []
         extras: list[bytes] = []
         prompt_extras: list[bytes] = []
-        num_tokens = 0
+        num_tokens, makes_vectors = 0, False
         for row in step.rows:
             num_tokens += row.num_tokens
             if self._timings.fatal_token >= 0:
@@ -62,6 +64,7 @@ class EchoRunner(Runner):
             problem = self._compute(row, step, edits)
             if problem:
                 edits = RowError(row.row, CORRUPT_PAGE, problem)
+            makes_vectors |= row.sequence.kind != TOKENS
             token_id = -1
             if row.draws and not isinstance(edits, RowError):
                 token_id = self._answer(row, edits, step.page_ids)
@@ -75,7 +78,24 @@ class EchoRunner(Runner):
             prompt_extras.append(b"" if isinstance(edits, RowError) else self._read(row, step.page_ids))
         delay_s = (self._timings.step_ms * 1e3 + self._timings.token_us * num_tokens) * 1e-6
         beside = [some if any(some) else () for some in (extras, prompt_extras)]
-        return StepOutcome(token_ids, errors, delay_s, "", *beside)
+        outcome = StepOutcome(token_ids, errors, delay_s, "", *beside)
+        return self._pooled(step, outcome) if makes_vectors else outcome
+
+    def _pooled(self, step: RunnableStep, outcome: StepOutcome) -> StepOutcome:
+        # Here, so that a mesh that makes no vectors starts without numpy.
+        import numpy as np
+
+        from nodes.worker.vectors.pooling import VectorRows
+
+        vectors, states, firsts = VectorRows(step.rows), list[tuple[int, ...]](), list[int]()
+        for row in step.rows:
+            firsts.append(len(states))
+            for position in range(row.start, row.end):
+                token = self._token_in(position, row.page_offset, step.page_ids)
+                states.append((token, position, token * position, 1))
+        return vectors.beside(
+            outcome, np.array([states[at] for at in vectors.places(firsts)], np.float32).reshape(-1, 4)
+        )
 
     def _die_of(self, row: RunnableRow, step: RunnableStep) -> None:
         if self._timings.fatal_token in step.token_ids[row.token_offset : row.token_offset + row.num_tokens]:

@@ -55,6 +55,7 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
     errors: list[RowError] = []
     extras: list[bytes] = []
     prompt_extras: list[bytes] = []
+    vectors: list[bytes] = []
     delay_s, num_raised = 0.0, 0
     for index, row in enumerate(step.rows):
         try:
@@ -68,11 +69,12 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
         errors.extend(outcome.errors)
         extras.extend(outcome.extras or [b""])
         prompt_extras.extend(outcome.prompt_extras or [b""])
+        vectors.extend(outcome.vectors or [b""])
         delay_s += outcome.delay_s
     # One row that succeeded shows that the device works, so the other rows are to blame for their failures.
     if num_raised == len(step.rows):
         _check_device(runner, step)
-    beside = [some if any(some) else () for some in (extras, prompt_extras)]
+    beside = [some if any(some) else () for some in (extras, prompt_extras, vectors)]
     return StepOutcome(token_ids, errors, delay_s, failure, *beside)
 
 

@@ -10,6 +10,8 @@ from operator import add
 from typing import Final, NamedTuple
 
 from nodes.protocol import RowError
+from nodes.protocol.attempts import UNSUPPORTED_ASK
+from nodes.request import TOKENS
 from nodes.worker.steps.columns import Columns, Limits
 from nodes.worker.steps.sequence_table import OpenSequence
 from nodes.worker.steps.step import MISSING_INPUT, NO_ROWS, Rows
@@ -60,6 +62,10 @@ def check_rows(limits: Limits, columns: Columns, found: list[OpenSequence], ahea
         # One condition for three faults, which are told apart only if one has occurred: nearly all rows have none.
         if end > context_length or num_pages > num_held or (is_drawn and end < one.num_prompt_tokens):
             errors.append(RowError(row, BAD_ROW, _misplaced(limits, one, start, end)))
+            continue
+        if one.kind != TOKENS and (one.problem or is_drawn or end > one.num_prompt_tokens):
+            why = one.problem or "a sequence that makes a vector has only its prompt, and draws nothing"
+            errors.append(RowError(row, UNSUPPORTED_ASK if one.problem else BAD_ROW, why))
             continue
         if not are_known:
             if count == 1 and token_ids[first] == -1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodes.asks import DrawnModel, open_asks
 from nodes.protocol.steps import LAST_SEQUENCE, MAX_SLOTS, Open
-from nodes.request import Sampling
+from nodes.request import TOKENS, VECTOR_KINDS, Sampling
 from nodes.worker.steps.columns import Columns
 
 if TYPE_CHECKING:
@@ -30,12 +30,14 @@ class OpenSequence:
     be drawn as it asks. `is_edited`: some of its logits may be changed; `is_plain`: it draws the most likely token of
     unchanged ones at every position, and nothing is read. `first_end` is the earliest end of a row that draws, for the
     quick check of whole steps; if its draws look back or its prompt is read, no row reaches it, so that its steps are
-    checked row by row. `prompt_reads`: what is read of its prompt, whose tokens are `prompt_ids`.
+    checked row by row. `prompt_reads`: what is read of its prompt, whose tokens are `prompt_ids`. `kind`: whether it
+    draws tokens, or makes a vector of its prompt, and how; `second_from` as in `RequestSpec`.
     """
 
     __slots__ = (
-        "drawn", "drawn_at", "editors", "first_end", "is_edited", "is_plain", "num_known", "num_prompt_tokens",
-        "pages", "problem", "prompt_ids", "prompt_reads", "reads", "request_id", "sampling", "sequence", "tokens",
+        "_carried", "drawn", "drawn_at", "editors", "first_end", "is_edited", "is_plain", "kind", "num_known",
+        "num_prompt_tokens", "pages", "problem", "prompt_ids", "prompt_reads", "reads", "request_id", "sampling",
+        "second_from", "sequence", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +54,7 @@ class OpenSequence:
         self.editors, self.reads, self.problem = editors, reads, problem
         self.is_edited = bool(editors or problem)
         self.is_plain = sampling.is_greedy and not self.is_edited and reads is None
-        self.request_id = opening.request_id
+        self.request_id, self.second_from = opening.request_id, opening.second_from
         self.pages = array("i")
         self.drawn_at = self.drawn = -1
         self.tokens: array[int] | None = None
@@ -64,6 +66,18 @@ class OpenSequence:
         if prompt_reads is not None:
             self.prompt_ids = array("i", opening.token_ids[: opening.num_prompt_tokens])
             self.first_end = LAST_SEQUENCE
+        self.kind, self.second_from = opening.kind, opening.second_from
+        # By position: what a row that begins there pools with. Of the first position on there is nothing yet.
+        self._carried = {opening.num_pooled: opening.pooled, 0: b""}
+
+    def carried_to(self, position: int) -> bytes | None:
+        """What was pooled of the positions before `position`, for a row that begins there; None: it is not known."""
+        return b"" if self.kind == "last" else self._carried.get(position)
+
+    def carry(self, start: int, before: bytes, end: int, after: bytes) -> None:
+        """A row from `start` to `end` has pooled: `before` as it began, `after` now."""
+        # The row's own beginning is kept, too: its step may be run again, row by row or because its result was lost.
+        self._carried = {start: before, end: after}
 
     def write(self, start: int, token_ids: "array[int]") -> "array[int] | None":
         """Note a row's tokens, from position `start` on. Returns all tokens up to its end, if they are kept."""
@@ -150,6 +164,14 @@ class SequenceTable:
 
     def _opened(self, opening: Open) -> OpenSequence:
         one = OpenSequence(opening, *open_asks(opening.sampling.asks, self._model))
+        if one.kind != TOKENS and (one.kind not in VECTOR_KINDS or not (self._model.spec and self._model.spec.pooling)):
+            one.problem = f"this worker makes no vectors of kind {one.kind!r}"
+        if one.kind == TOKENS and self._model.spec and self._model.spec.is_encoder:
+            one.problem, one.is_edited, one.is_plain = (
+                "this worker's model is an encoder, which draws no tokens",
+                True,
+                False,
+            )
         before = self._slots.get(opening.slot, _NOBODY)
         if before.sequence == one.sequence:
             # Opened again for a step that is sent again, whose input may be the token drawn before.

@@ -162,7 +162,8 @@ class StepOutcome(NamedTuple):
     """`token_ids[i]` is what `rows[i]` of the step drew, -1 for nothing. `delay_s`: how long to hold the answer back.
 
     `extras[i]` goes beside `token_ids[i]` (`StepResult.extras`); empty if no row has one. `prompt_extras[i]` is what
-    was read of the prompt of `rows[i]` (`StepResult.prompt_extras`).
+    was read of the prompt of `rows[i]` (`StepResult.prompt_extras`), `vectors[i]` the vector that it made, or what it
+    has pooled so far (`StepResult.vectors`).
 
     `failure`: the traceback if the step raised and its rows were run one by one; else empty.
     """
@@ -173,6 +174,7 @@ class StepOutcome(NamedTuple):
     failure: str = ""
     extras: Sequence[bytes] = ()
     prompt_extras: Sequence[bytes] = ()
+    vectors: Sequence[bytes] = ()
 
 
 class Runner(Protocol):
@@ -258,11 +260,9 @@ def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, err
     """The outcome of `step` if only its `part` was run, which gave `outcome`, and the rest gave `errors`."""
     found = dict(zip(part.rows.numbers, outcome.token_ids, strict=True))
     token_ids = [found.get(number, -1) for number in step.rows.numbers]
-    extras, prompt_extras = (
-        spread(some, part.rows.numbers, step.rows.numbers) for some in (outcome.extras, outcome.prompt_extras)
-    )
-    errors = [*errors, *outcome.errors]
-    return outcome._replace(token_ids=token_ids, errors=errors, extras=extras, prompt_extras=prompt_extras)
+    columns = (outcome.extras, outcome.prompt_extras, outcome.vectors)
+    beside = [spread(some, part.rows.numbers, step.rows.numbers) for some in columns]
+    return StepOutcome(token_ids, [*errors, *outcome.errors], outcome.delay_s, outcome.failure, *beside)
 
 
 def spread(extras: Sequence[bytes], numbers: Sequence[int], among: Sequence[int]) -> list[bytes]:

@@ -37,6 +37,7 @@ from nodes.protocol import (
     DescribeVocabulary,
     Detokenize,
     Detokenized,
+    Pooled,
     Prepare,
     Prepared,
     PromptRead,
@@ -57,6 +58,7 @@ from tests.mesh.mesh_under_test import until
 
 END_OF_TEXT = 256
 END_TEXT = b"<end>"
+VECTOR_SIZE = 8
 QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, retry_min_s=0.01, retry_max_s=0.1)
 CONFIG = GatewayConfig(
     quantization="int8", model_name="bytes", model="test", aliases=("other-bytes",), context_length=200,
@@ -144,9 +146,15 @@ class FakeTokenizer(Actor):
             texts = ["".join(str(m.get("content") or "") for m in messages)]
         else:
             texts = message.texts or []
+        texts = [
+            one + other + message.after for one, other in zip(texts, message.seconds or [""] * len(texts), strict=True)
+        ]
         prompts = message.token_ids or [list(text.encode()) for text in texts]
-        prompts = [prompt[-message.truncate_to :] for prompt in prompts]
-        call.reply(Prepared(token_ids=prompts, routes=[self.route([]) for _ in prompts] if message.route else []))
+        most = message.truncate_to
+        prompts = [prompt[:most] if most and message.truncate_end else prompt[-most:] for prompt in prompts]
+        routes = [self.route([]) for _ in prompts] if message.route else []
+        starts = [] if message.seconds is None else [len(one.encode()) for one in message.texts or ()]
+        call.reply(Prepared(token_ids=prompts, routes=routes, second_from=starts))
 
     def route(self, excluded: list[str]) -> Route:
         schedulers = [m.actor_id for m in self.ctx.members.by_role(SCHEDULER)]
@@ -210,6 +218,8 @@ class FakeScheduler(Actor):
                 continue
             if stream.prompt_position:
                 self.tell_read(held.submit, stream.prompt_position)
+            if held.submit.spec.is_vector and held.finish is not None:
+                self.tell_vector(held)
             if held.output_ids:
                 self.ctx.tell(sender.actor_id, TextBatch(deltas=[self.delta(held, stream.position)]))
 
@@ -228,6 +238,17 @@ class FakeScheduler(Actor):
                 payload=b"".join(payload_of(at, prompt[at], reads) for at in places),
             ))  # fmt: skip
 
+    def tell_vector(self, held: Held) -> None:
+        """How often each of eight letters, from a on, is in the prompt."""
+        if self.faults.drop_batches:
+            self.faults.drop_batches -= 1
+            return
+        submit = held.submit
+        numbers = [float(submit.prompt_ids.count(97 + n)) for n in range(VECTOR_SIZE)]
+        self.ctx.tell(submit.gateway, Pooled(
+            request_id=submit.request_id, attempt=submit.attempt, vector=struct.pack(f"<{VECTOR_SIZE}f", *numbers),
+        ))  # fmt: skip
+
     def wake(self) -> None:
         if not self.stepping and not self.faults.silent:
             self.stepping = True
@@ -241,6 +262,10 @@ class FakeScheduler(Actor):
                 continue
             if self.faults.failing_attempts and len(held.output_ids) >= self.faults.fail_after:
                 self.fail(held)
+                continue
+            if held.submit.spec.is_vector:
+                held.finish = "stop"
+                self.tell_vector(held)
                 continue
             start = len(held.output_ids)
             for _ in range(self.faults.tokens_per_step):

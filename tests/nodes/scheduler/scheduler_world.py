@@ -12,6 +12,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+import numpy as np
+
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
 from kvstore.protocol import AnnouncePages, CloseGrant, OpenGrants, PoolHandle, TransferFailed, TransferNews
@@ -24,6 +27,8 @@ from nodes.kv_agent import events as agent_events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.pools.facts import Pool
+from nodes.model_spec import resolve_model
+from nodes.models.pooling import Pooling
 from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import (
     Adopt,
@@ -32,6 +37,7 @@ from nodes.protocol import (
     AttemptsSubmitted,
     CancelAttempts,
     Fence,
+    Pooled,
     PromptRead,
     Resend,
     ResendFrom,
@@ -41,7 +47,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
-from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
+from nodes.request import TOKENS, VECTORS, AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.roles import DETOKENIZER, KV_AGENT, NODE_CODEC, SCHEDULER
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -69,11 +75,13 @@ from nodes.worker.core import WorkerCore
 from nodes.worker.draw.edits import edits_of
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
+from nodes.worker.vectors.pooling import VectorRows
 
 VOCAB = 997
 EOS = 1
 PAGE = 4
 EDGE = "edge"
+SPEC = msgspec.structs.replace(resolve_model("echo"), pooling=Pooling(pool="mean"))
 
 
 def prompt(length: int, base: int = 0) -> list[int]:
@@ -114,6 +122,22 @@ def read_at(context: list[int]) -> bytes:
     return next_token(context).to_bytes(8, "little")
 
 
+def state_at(context: list[int]) -> list[float]:
+    """What the model's last state is after these tokens."""
+    return [next_token(context) / 8, float(len(context)), 1.0]
+
+
+def expected_vector(prompt: list[int], kind: str) -> bytes:
+    """What is pooled of a whole prompt, state after state."""
+    states = np.array([state_at(prompt[: at + 1]) for at in range(len(prompt))], np.float32)
+    if kind != "mean":
+        return states[-1 if kind == "last" else 0].tobytes()
+    total = states[0]
+    for state in states[1:]:
+        total = total + state
+    return (total / np.float32(len(prompt))).tobytes()
+
+
 class Worker:
     """A worker's own core over pages of token ids; steps run at once. A restart is another incarnation of both."""
 
@@ -128,7 +152,8 @@ class Worker:
     def restart(self) -> None:
         self.epoch += 1
         # Of contexts and steps the scheduler is the judge here: what any test lets it send is shorter.
-        self.core = WorkerCore(Limits(len(self.memory), PAGE, VOCAB, 1 << 20, 1 << 20), end_token_ids=(EOS,))
+        limits = Limits(len(self.memory), PAGE, VOCAB, 1 << 20, 1 << 20)
+        self.core = WorkerCore(limits, end_token_ids=(EOS,), spec=SPEC)
 
     @property
     def num_rows(self) -> int:
@@ -136,7 +161,7 @@ class Worker:
 
     def adopted(self) -> Adopted:
         """What is answered to the scheduler that adopts. Ranks, and tests of liars, say something else."""
-        return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB, asks=list(ASK_NAMES))
+        return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB, asks=[*ASK_NAMES, VECTORS])
 
     def told(self, result: StepResult) -> list[StepResult]:
         """What goes out for a result. Tests of liars put something else here."""
@@ -159,13 +184,15 @@ class Worker:
         return wanted
 
     def run(self, step: RunnableStep) -> StepOutcome:
-        drawn, errors, read = [], [], []
+        drawn, errors, read, states, firsts = [], [], [], [], []
         self.row_counts.append((len(step.rows), sum(row.num_tokens for row in step.rows)))
         for row in step.rows:
             tokens = step.token_ids[row.token_offset : row.token_offset + row.num_tokens]
             pages = step.page_ids[row.page_offset :]
             drawn.append(-1)
             read.append(b"")
+            firsts.append(len(states))
+            states += [[0.0] * 3] * row.num_tokens
             if self.poison & set(tokens):
                 errors.append(RowError(row.row, POISONED, "the row raised", retryable=False))
                 continue
@@ -175,10 +202,14 @@ class Worker:
             if row.sequence.prompt_reads is not None:
                 last = min(row.end, row.sequence.num_prompt_tokens - 1)
                 read[-1] = b"".join(read_at(context[: at + 1]) for at in range(row.start, last))
+            if row.sequence.kind != TOKENS:
+                states[firsts[-1] :] = [state_at(context[: at + 1]) for at in range(row.start, row.end)]
             if row.sampling is not None:
                 edits = edits_of(row)
                 drawn[-1] = next_token(context, edits.floor if isinstance(edits, RowEdits) else ())
-        return StepOutcome(drawn, errors, prompt_extras=read if any(read) else ())
+        outcome, vectors = StepOutcome(drawn, errors, prompt_extras=read if any(read) else ()), VectorRows(step.rows)
+        pooled = [states[at] for at in vectors.places(firsts)]
+        return vectors.beside(outcome, np.array(pooled, np.float32).reshape(-1, 3))
 
     def write(self, pages: Sequence[int], start: int, tokens: Sequence[int]) -> None:
         for position, token in enumerate(tokens, start):
@@ -261,6 +292,8 @@ class Request:
     extra_key: str = ""
     priority: int = 0
     reading: PromptPayloads | None = None
+    kind: str = TOKENS
+    vector: bytes = b""
 
     @property
     def is_over(self) -> bool:
@@ -481,11 +514,12 @@ class World:
         extra_key: str = "",
         priority: int = 0,
         is_read: bool = False,
+        kind: str = TOKENS,
         **stop: Any,
     ) -> Request:
         request_id = request_id or f"r{len(self.requests)}"
         request = Request(request_id, prompt, StopRules(**{"max_tokens": 8, **stop}), scheduler, prefill)
-        request.extra_key, request.priority = extra_key, priority
+        request.extra_key, request.priority, request.kind = extra_key, priority, kind
         request.reading = PromptPayloads(0, len(prompt)) if is_read else None
         self.requests[request_id] = request
         self.send_submit(request)
@@ -499,7 +533,9 @@ class World:
             gateway=EDGE,
             detokenizer=EDGE,
             prompt_ids=request.prompt,
-            spec=RequestSpec(Sampling(seed=7, asks=asks), request.stop, request.priority, request.extra_key),
+            spec=RequestSpec(
+                Sampling(seed=7, asks=asks), request.stop, request.priority, request.extra_key, kind=request.kind
+            ),
             output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
             prefill=request.prefill,
             prompt_position=request.reading.next if request.reading else 0,
@@ -548,6 +584,18 @@ class World:
             request = self.requests[message.request_id]
             assert request.reading is not None, "nobody asked for it"
             assert request.reading.add(message.position, message.count, message.payload)
+        elif isinstance(message, Pooled):
+            self.take_vector(message)
+
+    def take_vector(self, message: Pooled) -> None:
+        request = self.requests[message.request_id]
+        if message.attempt != request.attempt or request.is_over:
+            return
+        assert request.kind != TOKENS, "nobody asked for it"
+        request.vector, request.finish = message.vector, "stop"
+        request.num_finishes += 1
+        request.num_cached_tokens = message.num_cached_tokens
+        self.cancel(request)
 
     def take_tokens(self, scheduler: str, batch: TokenBatch) -> None:
         for opening in batch.opens:
@@ -675,7 +723,10 @@ class World:
         if self in self.unchecked:
             self.unchecked.remove(self)
         for request in self.requests.values():
-            if request.finish:
+            if request.finish and request.kind != TOKENS:
+                assert (request.vector, request.output_ids) == (expected_vector(request.prompt, request.kind), [])
+                assert request.num_finishes == 1
+            elif request.finish:
                 context_length = self._settings["context_length"]
                 assert (request.output_ids, request.finish) == expected(request.prompt, request.stop, context_length)
                 assert request.num_finishes == 1

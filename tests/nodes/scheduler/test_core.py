@@ -28,7 +28,7 @@ from nodes.protocol import (
 )
 from nodes.protocol.control import BUSY
 from nodes.protocol.steps import RowColumn
-from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
+from nodes.request import VECTORS, AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.cache_news import RESTATE_PAUSE_S
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
@@ -705,7 +705,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_here(world: World) ->
     request = world.submit(prompt(30), "m", max_tokens=9)
     world.flush("w-m")
     core = world.cores["m"]
-    assert core.handle(DrainAsked(), world.now) == [Announce("draining", worker_ready=True, asks=ASK_NAMES)]
+    assert core.handle(DrainAsked(), world.now) == [Announce("draining", worker_ready=True, asks=(*ASK_NAMES, VECTORS))]
     assert core.handlers.is_draining
     late = world.submit(prompt(9), "m")
     world.flush("w-m")

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from nodes.request import TOKENS, VECTOR_KINDS
 from tests.nodes.scheduler.scheduler_world import EDGE, World
 
 POLICIES = ["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
@@ -41,6 +42,7 @@ def disturb(world: World, draw: random.Random, prefixes: list[list[int]]) -> Non
             prompt, draw.choice(["d", "e"]), prefill=draw.choice(["p", "p", "", "d"]), max_tokens=draw.randrange(30),
             min_tokens=draw.choice([0, 0, 5, 20]), stop_token_ids=draw.sample(range(2, 900), draw.choice([0, 0, 60])),
             ignore_eos=draw.random() < 0.3, priority=draw.randrange(3),
+            kind=draw.choice([*VECTOR_KINDS, *[TOKENS] * 9]),
         )  # fmt: skip
     elif what < 0.8 and links:
         world.deliver(draw.choice(links))

@@ -40,6 +40,7 @@ from nodes.protocol import (
     StopAt,
 )
 from nodes.registry.actor import RegistryActor
+from nodes.request import VECTORS
 from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
@@ -64,7 +65,7 @@ async def mesh_with(model="echo", schedulers=("s0", "s1"), **config):
     mesh = Actors(SimulatedNetwork(seed=0), QUICK)
     await mesh.start("registry", RegistryActor(lease_s=1.0))
     for actor_id in schedulers:
-        await mesh.start(actor_id, Peer(SCHEDULER), group=actor_id, phase="mixed", page_size=16)
+        await mesh.start(actor_id, Peer(SCHEDULER), group=actor_id, phase="mixed", page_size=16, asks=[VECTORS])
     await mesh.start("detok", Peer(DETOKENIZER))
     mesh.tokenizer = TokenizerActor(TokenizerConfig(model=model, **config))
     await mesh.start("tok", mesh.tokenizer)
@@ -376,3 +377,30 @@ async def test_the_tokenizer_is_described_by_its_file_and_what_is_in_force(tmp_p
     async with mesh_with("echo", context_length=64) as mesh:
         told = json.loads((await ask(mesh, DescribeTokenizer())).document)
         assert (told["model_max_length"], told["tokenizer_class"]) == (64, "PreTrainedTokenizerFast")
+
+
+async def test_pairs_are_prepared_as_the_tokenizer_joins_them(mesh):
+    prepared = await ask(mesh, Prepare(request_id="r", texts=["ab", "c"], seconds=["d", "ef"]))
+    assert (prepared.token_ids, prepared.second_from) == ([list(b"abd"), list(b"cef")], [0, 0])
+    assert len(prepared.routes) == 2
+    around = Prepare(request_id="r", texts=["ab"], seconds=["cdef"], after="g", add_special_tokens=False)
+    cut = msgspec.structs.replace(around, truncate_to=5, truncate_end=True)
+    assert [(await ask(mesh, one)).token_ids for one in (around, cut)] == [[list(b"abcdefg")], [list(b"abcdg")]]
+    assert await failure(mesh, Prepare(request_id="r", texts=["a"], seconds=[])) == ("invalid_request", None, False)
+
+
+@pytest.mark.settings(context_length=64, inline_chars=100)
+async def test_prompts_of_vectors_are_for_the_gateway_to_measure(mesh):
+    for fields in ({"texts": [""]}, {"texts": ["x" * 64, ""]}, {"texts": ["x"], "seconds": ["y" * 80]}):
+        question = Prepare(request_id="r", asks=[VECTORS], **fields)
+        prepared = await ask(mesh, question)
+        assert sum(map(len, prepared.token_ids)) == sum(len(text) for texts in fields.values() for text in texts)
+        assert len(prepared.routes) == len(prepared.token_ids)
+    foreign = Prepare(request_id="r", asks=[VECTORS], token_ids=[[999_999]])
+    assert (await failure(mesh, foreign))[0] == "invalid_token_id"
+    # Texts that fit under no tokenization are not encoded, pairs neither; what is cut is.
+    for fields in ({"texts": ["x" * 1000]}, {"texts": ["x" * 500], "seconds": ["y" * 500]}):
+        long = Prepare(request_id="r", asks=[VECTORS], **fields)
+        assert (await failure(mesh, long))[:2] == ("context_length_exceeded", "prompt")
+        cut = msgspec.structs.replace(long, truncate_to=9, truncate_end=True)
+        assert [len(ids) for ids in (await ask(mesh, cut)).token_ids] == [9]

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
+from nodes.models.pooling import Pooling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import CollectiveFailed
 from nodes.worker.ops.native import load
@@ -43,8 +45,10 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 CASES = [(name, size) for name, (_, _, sizes) in KINDS.items() for size in sizes]
 
 
-def rank_of(model: Path | str, group: Collectives, dtype: str = "auto", **options: Any) -> NativeRunner | TorchRunner:
-    spec = resolve_model(str(model))
+def rank_of(
+    model: Path | str, group: Collectives, dtype: str = "auto", pooling: Pooling | None = None, **options: Any
+) -> NativeRunner | TorchRunner:
+    spec = msgspec.structs.replace(resolve_model(str(model)), pooling=pooling)
     layout = spec.kv_layout(dtype, 16, group.rank, group.size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=60, layout=layout, incarnation=1))
     config = WorkerConfig(group="g", model=spec.name, agent="a", dtype=dtype, num_threads=1, **options)

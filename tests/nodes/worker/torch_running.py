@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.asks import Ask, DrawnModel, Editor, RowEdits, RowReads, asked, open_asks
 from nodes.model_spec import ModelSpec, Quantization, resolve_model
+from nodes.models.pooling import Pooling
 from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
@@ -30,8 +32,10 @@ def make_runner(
     kernels: str = "auto",
     quantize: Quantization = "none",
     context_length: int = 0,
+    pooling: Pooling | None = None,
 ) -> HostRunner:
     spec: ModelSpec = resolve_model(str(model)).within(context_length).quantized(quantize)
+    spec = spec if pooling is None else msgspec.structs.replace(spec, pooling=pooling)
     layout = spec.kv_layout(dtype, page_size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=num_pages, layout=layout, incarnation=1))
     config = WorkerConfig(

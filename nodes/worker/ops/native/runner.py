@@ -16,19 +16,21 @@ from kvstore.pool.page_pool import PagePool
 from nodes.worker.draw.prompt import TILE_ROWS, PromptReads
 from nodes.worker.draw.stage import Draws
 from nodes.worker.ops.native.rows import NativeRows
-from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.native.steps import Columns, NativeSteps, PooledRows
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome
+from nodes.worker.vectors.pooling import Head, VectorRows, no_head
 
 
 class NativeRunner(RemappableRunner):
     """One rank's runner on the CPU. `numerics` is the fingerprint of library, model and CPU."""
 
-    def __init__(self, steps: NativeSteps, numerics: str, rows: NativeRows | None = None) -> None:
-        """`rows` draws where the most likely token is not enough; None: torch does."""
+    def __init__(self, steps: NativeSteps, numerics: str, rows: NativeRows | None = None, head: Head = no_head) -> None:
+        """`rows` draws where the most likely token is not enough; None: torch does. `head` comes behind a pooling."""
         self._steps = steps
         self._rows = rows
+        self._head = head
         self.numerics = numerics
 
     @override
@@ -54,7 +56,12 @@ class NativeRunner(RemappableRunner):
             return self._run(step)
 
     def _run(self, step: RunnableStep) -> StepOutcome:
-        outcome, prompt = self._draw(step), PromptReads(step.rows)
+        vectors, prompt = VectorRows(step.rows), PromptReads(step.rows)
+        if vectors.has_any:
+            pooled = self._steps.room_for(vectors.places(first_rows(step)))
+            outcome = vectors.beside(self._draw(step, pooled), pooled.states, self._head)
+        else:
+            outcome = self._draw(step)
         if not prompt.num:
             return outcome
         with torch.inference_mode():
@@ -63,16 +70,16 @@ class NativeRunner(RemappableRunner):
                 prompt.take(self._steps.logits_of(places[begin : begin + TILE_ROWS]), begin, self._rows)
             return prompt.beside(outcome, prompt.lines())
 
-    def _draw(self, step: RunnableStep) -> StepOutcome:
+    def _draw(self, step: RunnableStep, pooled: PooledRows | None = None) -> StepOutcome:
         draws = Draws(step.rows)
         columns, wants_logits = columns_of(step, draws.places), draws.wants_logits
         if not wants_logits and self._steps.collectives is None:
             # No tensor is made, so `inference_mode` is not needed: of 45 us of Python for a step of one row (its
             # kernels: 370 us), that and the objects for its draws were 15.
-            return draws.on_host(None, self._steps.run(columns, wants_logits=False)[0])
+            return draws.on_host(None, self._steps.run(columns, wants_logits=False, pooled=pooled)[0])
         # Greedy rows use the head's own argmax: a row's logits are 608 kB at 151,936 words, to be written and read.
         with torch.inference_mode():
-            likely, logits = self._steps.run(columns, wants_logits=wants_logits)
+            likely, logits = self._steps.run(columns, wants_logits=wants_logits, pooled=pooled)
             return draws.on_host(logits, likely, self._rows)
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
@@ -96,7 +103,11 @@ def columns_of(step: RunnableStep, places: Sequence[int]) -> Columns:
     spans = [0] * (4 * len(starts))
     spans[0::4], spans[1::4], spans[2::4], spans[3::4] = starts, counts, rows.page_offsets, firsts
     sampled = [firsts[index] + counts[index] - 1 for index in places]
-    return Columns(token_ids, _packed(spans), step.page_ids, _packed(sampled))
+    # Where all rows draw, as in decoding, no row is of an encoder.
+    seconds = [] if rows.is_whole else [one.second_from for one in rows.found]
+    return Columns(
+        token_ids, _packed(spans), step.page_ids, _packed(sampled), _packed(seconds) if any(seconds) else None
+    )
 
 
 def first_rows(step: RunnableStep) -> list[int]:

@@ -17,6 +17,7 @@ from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.ops.torch.runner import TorchRunner
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from nodes.worker.vectors.head import VectorHead
 from nodes.worker.weights.opening import open_weights
 from nodes.worker.weights.quantization import QuantizedWeights
 
@@ -44,7 +45,7 @@ def load_host_runner(
         weights = source if spec.quantization == "none" else QuantizedWeights(source, spec)
 
         def attention_over(over: PoolView) -> TorchAttention:
-            return TorchAttention(over, shard.num_heads, kinds_of(spec.layer_windows))
+            return TorchAttention(over, shard.num_heads, kinds_of(spec))
 
         attention, device = attention_over(view), torch.device("cpu")
         network = DeviceNetwork(spec, weights, TorchKernels(), device, collectives=collectives)
@@ -54,6 +55,7 @@ def load_host_runner(
             network = DeviceNetwork(spec, weights, TorchKernels(), device, TILE_ROWS, collectives)
             numerics = check_torch(spec, network, attention, "tile16", num_threads)
     runner = TorchRunner(network, attention, view.layout.page_size, numerics.fingerprint)
+    runner.head = VectorHead(spec)
     runner.over = lambda other: (attention_over(other), None)
     return runner
 

@@ -22,7 +22,17 @@ from nodes.worker.draw.prompt import TILE_ROWS, PromptReads
 from nodes.worker.draw.sampler import NOT_DRAWN
 from nodes.worker.draw.stage import Draws
 from nodes.worker.ops.torch.attention import DeviceAttention
-from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, first_rows, host_batch, pack, placed, unpack
+from nodes.worker.ops.torch.batch import (
+    KNOWN,
+    DeviceBatch,
+    HostBatch,
+    batch_types,
+    first_rows,
+    host_batch,
+    pack,
+    placed,
+    unpack,
+)
 from nodes.worker.ops.torch.network import DeviceNetwork, HeadTiles
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
@@ -34,6 +44,7 @@ from nodes.worker.steps.step import (
     StepOutcome,
     missing_input,
 )
+from nodes.worker.vectors.pooling import Head, VectorRows, no_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +54,8 @@ if TYPE_CHECKING:
 
 class Launched(NamedTuple):
     """A step in flight. After `done`, `token_ids` (host, int64) has what the places of `draws` drew, `lines` what was
-    read, `prompt_lines` what `prompt` read. `before` is the step launched just before, if rows of this one take their
-    input from it.
+    read, `prompt_lines` what `prompt` read, `states` those that `vectors` are made of. `before` is the step launched
+    just before, if rows of this one take their input from it.
     """
 
     rows: Rows
@@ -55,6 +66,8 @@ class Launched(NamedTuple):
     before: "Launched | None"
     prompt: PromptReads
     prompt_lines: Tensor | None
+    vectors: VectorRows
+    states: Tensor | None
 
     def drawn(self) -> list[int]:
         """What the places drew; waits."""
@@ -92,6 +105,8 @@ class TorchRunner(RemappableRunner):
         self._graphs = graphs
         self._device = network.device
         self.numerics = numerics
+        self.head: Head = no_head
+        """What comes behind a pooling. Set by the loader of this runner."""
         # How to compute over another pool (see `RemappableRunner`). Set by the loader of this runner.
         self.view_of: Callable[[PagePool], PoolView] = _view_of_host
         self.over: Callable[[PoolView], tuple[DeviceAttention, DecodeGraphs | None]] | None = None
@@ -100,9 +115,10 @@ class TorchRunner(RemappableRunner):
     def run(self, step: RunnableStep) -> StepOutcome:
         """Raises CollectiveFailed for any failure in a group of ranks."""
         with of_all_ranks(self._network.collectives, f"step {step.step}"), torch.inference_mode():
-            prompt = PromptReads(step.rows)
-            batch, logits = self._forward(step, prompt)
-            return prompt.beside(Draws(step.rows, batch.sampling).on_host(logits), prompt.lines())
+            prompt, vectors = PromptReads(step.rows), VectorRows(step.rows)
+            batch, logits = self._forward(step, prompt, vectors)
+            outcome = prompt.beside(Draws(step.rows, batch.sampling).on_host(logits), prompt.lines())
+            return self._with_vectors(outcome, vectors, self._network.states)
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
@@ -125,12 +141,28 @@ class TorchRunner(RemappableRunner):
         with torch.inference_mode():
             self._attention, self._graphs = self.over(self.view_of(pool))
 
-    def _forward(self, step: RunnableStep, prompt: PromptReads | None = None) -> tuple[HostBatch, Tensor]:
-        """The step's batch, and logits `[rows that draw, vocab]`; `prompt` takes those that it reads."""
+    def _with_vectors(self, outcome: StepOutcome, vectors: VectorRows, states: Tensor | None) -> StepOutcome:
+        """The outcome with what `vectors` make of `states`, which are on the host by now."""
+        if not vectors.has_any:
+            return outcome
+        assert states is not None, "a model that makes vectors pools"
+        return vectors.beside(outcome, states.numpy(), self.head)
+
+    def _forward(
+        self, step: RunnableStep, prompt: PromptReads | None = None, vectors: VectorRows | None = None
+    ) -> tuple[HostBatch, Tensor]:
+        """The step's batch, and logits `[rows that draw, vocab]`; `prompt` takes those that it reads.
+
+        The states that `vectors` read are left at the network.
+        """
         batch = host_batch(step, self._page_size)
+        pooled = None
+        if vectors is not None and vectors.has_any:
+            pooled = placed(np.array(vectors.places(first_rows(step)), np.int32), self._device)
         if prompt is not None and prompt.num:
-            return batch, self._forward_reading(batch, prompt, first_rows(step))
-        size = self._graphs.bucket_for(batch) if self._graphs is not None else 0
+            return batch, self._forward_reading(batch, prompt, first_rows(step), pooled)
+        # None of the graphs pools.
+        size = self._graphs.bucket_for(batch) if self._graphs is not None and pooled is None else 0
         batch = batch.padded(size) if size else batch
         arrays = self._resolved(batch, unpack(placed(pack(batch), self._device), batch.num_rows, len(batch.sampled)))
         if size and self._graphs is not None:
@@ -140,16 +172,22 @@ class TorchRunner(RemappableRunner):
                 return batch, logits[:num_drawn]
             return batch, logits.index_select(0, arrays.sampled)
         self._attention.plan(batch, arrays)
-        return batch, self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled)
+        spec = self._network.spec
+        types = placed(batch_types(step, spec), self._device) if spec.is_encoder else None
+        return batch, self._network.forward(
+            arrays.token_ids, arrays.positions, self._attention, arrays.sampled, pooled=pooled, types=types
+        )
 
-    def _forward_reading(self, batch: HostBatch, prompt: PromptReads, firsts: list[int]) -> Tensor:
+    def _forward_reading(
+        self, batch: HostBatch, prompt: PromptReads, firsts: list[int], pooled: Tensor | None
+    ) -> Tensor:
         """Logits as of `_forward`, without a graph: none has been captured for the rows that are read."""
         sampled = np.concatenate((batch.sampled, np.array(prompt.places(firsts), np.int32)))
         wide = batch._replace(sampled=sampled)
         arrays = self._resolved(wide, unpack(placed(pack(wide), self._device), wide.num_rows, len(sampled)))
         self._attention.plan(wide, arrays)
         tiles = HeadTiles(len(batch.sampled), TILE_ROWS, prompt.take)
-        return self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled, tiles)
+        return self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled, tiles, pooled)
 
     def _resolved(self, batch: HostBatch, arrays: DeviceBatch) -> DeviceBatch:
         del batch
@@ -186,17 +224,17 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
 
     def _launch(self, step: RunnableStep) -> Launched:
         with torch.inference_mode():
-            prompt = PromptReads(step.rows)
-            batch, logits = self._forward(step, prompt)
+            prompt, vectors = PromptReads(step.rows), VectorRows(step.rows)
+            batch, logits = self._forward(step, prompt, vectors)
             # Editors run while the device computes.
             draws = Draws(step.rows, batch.sampling)
             tokens, lines = self._draw(step, batch, draws, logits) if batch.sampling else (None, None)
-            on_host, done = self._to_host(tokens, lines, prompt.lines())
+            states = self._network.states if vectors.has_any else None
+            token_ids, (lines, prompt_lines, states), done = self._to_host(tokens, lines, prompt.lines(), states)
         before = self._last if max(step.rows.sources) >= 0 else None
         # The step before the previous one is not needed any more: without this, every step would keep all before it.
         before = before and before._replace(before=None)
-        token_ids, lines, prompt_lines = on_host
-        self._last = Launched(step.rows, draws, token_ids, lines, done, before, prompt, prompt_lines)
+        self._last = Launched(step.rows, draws, token_ids, lines, done, before, prompt, prompt_lines, vectors, states)
         return self._last
 
     @override
@@ -205,7 +243,9 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
         drawn, unknown = launched.drawn(), launched.unknown()
         if self._network.collectives is not None:
             self._network.collectives.check()
-        return launched.prompt.beside(launched.draws.outcome(drawn, launched.lines, unknown), launched.prompt_lines)
+        outcome = launched.draws.outcome(drawn, launched.lines, unknown)
+        outcome = launched.prompt.beside(outcome, launched.prompt_lines)
+        return self._with_vectors(outcome, launched.vectors, launched.states)
 
     @override
     def synchronize(self) -> None:
@@ -265,18 +305,17 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
         return placed(array, self._device)
 
     def _to_host(
-        self, tokens: Tensor | None, lines: Tensor | None, prompt_lines: Tensor | None
-    ) -> "tuple[tuple[Tensor, Tensor | None, Tensor | None], torch.cuda.Event | None]":
+        self, tokens: Tensor | None, *beside: Tensor | None
+    ) -> "tuple[Tensor, list[Tensor | None], torch.cuda.Event | None]":
         """Begin to copy all; returns the copies and an event that occurs when the step and these copies are done."""
         tokens = torch.empty(0, dtype=torch.int64) if tokens is None else tokens
         if self._device.type != "cuda":
-            return (tokens.clone(), lines, prompt_lines), None
-        beside = [None if one is None else _copied(one) for one in (lines, prompt_lines)]
-        copies = _copied(tokens), beside[0], beside[1]
+            return tokens.clone(), list(beside), None
+        copies = _copied(tokens), [None if one is None else _copied(one) for one in beside]
         # A thread that waits for it sleeps, instead of keeping a core busy.
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
-        return copies, done
+        return *copies, done
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
+from nodes.models.pooling import Pooling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
@@ -49,12 +51,19 @@ def host_pool(model: str, dtype: str, num_pages: int = 200, page_size: int = 16)
 
 
 def device_runner(
-    model: str | Path, dtype: str = "auto", *, num_pages: int = 200, page_size: int = 16, **options: object
+    model: str | Path,
+    dtype: str = "auto",
+    *,
+    num_pages: int = 200,
+    page_size: int = 16,
+    pooling: Pooling | None = None,
+    **options: object,
 ) -> DeviceRunner:
     """`options` are fields of WorkerConfig."""
     name = str(model)
     config = WorkerConfig(group="g", model=name, agent="a", dtype=dtype, **options)
-    return build_runner(resolve_model(name), config, host_pool(name, dtype, num_pages, page_size))[0]
+    spec = msgspec.structs.replace(resolve_model(name), pooling=pooling)
+    return build_runner(spec, config, host_pool(name, dtype, num_pages, page_size))[0]
 
 
 def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -> tuple[DeviceRunner, Repeater]:
@@ -64,6 +73,6 @@ def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -
     source = RandomWeights if spec.source == "random" else SafetensorsWeights
     with torch.inference_mode():
         network = DeviceNetwork(spec, source(spec, torch_dtype), TorchKernels(), torch.device("cpu"))
-        attention, recorder = TorchAttention(view, spec.num_heads, kinds_of(spec.layer_windows)), Repeater()
+        attention, recorder = TorchAttention(view, spec.num_heads, kinds_of(spec)), Repeater()
         graphs = DecodeGraphs(network, attention, Buckets(sizes), recorder, 400)
     return DeviceRunner(network, attention, 16, 256, "test", graphs), recorder

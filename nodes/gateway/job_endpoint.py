@@ -1,0 +1,73 @@
+"""What all endpoints have in common whose body becomes a job: counting the call, reading it, and waiting for others
+while its client is there. Extended by `completions.py` and by `surfaces/vectors/endpoint.py`.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.events import Failure
+from nodes.gateway.http_call import ClientLeft, HttpCall
+from nodes.gateway.named_calls import NamedCall
+from nodes.gateway.observer import HttpObserver
+from nodes.gateway.service import GatewayService
+from nodes.gateway.validation import Job
+
+_Result = TypeVar("_Result")
+
+
+class JobEndpoint(ABC):
+    """The handler of one route."""
+
+    def __init__(self, service: GatewayService, *, budget: BodyBudget, observer: HttpObserver) -> None:
+        self._service = service
+        self._budget = budget
+        self._observer = observer
+
+    async def __call__(self, call: HttpCall) -> None:
+        """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
+        arrived_at = self._service.now()
+        self._service.enter_call(call.key)
+        try:
+            self._observer.came(call.names)
+            if call.names.traceparent:
+                self._service.continue_trace(call.names.traceparent)
+            try:
+                body = await call.read_body(self._budget)
+                job = await self._read(call, body)
+            finally:
+                call.forget_body()
+            if (named := call.names.called(job.client_id)) != call.names:
+                call.names = named
+                self._observer.came(named)
+            self._observer.unknown_fields(job.unknown_fields, call.names.path)
+            self._service.check_priority(job.priority)
+            names = [one for one in (job.rids, job.client_id, call.request_id) if one]
+            with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
+                await self._generate(call, job, arrived_at, named)
+        finally:
+            self._service.leave_call(call.key)
+
+    @abstractmethod
+    async def _read(self, call: HttpCall, body: bytes) -> Job:
+        """What is to be done. Raises `ApiError`."""
+
+    @abstractmethod
+    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
+        """Do it, and answer; `named` knows whether it was aborted. Raises `ApiError`, `ClientLeft`."""
+
+    async def _unless_gone(self, asked: Coroutine[Any, Any, _Result], watcher: asyncio.Future[None]) -> _Result:
+        """What comes of `asked`. Raises `ClientLeft` and `ApiError` if the client or this gateway goes before that."""
+        asking = asyncio.ensure_future(asked)
+        stopping = self._service.stopping
+        try:
+            await asyncio.wait((asking, watcher, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            if watcher.done():
+                raise ClientLeft
+            raise self._service.error_of(Failure("shutting_down", "this gateway is shutting down"), "")
+        finally:
+            asking.cancel()

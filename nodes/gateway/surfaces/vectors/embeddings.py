@@ -1,0 +1,108 @@
+"""/v1/embeddings, as at OpenAI and vLLM, and /embed, as at text-embeddings-inference. Pure."""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import msgspec
+from typing_extensions import override
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import BadRequest
+from nodes.gateway.surfaces.vectors.answers import Embedding
+from nodes.gateway.surfaces.vectors.bodies import EmbedBody, EmbeddingsBody
+from nodes.gateway.surfaces.vectors.form import EMBEDDING, Computed, Form, Work, prompt_of
+from nodes.gateway.surfaces.vectors.inputs import Inputs, inputs_of
+from nodes.gateway.surfaces.vectors.numbers import Row, bytes_of, shortened
+from nodes.models.pooling import Pooling
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class _Shape(NamedTuple):
+    """What is shown of each row."""
+
+    dimensions: int | None
+    normalize: bool
+    base64: bool = False
+
+    def of(self, row: Row) -> list[float] | str:
+        row = shortened(row, self.dimensions, normalize=self.normalize)
+        return b64encode(bytes_of(row)).decode() if self.base64 else row.tolist()
+
+
+class EmbeddingsForm(Form):
+    """OpenAI's."""
+
+    id_prefix: ClassVar[str] = "embd-"
+    body = EmbeddingsBody
+    kinds = EMBEDDING
+
+    @override
+    def read(self, body: EmbeddingsBody, pooling: Pooling, config: GatewayConfig) -> Work:
+        _check_dimensions(body.dimensions, pooling, config)
+        inputs = _prompted(inputs_of("input", body.input, config), body.prompt_name, pooling)
+        inputs = inputs._replace(add_special_tokens=body.add_special_tokens is not False)
+        normalize = body.use_activation if body.normalize is None else body.normalize
+        if normalize is None:
+            # A part of a vector of length one is shorter.
+            normalize = pooling.normalize or body.dimensions is not None
+        shape = _Shape(body.dimensions, normalize, body.encoding_format == "base64")
+        return Work(inputs, partial(_listed, shape=shape))
+
+
+class EmbedForm(Form):
+    """text-embeddings-inference's: vectors of length one unless told otherwise."""
+
+    id_prefix: ClassVar[str] = "embd-"
+    body = EmbedBody
+    kinds = EMBEDDING
+
+    @override
+    def read(self, body: EmbedBody, pooling: Pooling, config: GatewayConfig) -> Work:
+        _check_dimensions(body.dimensions, pooling, config)
+        inputs = _prompted(inputs_of("inputs", body.inputs, config), body.prompt_name, pooling)
+        shape = _Shape(body.dimensions, body.normalize is not False)
+        return Work(inputs, partial(_bare, shape=shape))
+
+
+def in_brackets(items: Iterator[bytes]) -> Iterator[bytes]:
+    """A JSON list, an item in each piece."""
+    before = b"["
+    for item in items:
+        yield before + item
+        before = b","
+    yield b"]"
+
+
+def _bare(computed: Computed, shape: _Shape) -> Iterator[bytes]:
+    return in_brackets(_ENCODE(shape.of(row)) for row in computed.rows)
+
+
+def _listed(computed: Computed, shape: _Shape) -> Iterator[bytes]:
+    head = {"id": computed.id, "object": "list", "created": computed.created, "model": computed.model}
+    yield _ENCODE(head)[:-1] + b',"data":'
+    yield from in_brackets(
+        _ENCODE(Embedding(index=index, embedding=shape.of(row))) for index, row in enumerate(computed.rows)
+    )
+    yield b',"usage":' + _ENCODE(computed.usage) + b"}"
+
+
+def _check_dimensions(wanted: int | None, pooling: Pooling, config: GatewayConfig) -> None:
+    most = pooling.num_dimensions(config.hidden_size)
+    if wanted is not None and wanted > most:
+        message = f"'dimensions' is {wanted}, but this model's vectors have {most}."
+        raise BadRequest(message, param="dimensions", code="invalid_value")
+
+
+def _prompted(inputs: Inputs, name: str | None, pooling: Pooling) -> Inputs:
+    if name is not None and name not in pooling.prompts:
+        known = ", ".join(map(repr, sorted(pooling.prompts))) or "none at all"
+        message = f"'prompt_name' is '{name[:200]}', but this model's prompts are {known}."
+        raise BadRequest(message, param="prompt_name", code="invalid_value")
+    if name is not None and inputs.token_ids:
+        message = "'prompt_name' needs inputs of text: a prompt and ids cannot be joined."
+        raise BadRequest(message, param="prompt_name", code="invalid_value")
+    prompt = prompt_of(pooling) if name is None else pooling.prompts[name]
+    return inputs._replace(texts=[prompt + text for text in inputs.texts]) if prompt else inputs

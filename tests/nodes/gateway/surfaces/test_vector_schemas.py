@@ -1,0 +1,95 @@
+"""What `/openapi.json` allows of bodies for vectors is served, and what is served it allows."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodes.gateway.errors import ApiError
+from nodes.gateway.openapi import document
+from nodes.gateway.surfaces.vectors.bodies import NEUTRAL
+from nodes.gateway.surfaces.vectors.form import FormReader
+from nodes.gateway.surfaces.vectors.routes import VECTORS
+from nodes.models.pooling import Pooling
+from tests.nodes.gateway.surfaces.vector_forms import CLASSES, EMBEDDING, SCORE, YES_NO, config_of
+
+TEXTS = st.sampled_from(["", "a", "m", "query", "left", "base64", "x" * 129, "x" * 4097])
+NUMBERS = st.sampled_from([-2, -1, 0, 1, 2, 8, 9, 299, 300, 2**31 - 1, 2**31, 0.5])
+SCALARS = st.none() | st.booleans() | NUMBERS | TEXTS
+LISTS = st.lists(SCALARS, max_size=6) | st.lists(st.lists(NUMBERS, max_size=2), max_size=6)
+TEXT_LISTS = st.lists(st.sampled_from(["a", "bc"]), max_size=6)
+DOCUMENTS = st.lists(TEXTS | st.builds(lambda text: {"text": text}, TEXTS | NUMBERS), max_size=6)
+INPUTS = TEXTS | LISTS | TEXT_LISTS | DOCUMENTS
+OF_KINDS = {"embedding": EMBEDDING, "score": SCORE, "classify": CLASSES, "yes_no": YES_NO}
+DOCUMENTS_OF = {
+    kind: json.loads(document("1", config_of(pooling), takes_priority=True)) for kind, pooling in OF_KINDS.items()
+}
+
+
+FORMS = (("input",), ("inputs",), ("text",), ("query", "documents"), ("query", "texts"), ("text_1", "text_2"),
+         ("queries", "documents"))  # fmt: skip
+
+
+def bodies(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Most of the time one of its forms with what that needs, and a few fields beside, of any value."""
+    names = sorted(schema["properties"].keys() - NEUTRAL.keys())
+    forms = [form for form in FORMS if {*form} <= {*names}]
+    lists = {"documents", "texts"}
+    good = [
+        st.fixed_dictionaries({name: TEXT_LISTS.filter(bool) if name in lists else st.just("a") for name in form})
+        for form in forms
+    ]
+    main = {name for form in forms for name in form}
+    values = {name: INPUTS if name in main else SCALARS for name in names}
+    few = st.lists(st.sampled_from(names), max_size=2, unique=True).flatmap(
+        lambda chosen: st.fixed_dictionaries({name: values[name] for name in chosen})
+    )
+    return st.tuples(st.one_of(good), few).map(lambda both: both[0] | both[1])
+
+
+@pytest.mark.parametrize("kind", OF_KINDS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_document_allows_what_is_served(kind: str, data: st.DataObject) -> None:
+    whole = DOCUMENTS_OF[kind]
+    path = data.draw(st.sampled_from(sorted(VECTORS.keys() & whole["paths"].keys())))
+    schema = whole["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    properties = whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    body = data.draw(bodies(properties))
+    checked = jsonschema.Draft202012Validator({**schema, "components": whole["components"]})
+    reader = FormReader(VECTORS[path], config_of(OF_KINDS[kind]))
+    error = None
+    try:
+        reader.job(json.dumps(body).encode(), "id")
+    except ApiError as refused:
+        error = refused
+    if error is not None and "Give one, or as many as there are" in error.message:
+        return
+    assert checked.is_valid(body) is (error is None), (path, body, error and error.message)
+
+
+def test_only_what_the_model_can_serve_is_in_the_document() -> None:
+    def paths(pooling: Pooling | None) -> set[str]:
+        return json.loads(document("1", config_of(pooling), takes_priority=True))["paths"].keys() & VECTORS.keys()
+
+    scored = {path for path in VECTORS if "score" in path or "rerank" in path}
+    assert paths(None) == set()
+    assert paths(EMBEDDING) == scored | {"/v1/embeddings", "/embeddings", "/embed"}
+    assert paths(SCORE) == paths(YES_NO) == scored | {"/classify"}
+    assert paths(CLASSES) == {"/classify"}
+
+
+@pytest.mark.parametrize("kind", OF_KINDS)
+def test_neutral_values_and_examples_are_served(kind: str) -> None:
+    for path in VECTORS.keys() & DOCUMENTS_OF[kind]["paths"].keys():
+        content = DOCUMENTS_OF[kind]["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        reader = FormReader(VECTORS[path], config_of(OF_KINDS[kind]))
+        assert not reader.job(json.dumps(content["example"]).encode(), "id").unknown_fields
+        for name, values in NEUTRAL.items():
+            for value in (None, *values):
+                assert reader.job(json.dumps(content["example"] | {name: value}).encode(), "id")
+            with pytest.raises(ApiError, match=name):
+                reader.job(json.dumps(content["example"] | {name: "else"}).encode(), "id")
