@@ -206,6 +206,11 @@ def main() -> None:
             from cli.commands.run import run
 
             sys.exit(run(sys.argv[2:]))
+        if sys.argv[1:] == ["engine"]:
+            # Nor does a program have to wait for it.
+            from cli.commands.engine import engine
+
+            sys.exit(engine())
         # Calling `app` itself would replace our excepthook; standalone mode would word and print wrong usage itself.
         sys.exit(typer.main.get_command(app)(prog_name="meshctl", standalone_mode=False))
     except TyperException as error:

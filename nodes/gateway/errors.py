@@ -51,6 +51,10 @@ class ApiError(Exception):
         if code is not None:
             self.code = code
 
+    def __str__(self) -> str:
+        # Not what it was made with: a surface may have put its own field's name into the message.
+        return self.message
+
     def body(self, request_id: str = "") -> bytes:
         """The JSON document `{"error": {message, type, param, code, request_id}}`; no id if there is none yet."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}

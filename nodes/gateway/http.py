@@ -4,10 +4,7 @@ Starlette does the routing, except for the routes that stream, which bypass it: 
 for every token. Built by `actor.py` once its service is there.
 """
 
-import hashlib
 import time
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from typing import Final
 
 import msgspec
@@ -35,6 +32,7 @@ from nodes.gateway.errors import (
     UnknownRoute,
     WrongMethod,
 )
+from nodes.gateway.fingerprint import fingerprint_of, server_version
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
@@ -79,13 +77,6 @@ def errors_of(path: str) -> ErrorForm:
     """How errors of a path are told: as its surface does, or the surface that it is below."""
     surfaces = (surface for surface in SURFACES if f"{path}/".startswith(f"{surface.path}/"))
     return next((surface.errors for surface in surfaces), OPENAI_ERRORS)
-
-
-def server_version() -> str:
-    try:
-        return installed_version("kvmesh")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 class Pages:
@@ -205,9 +196,7 @@ def _generating(
     budget: BodyBudget,
     kept: KeptResponses | None,
 ) -> dict[str, Handler]:
-    config = service.config
-    served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
-    fingerprint = "fp_" + hashlib.sha256(f"{server_version()} {served}".encode()).hexdigest()[:10]
+    fingerprint = fingerprint_of(service.config)
     handlers: dict[str, Handler] = {
         surface.path: CompletionEndpoint(
             service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
