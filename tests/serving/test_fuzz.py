@@ -43,7 +43,7 @@ def test_drawn_bodies(mesh: Any, num_examples: int, derandomize: bool) -> None:
     # Those that need `--control` are refused here before their bodies are read.
     unread = ("/release_memory_occupation", "/resume_memory_occupation")
     routes = [route for route in routes_by_body(document) if route.path not in unread]
-    assert len(routes) == 9
+    assert len(routes) == 14
     chosen = settings(
         max_examples=num_examples,
         deadline=None,
