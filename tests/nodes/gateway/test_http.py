@@ -17,6 +17,7 @@ from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.http import GatewayApp
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.scrape import Scraper
+from nodes.gateway.surfaces.vectors.routes import is_served
 
 
 @pytest.fixture
