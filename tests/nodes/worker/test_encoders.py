@@ -168,7 +168,7 @@ def test_an_encoder_asked_for_tokens_answers_why_there_are_none(maker: str) -> N
     [error] = outcome.errors
     assert (error.code, error.message) == (
         "unsupported_ask",
-        "this worker's model is an encoder, which draws no tokens",
+        "this worker's model has no head, and draws no tokens",
     )
 
 
