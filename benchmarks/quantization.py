@@ -67,7 +67,7 @@ def logits(spec: ModelSpec, dtype: str, scaled: int, texts: list[Text]) -> list[
     layout = spec.kv_layout(dtype)
     num_pages = max(layout.num_pages_for(len(text.ids)) for text in texts)
     pool = PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout)
-    attention = TorchAttention(pool, spec.num_heads, kinds_of(spec.layer_windows))
+    attention = TorchAttention(pool, spec.num_heads, kinds_of(spec))
     weights: Any = Rounded(open_weights(spec, TORCH_DTYPES[dtype]), spec, scaled)
     found: list[Tensor] = []
     with torch.inference_mode():

@@ -55,6 +55,7 @@ PLANNED: Final = {
     "host": "host",
     "keep_attribution": "keep_attribution",
     "logprobs_of": "logprobs_of",
+    "makes_text": "model",
     "model": "model",
     "model_name": "served_name",
     "page_size": "kv.page_size",

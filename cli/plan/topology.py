@@ -81,7 +81,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     `ends` are the end tokens and who names them, in words.
 
     `preloads` are the modules that the zygote imports, `notes` what people should know before the mesh starts. `spec`
-    is what all hosts have in common, empty on a mesh of one host.
+    is what all hosts have in common, empty on a mesh of one host. `vectors`: what a model that makes no text makes
+    (`Pooling.kind`).
     """
 
     settings: Settings
@@ -95,6 +96,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     ends: str = ""
     notes: list[str] = []
     spec: dict[str, str] = {}
+    vectors: str = ""
 
     @property
     def limits(self) -> str:
@@ -211,6 +213,7 @@ class _Planner:
             ends=describe_ends(self._spec),
             notes=self._notes(actors),
             spec=spec,
+            vectors=self._spec.pooling.kind if self._spec.pooling is not None and not self._spec.has_head else "",
         )
 
     def _check_ports(self, actors: list[ActorLaunch]) -> None:
@@ -271,6 +274,7 @@ class _Planner:
             fill_in=self._spec.fill_in,
             template_reads=self._spec.template_reads,
             pooling=self._spec.pooling,
+            makes_text=self._spec.has_head,
             hidden_size=self._spec.hidden_size if self._spec.pooling is not None else 0,
             host=settings.host,
             port=settings.port,
@@ -293,7 +297,7 @@ class _Planner:
 
     def _scheduler(self, group: WorkerGroup, context_length: int) -> SchedulerConfig:
         settings = self._settings
-        chunk, page_size = settings.chunk_tokens, settings.kv.page_size
+        chunk, page_size = self._chunk_tokens, settings.kv.page_size
         if chunk % page_size:
             raise BadConfig(
                 f"a prefill chunk of {chunk} tokens cannot be used",
@@ -311,6 +315,7 @@ class _Planner:
             page_size=page_size,
             step_tokens=self._step_tokens,
             chunk_tokens=chunk,
+            is_encoder=self._spec.is_encoder,
             max_step_s=settings.max_step_s,
             max_running=settings.max_running,
         )
@@ -319,9 +324,18 @@ class _Planner:
         return msgspec.structs.replace(config, local_prefill_max=settings.local_prefill_max)
 
     @property
+    def _chunk_tokens(self) -> int:
+        chunk, page_size = self._settings.chunk_tokens, self._settings.kv.page_size
+        if not self._spec.is_encoder:
+            return chunk
+        # All of an input, since each position sees all others.
+        longest = self._settings.context_length or self._spec.context_length
+        return max(chunk // page_size, -(-longest // page_size)) * page_size
+
+    @property
     def _step_tokens(self) -> int:
         # Room for a whole chunk beside a full batch that decodes: neither then waits for the other.
-        return max(self._settings.chunk_tokens + self._settings.max_running, 512)
+        return max(self._chunk_tokens + self._settings.max_running, 512)
 
     def _worker(self, group: WorkerGroup, rank: int) -> WorkerConfig:
         return WorkerConfig(

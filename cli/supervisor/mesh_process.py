@@ -228,7 +228,9 @@ class _MeshProcess:
         said = links_note(topology.settings), quantization_note(members), kernels_note(members)
         note = "\n".join(filter(None, said))
         has_keys = bool(topology.settings.api_key_file)
-        text = ready_text(topology.url, topology.model_name, mesh, seconds, topology.limits, note, has_keys=has_keys)
+        text = ready_text(
+            topology.url, topology.model_name, mesh, seconds, topology.limits, note, topology.vectors, has_keys=has_keys
+        )
         self._tell_ready("mesh_ready", text)
 
     def _ready_without_gateway(self) -> None:

@@ -87,6 +87,18 @@ class Progress:
         self._descriptor = None
 
 
+_PAIR: Final = '"query": "a fruit", "documents": ["an apple", "a stone"]'
+_EXAMPLES: Final = {
+    # Greedy: at the default temperature of 1 the bundled model answers 72 or 92 one time in 20.
+    "": ("/v1/chat/completions", '"temperature": 0, "messages": [{"role": "user", "content": "What is 37 + 45?"}]'),
+    "embedding": ("/v1/embeddings", '"input": "What is 37 + 45?"'),
+    "classify": ("/classify", '"input": "What is 37 + 45?"'),
+    "score": ("/rerank", _PAIR),
+    "yes_no": ("/rerank", _PAIR),
+}
+"""Path and fields of a first request, by what a model makes instead of text."""
+
+
 def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str:
     """As `ready_text`, for a host without a gateway; `note` says where the registry and the gateway are."""
     name = "" if mesh == "default" else f" --name {mesh}"
@@ -94,22 +106,30 @@ def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str
 
 
 def ready_text(
-    url: str, model: str, mesh: str, seconds: float, limits: str, note: str = "", *, has_keys: bool = False
+    url: str,
+    model: str,
+    mesh: str,
+    seconds: float,
+    limits: str,
+    note: str = "",
+    vectors: str = "",
+    *,
+    has_keys: bool = False,
 ) -> str:
     """What a user sees at the end of a good start. `limits`: how long requests may be and what ends them.
 
     `note` says what, if anything, makes its weights differ from the model's or slows it down, and on several hosts how
-    links between them are protected. With `has_keys` clients have to send an API key.
+    links between them are protected. `vectors`: what a model that makes no text makes (`Pooling.kind`). With `has_keys`
+    clients have to send an API key.
     """
     name = "" if mesh == "default" else f" --name {mesh}"
-    # Greedy: at the default temperature of 1 the bundled model answers 72 or 92 one time in 20.
-    messages = '[{"role": "user", "content": "What is 37 + 45?"}]'
-    body = f'{{"model": "{model}", "temperature": 0, "messages": {messages}}}'
+    path, fields = _EXAMPLES[vectors]
+    body = f'{{"model": "{model}", {fields}}}'
     key = ' -H "authorization: Bearer $KVMESH_API_KEY"' if has_keys else ""
     return (
         f"ready at {url} in {seconds:.1f} s\n{limits}\n{note + chr(10) if note else ''}\n"
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
+        f"  curl {url}{path} -H 'content-type: application/json'{key} \\\n"
         f"    -d '{body}'\n"
-        f"  meshctl chat{name}\n"
+        f"{'' if vectors else f'  meshctl chat{name}{chr(10)}'}"
         f"  meshctl ps{name}\n"
     )

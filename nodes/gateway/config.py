@@ -20,7 +20,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `quantization` is what weights are rounded to. `context` tells people how `context_length` was chosen.
     `fill_in` are the tokens by which the model takes a `suffix` (None: it does not), `template_reads` the variables of
     its chat template that requests have fields for. `pooling` is how the model makes vectors (None: it makes none), of
-    `hidden_size` numbers unless the pooling says otherwise.
+    `hidden_size` numbers unless the pooling says otherwise. `makes_text` is false if it makes nothing else.
     Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
@@ -43,6 +43,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     fill_in: FillIn | None = None
     template_reads: tuple[str, ...] = ()
     pooling: Pooling | None = None
+    makes_text: bool = True
     hidden_size: int = 0
     host: str = "127.0.0.1"
     port: int = 8000

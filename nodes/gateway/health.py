@@ -50,7 +50,7 @@ class HealthPages:
             return [error.message]
 
     async def _generate(self) -> list[str]:
-        job = self._validator.text(_PROBE, f"health-{uuid4().hex}")
+        job = self._validator.probe(_PROBE, f"health-{uuid4().hex}")
         prepared = await self._service.prepare(job.prepare, prompt_param=job.prompt_param)
         generation = self._service.open(job, prepared, self._service.now())
         try:
@@ -59,7 +59,8 @@ class HealthPages:
                 await output.wait()
             if output.failure is not None:
                 return [output.failure.message or output.failure.code]
-            return [] if output.samples[0].num_tokens else ["a request ended without a token"]
+            first = output.samples[0]
+            return [] if first.num_tokens or first.vector else ["a request ended without a token"]
         finally:
             self._service.abandon(generation)
 

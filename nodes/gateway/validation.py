@@ -28,7 +28,7 @@ from nodes.gateway.prompt_fields import with_suffix, with_template_fields
 from nodes.gateway.tool_fields import NO_TOOLS, ToolUse, shown_tools, template_kwargs, tools_of
 from nodes.gateway.truncation import truncated
 from nodes.protocol import Prepare
-from nodes.request import TOKENS, Asked, Sampling, StopRules
+from nodes.request import TOKENS, VECTORS, Asked, Sampling, StopRules
 
 _MASK = 2**63 - 1
 DEFAULT_TEXT_TOKENS: Final = 16
@@ -258,6 +258,7 @@ class Validator:
         self._detokenize = BodyReader(DetokenizeBody)
 
     def chat(self, data: bytes, request_id: str) -> Job:
+        self._check_makes_text()
         decoded = self._chat.decode(data)
         body: ChatCompletionBody = decoded.body
         check_model(body.model, self._config)
@@ -278,6 +279,24 @@ class Validator:
         return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body, use), tools=use)
 
     def text(self, data: bytes, request_id: str) -> Job:
+        self._check_makes_text()
+        return self._text_job(data, request_id)
+
+    def probe(self, data: bytes, request_id: str) -> Job:
+        """The job of a body of completions; of a model that makes no text it is a vector of the prompt."""
+        job, pooling = self._text_job(data, request_id), self._config.pooling
+        if self._config.makes_text or pooling is None:
+            return job
+        prepare = replace(job.prepare, asks=[VECTORS])
+        return job._replace(kind=pooling.pool, asks=(), prepare=prepare)
+
+    def _check_makes_text(self) -> None:
+        if not self._config.makes_text:
+            name = self._config.model_name
+            message = f"The model '{name}' makes vectors and no text: ask /v1/embeddings, /rerank or /classify."
+            raise BadRequest(message, code="unsupported_model")
+
+    def _text_job(self, data: bytes, request_id: str) -> Job:
         decoded = self._text.decode(data)
         body: CompletionBody = decoded.body
         check_model(body.model, self._config)

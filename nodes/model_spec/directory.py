@@ -86,9 +86,10 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     files = SmallFiles(directory)
     architecture, config, notes, called = _read_config(files)
     generation = ConfigFields(files.find(GENERATION_FILE), directory / GENERATION_FILE)
-    shape = ARCHITECTURES[architecture].describe(config)
+    network = ARCHITECTURES[architecture]
+    shape = network.describe(config)
     tokens, template = read_texts(directory)
-    head = head_pooling(called, config, shape["hidden_size"])
+    head = head_pooling(called, config, shape["hidden_size"], network)
     vocab_size = shape["vocab_size"]
     ends = configured_ends(generation, config, vocab_size)
     said_by = {f"eos_token_ids.{i}": file for i, file in ends.items()}
@@ -111,7 +112,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         sampling_defaults=read_sampling_defaults(generation),
         notes=(*generation_notes(name, generation), *(f"{name} {note}" for note in notes)),
         pooling=read_pooling(files, shape, head),
-        has_head=not has_no_head(called),
+        has_head=not (has_no_head(called) or shape.get("is_encoder")),
         **shape,
     )
 

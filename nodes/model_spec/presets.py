@@ -8,6 +8,7 @@ import msgspec
 
 from nodes.bundled.byte_tokenizer import BOS_TOKEN, EOS_TOKEN, NUM_BASE_TOKENS, SPECIAL_TOKEN_IDS
 from nodes.models.errors import ModelNotFound, ModelUnsupported
+from nodes.models.pooling import Pooling
 from nodes.models.spec import COMPUTE_DTYPES, EchoTimings, ModelSpec, RopeParameters
 
 CHATML: Final = (
@@ -52,6 +53,13 @@ def _shape(
         "context_length": context,
         "max_context_length": context,
     }
+
+
+def _encoder(name: str, architecture: str, shape: dict[str, int], **others: object) -> ModelSpec:
+    own = {"first_position": 2, "type_vocab_size": 1} if architecture == "xlm-roberta" else {"type_vocab_size": 2}
+    fields = {"is_encoder": True, "activation": "gelu_erf", "rms_norm_eps": 1e-12, "pooling": Pooling(pool="mean")}
+    plain = {"tie_word_embeddings": False, "chat_template": None, "has_head": False}
+    return _random(name, architecture, shape, **fields, **plain, **own, **others)
 
 
 def _gemma3_layers(layers: int, window: int) -> dict[str, object]:
@@ -120,6 +128,9 @@ RANDOM_MODELS: Final[dict[str, ModelSpec]] = {
             "tiny-qwen3-moe", "qwen3_moe", _shape(3, 128, 96, (4, 2, 64), 1024, 8192), dtype="float32",
             tie_word_embeddings=False, **_experts(16, 4),
         ),
+        _encoder("minilm-l6", "bert", _shape(6, 384, 1536, (12, 12, 32), 30_522, 512), dtype="float32"),
+        _encoder("tiny-bert", "bert", _shape(3, 66, 130, (6, 6, 11), 1024, 512), dtype="float32"),
+        _encoder("tiny-xlm-roberta", "xlm-roberta", _shape(2, 96, 200, (3, 3, 32), 1024, 512), dtype="float32"),
         # Full and sliding layers in one model, as `max_window_layers` gives them.
         _random(
             "tiny-qwen2-sliding", "qwen2", _shape(3, 128, 320, (4, 2, 64), 1024, 8192), rope=_MILLION, dtype="float32",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from nodes.model_spec.vector_heads import has_no_head, vector_architectures
+from nodes.models.architecture import Architecture
 from nodes.models.config_fields import ConfigFields
-from nodes.models.decoder import Decoder
 from nodes.models.errors import ModelUnsupported
 from nodes.models.registry import ARCHITECTURES
 
@@ -25,7 +25,7 @@ class _Kind(NamedTuple):
 
     model_type: str
     names: tuple[str, ...]
-    decoder: type[Decoder]
+    architecture: type[Architecture]
     is_wrapped: bool
 
 
@@ -73,15 +73,15 @@ def find_text_model(config: ConfigFields, path: Path) -> TextModel:
             f"{path} has the unsupported {what}. Supported: {supported}; of most also those without a head of words,"
             " such as LlamaModel and LlamaForSequenceClassification."
         )
-    fields = _text_fields(config, kind.decoder) if kind.is_wrapped else config
+    fields = _text_fields(config, kind.architecture) if kind.is_wrapped else config
     notes = (_WITHOUT_VISION,) if kind.is_wrapped else ()
     called = next((name for name in given if name in kind.names), "")
     if given and not called:
         notes += (f"is served as {model_type}, its model_type, though its config.json names the architectures {names}",)
-    return TextModel(kind.decoder.model_type, fields, notes, called)
+    return TextModel(kind.architecture.model_type, fields, notes, called)
 
 
-def _text_fields(config: ConfigFields, one: type[Decoder]) -> ConfigFields:
+def _text_fields(config: ConfigFields, one: type[Architecture]) -> ConfigFields:
     assert one.wrapper is not None, "only wrappers have a text part"
     own: Any = config.value("text_config")
     if not isinstance(own, dict):

@@ -2,6 +2,7 @@
 
     LlamaModel                        nothing: how it pools is said elsewhere
     LlamaForSequenceClassification    logits of its labels, or one score: `score.weight`
+    BertForSequenceClassification     the same, of the first position: `bert.pooler.dense`, tanh, `classifier`
     Qwen2ForRewardModel               one score: `score.0`, relu, `score.2`
 
 Pure. Used by `text_model.py` and `directory.py`.
@@ -10,7 +11,9 @@ Pure. Used by `text_model.py` and `directory.py`.
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
+from nodes.models.architecture import Architecture
 from nodes.models.config_fields import ConfigFields
+from nodes.models.encoder import Encoder
 from nodes.models.pooling import Activation, Dense, Pooling
 
 Named = TypeVar("Named", bound=str)
@@ -40,8 +43,10 @@ def has_no_head(architecture: str) -> bool:
     return architecture.endswith((_PLAIN, _CLASSES, _REWARD))
 
 
-def head_pooling(architecture: str, config: ConfigFields, hidden_size: int) -> Pooling | None:
-    """What the head of an architecture makes of the last position; None: it has none.
+def head_pooling(
+    architecture: str, config: ConfigFields, hidden_size: int, network: type[Architecture]
+) -> Pooling | None:
+    """What the head of an architecture makes of the last position, an encoder's of the first; None: it has none.
 
     Raises ModelDamaged or ModelUnsupported for what `config` says of it.
     """
@@ -54,9 +59,9 @@ def head_pooling(architecture: str, config: ConfigFields, hidden_size: int) -> P
         return None
     labels = read_labels(config)
     return Pooling(
-        pool="last",
+        pool="cls" if issubclass(network, Encoder) else "last",
         kind="score" if len(labels) == 1 else "classify",
-        dense=(Dense(hidden_size, len(labels), "score.weight"),),
+        dense=network.class_head(hidden_size, len(labels)),
         labels=labels,
         activation=read_activation(config, len(labels)),
     )

@@ -46,10 +46,11 @@ class ConfigFields:
         """The raw value, None if absent."""
         return self.document.get(key)
 
-    def shape(self, default_head_dim: int = 0) -> dict[str, Any]:
+    def shape(self, default_head_dim: int = 0, *, is_rotated: bool = True) -> dict[str, Any]:
         """The fields of a `ModelSpec` that all architectures have. Raises ModelDamaged or ModelUnsupported.
 
         `default_head_dim` is used if the file has no `head_dim`; 0: the hidden size divided by the number of heads.
+        With `is_rotated` heads have a rotary embedding.
         """
         self._refuse_unsupported()
         hidden = self.integer("hidden_size")
@@ -58,7 +59,7 @@ class ConfigFields:
         head_dim = self.integer("head_dim", default_head_dim or max(hidden // num_heads, 1))
         if num_heads % num_kv_heads:
             raise self.damaged("num_attention_heads", f"is not a multiple of num_key_value_heads ({num_kv_heads})")
-        if head_dim % 2:
+        if is_rotated and head_dim % 2:
             raise self.damaged("head_dim", "is odd, but the rotary embedding rotates pairs")
         return {
             "num_layers": self.num_layers,

@@ -1,26 +1,18 @@
-"""The base of all architectures: rotary embedding, grouped attention, gated feed-forward layers, RMS norms.
+"""The base of all models that write: rotary embedding, grouped attention, gated feed-forward layers, RMS norms.
 
 An architecture is a subclass of `Decoder` that overrides what is read from a `config.json`, the parts of a layer, or
 the order in which a layer's parts are computed. Its file names it as `ARCHITECTURE`.
 """
 
-from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from typing_extensions import override
+
+from nodes.models.architecture import Architecture
 from nodes.models.config_fields import ConfigFields
 from nodes.models.ops import Ops, Value
-from nodes.models.parts import (
-    Attention,
-    Embedding,
-    Gated,
-    Linear,
-    Norm,
-    Parameter,
-    joined,
-    linear,
-    own_parameters,
-    parts_of,
-)
+from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear
+from nodes.models.pooling import Dense
 from nodes.models.rope_fields import max_context, read_rope
 from nodes.models.spec import ModelSpec, RopeParameters
 from nodes.models.tensor_parallel import Cut
@@ -41,34 +33,16 @@ class Layer(NamedTuple):
     down: Linear
 
 
-class Wrapper(NamedTuple):
-    """A model of text and images with this architecture as its text part, whose `text_config` may leave out whatever
-    has one of the `defaults` in transformers.
-    """
+class Decoder(Architecture):
+    """One model with a head that says which token may be next."""
 
-    name: str
-    model_type: str
-    defaults: dict[str, int]
-
-
-class Decoder:
-    """One model: its parts, and how they are computed. `names` are its `architectures` in a `config.json`.
-
-    What transformers calls the same network without a head of words begins with `family`: `LlamaModel`,
-    `LlamaForSequenceClassification`.
-    """
-
-    names: ClassVar[tuple[str, ...]] = ()
-    family: ClassVar[str] = ""
-    model_type: ClassVar[str] = ""
-    wrapper: ClassVar[Wrapper | None] = None
     default_head_dim: ClassVar[int] = 0
     norm_offset: ClassVar[float] = 0.0
     activation: ClassVar[tuple[str, ...]] = ("hidden_act", "silu", "swish")
     """The field that names it, and the values that it may have, which all mean the same."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
+        super().__init__(spec)
         vocabulary = (spec.vocab_size, spec.hidden_size), Cut(0, "vocab")
         self.embedding = self._embedding(Parameter("model.embed_tokens.weight", *vocabulary))
         self.layers: list[Any] = [self._layer(index, f"model.layers.{index}.") for index in range(spec.num_layers)]
@@ -78,8 +52,8 @@ class Decoder:
         self.head = Linear((self.embedding.weight if spec.tie_word_embeddings else own,))
 
     @classmethod
+    @override
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """The fields of `ModelSpec` that depend on the architecture. Raises ModelDamaged or ModelUnsupported."""
         config.require(cls.activation[0], None, *cls.activation[1:])
         bias = config.boolean("attention_bias")
         shape = config.shape(cls.default_head_dim)
@@ -96,6 +70,11 @@ class Decoder:
         }
 
     @classmethod
+    @override
+    def class_head(cls, hidden: int, num_classes: int) -> tuple[Dense, ...]:
+        return (Dense(hidden, num_classes, "score.weight"),)
+
+    @classmethod
     def _rope(cls, config: ConfigFields, head_dim: int) -> RopeParameters:
         return read_rope(config, head_dim)
 
@@ -104,17 +83,13 @@ class Decoder:
         """The window, if a context of `context_length`, the most that is served, is longer than it."""
         return config.windows(None, context_length)
 
-    @cached_property
-    def parameters(self) -> dict[str, Parameter]:
-        """Every tensor that is read from a checkpoint, by name, in the order in which they are loaded."""
-        parts = [self.embedding, self.layers, self.norm, self.head]
-        found = {parameter.name: parameter for parameter in parts_of((Parameter,), parts)}
-        pooling = self.spec.pooling
-        behind = [one for dense in (pooling.dense if pooling else ()) for one in own_parameters(dense)]
-        return found | {one.name: one for one in behind if one.name not in found}
+    @property
+    @override
+    def parts(self) -> list[object]:
+        return [self.embedding, self.layers, self.norm, self.head]
 
+    @override
     def run(self, ops: Ops[Value]) -> Value:
-        """Logits of the sampled rows of the step that `ops` holds; KV of all rows is written to the pages."""
         x = ops.embed(self.embedding)
         for layer in self.layers:
             x = self._run_layer(ops, layer, x)

@@ -6,8 +6,9 @@ are scaled up, gates are GELU.
 
 from typing import Any, Final, NamedTuple
 
+from nodes.models.architecture import Wrapper
 from nodes.models.config_fields import FULL, SLIDING, ConfigFields
-from nodes.models.decoder import Columns, Decoder, Layer, Wrapper
+from nodes.models.decoder import Columns, Decoder, Layer
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Embedding, Gated, Norm, Parameter
 from nodes.models.rope_fields import LayerKind, read_rope

@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
+from nodes.models.architecture import Wrapper
 from nodes.models.config_fields import ConfigFields
-from nodes.models.decoder import Decoder, Wrapper
+from nodes.models.decoder import Decoder
 
 
 class Mistral(Decoder):

@@ -1,4 +1,4 @@
-"""The operations that a network is computed with: nine coarse ones, on values that the network never looks into.
+"""The operations that a network is computed with: eleven coarse ones, on values that the network never looks into.
 
 Implemented over torch for any device (`nodes.worker.ops.torch.network`, the oracle), and by recording a program of
 native kernels (`nodes.worker.ops.native.recording`).
@@ -10,7 +10,7 @@ can be captured and replayed.
 
 from typing import Protocol, TypeVar
 
-from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm
+from nodes.models.parts import Activated, Attention, Embedding, Experts, Gated, LayerNorm, Linear, Norm
 
 Value = TypeVar("Value")
 
@@ -26,12 +26,20 @@ class Ops(Protocol[Value]):
         """RMS norm of each row."""
         ...
 
+    def layer_norm(self, x: Value, by: LayerNorm) -> Value:
+        """Hidden states with each row normed, in place of `x`, which the caller must not use afterwards."""
+        ...
+
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """A product, summed over all ranks if they hold parts of it."""
         ...
 
     def gated(self, x: Value, by: Gated) -> Value:
         """The first half of a gated feed-forward layer."""
+        ...
+
+    def activated(self, x: Value, by: Activated) -> Value:
+        """The first half of a feed-forward layer without a gate."""
         ...
 
     def moe(self, x: Value, by: Experts, add: Value) -> Value:

@@ -5,13 +5,12 @@ rank of a group holds, and random weights; an `Ops` loads them and computes with
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from nodes.models.pooling import Dense
-from nodes.models.spec import RopeParameters
+from nodes.models.spec import Activation, RopeParameters
 from nodes.models.tensor_parallel import Cut
 
-Activation = Literal["silu", "gelu_tanh"]
 Part = TypeVar("Part")
 
 
@@ -25,10 +24,16 @@ class Parameter(NamedTuple):
 
 
 class Embedding(NamedTuple):
-    """Rows of `weight`, `[vocab, hidden]`, times `scale`."""
+    """Rows of `weight`, `[vocab, hidden]`, times `scale`; with `positions` and `types` also a row of each of the two.
+
+    A token at position p takes row `first_position + p` of `positions`.
+    """
 
     weight: Parameter
     scale: float = 1.0
+    positions: Parameter | None = None
+    types: Parameter | None = None
+    first_position: int = 0
 
 
 class Norm(NamedTuple):
@@ -37,6 +42,14 @@ class Norm(NamedTuple):
     weight: Parameter
     eps: float
     offset: float = 0.0
+
+
+class LayerNorm(NamedTuple):
+    """`(x - mean) / deviation * weight + bias` over the row."""
+
+    weight: Parameter
+    bias: Parameter
+    eps: float
 
 
 class Linear(NamedTuple):
@@ -73,6 +86,13 @@ class Gated(NamedTuple):
         return self.gate.name
 
 
+class Activated(NamedTuple):
+    """`activation(linear(x))`."""
+
+    linear: Linear
+    activation: Activation
+
+
 class Experts(NamedTuple):
     """The `router`'s `top_k` experts of each row, weighted by softmax (`normalized`: scaled to sum to one)."""
 
@@ -83,13 +103,13 @@ class Experts(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """Causal attention of layer `layer` over its pages: norms of queries and keys if it has any, rotation, attention.
+    """Attention of layer `layer` over its pages: norms of queries and keys, and rotation, if it has any; attention.
 
-    `scale` multiplies the scores. `ModelSpec.layer_windows` says which positions a layer sees.
+    `scale` multiplies the scores. `ModelSpec.layer_windows` and `is_encoder` say which positions a layer sees.
     """
 
     layer: int
-    rope: RopeParameters
+    rope: RopeParameters | None
     scale: float
     q_norm: Norm | None = None
     k_norm: Norm | None = None

@@ -13,6 +13,7 @@ from nodes.models.tensor_parallel import Shard, shard_of
 from nodes.request import SamplingDefaults
 
 Quantization = Literal["none", "int8"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu"]
 COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 
 
@@ -108,6 +109,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `pooling` says how it makes vectors; None: it makes none. A model without a head of words (`has_head`) makes nothing
     else: its embedding stands in for the head where one is computed, and what that says means nothing.
 
+    An encoder (`is_encoder`) sees its whole sequence at each position and has no head: all it makes are vectors. Its
+    embeddings of positions begin at row `first_position`, those of types have `type_vocab_size` rows, and `activation`
+    stands between the two products of its feed-forward layers.
+
     In the layers `sliding_layers` a position sees `sliding_window` positions including itself (0: no layer slides).
     """
 
@@ -162,6 +167,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     template_reads: tuple[str, ...] = ()
     pooling: Pooling | None = None
     has_head: bool = True
+    is_encoder: bool = False
+    first_position: int = 0
+    type_vocab_size: int = 0
+    activation: Activation = "silu"
 
     @property
     def layer_windows(self) -> tuple[int, ...]:

@@ -35,6 +35,8 @@ class Shape(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def qk_norm(self) -> str: ...
+    @property
+    def is_encoder(self) -> bool: ...
 
 
 class Cut(NamedTuple):
@@ -113,6 +115,8 @@ def fitting_tp_sizes(shape: Shape) -> list[int]:
 def _problem(shape: Shape, size: int) -> str:
     if not 1 <= size <= MAX_TP_SIZE:
         return f"a group has 1 to {MAX_TP_SIZE} ranks"
+    if size > 1 and shape.is_encoder:
+        return "it is an encoder, which one worker computes"
     if size > 1 and shape.qk_norm == "all":
         return "its query and key norms go over all heads"
     columns = "feed-forward columns"

@@ -24,11 +24,14 @@ import torch
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
-from nodes.models.parts import Experts, Gated, Linear, parts_of
+from nodes.models.decoder import Decoder
+from nodes.models.encoder import Encoder
+from nodes.models.parts import Activated, Experts, Gated, Linear, parts_of
 from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.ops.torch.attention import SPLIT, TorchAttention
 from nodes.worker.ops.torch.batch import host_batch, pack, unpack
+from nodes.worker.ops.torch.kinds import AttentionKind
 from nodes.worker.ops.torch.network import DeviceNetwork, Hidden, Value, rows_of
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
@@ -63,7 +66,10 @@ def check_torch(
     """
 
     def tried() -> list[tuple[bool, Tensor]]:
-        return [*_linear_results(spec, network), *_attention_results(attention, network.dtype)]
+        return [
+            *_linear_results(spec, network),
+            *_attention_results(attention, network.dtype, sees_all=spec.is_encoder),
+        ]
 
     kernels, collectives = network.product_kernels, network.collectives
     # The sums over the inner dimension are cut differently.
@@ -113,11 +119,20 @@ def check_numerics(
 
 
 def _linear_results(spec: ModelSpec, network: DeviceNetwork) -> Iterator[tuple[bool, Tensor]]:
-    """The first layer's products and the head's, each on rows of realistic size: of norm 1."""
-    hidden = rows_of(network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm))
-    for seed, part in enumerate(parts_of((Experts, Gated, Linear), network.model.layers[0]), 2):
-        if isinstance(part, Gated):
-            yield _compare(partial(network.gated, by=part), hidden)
+    """The first layer's products and the head's, if there is one, each on rows of realistic size: of norm 1."""
+    model, drawn = network.model, _drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype)
+    if isinstance(model, Encoder):
+        yield _compare(partial(network.layer_norm, by=model.embedding_norm), drawn)
+        hidden = rows_of(network.layer_norm(drawn, model.embedding_norm))
+    else:
+        assert isinstance(model, Decoder), "a model is one or the other"
+        hidden = rows_of(network.norm(drawn, model.norm))
+    for seed, part in enumerate(parts_of((Experts, Gated, Activated, Linear), model.layers[0]), 2):
+        if isinstance(part, Gated | Activated):
+            compute = (
+                partial(network.gated, by=part) if isinstance(part, Gated) else partial(network.activated, by=part)
+            )
+            yield _compare(compute, hidden)
             continue
         if isinstance(part, Experts):
             yield _compare(partial(_experts, network, part), hidden)
@@ -125,7 +140,8 @@ def _linear_results(spec: ModelSpec, network: DeviceNetwork) -> Iterator[tuple[b
         num_in = network.depths[part.name]
         rows = hidden if num_in == spec.hidden_size else _drawn(seed, _NUM_ROWS, num_in).to(network.dtype)
         yield _compare(partial(network.linear, by=part), rows)
-    yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS])
+    if isinstance(model, Decoder):
+        yield _compare(partial(network.head, by=model.head), hidden[:_NUM_HEAD_ROWS])
 
 
 def _experts(network: DeviceNetwork, by: Experts, rows: Tensor) -> Value:
@@ -140,8 +156,13 @@ def _compare(compute: Callable[[Tensor], Value], rows: Tensor) -> tuple[bool, Te
     return all(found), whole
 
 
-def _attention_results(attention: TorchAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
-    """One sequence: whole, in chunks, and its last positions as single rows beside other sequences."""
+def _attention_results(
+    attention: TorchAttention, dtype: torch.dtype, *, sees_all: bool
+) -> Iterator[tuple[bool, Tensor]]:
+    """One sequence: whole, in chunks, and its last positions as single rows beside other sequences.
+
+    With `sees_all`, which has no chunks, three: alone and together.
+    """
     layout, num_heads = attention.pool.layout, attention.num_heads
     shape = (_NUM_POSITIONS, layout.num_kv_heads, layout.head_dim)
     q = _drawn(3, _NUM_POSITIONS, num_heads, layout.head_dim).to(dtype)
@@ -150,7 +171,8 @@ def _attention_results(attention: TorchAttention, dtype: torch.dtype) -> Iterato
     nobody = OpenSequence(Open(0, 0, 1, Sampling()))
     layout = msgspec.structs.replace(layout, num_layers=1)
     pool = PoolView(bytearray((3 * num_pages + 1) * layout.page_bytes), layout)
-    over, pages = TorchAttention(pool, num_heads), array("i", range(1, 1 + 3 * num_pages))
+    over = TorchAttention(pool, num_heads, [AttentionKind(sees_all=sees_all)])
+    pages = array("i", range(1, 1 + 3 * num_pages))
 
     def attend(*rows: tuple[int, int, int]) -> Tensor:
         """Rows `begin .. end-1` of copies of the sequence: (copy, begin, end)."""
@@ -164,6 +186,11 @@ def _attention_results(attention: TorchAttention, dtype: torch.dtype) -> Iterato
         return over.attend(0, q[taken], k[taken], v[taken])
 
     whole = attend((0, 0, _NUM_POSITIONS))
+    if sees_all:
+        ends = (_NUM_POSITIONS, 37, 64)
+        alone = torch.cat([attend((0, 0, end)) for end in ends])
+        yield torch.equal(attend(*((copy, 0, end) for copy, end in enumerate(ends))), alone), alone
+        return
     edges = [0, 37, 64, 150, _NUM_POSITIONS - 1]
     same = all(torch.equal(attend((1, a, b)), whole[a:b]) for a, b in pairwise(edges))
     ends = [_NUM_POSITIONS, 130, 64]

@@ -93,6 +93,19 @@ def test_chunks_are_larger_on_a_device():
         assert worker.max_batch_tokens >= scheduler.step_tokens >= 2048 + 256
 
 
+def test_an_encoder_gets_its_whole_input_at_once():
+    def sizes(**options):
+        topology = planned("random:tiny-bert", device="cpu", **options)
+        [scheduler] = {(one.chunk_tokens, one.step_tokens) for one in configs(topology, "scheduler")}
+        assert all(one.max_batch_tokens >= scheduler[1] for one in configs(topology, "worker"))
+        return scheduler
+
+    assert sizes() == (512, 768)
+    assert sizes(context_length=300) == (304, 560), "whole pages"
+    assert sizes(chunk=1024) == (1024, 1280)
+    assert sizes(kv=KVSettings(page_size=8), context_length=10) == (256, 512)
+
+
 @given(
     st.sampled_from(["random:qwen3-0.6b", "random:qwen3-8b", "random:llama-3.2-1b"]),
     st.integers(1, 200), st.integers(0, 40), st.integers(1, 4), st.sampled_from([0.3, 0.9, 0.98]),

@@ -80,6 +80,10 @@ def test_the_ready_text_can_be_pasted():
     assert "7 tokens\n\n  curl" in text
     assert "meshctl chat --name other\n" in ready_text("http://h:1", "tiny", "other", 1.0, "")
     assert "\n7 tokens\nslow\n\n  curl" in ready_text("http://h:1", "tiny", "other", 1.0, "7 tokens", "slow")
+    for kind, path in (("embedding", "/v1/embeddings"), ("yes_no", "/rerank"), ("classify", "/classify")):
+        text = ready_text("http://h:1", "m", "default", 1.0, "", vectors=kind)
+        assert f"curl http://h:1{path} " in text
+        assert "meshctl chat" not in text
 
 
 def forwarded(*chunks):

@@ -43,7 +43,8 @@ def fake_spec(config: dict) -> ModelSpec:
     architecture = config["model_type"]
     fields = ConfigFields(config, Path("config.json"))
     shape = ARCHITECTURES[architecture].describe(fields)
-    pooling = head_pooling(config.get("architectures", [""])[0], fields, shape["hidden_size"])
+    called = config.get("architectures", [""])[0]
+    pooling = head_pooling(called, fields, shape["hidden_size"], ARCHITECTURES[architecture])
     return ModelSpec(name="", source="directory", architecture=architecture, dtype="float32", pooling=pooling, **shape)
 
 

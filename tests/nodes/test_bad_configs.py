@@ -27,6 +27,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "decoder_sparse_step": 1,
         "mlp_only_layers": [0], "norm_topk_prob": True,
     },
+    "bert": {
+        "layer_norm_eps": 1e-12, "type_vocab_size": 2, "is_decoder": False, "add_cross_attention": False,
+        "position_embedding_type": "absolute", "hidden_act": "gelu", "id2label": {"0": "no", "1": "yes"},
+    },
+    "xlm-roberta": {
+        "architectures": ["XLMRobertaForSequenceClassification"], "pad_token_id": 1, "num_labels": 1,
+        "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
+    },
     "gemma3_text": {
         "head_dim": 4, "query_pre_attn_scalar": 16, "sliding_window": 40, "sliding_window_pattern": 2,
         "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},

@@ -22,6 +22,7 @@ class Shape(NamedTuple):
     name: str = "shape"
     qk_norm: str = ""
     dense_size: int = 0
+    is_encoder: bool = False
 
 
 SHAPES = st.builds(

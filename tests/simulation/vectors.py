@@ -84,5 +84,5 @@ VECTORS: dict[str, Bug] = {
     "states are pooled from behind what is cached":
         bug(0, (Sequence, "reusable_ids", property(lambda self: self.token_ids))),
     "later attempts want tokens": bug(0, (RequestState, "submit", _tokens_later)),
-    "a vector is told once": bug(0, (Streams, "tell_vector", _once)),
+    "a vector is told once": bug(61, (Streams, "tell_vector", _once)),
 }  # fmt: skip

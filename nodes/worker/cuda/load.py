@@ -157,11 +157,11 @@ def _backends(
     spec: ModelSpec, config: WorkerConfig, view: PoolView, num_heads: int
 ) -> tuple[Kernels, DeviceAttention, str]:
     """Kernels and attention as configured, and their name for the fingerprint."""
-    kinds, merged = kinds_of(spec.layer_windows), config.prefill_attention == "merged"
+    kinds, merged = kinds_of(spec), config.prefill_attention == "merged"
     if merged:
         check_mergeable(kinds)
     suffix = "-merged" if merged else ""
-    if view.pages.device.type == "cuda" and config.attention != "torch":
+    if view.pages.device.type == "cuda" and config.attention != "torch" and not spec.is_encoder:
         try:
             flashinfer: Any = load_flashinfer()
             attention = FlashInferAttention(
@@ -179,6 +179,6 @@ def _backends(
                 raise
         else:
             return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}{suffix}"
-    if config.attention == "flashinfer":
+    if config.attention == "flashinfer" and not spec.is_encoder:
         raise BackendMissing(f"FlashInfer needs a CUDA device, but the pool is on {view.pages.device}")
     return TorchKernels(), TorchAttention(view, num_heads, kinds, merged=merged), f"torch{suffix}"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from kvstore.layout import ITEM_BYTES
 from nodes.model_spec import ModelSpec
 from nodes.models.parts import Attention, parts_of
-from nodes.models.registry import decoder, parameters
+from nodes.models.registry import model_of, parameters
 from nodes.worker.errors import DeviceMemoryShort
 
 _SAMPLER_COPIES: Final = 4
@@ -40,7 +40,7 @@ def weight_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
 
     Raises TensorParallelUnfit.
     """
-    num_tables = len({attention.rope for attention in parts_of((Attention,), decoder(spec).layers)})
+    num_tables = len({one.rope for one in parts_of((Attention,), model_of(spec).layers) if one.rope is not None})
     return parameter_bytes(spec, dtype, tp_size) + num_tables * spec.context_length * spec.head_dim * 4
 
 

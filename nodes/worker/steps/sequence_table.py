@@ -54,7 +54,7 @@ class OpenSequence:
         self.editors, self.reads, self.problem = editors, reads, problem
         self.is_edited = bool(editors or problem)
         self.is_plain = sampling.is_greedy and not self.is_edited and reads is None
-        self.request_id = opening.request_id
+        self.request_id, self.second_from = opening.request_id, opening.second_from
         self.pages = array("i")
         self.drawn_at = self.drawn = -1
         self.tokens: array[int] | None = None
@@ -166,6 +166,12 @@ class SequenceTable:
         one = OpenSequence(opening, *open_asks(opening.sampling.asks, self._model))
         if one.kind != TOKENS and (one.kind not in VECTOR_KINDS or not (self._model.spec and self._model.spec.pooling)):
             one.problem = f"this worker makes no vectors of kind {one.kind!r}"
+        if one.kind == TOKENS and self._model.spec and self._model.spec.is_encoder:
+            one.problem, one.is_edited, one.is_plain = (
+                "this worker's model is an encoder, which draws no tokens",
+                True,
+                False,
+            )
         before = self._slots.get(opening.slot, _NOBODY)
         if before.sequence == one.sequence:
             # Opened again for a step that is sent again, whose input may be the token drawn before.

@@ -4,13 +4,14 @@ Needs no torch. A context variable names the load in progress, so that nothing b
 it on.
 """
 
+import re
 from contextvars import ContextVar
 from typing import Final
 
 from nodes.model_spec import ModelSpec
 from nodes.sizes import progress_text, size_text
 
-_LAYERS: Final = "model.layers."
+_LAYER: Final = re.compile(r"\w+\.(?:layers|encoder\.layer)\.(\d+)\.")
 
 
 class LoadProgress:
@@ -30,8 +31,8 @@ class LoadProgress:
 
     def loaded(self, name: str, num_bytes: int) -> None:
         self._done_bytes += num_bytes
-        if name.startswith(_LAYERS):
-            self._layer = int(name[len(_LAYERS) :].partition(".")[0])
+        if found := _LAYER.match(name):
+            self._layer = int(found[1])
 
     def __str__(self) -> str:
         """`loading 12/28 layers, 3.1 of 7.6 GB`; empty before the first tensor."""

@@ -4,13 +4,12 @@ import torch
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
+from nodes.models.registry import model_of
 from nodes.models.tensor_parallel import Part
 from nodes.worker.pool.device_memory import parameter_bytes
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 from nodes.worker.weights.loader import SafetensorsWeights, WeightSource
 from nodes.worker.weights.random_weights import RandomWeights
-
-_FIRST: str = "model.embed_tokens.weight"
 
 
 def open_weights(spec: ModelSpec, dtype: torch.dtype, tp_size: int = 1) -> WeightSource:
@@ -30,6 +29,7 @@ class CountedWeights:
         self._progress = progress
         self._spec = spec
         self._total_bytes = total_bytes
+        self._first = model_of(spec).embedding.weight.name
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, in its expected shape; raises WeightsUnfit as the source does."""
@@ -40,7 +40,7 @@ class CountedWeights:
         return self._counted(name, self._source.part(name, part))
 
     def _counted(self, name: str, tensor: Tensor) -> Tensor:
-        if name == _FIRST:
+        if name == self._first:
             self._progress.begin(self._spec, self._total_bytes)
         self._progress.loaded(name, tensor.nbytes)
         return tensor

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nodes.models.decoder import Decoder
-from nodes.models.parts import Linear, Norm, Parameter
+from nodes.models.architecture import Architecture
+from nodes.models.parts import LayerNorm, Linear, Norm, Parameter
 from nodes.models.tensor_parallel import Shard
 from nodes.worker.weights.loader import WeightSource
 
@@ -17,7 +17,9 @@ class PartWeights:
     Raises what `source` raises.
     """
 
-    def __init__(self, model: Decoder, source: WeightSource, shard: Shard, device: torch.device | None = None) -> None:
+    def __init__(
+        self, model: Architecture, source: WeightSource, shard: Shard, device: torch.device | None = None
+    ) -> None:
         self._source = source
         self._shard = shard
         self._device = device
@@ -27,6 +29,14 @@ class PartWeights:
     def norm(self, norm: Norm) -> Tensor:
         """The weight plus its offset, `[size]`, in float32, so that adding the offset loses nothing of the weight."""
         return self._tensor(norm.weight).float() + norm.offset
+
+    def layer_norm(self, norm: LayerNorm) -> tuple[Tensor, Tensor]:
+        """Weight and bias, `[size]` each, in float32."""
+        return self._tensor(norm.weight).float(), self._tensor(norm.bias).float()
+
+    def table(self, parameter: Parameter) -> Tensor:
+        """One tensor as it is."""
+        return self._tensor(parameter)
 
     def product(self, *linears: Linear) -> tuple[Tensor, Tensor | None]:
         """Weight `[out, in]` and bias `[out]` of several products of one input; the embedding itself, if it is tied.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nodes.model_spec import ModelSpec
 from nodes.models.parts import Embedding, Experts, Linear, parts_of
-from nodes.models.registry import decoder
+from nodes.models.registry import model_of
 from nodes.models.tensor_parallel import Part
 from nodes.worker.errors import BackendMissing, WeightsUnfit
 from nodes.worker.weights.loader import WeightSource
@@ -26,11 +26,11 @@ def quantized_names(spec: ModelSpec) -> frozenset[str]:
     """Names of the tensors that are int8; none if `spec` is not quantised."""
     if spec.quantization == "none":
         return frozenset()
-    model = decoder(spec)
-    routers = {one.router.name for one in parts_of((Experts,), model.layers)}
-    linears = parts_of((Linear,), (model.layers, model.head))
+    model = model_of(spec)
+    routers = {one.router.name for one in parts_of((Experts,), model.parts)}
+    linears = parts_of((Linear,), model.parts)
     names = {weight.name for one in linears if one.name not in routers for weight in one.weights}
-    return frozenset(names | {one.weight.name for one in parts_of((Embedding,), model.embedding)})
+    return frozenset(names | {one.weight.name for one in parts_of((Embedding,), model.parts)})
 
 
 def rounded_to_int8(weight: Tensor, name: str = "") -> Tensor:

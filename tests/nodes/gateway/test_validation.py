@@ -15,7 +15,8 @@ from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
 from nodes.gateway.openai_types import CHAT_BODY, COMPLETION_BODY
 from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES
 from nodes.gateway.validation import Job, TokenFields, Validator
-from nodes.request import SamplingDefaults
+from nodes.models.pooling import Pooling
+from nodes.request import VECTORS, SamplingDefaults
 
 CONFIG = GatewayConfig(
     model_name="m", context_length=100, vocab_size=1000, max_samples_per_call=8, max_prompts_per_call=4
@@ -481,3 +482,14 @@ def test_asks_are_read_from_a_body_and_named_to_tokenizers() -> None:
     assert refused(chat, allowed_token_ids=[1000]).param == "allowed_token_ids"
     assert refused(chat, presence_penalty=2.5).param == "presence_penalty"
     assert refused(chat, frequency_penalty=float("nan")).param is None, "JSON has no such number"
+
+
+def test_a_model_that_makes_no_text_is_not_asked_for_any_and_is_probed_for_a_vector() -> None:
+    validator = Validator(
+        GatewayConfig(model_name="m", context_length=64, pooling=Pooling(pool="cls"), makes_text=False)
+    )
+    for read, body in ((validator.text, b'{"prompt": "p"}'), (validator.chat, b'{"messages": []}')):
+        with pytest.raises(BadRequest, match="makes vectors and no text: ask /v1/embeddings"):
+            read(body, "r")
+    probe = validator.probe(b'{"prompt": "p", "max_tokens": 1}', "r")
+    assert (probe.kind, probe.prepare.asks) == ("cls", [VECTORS])

@@ -64,3 +64,19 @@ def test_chunks_under_a_window(heads: tuple[int, int], window: int, edges: set[i
     for layer, kind in enumerate(kinds):
         rows = torch.cat([step[layer] for step in found])
         assert torch.allclose(rows, dense(q, k, v, kind.window), atol=1e-5, rtol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=2), heads=st.sampled_from([(4, 2), (3, 3)]))
+def test_whole_sequences_beside_each_other(lengths: list[int], heads: tuple[int, int]) -> None:
+    attention = paged(*heads, [AttentionKind(sees_all=True)])
+    attention.pool.pages.fill_(torch.nan)
+    lengths.sort(key=lambda length: length > 1)
+    pages = [np.arange(1 + n * NUM_PAGES, 1 + (n + 1) * NUM_PAGES, dtype=np.int32) for n in (0, 1)]
+    q, k, v = (torch.randn(sum(lengths), n, DIM) for n in (heads[0], heads[1], heads[1]))
+    planned(attention, 16, [Span(0, length, pages[n]) for n, length in enumerate(lengths)])
+    found = attention.attend(0, q, k, v).split(lengths)
+    for rows, *own in zip(found, *(x.split(lengths) for x in (q, k, v)), strict=True):
+        turned = (x.transpose(0, 1).unsqueeze(0) for x in own)
+        right = F.scaled_dot_product_attention(*turned, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+        assert torch.allclose(rows, right, atol=1e-5, rtol=0)

@@ -18,7 +18,7 @@ from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from mesh.calls.persistent_ask import PersistentAsk
 from nodes.model_spec import ModelSpec, ModelUnsupported, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
-from nodes.models.registry import decoder
+from nodes.models.registry import model_of
 from nodes.models.tensor_parallel import Part
 from nodes.sizes import size_text
 from nodes.worker import numerics
@@ -205,7 +205,7 @@ def test_fingerprints_name_dtype_and_rule() -> None:
 
 def test_what_nothing_computes_is_refused() -> None:
     with pytest.raises(ModelUnsupported, match="'mamba'"):
-        decoder(msgspec.structs.replace(SPEC, architecture="mamba"))
+        model_of(msgspec.structs.replace(SPEC, architecture="mamba"))
     layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, page_size=24)
     with pytest.raises(BackendMissing, match="page size 24"):
         TorchAttention(PoolView(bytearray(4 * layout.page_bytes), layout), 1)

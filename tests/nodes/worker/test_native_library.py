@@ -13,16 +13,21 @@ import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
+from nodes.models.registry import model_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.memory.actions import give_back_heap
 from nodes.worker.ops.native import builds, sources
 from nodes.worker.ops.native.builds import Choice, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
+from nodes.worker.ops.native.probe import program_results
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.ops.torch.load import load_host_runner
 from nodes.worker.ops.torch.products import PackedProduct
 from nodes.worker.weights.load_progress import LoadProgress, current_load
+from nodes.worker.weights.part_weights import PartWeights
+from nodes.worker.weights.random_weights import RandomWeights
 from tests.nodes.worker.native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of, resident_mb
 from tests.nodes.worker.torch_running import Row, make_runner, step
 
@@ -104,8 +109,8 @@ def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeyp
         assert (runner.logits(plan)[0] - torchs.logits(plan)[0]).abs().max() < 1e-4
     compute = NativeSteps.run
 
-    def run(self: NativeSteps, columns: Columns, *, wants_logits: bool = True) -> tuple[Any, Any]:
-        drawn, logits = compute(self, columns, wants_logits=wants_logits)
+    def run(self: NativeSteps, columns: Columns, **options: Any) -> tuple[Any, Any]:
+        drawn, logits = compute(self, columns, **options)
         return drawn, logits * (1 + 1e-6 * (len(columns.token_ids) < 16))
 
     monkeypatch.setattr(NativeSteps, "run", run)
@@ -160,6 +165,17 @@ def test_builds_agree_with_torch(name: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         assert disagreement(library_of(name), dtype) < TOLERANCE[dtype] / 5
         assert disagreement(library_of(name), dtype, "int8") < TOLERANCE[dtype] / 5
+        for numbers in ("none", "int8"):
+            assert disagreement(library_of(name), dtype, numbers, is_encoder=True) < TOLERANCE[dtype] / 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_encoder_has_the_same_bits_alone_and_together(name: str) -> None:
+    spec, library = resolve_model("random:tiny-bert"), library_of(name)
+    model, layout = model_of(spec), spec.kv_layout()
+    weights = PartWeights(model, RandomWeights(spec, torch.float32), spec.shard())
+    results = program_results(spec, library, pack_weights(model, weights, library), model, layout)
+    assert all(is_same for is_same, _ in results)
 
 
 def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.models.decoder import Decoder
 from nodes.models.ops import Ops, Value
-from nodes.models.registry import decoder
+from nodes.models.registry import model_of
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import columns_of
@@ -64,7 +64,7 @@ SPECS = {
 
 
 def decoder_of(spec: ModelSpec) -> Decoder:
-    return ODD.get(spec.name, decoder(spec).__class__)(spec)
+    return ODD.get(spec.name, model_of(spec).__class__)(spec)
 
 
 class RandomWeights:
@@ -108,9 +108,9 @@ def program_of(library: Library, name: str, computed_in: str) -> NativeSteps:
 def logits_by_torch(name: str, computed_in: str) -> torch.Tensor:
     """Of every position; the same for all builds."""
     spec, model, weights, pool = case_of(name, computed_in, b"\0")
-    attention = TorchAttention(pool, spec.num_heads, kinds_of(spec.layer_windows))
+    attention = TorchAttention(pool, spec.num_heads, kinds_of(spec))
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr("nodes.worker.ops.torch.network.decoder", lambda _: model)
+        patch.setattr("nodes.worker.ops.torch.network.model_of", lambda _: model)
         network = DeviceNetwork(spec, QuantizedWeights(weights, spec), TorchKernels(), torch.device("cpu"))
         pages = np.arange(1, 1 + PAGES_EACH, dtype=np.int32)
         _, arrays = planned(attention, pool.layout.page_size, [Span(0, LENGTH, pages)], TOKENS.tolist())

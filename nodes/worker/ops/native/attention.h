@@ -1,4 +1,4 @@
-// Causal attention over pages, with everything between the projected queries, keys and values and the result: norms of
+// Attention over pages, causal or over whole sequences, with everything between the projected queries, keys and values and the result: norms of
 // heads, rotation, writing of pages.
 //
 // Positions are reduced in splits of 64 counted from 0, one after the other, with a running maximum (online softmax).
@@ -17,7 +17,7 @@ struct AttendCall {
   void* out;                         // [rows, heads, head_dim], as products read them
   int64_t stride;
   const float *q_norm, *k_norm;      // [head_dim], or null: not normed
-  const float *cos, *sin;            // [positions, head_dim], sines of the first half negated
+  const float *cos, *sin;            // [positions, head_dim], sines of the first half negated; or null: not rotated
   char* pool;                        // the layer's keys in page 0
   int64_t page_bytes, value_bytes;   // from page to page, and from a page's keys to its values
   const int32_t* spans;              // [][4]: first position, tokens, first of `pages`, first row
@@ -25,6 +25,7 @@ struct AttendCall {
   const int32_t* blocks;             // [][3]: span, first token, tokens
   int32_t num_blocks, has_chunks;    // without chunks each span is one token
   int32_t page_size, heads, kv_heads, head_dim, window;
+  int32_t sees_all;                  // each position sees its whole span, which begins at 0
   float eps, scale;
 };
 
@@ -49,18 +50,19 @@ INLINE Scalar* cell_of(const AttendCall& call, const Block& block, int position)
   return (Scalar*)page + (position % call.page_size * call.kv_heads + block.kv_head) * (int64_t)call.head_dim;
 }
 
-// One head of queries or keys as attention multiplies it: normed and rotated.
+// One head of queries or keys as attention multiplies it: normed and rotated, if at all.
 static void prepare_head(const AttendCall& call, const float* from, const float* norm, int position, float* to) {
   const int dim = call.head_dim, half = dim / 2;
-  const float *cos = call.cos + (int64_t)position * dim, *sin = call.sin + (int64_t)position * dim;
-  float before[MAX_HEAD_DIM];
+  float own[MAX_HEAD_DIM], *before = call.cos ? own : to;
   if (norm) norm_row(from, norm, before, dim, call.eps);
   else memcpy(before, from, dim * sizeof(float));
+  if (!call.cos) return;
+  const float *cos = call.cos + (int64_t)position * dim, *sin = call.sin + (int64_t)position * dim;
   for (int begin = 0; begin < dim; begin += half)
     for (int i = 0; i < half; i += LANES) {
-      const int count = half - i < LANES ? half - i : LANES, own = begin + i, other = half - begin + i;
-      const Floats turned = load_first(before + other, count) * load_first(sin + own, count);
-      store_first(to + own, multiply_add(load_first(before + own, count), load_first(cos + own, count), turned), count);
+      const int count = half - i < LANES ? half - i : LANES, at = begin + i, other = half - begin + i;
+      const Floats turned = load_first(before + other, count) * load_first(sin + at, count);
+      store_first(to + at, multiply_add(load_first(before + at, count), load_first(cos + at, count), turned), count);
     }
 }
 
@@ -151,7 +153,7 @@ static void gather(const AttendCall& call, const Block& block, int base, int cou
   }
 }
 
-// Turns a row's scores of one split into weights, and scales the sums so far down if the maximum has grown.
+// Turns a row's scores of one split into weights, of positions up to `position`, and scales the sums so far down if the maximum has grown.
 INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
   float* scores = scratch.weights + row * SPLIT;
   const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;
@@ -185,7 +187,7 @@ template <class Scalar>
 static void attend_block(const AttendCall& call, const Block& block) {
   static thread_local Scratch scratch;
   const int dim = call.head_dim, width = padded_dim(dim), group = call.heads / call.kv_heads;
-  const int rows = block.tokens * group, end = block.first + block.tokens;
+  const int rows = block.tokens * group, end = call.sees_all ? block.end : block.first + block.tokens;
   for (int row = 0; row < rows; row++) {
     float* query = scratch.queries + row * width;
     const int token = row / group, head = block.kv_head * group + row % group;
@@ -205,7 +207,8 @@ static void attend_block(const AttendCall& call, const Block& block) {
       float* weights = scratch.weights + row * SPLIT;
       multiply<Float32>(tile, scratch.queries + row * width, width, (const char*)scratch.keys, Float32::STEP_BYTES, dim, weights,
                         SPLIT, SPLIT / LANES, true);
-      for (int r = row; r < row + tile; r++) weigh_row(call, block.first + r / group, base, r, width, scratch);
+      for (int r = row; r < row + tile; r++)
+        weigh_row(call, call.sees_all ? end - 1 : block.first + r / group, base, r, width, scratch);
       multiply<Float32>(tile, weights, SPLIT, (const char*)scratch.values, width * 4, count, scratch.sums + row * width,
                         width, width / LANES, base == first_base);
     }

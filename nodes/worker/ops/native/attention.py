@@ -19,6 +19,6 @@ class AttendCall(Structure):
         *((name, c_int64) for name in ("page_bytes", "value_bytes")),
         *((name, c_void_p) for name in ("spans", "pages", "blocks")),
         *((name, c_int32) for name in ("num_blocks", "has_chunks", "page_size", "heads", "kv_heads", "head_dim")),
-        ("window", c_int32),
+        *((name, c_int32) for name in ("window", "sees_all")),
         *((name, c_float) for name in ("eps", "scale")),
     )

@@ -8,6 +8,7 @@ constexpr int LEAST_ROWS = 24;       // for a part of a panel: with fewer, the c
 constexpr int64_t BLOCK_K = 128;     // of a panel at a time: 32 KB when widened, which stay in the first-level cache
 
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };
+enum Activation { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3 };
 enum Epilogue { PLAIN = 0, PLUS = 1, GATED_SILU = 2, GATED_GELU = 3 };
 
 struct LinearCall {
@@ -104,9 +105,11 @@ static void unpack_row(const void* packed, int64_t k, int64_t n, float scale, fl
   for (int64_t i = 0; i < k; i++) to[i] = (float)from[i * PANEL] * scale;
 }
 
-// SiLU, or GELU in its tanh form, which is x times the sigmoid of a cubic.
-INLINE Floats activated(Floats x, bool is_gelu) {
-  const Floats inner = is_gelu ? x * (1.5957691216f + 0.0713548163f * x * x) : x;
+// SiLU; GELU by the error function, or in its tanh form, which is x times the sigmoid of a cubic; ReLU.
+INLINE Floats activated(Floats x, int activation) {
+  if (activation == GELU_ERF) return x * 0.5f * (1.0f + error_function(x * 0.70710678f));
+  if (activation == RELU) return larger(splat(0.0f), x);
+  const Floats inner = activation == GELU_TANH ? x * (1.5957691216f + 0.0713548163f * x * x) : x;
   return x / (1.0f + exponential(-inner));
 }
 
@@ -123,7 +126,7 @@ INLINE void finish_row(const LinearCall& call, int64_t panel, int64_t row, const
     if (is_gated) {
       Floats up = load(sums + outputs + column);
       if (call.bias) up = up + load_first(call.bias + call.n + n, count);
-      value = activated(value, call.epilogue == GATED_GELU) * up;
+      value = activated(value, call.epilogue == GATED_GELU ? GELU_TANH : SILU) * up;
     }
     if (call.epilogue == PLUS) value = value + load_first((const RowOf<Scalar>*)call.other + at, count);
     store_first((RowOf<Scalar>*)call.y + at, value, count);

@@ -2,8 +2,8 @@
 
 import torch
 
-from nodes.model_spec import ModelSpec, Quantization
-from nodes.models.registry import decoder
+from nodes.model_spec import ModelSpec
+from nodes.models.registry import model_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.numerics import check_numerics, numbers_of
 from nodes.worker.ops.native.builds import Library, choose_library
@@ -36,7 +36,7 @@ def load_native_runner(
     Nothing that was loaded is left then. With `collectives` it is this rank's part, and all ranks must load; if one of
     them has no native kernels, none uses them. Raises what `source` raises, and CollectiveFailed.
     """
-    library, why = _fitting_library(config, TORCH_DTYPES[view.layout.dtype], spec.quantization)
+    library, why = _fitting_library(config, TORCH_DTYPES[view.layout.dtype], spec)
     if (
         collectives is not None
         and collectives.all_reduce(torch.tensor([float(library is not None)])) < collectives.size
@@ -50,12 +50,13 @@ def load_native_runner(
     return found
 
 
-def _fitting_library(
-    config: WorkerConfig, dtype: torch.dtype, quantization: Quantization
-) -> tuple[Library | None, str]:
+def _fitting_library(config: WorkerConfig, dtype: torch.dtype, spec: ModelSpec) -> tuple[Library | None, str]:
     """The library that computes here, or None and why not."""
     library, note = choose_library(config.kernels)
-    if library is None or (difference := disagreement(library, dtype, quantization)) <= TOLERANCE[dtype]:
+    if library is None:
+        return None, note
+    difference = disagreement(library, dtype, spec.quantization, is_encoder=spec.is_encoder)
+    if difference <= TOLERANCE[dtype]:
         return library, note
     # Not an error: torch computes correctly, and somebody waits for the mesh.
     return None, (
@@ -87,7 +88,7 @@ def _load(
     rows: NativeRows | None,
     collectives: Collectives | None,
 ) -> NativeRunner | str:
-    model, dtype = decoder(spec), TORCH_DTYPES[view.layout.dtype]
+    model, dtype = model_of(spec), TORCH_DTYPES[view.layout.dtype]
     shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
     weights = pack_weights(model, PartWeights(model, source, shard), library, quantized_names(spec))
     try:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from nodes.asks.edits import RowEdits, RowReads, mask_of
-from nodes.model_spec import Quantization, resolve_model
-from nodes.models.registry import decoder
+from nodes.model_spec import ModelSpec, Quantization, resolve_model
+from nodes.models.registry import model_of
 from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.draw.measuring import measured
@@ -24,7 +24,7 @@ from nodes.worker.ops.native.rows import NativeRows
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.ops.torch.attention import TorchAttention
-from nodes.worker.ops.torch.batch import host_batch, pack, unpack
+from nodes.worker.ops.torch.batch import batch_types, host_batch, pack, unpack
 from nodes.worker.ops.torch.kernels import TorchKernels
 from nodes.worker.ops.torch.kinds import kinds_of
 from nodes.worker.ops.torch.network import DeviceNetwork
@@ -39,52 +39,74 @@ TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 """Largest accepted difference of a logit, in units of the logits' deviation. Measured with AVX2: 1e-6 and 0.02."""
 _PROMPT: Final = 70
 _AT_ONCE: Final = 66
+_SECOND: Final = 40
 
 
-def disagreement(library: Library, dtype: torch.dtype, quantization: Quantization = "none") -> float:
+def disagreement(
+    library: Library, dtype: torch.dtype, quantization: Quantization = "none", *, is_encoder: bool = False
+) -> float:
     """Largest difference of a logit from torch's, in units of their deviation; infinite if one is not a number.
 
     Runs a chunk over two splits, the rest of the prompt, then a single row, through two layers with norms of heads, one
-    of which has a window. Takes 30 to 60 ms; torch computes in one thread, since more would only be in the way here.
+    of which has a window; with `is_encoder` a whole sequence over two splits, of which all states are compared. Takes
+    30 to 60 ms; torch computes in one thread, since more would only be in the way here.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _disagreement(library, dtype, quantization)
+        return _disagreement(library, dtype, _small_encoder() if is_encoder else _small_decoder(), quantization)
     finally:
         torch.set_num_threads(num_threads)
 
 
-def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantization) -> float:
-    spec = msgspec.structs.replace(
+def _small_decoder() -> ModelSpec:
+    return msgspec.structs.replace(
         resolve_model("random:tiny-qwen3"), num_layers=2, hidden_size=64, intermediate_size=112, num_heads=4,
         num_kv_heads=2, head_dim=32, vocab_size=130, sliding_window=48, sliding_layers=(1,),
-    ).quantized(quantization)  # fmt: skip
+    )  # fmt: skip
+
+
+def _small_encoder() -> ModelSpec:
+    return msgspec.structs.replace(resolve_model("random:tiny-bert"), num_layers=2, vocab_size=130)
+
+
+def _disagreement(library: Library, dtype: torch.dtype, spec: ModelSpec, quantization: Quantization) -> float:
+    spec = spec.quantized(quantization)
     weights = RandomWeights(spec, dtype)
     layout = spec.kv_layout("bfloat16" if dtype == torch.bfloat16 else "float32")
-    kinds, num_pages = kinds_of(spec.layer_windows), layout.num_pages_for(_PROMPT)
+    kinds, num_pages = kinds_of(spec), layout.num_pages_for(_PROMPT)
     # A pool for each: shared pages would hide that one of them writes wrongly.
     pools = [PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout) for _ in range(2)]
-    model = decoder(spec)
+    model = model_of(spec)
     packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library, quantized_names(spec))
     steps = NativeSteps(spec, library, packed, model, pools[0])
     oracle = DeviceNetwork(spec, QuantizedWeights(weights, spec), TorchKernels(), torch.device("cpu"))
     attention = TorchAttention(pools[1], spec.num_heads, kinds)
-    nobody = OpenSequence(Open(0, 0, 1, Sampling()))
+    nobody = OpenSequence(Open(0, 0, 1, Sampling(), second_from=_SECOND if spec.is_encoder else 0))
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, _PROMPT, dtype=np.int32)
     pages = np.arange(1, 1 + num_pages, dtype=np.int32)
     worst = 0.0
     # 66 is past a split of 64 keys, so the merging of splits is tested as well.
-    for begin, end in ((0, _AT_ONCE), (_AT_ONCE, _PROMPT - 1), (_PROMPT - 1, _PROMPT)):
+    whole, chunks = ((0, _PROMPT),), ((0, _AT_ONCE), (_AT_ONCE, _PROMPT - 1), (_PROMPT - 1, _PROMPT))
+    for begin, end in whole if spec.is_encoder else chunks:
         last = np.array([end - begin - 1], dtype=np.int32)
         spans = np.array([begin, end - begin, 0, 0], dtype=np.int32)
-        found = steps.run(Columns(tokens[begin:end], spans, pages, last))[1]
+        pooled = steps.room_for(np.arange(end, dtype=np.int32)) if spec.is_encoder else None
+        seconds = np.array([nobody.second_from], dtype=np.int32)
+        found = steps.run(Columns(tokens[begin:end], spans, pages, last, seconds), pooled=pooled)[1]
         rows = Rows([nobody], [begin], [end - begin], [0], [0])
         step = RunnableStep(0, rows, array("i", tokens[begin:end].tobytes()), array("i", pages.tobytes()))
         batch = host_batch(step, layout.page_size)
         arrays = unpack(torch.from_numpy(pack(batch)), batch.num_rows, 1)
         attention.plan(batch, arrays)
-        expected = oracle.forward(arrays.token_ids, arrays.positions, attention, arrays.sampled).float()
+        types = torch.from_numpy(batch_types(step, spec)) if spec.is_encoder else None
+        every = None if pooled is None else torch.from_numpy(pooled.rows)
+        expected = oracle.forward(
+            arrays.token_ids, arrays.positions, attention, arrays.sampled, pooled=every, types=types
+        ).float()
+        if pooled is not None:
+            assert oracle.states is not None, "an encoder pools"
+            found, expected = torch.from_numpy(pooled.states), oracle.states
         assert found is not None
         difference = float((found.float() - expected).abs().max() / expected.std())
         # Any comparison with NaN is false.

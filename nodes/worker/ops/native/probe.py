@@ -4,8 +4,9 @@ The program's first layer and head are run, on pages of their own.
 """
 
 import copy
+from array import array
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
-from nodes.models.decoder import Decoder
+from nodes.models.architecture import Architecture
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.oracle import tried_draws
 from nodes.worker.ops.native.rows import NativeRows
-from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.native.steps import Columns, NativeSteps, PooledRows
 from nodes.worker.ops.native.weights import Weights
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
@@ -36,50 +37,81 @@ class _Rows(NamedTuple):
     end: int
 
 
+class _Probe:
+    """The first layer, and what comes behind the last, over pages of their own for some copies of a sequence."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        library: Library,
+        weights: Weights,
+        model: Architecture,
+        layout: KVLayout,
+        collectives: Collectives | None,
+    ) -> None:
+        first = copy.copy(model)
+        # One layer is enough: bits that depend on the batch would do so in each, and all of them would delay the load.
+        first.layers = model.layers[:1]
+        layout = msgspec.structs.replace(layout, num_layers=1)
+        self._num_pages = layout.num_pages_for(_EDGES[-1])
+        pool = PoolView(bytearray((1 + _COPIES * self._num_pages) * layout.page_bytes), layout)
+        self._steps = NativeSteps(spec, library, weights, first, pool, collectives)
+        self._token_ids = np.random.default_rng(1).integers(0, spec.vocab_size, _EDGES[-1], dtype=np.int32)
+
+    def logits(self, *rows: _Rows, ends: Sequence[int] = ()) -> Tensor:
+        """Logits of the last position of each of `rows`, or of the positions before `ends` of a single one."""
+        counts = accumulate(one.end - one.begin for one in rows)
+        found = self._run(rows, [end - 1 for end in ends or counts])
+        assert found is not None
+        return found
+
+    def states(self, *rows: _Rows) -> Tensor:
+        """The last hidden states of all positions of `rows`."""
+        pooled = self._steps.room_for(array("i", range(sum(one.end - one.begin for one in rows))))
+        self._run(rows, (), pooled)
+        return torch.from_numpy(pooled.states)
+
+    def _run(self, rows: Sequence[_Rows], sampled: Sequence[int], pooled: PooledRows | None = None) -> Tensor | None:
+        """Logits of the rows `sampled`, counted among all."""
+        table: list[tuple[int, int, int, int]] = []
+        at = 0
+        for one in rows:
+            table.append((one.begin, one.end - one.begin, one.copy * self._num_pages, at))
+            at += one.end - one.begin
+        columns = Columns(
+            np.concatenate([self._token_ids[one.begin : one.end] for one in rows]),
+            np.array(table, dtype=np.int32).ravel(),
+            np.arange(1, 1 + _COPIES * self._num_pages, dtype=np.int32),
+            np.array(sampled, dtype=np.int32),
+        )
+        return self._steps.run(columns, pooled=pooled)[1]
+
+
 def program_results(
     spec: ModelSpec,
     library: Library,
     weights: Weights,
-    model: Decoder,
+    model: Architecture,
     layout: KVLayout,
     collectives: Collectives | None = None,
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Whether some positions have the same bits in one piece, in chunks and as single rows; and logits `[4, vocab]`."""
-    first = copy.copy(model)
-    # One layer is enough: bits that depend on the batch would do so in each, and all of them would delay the load.
-    first.layers = model.layers[:1]
-    layout = msgspec.structs.replace(layout, num_layers=1)
-    num_pages = layout.num_pages_for(_EDGES[-1])
-    pool = PoolView(bytearray((1 + _COPIES * num_pages) * layout.page_bytes), layout)
-    steps = NativeSteps(spec, library, weights, first, pool, collectives)
-    token_ids = np.random.default_rng(1).integers(0, spec.vocab_size, _EDGES[-1], dtype=np.int32)
+    """Whether some positions have the same bits in one piece, in chunks and as single rows; and logits `[4, vocab]`.
 
-    def logits(*rows: _Rows, ends: Sequence[int] = ()) -> Tensor:
-        """Logits of the last position of each of `rows`, or of the positions before `ends` of a single one."""
-        table: list[tuple[int, int, int, int]] = []
-        at = 0
-        for one in rows:
-            table.append((one.begin, one.end - one.begin, one.copy * num_pages, at))
-            at += one.end - one.begin
-        sampled = [end - 1 for end in ends] or [first_row + count - 1 for _, count, _, first_row in table]
-        found = steps.run(
-            Columns(
-                np.concatenate([token_ids[one.begin : one.end] for one in rows]),
-                np.array(table, dtype=np.int32).ravel(),
-                np.arange(1, 1 + _COPIES * num_pages, dtype=np.int32),
-                np.array(sampled, dtype=np.int32),
-            )
-        )[1]
-        assert found is not None
-        return found
-
+    Of an encoder, whether three sequences have the same bits alone and together; and their last hidden states.
+    """
+    probe = _Probe(spec, library, weights, model, layout, collectives)
+    if spec.is_encoder:
+        each = [_Rows(copy, 0, end) for copy, end in enumerate(_EDGES[2:])]
+        alone = torch.cat([probe.states(one) for one in each])
+        yield torch.equal(probe.states(*each), alone), alone
+        return
     ends = _EDGES[1:]
-    whole = logits(_Rows(0, 0, ends[-1]), ends=ends)
-    chunks = torch.cat([logits(_Rows(1, begin, end)) for begin, end in pairwise(_EDGES)])
+    whole = probe.logits(_Rows(0, 0, ends[-1]), ends=ends)
+    chunks = torch.cat([probe.logits(_Rows(1, begin, end)) for begin, end in pairwise(_EDGES)])
     # A copy that stops one position short of `ends[1]`, for the single row below.
-    logits(_Rows(2, 0, ends[1] - 1))
+    probe.logits(_Rows(2, 0, ends[1] - 1))
     # A single row, the single row that continues that copy, and a chunk.
-    mixed = logits(_Rows(0, ends[-1] - 1, ends[-1]), _Rows(2, ends[1] - 1, ends[1]), _Rows(1, ends[1], ends[2]))
+    mixed = probe.logits(_Rows(0, ends[-1] - 1, ends[-1]), _Rows(2, ends[1] - 1, ends[1]), _Rows(1, ends[1], ends[2]))
     yield torch.equal(chunks, whole) and torch.equal(mixed, whole[[3, 1, 2]]), whole
 
 

@@ -9,7 +9,8 @@
 #include "mixture.h"
 
 enum Kind {
-  EMBED, NORM, CONVERT, PRODUCT, GATED, WRITE, ATTEND, SELECT, HEAD, DRAW, ROUTE, GATHER, EXPERTS, COMBINE, POOL
+  EMBED, NORM, CONVERT, PRODUCT, GATED, WRITE, ATTEND, SELECT, HEAD, DRAW, ROUTE, GATHER, EXPERTS, COMBINE, POOL,
+  LAYER_NORM, ACTIVATED
 };
 
 struct Buffer {
@@ -24,7 +25,7 @@ struct Operation {
   int32_t add;                     // buffer, or -1
   int32_t norm;                    // of products: the NORM before, which is computed here if rows are few, or -1; `x`
                                    // is what it writes. Of a NORM: that product, or -1
-  int32_t is_gelu;                 // of GATED: GELU, else SiLU
+  int32_t activation;              // of GATED and ACTIVATED
   int32_t attend;                  // of WRITE and ATTEND: index
   int32_t choices;                 // of GATHER and COMBINE: buffer of Choice [rows][top_k]
   int32_t num_experts, top_k;      // of ROUTE to COMBINE
@@ -32,8 +33,9 @@ struct Operation {
   int32_t is_int8;                 // the weight; that of EMBED is then packed, too
   int64_t n, k;                    // outputs and inputs of a product; of a norm its width, and where in a row it begins
   const Operation* experts;        // of EXPERTS, [num_experts]: a PRODUCT or GATED for the gathered rows
-  const void* weight;              // packed, except of EMBED (but see is_int8), NORM and POOL (or null)
+  const void* weight;              // packed, except of EMBED (but see is_int8), norms and POOL (or null)
   const float* bias;               // or null; of GATED [2][n]
+  const void *positions, *types;   // of EMBED: tables of rows that are added (see Step), or null
   float eps, scale;
 };
 
@@ -54,6 +56,7 @@ struct Program {
 struct Step {
   char* pool;                      // page 0
   const int32_t* token_ids;        // [rows]
+  const int32_t* places;           // [rows][2]: the row of `positions` and that of `types` to add; null if there are none
   const int32_t* spans;            // [spans][4], see AttendCall
   const int32_t* pages;
   const int32_t* sampled;          // [sampled]: their rows
@@ -84,11 +87,19 @@ INLINE Scalar* row_of(const Program& program, int buffer, int64_t row) {
 template <class Scalar>
 static void embed_row(const Program& program, const Operation& one, const Step& step, int row) {
   float* to = row_of<float>(program, one.y, row);
-  if (one.is_int8) return unpack_row<Scalar>(one.weight, one.n, step.token_ids[row], one.scale, to);
   const Scalar* from = (const Scalar*)one.weight + step.token_ids[row] * one.n;
+  if (one.is_int8) unpack_row<Scalar>(one.weight, one.n, step.token_ids[row], one.scale, to);
+  else
+    for (int64_t i = 0; i < one.n; i += LANES) {
+      const int count = one.n - i < LANES ? (int)(one.n - i) : LANES;
+      store_first(to + i, load_first(from + i, count) * one.scale, count);
+    }
+  if (!one.positions) return;
+  const Scalar* position = (const Scalar*)one.positions + step.places[2 * row] * one.n;
+  const Scalar* type = (const Scalar*)one.types + step.places[2 * row + 1] * one.n;
   for (int64_t i = 0; i < one.n; i += LANES) {
     const int count = one.n - i < LANES ? (int)(one.n - i) : LANES;
-    store_first(to + i, load_first(from + i, count) * one.scale, count);
+    store_first(to + i, load_first(to + i, count) + load_first(type + i, count) + load_first(position + i, count), count);
   }
 }
 
@@ -99,6 +110,11 @@ static void norm_one(const Program& program, const Operation& one, int row) {
   if (one.add < 0 && one.x != one.y) return norm_row(x, weight, row_of<RowOf<Scalar>>(program, one.y, row), one.n, one.eps);
   float* y = row_of<float>(program, one.y, row) + one.k;
   norm_row(x, weight, y, one.n, one.eps, one.add < 0 ? nullptr : row_of<float>(program, one.add, row));
+}
+
+static void layer_norm_one(const Program& program, const Operation& one, int row) {
+  const float* x = row_of<float>(program, one.x, row);
+  layer_norm_row(x, (const float*)one.weight, one.bias, row_of<float>(program, one.y, row), one.n, one.eps);
 }
 
 static void pool_row(const Program& program, const Operation& one, const Step& step, int row) {
@@ -144,7 +160,21 @@ INLINE void finish_gated(const Program& program, const Operation& one, int64_t p
       gate = gate + load_first(one.bias + n, count);
       up = up + load_first(one.bias + one.n + n, count);
     }
-    store_first(y + n, activated(gate, one.is_gelu) * up, count);
+    store_first(y + n, activated(gate, one.activation) * up, count);
+  }
+}
+
+template <class Scalar>
+INLINE void finish_activated(
+    const Program& program, const Operation& one, int64_t panel, int64_t row, const float* sums) {
+  RowOf<Scalar>* y = row_of<RowOf<Scalar>>(program, one.y, row);
+  for (int column = 0; column < PANEL; column += LANES) {
+    const int64_t n = panel * PANEL + column;
+    if (n >= one.n) return;
+    const int count = one.n - n < LANES ? (int)(one.n - n) : LANES;
+    Floats value = load(sums + column);
+    if (one.bias) value = value + load_first(one.bias + n, count);
+    store_first(y + n, activated(value, one.activation), count);
   }
 }
 
@@ -267,6 +297,7 @@ static void run_product(const Program& program, const Operation& one, const Step
   const void* x = product_rows<Scalar>(program, one, rows, thread);
   multiply_part<Type>(x, one.weight, one.k, rows, panels, parts, item, [&](int64_t panel, int64_t row, float* sums) {
     if (one.kind == GATED) finish_gated<Scalar>(program, one, panel, row, sums);
+    else if (one.kind == ACTIVATED) finish_activated<Scalar>(program, one, panel, row, sums);
     else if (one.kind == HEAD) finish_head(program, one, step, panel, row, sums);
     else finish_product(program, one, panel, row, sums);
   });
@@ -290,6 +321,7 @@ static void run_rows(const Program& program, const Operation& one, const Step& s
       case GATHER: gather_row<RowOf<Scalar>>(program, one, row); break;
       case COMBINE: combine_row(program, one, row); break;
       case POOL: pool_row(program, one, step, row); break;
+      case LAYER_NORM: layer_norm_one(program, one, row); break;
       default: draw_row(program, one, step, row);
     }
 }
@@ -301,6 +333,7 @@ static void run_item(const Program& program, const Step& step, int number, int i
   switch (one.kind) {
     case PRODUCT:
     case GATED:
+    case ACTIVATED:
     case HEAD:
       if (one.is_int8) return run_product<Int8Of<Scalar>>(program, one, step, item, thread);
       return run_product<Type>(program, one, step, item, thread);
@@ -339,6 +372,7 @@ static int count_items(const Program& program, const Operation& one, const Step&
   switch (one.kind) {
     case PRODUCT:
     case GATED:
+    case ACTIVATED:
     case HEAD: return panels * parts_of_panel(panels, rows, threads);
     case WRITE: return program.attends[one.attend].has_chunks ? num_blocks * program.attends[one.attend].kv_heads : 0;
     case ATTEND: return num_blocks * program.attends[one.attend].kv_heads;

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nodes.models.spec import Activation
 from nodes.worker.ops.native.attention import AttendCall
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.parallel.collectives import Collectives
@@ -32,9 +33,13 @@ GATHER: Final = 11
 EXPERTS: Final = 12
 COMBINE: Final = 13
 POOL: Final = 14
+LAYER_NORM: Final = 15
+ACTIVATED: Final = 16
 
 NONE: Final = -1
-_PRODUCTS: Final = (PRODUCT, GATED, HEAD)
+_PRODUCTS: Final = (PRODUCT, GATED, HEAD, ACTIVATED)
+ACTIVATIONS: Final[dict[Activation, int]] = {"silu": 0, "gelu_tanh": 1, "gelu_erf": 2, "relu": 3}
+"""As in linear.h."""
 _MAX_OPERATIONS: Final = 2048
 """`MAX_PHASES` of threads.h, and one operation is one phase; a layer takes about ten, so 200 layers fit."""
 _MAX_THREADS: Final = 64
@@ -63,13 +68,15 @@ class Operation(ctypes.Structure):
     num_experts: int
 
     _fields_ = (
-        *((name, c_int32) for name in ("kind", "is_selected", "x", "y", "add", "norm", "is_gelu", "attend")),
+        *((name, c_int32) for name in ("kind", "is_selected", "x", "y", "add", "norm", "activation", "attend")),
         *((name, c_int32) for name in ("choices", "num_experts", "top_k", "is_normalized", "is_int8")),
         ("n", c_int64),
         ("k", c_int64),
         ("experts", c_void_p),
         ("weight", c_void_p),
         ("bias", c_void_p),
+        ("positions", c_void_p),
+        ("types", c_void_p),
         ("eps", c_float),
         ("scale", c_float),
     )
@@ -79,7 +86,8 @@ class Step(ctypes.Structure):
     """`Step` of program.h, field by field: sizes and offsets are the compiler's."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("pool", "token_ids", "spans", "pages", "sampled", "drawn", "logits", "blocks")),
+        *((name, c_void_p) for name in ("pool", "token_ids", "places", "spans", "pages", "sampled", "drawn", "logits")),
+        ("blocks", c_void_p),
         *((name, c_void_p) for name in ("pooled_rows", "pooled")),
         *((name, c_int32) for name in ("num_rows", "num_spans", "num_sampled", "num_pooled")),
     )

@@ -10,14 +10,16 @@ from typing_extensions import override
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec, RopeParameters
-from nodes.models.decoder import Decoder
+from nodes.models.architecture import Architecture
 from nodes.models.ops import Ops
-from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm
+from nodes.models.parts import Activated, Attention, Embedding, Experts, Gated, LayerNorm, Linear, Norm
 from nodes.models.tensor_parallel import Shard
 from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.packed_weight import DTYPES, PackedWeight, row_bytes
 from nodes.worker.ops.native.program import (
+    ACTIVATED,
+    ACTIVATIONS,
     ATTEND,
     COMBINE,
     CONVERT,
@@ -26,6 +28,7 @@ from nodes.worker.ops.native.program import (
     GATED,
     GATHER,
     HEAD,
+    LAYER_NORM,
     NORM,
     POOL,
     PRODUCT,
@@ -60,10 +63,10 @@ class Recording(Ops[Value]):
         # The values in the model's dtype, by number; their size does not tell, as it may be the same as in float32.
         self._rounded: set[int] = set()
         self._selected_of: Value | None = None
-        self.ropes: list[RopeParameters] = []
-        """The rotary embedding of each recorded attention."""
+        self.ropes: list[RopeParameters | None] = []
+        """The rotary embedding of each recorded attention, if it has one."""
 
-    def program(self, model: Decoder) -> Program:
+    def program(self, model: Architecture) -> Program:
         """`model` as a list. The model's weights must outlive the list."""
         model.run(self)
         return Program(self._library, self._recorder, DTYPES[self._dtype])
@@ -76,7 +79,9 @@ class Recording(Ops[Value]):
         # Rounded as the weights are.
         scale = float(torch.tensor(by.scale, dtype=self._dtype))
         at = weight.at if is_packed else weight.data_ptr()
-        self._recorder.append(EMBED, None, y, n=y.width, weight=at, is_int8=is_packed, scale=scale)
+        added = {"positions": by.positions, "types": by.types}
+        tables = {name: self._weights.tables[one.name].data_ptr() for name, one in added.items() if one is not None}
+        self._recorder.append(EMBED, None, y, n=y.width, weight=at, is_int8=is_packed, scale=scale, **tables)
         # For a token that another rank holds, these are zeros.
         return self._recorder.sum_over_ranks(y) if self._shard.size > 1 else y
 
@@ -94,6 +99,14 @@ class Recording(Ops[Value]):
         return add
 
     @override
+    def layer_norm(self, x: Value, by: LayerNorm) -> Value:
+        """Records a norm of hidden states in place."""
+        self._require_wide(x)
+        weight, bias = (self._weights.norms[one.name].data_ptr() for one in (by.weight, by.bias))
+        self._recorder.append(LAYER_NORM, x, x, n=x.width, weight=weight, bias=bias, eps=by.eps)
+        return x
+
+    @override
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """Records a product; `add` is updated in place."""
         x = self._narrow(x)
@@ -109,6 +122,14 @@ class Recording(Ops[Value]):
         x, fields = self._narrow(x), self._gated(by)
         y = self._round(fields["n"], is_selected=x.is_selected)
         self._recorder.append(GATED, x, y, **fields)
+        return y
+
+    @override
+    def activated(self, x: Value, by: Activated) -> Value:
+        """Records a product with the activation in its epilogue."""
+        x, fields = self._narrow(x), self._product(by.linear)
+        y = self._round(fields["n"], is_selected=x.is_selected)
+        self._recorder.append(ACTIVATED, x, y, activation=ACTIVATIONS[by.activation], **fields)
         return y
 
     @override
@@ -143,7 +164,8 @@ class Recording(Ops[Value]):
         layout, heads, index = self._layout, self._shard.num_heads, len(self._recorder.attends)
         if by.layer != index:
             raise ProgramUnfit(f"layer {by.layer} attends as number {index + 1}: it would use another layer's pages")
-        if layout.head_dim > MAX_HEAD_DIM or layout.head_dim % 2 or heads // layout.num_kv_heads > MAX_BLOCK_ROWS:
+        is_odd = layout.head_dim % 2 and by.rope is not None
+        if layout.head_dim > MAX_HEAD_DIM or is_odd or heads // layout.num_kv_heads > MAX_BLOCK_ROWS:
             raise ProgramUnfit(
                 f"native attention supports even head sizes up to {MAX_HEAD_DIM} and up to {MAX_BLOCK_ROWS} query heads"
                 f" per KV head, not {layout.head_dim} and {heads // layout.num_kv_heads}"
@@ -158,6 +180,7 @@ class Recording(Ops[Value]):
             kv_heads=layout.num_kv_heads,
             head_dim=layout.head_dim,
             window=self._spec.layer_windows[by.layer],
+            sees_all=self._spec.is_encoder,
             scale=by.scale,
         )
         if by.q_norm is not None and by.k_norm is not None:
@@ -210,7 +233,7 @@ class Recording(Ops[Value]):
         return {**shape, "weight": weight.at, "bias": weight.bias_at, "is_int8": weight.is_int8}
 
     def _gated(self, by: Gated) -> dict[str, Any]:
-        return {**self._product(by), "is_gelu": by.activation == "gelu_tanh"}
+        return {**self._product(by), "activation": ACTIVATIONS[by.activation]}
 
     def _wide(self, width: int, *, is_selected: bool = False) -> Value:
         return self._recorder.value(width, _FLOAT_BYTES, is_selected=is_selected)

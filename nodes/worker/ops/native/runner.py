@@ -103,7 +103,11 @@ def columns_of(step: RunnableStep, places: Sequence[int]) -> Columns:
     spans = [0] * (4 * len(starts))
     spans[0::4], spans[1::4], spans[2::4], spans[3::4] = starts, counts, rows.page_offsets, firsts
     sampled = [firsts[index] + counts[index] - 1 for index in places]
-    return Columns(token_ids, _packed(spans), step.page_ids, _packed(sampled))
+    # Where all rows draw, as in decoding, no row is of an encoder.
+    seconds = [] if rows.is_whole else [one.second_from for one in rows.found]
+    return Columns(
+        token_ids, _packed(spans), step.page_ids, _packed(sampled), _packed(seconds) if any(seconds) else None
+    )
 
 
 def first_rows(step: RunnableStep) -> list[int]:

@@ -172,3 +172,23 @@ INLINE Floats exponential(Floats x) {
   Ints exponent = ((Ints)shifted - (Ints)shift + 127) << 23;
   return power * (Floats)exponent;
 }
+
+// The error function, absolute error below 4e-7: x times a quotient of polynomials in its square. Beyond 4 it is 1.
+INLINE Floats error_function(Floats x) {
+  x = larger(splat(-4.0f), x);
+  x = smaller(splat(4.0f), x);
+  const Floats square = x * x;
+  Floats above = splat(-2.72614225801306e-10f);
+  above = multiply_add(above, square, splat(2.77068142495902e-08f));
+  above = multiply_add(above, square, splat(-2.10102402082508e-06f));
+  above = multiply_add(above, square, splat(-5.69250639462346e-05f));
+  above = multiply_add(above, square, splat(-7.34990630326855e-04f));
+  above = multiply_add(above, square, splat(-2.95459980854025e-03f));
+  above = multiply_add(above, square, splat(-1.60960333262415e-02f));
+  Floats below = splat(-1.45660718464996e-05f);
+  below = multiply_add(below, square, splat(-2.13374055278905e-04f));
+  below = multiply_add(below, square, splat(-1.68282697438203e-03f));
+  below = multiply_add(below, square, splat(-7.37332916720468e-03f));
+  below = multiply_add(below, square, splat(-1.42647390514189e-02f));
+  return x * above / below;
+}

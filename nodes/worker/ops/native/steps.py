@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
-from nodes.models.decoder import Decoder
+from nodes.models.architecture import Architecture
 from nodes.worker.draw.sampler import most_likely
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.program import Step
 from nodes.worker.ops.native.recording import Recording
 from nodes.worker.ops.native.weights import Weights
+from nodes.worker.ops.torch.batch import check_whole, runs, token_types
 from nodes.worker.ops.torch.rotary import RotaryTable
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
@@ -27,13 +28,15 @@ Ints: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 
 class Columns(NamedTuple):
     """A step. `token_ids` are those of its rows; `spans` has four numbers for each sequence: first position, number of
-    tokens, index of its first page in `pages`, first row; `sampled` are the rows that draw.
+    tokens, index of its first page in `pages`, first row; `sampled` are the rows that draw. `seconds`, if given, has
+    the position of each sequence from which on its tokens are of type 1 (0: none is).
     """
 
     token_ids: Ints
     spans: Ints
     pages: Ints
     sampled: Ints
+    seconds: "Ints | None" = None
 
 
 class PooledRows(NamedTuple):
@@ -55,7 +58,7 @@ class NativeSteps:
         spec: ModelSpec,
         library: Library,
         weights: Weights,
-        model: Decoder,
+        model: Architecture,
         pool: PoolView,
         collectives: Collectives | None = None,
     ) -> None:
@@ -70,7 +73,8 @@ class NativeSteps:
         self._weights = weights
         self._vocab_size, self._hidden_size = spec.vocab_size, spec.hidden_size
         self._ropes = recording.ropes
-        self._rotary = {rope: RotaryTable(rope, spec.head_dim) for rope in recording.ropes}
+        self._rotary = {rope: RotaryTable(rope, spec.head_dim) for rope in recording.ropes if rope is not None}
+        self._encoder = spec if spec.is_encoder else None
         self._num_positions = 0
         self._step, self._blocks = Step(), array("i")
         self.remap(pool)
@@ -93,10 +97,11 @@ class NativeSteps:
         Raises CollectiveFailed.
         """
         assert self._pool is not None, "the pool is unmapped"
-        token_ids, spans, pages, sampled = columns
+        token_ids, spans, pages, sampled, seconds = columns
         num_rows, num_sampled = len(token_ids), len(sampled)
         # Angles are made as contexts grow, not for the whole context length when a model is loaded.
         self._reach(int(max(map(add, spans[0::4], spans[1::4]))))
+        places = None if self._encoder is None else _places(self._encoder, np.asarray(spans), seconds)
         drawn = array("i", bytes(4 * num_sampled))
         if self.collectives is not None:
             own, ids = self._shard.vocab, np.frombuffer(token_ids, np.int32)
@@ -113,6 +118,7 @@ class NativeSteps:
         step = self._step
         step.pool, step.token_ids, step.spans = self._pool_at, _at(token_ids), _at(spans)
         step.pages, step.sampled, step.drawn, step.blocks = _at(pages), _at(sampled), _at(drawn), _at(self._blocks)
+        step.places = None if places is None else places.ctypes.data
         step.logits = None if logits is None else logits.data_ptr()
         step.num_rows, step.num_spans, step.num_sampled, step.num_pooled = num_rows, len(spans) // 4, num_sampled, 0
         if pooled is not None:
@@ -143,13 +149,25 @@ class NativeSteps:
 
     def _reach(self, num_positions: int) -> None:
         """Make the angles of `num_positions` available to the kernels."""
-        if num_positions <= self._num_positions:
+        if num_positions <= self._num_positions or not self._rotary:
             return
         tables = {rope: table.tables(num_positions) for rope, table in self._rotary.items()}
         self._num_positions = min(len(cos) for cos, _ in tables.values())
         for call, rope in zip(self._program.attends, self._ropes, strict=True):
-            cos, sin = tables[rope]
-            call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
+            if rope is not None:
+                cos, sin = tables[rope]
+                call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
+
+
+def _places(spec: ModelSpec, spans: npt.NDArray[np.int32], seconds: "Ints | None") -> npt.NDArray[np.int32]:
+    """The rows of `Embedding.positions` and of its `types` that are added to each of the step's rows, `[rows, 2]`."""
+    starts, counts = spans[0::4].astype(np.int64), spans[1::4].astype(np.int64)
+    check_whole(spec, starts, counts)
+    places = np.zeros((int(counts.sum()), 2), np.int32)
+    places[:, 0] = spec.first_position + runs(starts, counts)
+    if seconds is not None and spec.type_vocab_size > 1:
+        places[:, 1] = token_types(starts, counts, np.asarray(seconds))
+    return places
 
 
 def _at(ints: Ints) -> int:

@@ -6,15 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nodes.models.decoder import Decoder
-from nodes.models.parts import Gated, Linear, Norm, parts_of
+from nodes.models.architecture import Architecture
+from nodes.models.parts import Gated, LayerNorm, Linear, Norm, parts_of
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.packed_weight import PackedWeight
 from nodes.worker.weights.part_weights import PartWeights
 
 
 class Weights(NamedTuple):
-    """Packed products by the names of their parts, and float32 norms by the names of their weights.
+    """Packed products by the names of their parts, float32 norms by the names of their weights and biases, and what an
+    embedding adds for positions and types, by the names of those tables.
 
     `dtype` is the compute dtype. An int8 embedding is packed, and is also the head's weight if the two are tied.
     """
@@ -23,10 +24,11 @@ class Weights(NamedTuple):
     embedding: Tensor | PackedWeight
     products: dict[str, PackedWeight]
     norms: dict[str, Tensor]
+    tables: dict[str, Tensor] = {}
 
 
 def pack_weights(
-    model: Decoder, weights: PartWeights, library: Library, quantized: Container[str] = frozenset()
+    model: Architecture, weights: PartWeights, library: Library, quantized: Container[str] = frozenset()
 ) -> Weights:
     """Read and pack everything that `model` computes with; weights named in `quantized` as int8.
 
@@ -34,10 +36,14 @@ def pack_weights(
     """
     name, embedding = model.embedding.weight.name, weights.embedding
     table = PackedWeight(library, (embedding,), is_int8=True) if name in quantized else embedding
-    packed = Weights(embedding.dtype, table, {}, {})
-    for part in parts_of((Norm, Gated, Linear), (model.layers, model.norm, model.head)):
+    tables = (one for one in (model.embedding.positions, model.embedding.types) if one is not None)
+    packed = Weights(embedding.dtype, table, {}, {}, {one.name: weights.table(one).contiguous() for one in tables})
+    for part in parts_of((Norm, LayerNorm, Gated, Linear), model.parts):
         if isinstance(part, Norm):
             packed.norms[part.weight.name] = weights.norm(part).contiguous()
+            continue
+        if isinstance(part, LayerNorm):
+            packed.norms.update(zip((part.weight.name, part.bias.name), weights.layer_norm(part), strict=True))
             continue
         # Tied to the embedding: packed once and read by both, otherwise the largest matrix would be in memory twice.
         if part.name == name and isinstance(table, PackedWeight):

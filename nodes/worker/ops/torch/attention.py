@@ -28,13 +28,14 @@ _MOST_SCORES: Final = 8 << 20
 
 
 def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
-    """Raises BackendMissing if a layer has a window.
+    """Raises BackendMissing if a layer has a window, or sees what follows a position.
 
-    Its start within the cached positions differs per row, which FlashInfer cannot express in one call.
+    A window's start within the cached positions differs per row, which FlashInfer cannot express in one call.
     """
-    if any(kind.window for kind in kinds):
+    if any(kind != FULL for kind in kinds):
         raise BackendMissing(
-            "prefill_attention merged does not support sliding windows: set the worker's prefill_attention to paged"
+            "prefill_attention merged does not support sliding windows, nor encoders: set the worker's"
+            " prefill_attention to paged"
         )
 
 
@@ -42,7 +43,7 @@ class HeadForm(NamedTuple):
     """What is done to the heads of one layer before they attend; tensors are on the device.
 
     Weights of norms are `[head_dim]`, or longer for a norm over all heads of a row, or absent. `cos_sin` comes from
-    `cos_sin_table`. Queries are multiplied by `q_scale` at the end.
+    `cos_sin_table`, or is absent. Queries are multiplied by `q_scale` at the end.
     """
 
     q_weight: Tensor | None
@@ -50,11 +51,11 @@ class HeadForm(NamedTuple):
     q_eps: float
     k_eps: float
     q_scale: float
-    cos_sin: Tensor
+    cos_sin: Tensor | None
 
 
 class DeviceAttention(Protocol):
-    """Causal attention with grouped heads over pages, and the writing of pages. One step at a time.
+    """Attention with grouped heads over pages, and the writing of pages. One step at a time.
 
     What a layer sees is its `AttentionKind`, given when the backend is made.
     """
@@ -149,7 +150,7 @@ class TorchAttention(DeviceAttention):
         self._table = batch.table
         self._cached = batch.table.cached(self.pool.layout.page_size) if self._merged else None
         self._on_device = on_device if self._static is None else self._static
-        self._parts = {kind: self._plan_kind(batch.table, kind.window) for kind in dict.fromkeys(self._kinds)}
+        self._parts = {kind: self._plan_kind(batch.table, kind) for kind in dict.fromkeys(self._kinds)}
 
     @override
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, is_placed: bool = False) -> Tensor:
@@ -199,8 +200,9 @@ class TorchAttention(DeviceAttention):
         total = total.div_(share)[:, :, :num_rows].view(num_tiles, heads, num_tokens, group, dim)
         return total.transpose(1, 2).reshape(num_tiles * num_tokens, heads * group, dim)
 
-    def _plan_kind(self, table: PageTable, window: int) -> list[_Part]:
+    def _plan_kind(self, table: PageTable, kind: AttentionKind) -> list[_Part]:
         """The tiles of all sequences; with `merged`, of those with one row."""
+        window = kind.window
         by_shape: dict[tuple[int, int], list[tuple[int, ...]]] = {}
         counts = np.diff(table.query_indptr)
         spans = zip(table.query_indptr.tolist(), counts.tolist(), table.lengths.tolist(), strict=False)
@@ -214,7 +216,7 @@ class TorchAttention(DeviceAttention):
                 num_rows = min(size, count - begin)
                 start = length - count + begin
                 first = max(start - window + 1, 0) // SPLIT if window else 0
-                num_splits = -(-(start + num_rows) // SPLIT) - first
+                num_splits = -(-(length if kind.sees_all else start + num_rows) // SPLIT) - first
                 tile_rows = min(one for one in _TILE_ROWS if one >= num_rows)
                 if tile_rows < _TILE_ROWS[-1]:
                     # Few shapes, so that small tiles are computed together; at most half of a shape is padding.
@@ -228,13 +230,13 @@ class TorchAttention(DeviceAttention):
                 num_splits = 2
             at_once = max(_MOST_SCORES // (self.num_heads * num_rows * num_splits * SPLIT), 1)
             parts += [
-                self._plan_part(table, np.array(tiles[begin : begin + at_once]), num_rows, num_splits, window)
+                self._plan_part(table, np.array(tiles[begin : begin + at_once]), num_rows, num_splits, kind)
                 for begin in range(0, len(tiles), at_once)
             ]
         return parts
 
     def _plan_part(
-        self, table: PageTable, tiles: npt.NDArray[np.int64], num_rows: int, num_splits: int, window: int
+        self, table: PageTable, tiles: npt.NDArray[np.int64], num_rows: int, num_splits: int, kind: AttentionKind
     ) -> _Part:
         first_rows, counts, starts, first_splits, sequences = tiles.T[:, :, None]
         size, device = self.pool.layout.page_size, self.pool.pages.device
@@ -243,7 +245,10 @@ class TorchAttention(DeviceAttention):
         seen = first_splits * SPLIT + np.arange(num_splits * SPLIT)
         empty = np.nonzero((seen >= table.lengths[sequences]).reshape(len(tiles), num_splits, SPLIT))
         keys = seen.reshape(len(tiles), num_splits, 1, SPLIT)
-        visible = (keys <= positions) & (keys > positions - window) if window else keys <= positions
+        last = table.lengths[sequences][:, None, :, None] - 1 if kind.sees_all else positions
+        visible = np.broadcast_to(keys <= last, (*keys.shape[:2], num_rows, SPLIT))
+        if kind.window:
+            visible = visible & (keys > positions - kind.window)
         is_masked = ~visible.all((0, 2, 3))
         first = min(int(is_masked.argmax()), num_splits - 1) if is_masked.any() else num_splits - 1
         bias = np.where(visible[:, first:], np.float32(0), np.float32(-np.inf)).repeat(self._group, 2)

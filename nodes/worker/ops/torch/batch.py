@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvstore.layout import PADDING_PAGE
+from nodes.model_spec import ModelSpec
 from nodes.worker.steps.step import RunnableStep
 
 Ints = npt.NDArray[np.int32]
@@ -23,6 +24,22 @@ def runs(starts: "npt.NDArray[np.int64]", counts: "npt.NDArray[np.int64]") -> "n
     """For each i the `counts[i]` numbers from `starts[i]` on, one run after the other. There is at least one run."""
     ends = counts.cumsum()
     return np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1], dtype=np.int64)
+
+
+def check_whole(spec: ModelSpec, starts: "npt.NDArray[np.int64]", counts: "npt.NDArray[np.int64]") -> None:
+    """Raises ValueError unless the rows of each sequence are all that it has, as an encoder computes them."""
+    if starts.any():
+        raise ValueError(f"{spec.name} is an encoder, but a sequence is continued at position {int(starts.max())}")
+    if int(counts.max()) > spec.context_length:
+        raise ValueError(f"{spec.name} has {spec.context_length} positions, but a sequence has {int(counts.max())}")
+
+
+def token_types(
+    starts: "npt.NDArray[np.int64]", counts: "npt.NDArray[np.int64]", seconds: "npt.NDArray[np.int32]"
+) -> Ints:
+    """The type of each row's token: 1 from position `seconds[i]` of sequence i on, if that is not 0."""
+    from_there = np.repeat(seconds, counts)
+    return ((runs(starts, counts) >= from_there) & (from_there > 0)).astype(np.int32)
 
 
 class PageTable(NamedTuple):
@@ -162,6 +179,16 @@ def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
         sampled=lasts[drawing].astype(np.int32),
         sampling=order[drawing].tolist(),
     )
+
+
+def batch_types(step: RunnableStep, spec: ModelSpec) -> Ints:
+    """The types of the tokens of an encoder's `host_batch`. Raises ValueError as `check_whole` does."""
+    rows = step.rows
+    fields = np.array((rows.starts, rows.counts, [one.second_from for one in rows.found]), dtype=np.int64)
+    starts, counts, seconds = fields[:, _order(fields[1])]
+    check_whole(spec, starts, counts)
+    # A vocabulary of one type has no other to add.
+    return token_types(starts, counts, seconds if spec.type_vocab_size > 1 else np.zeros_like(seconds))
 
 
 def first_rows(step: RunnableStep) -> list[int]:

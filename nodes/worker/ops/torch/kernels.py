@@ -69,10 +69,27 @@ class TorchKernels(Kernels):
     @override
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.float().chunk(2, -1)
-        # F.silu and F.gelu round the last few elements of a call differently: they go through scalar code on the CPU.
-        # The latter is `x / 2 * (1 + tanh(u / 2))`, which is `x * sigmoid(u)`.
-        u = gate if activation == "silu" else 2 * (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-        return (gate / (1 + torch.exp(-u))).mul_(up).to(gate_up.dtype)
+        return _activated(gate, activation).mul_(up).to(gate_up.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """`(x - mean) / deviation * weight + bias` for `x` of shape `[rows, size]`; the others are float32."""
+    return torch.layer_norm(x.float(), [x.shape[-1]], weight, bias, eps).to(x.dtype)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """`activation(x)`, computed in float32."""
+    wide = x.float()
+    return (wide.relu() if activation == "relu" else _activated(wide, activation)).to(x.dtype)
+
+
+def _activated(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "gelu_erf":
+        return x * 0.5 * (1 + torch.erf(x * 0.5**0.5))
+    # F.silu and F.gelu round the last few elements of a call differently: they go through scalar code on the CPU.
+    # The latter is `x / 2 * (1 + tanh(u / 2))`, which is `x * sigmoid(u)`.
+    u = x if activation == "silu" else 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
+    return x / (1 + torch.exp(-u))
 
 
 def cos_sin_table(spec: ModelSpec, rope: RopeParameters, device: torch.device) -> Tensor:

@@ -5,19 +5,21 @@ those to its left, `window_left = W - 1` (`kv >= q - window_left`, `variants.cuh
 out of every window stay where they are: nothing is evicted, a sequence takes as much memory as without a window.
 """
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from nodes.model_spec import ModelSpec
 
 
 class AttentionKind(NamedTuple):
-    """A position sees up to `window` positions, itself included; 0: no limit."""
+    """A position sees up to `window` positions, itself included (0: no limit), and none behind it unless `sees_all`."""
 
     window: int = 0
+    sees_all: bool = False
 
 
 FULL: Final = AttentionKind()
 
 
-def kinds_of(windows: Sequence[int]) -> tuple[AttentionKind, ...]:
-    """The kinds of a model's layers, from `ModelSpec.layer_windows`."""
-    return tuple(AttentionKind(window) for window in windows)
+def kinds_of(spec: ModelSpec) -> tuple[AttentionKind, ...]:
+    """The kinds of a model's layers."""
+    return tuple(AttentionKind(window, spec.is_encoder) for window in spec.layer_windows)

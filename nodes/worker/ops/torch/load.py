@@ -45,7 +45,7 @@ def load_host_runner(
         weights = source if spec.quantization == "none" else QuantizedWeights(source, spec)
 
         def attention_over(over: PoolView) -> TorchAttention:
-            return TorchAttention(over, shard.num_heads, kinds_of(spec.layer_windows))
+            return TorchAttention(over, shard.num_heads, kinds_of(spec))
 
         attention, device = attention_over(view), torch.device("cpu")
         network = DeviceNetwork(spec, weights, TorchKernels(), device, collectives=collectives)

@@ -19,10 +19,21 @@ from typing_extensions import override
 
 from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.ops import Ops
-from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, parts_of
-from nodes.models.registry import decoder
+from nodes.models.parts import (
+    Activated,
+    Attention,
+    Embedding,
+    Experts,
+    Gated,
+    LayerNorm,
+    Linear,
+    Norm,
+    Parameter,
+    parts_of,
+)
+from nodes.models.registry import model_of
 from nodes.worker.ops.torch.attention import DeviceAttention, HeadForm
-from nodes.worker.ops.torch.kernels import Kernels, cos_sin_table
+from nodes.worker.ops.torch.kernels import Kernels, activated, cos_sin_table, layer_norm
 from nodes.worker.ops.torch.mixture import mixture
 from nodes.worker.ops.torch.products import Product, can_pack, make_product
 from nodes.worker.parallel.collectives import Collectives
@@ -64,6 +75,7 @@ class _Step(NamedTuple):
     sampled: Tensor | None
     tiles: HeadTiles | None
     pooled: Tensor | None
+    types: Tensor | None
 
 
 class DeviceNetwork(Ops[Value]):
@@ -84,7 +96,7 @@ class DeviceNetwork(Ops[Value]):
         collectives: Collectives | None = None,
     ) -> None:
         self.spec = spec
-        self.model = model = decoder(spec)
+        self.model = model = model_of(spec)
         self.collectives = collectives
         self._shard = shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
         weights = PartWeights(model, source, shard, device)
@@ -93,10 +105,14 @@ class DeviceNetwork(Ops[Value]):
         self._tile_rows = tile_rows
         self._embedding = weights.embedding
         self.dtype = self._embedding.dtype
-        parts = (model.layers, model.norm, model.head)
+        parts, tables = model.parts, (model.embedding.positions, model.embedding.types)
+        # Read as the embedding is, and added to it.
+        self._tables = {one.name: weights.table(one) for one in tables if one is not None}
         # Else in the dtype of what they are multiplied with, as devices' kernels take them.
         dtype = torch.float32 if kernels.has_wide_norms else self.dtype
         self._norms = {one.weight.name: weights.norm(one).to(dtype) for one in parts_of((Norm,), parts)}
+        for norm in parts_of((LayerNorm,), parts):
+            self._norms |= zip((norm.weight.name, norm.bias.name), weights.layer_norm(norm), strict=True)
         self._products: dict[str, Product] = {}
         self._product_bytes = 0
         # Numbers in each row that a product takes, by its part's name.
@@ -109,7 +125,9 @@ class DeviceNetwork(Ops[Value]):
             taken = [one for one in (weight, bias) if one is not None and one is not self._embedding]
             self._product_bytes += sum(one.nbytes for one in taken)
         ropes = dict.fromkeys(attention.rope for attention in parts_of((Attention,), parts))
-        self._cos_sin: dict[RopeParameters, Tensor] = {rope: cos_sin_table(spec, rope, device) for rope in ropes}
+        self._cos_sin: dict[RopeParameters, Tensor] = {
+            rope: cos_sin_table(spec, rope, device) for rope in ropes if rope is not None
+        }
         self._forms: dict[int, HeadForm] = {}
         self._step: _Step | None = None
         self.states: Tensor | None = None
@@ -117,13 +135,13 @@ class DeviceNetwork(Ops[Value]):
 
     @property
     def can_capture(self) -> bool:
-        """Whether no operation waits for computed numbers."""
-        return not self.spec.num_experts
+        """Whether no operation waits for computed numbers, and there are steps of single rows that begin anywhere."""
+        return not (self.spec.num_experts or self.spec.is_encoder)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights and tables on the device; a head that is tied to the embedding counts once."""
-        tensors = [self._embedding, *self._norms.values(), *self._cos_sin.values()]
+        tensors = [self._embedding, *self._tables.values(), *self._norms.values(), *self._cos_sin.values()]
         return self._product_bytes + sum(tensor.nbytes for tensor in tensors)
 
     @property
@@ -139,15 +157,16 @@ class DeviceNetwork(Ops[Value]):
         sampled: Tensor | None,
         tiles: HeadTiles | None = None,
         pooled: Tensor | None = None,
+        types: Tensor | None = None,
     ) -> Tensor:
         """Logits `[len(sampled), vocab]` of the rows `sampled` (None: all); KV of all rows is written to the pages.
 
         With `tiles`, some of them are given away as they are computed, and not returned. The states of the rows
         `pooled` are left in `states`.
 
-        `token_ids` and `positions` are int32 `[rows]`; `attention` has been planned for these rows.
+        `token_ids`, `positions` and `types` (None: all 0) are int32 `[rows]`; `attention` has been planned for them.
         """
-        self._step = _Step(token_ids, positions, attention, sampled, tiles, pooled)
+        self._step = _Step(token_ids, positions, attention, sampled, tiles, pooled, types)
         try:
             return rows_of(self.model.run(self))
         finally:
@@ -166,8 +185,17 @@ class DeviceNetwork(Ops[Value]):
             elsewhere = (rows < 0) | (rows >= num_rows)
             # Exact: all ranks but one add zeros.
             found = self._summed(found.masked_fill_(elsewhere.unsqueeze(1), 0))
+        if by.positions is not None and by.types is not None:
+            return Hidden(self._placed(found, by.positions, by.types, by.first_position))
         # Rounded as in training.
         return Hidden(found if by.scale == 1 else found.mul_(float(torch.tensor(by.scale, dtype=found.dtype))))
+
+    def _placed(self, words: Tensor, positions: Parameter, types: Parameter, first: int) -> Tensor:
+        """`words` with the embeddings of their positions and types added, rounded once."""
+        step, of_types = self._planned, self._tables[types.name]
+        own = of_types[:1] if step.types is None else of_types.index_select(0, step.types)
+        places = self._tables[positions.name].index_select(0, step.positions + first)
+        return (words.float() + own.float() + places.float()).to(words.dtype)
 
     @override
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
@@ -183,6 +211,11 @@ class DeviceNetwork(Ops[Value]):
         return normed if add is None else _added(normed, add)
 
     @override
+    def layer_norm(self, x: Value, by: LayerNorm) -> Value:
+        weight, bias = (self._norms[one.name] for one in (by.weight, by.bias))
+        return Hidden(layer_norm(rows_of(x), weight, bias, by.eps))
+
+    @override
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
         product = self._products[by.name](rows_of(x))
@@ -194,6 +227,10 @@ class DeviceNetwork(Ops[Value]):
     def gated(self, x: Value, by: Gated) -> Value:
         """`activation(gate(x)) * up(x)`, `[rows, inner]`."""
         return self.kernels.gated(self._products[by.name](rows_of(x)), by.activation)
+
+    @override
+    def activated(self, x: Value, by: Activated) -> Value:
+        return activated(self._products[by.linear.name](rows_of(x)), by.activation)
 
     @override
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
@@ -222,7 +259,8 @@ class DeviceNetwork(Ops[Value]):
                 if weight is not None:
                     # Over each head, or over all heads of a row together, which lie side by side.
                     self.kernels.head_norm(part.view(part.shape[0], -1, weight.shape[0]), weight, eps)
-            self.kernels.rotate(step.positions, q, k, form.cos_sin)
+            if form.cos_sin is not None:
+                self.kernels.rotate(step.positions, q, k, form.cos_sin)
             if form.q_scale != 1:
                 q = q * form.q_scale
         return step.attention.attend(by.layer, q, k, v, is_placed=is_placed)
@@ -234,7 +272,7 @@ class DeviceNetwork(Ops[Value]):
         # Attention always scales by `head_dim ** -0.5`.
         own = self._shard.head_dim**-0.5
         q_scale = 1.0 if by.scale == own else by.scale / own
-        form = HeadForm(q_weight, k_weight, q_eps, k_eps, q_scale, self._cos_sin[by.rope])
+        form = HeadForm(q_weight, k_weight, q_eps, k_eps, q_scale, by.rope and self._cos_sin[by.rope])
         self._forms[by.layer] = form
         return form
 

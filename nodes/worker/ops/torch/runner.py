@@ -22,7 +22,17 @@ from nodes.worker.draw.prompt import TILE_ROWS, PromptReads
 from nodes.worker.draw.sampler import NOT_DRAWN
 from nodes.worker.draw.stage import Draws
 from nodes.worker.ops.torch.attention import DeviceAttention
-from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, first_rows, host_batch, pack, placed, unpack
+from nodes.worker.ops.torch.batch import (
+    KNOWN,
+    DeviceBatch,
+    HostBatch,
+    batch_types,
+    first_rows,
+    host_batch,
+    pack,
+    placed,
+    unpack,
+)
 from nodes.worker.ops.torch.network import DeviceNetwork, HeadTiles
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
@@ -162,8 +172,10 @@ class TorchRunner(RemappableRunner):
                 return batch, logits[:num_drawn]
             return batch, logits.index_select(0, arrays.sampled)
         self._attention.plan(batch, arrays)
+        spec = self._network.spec
+        types = placed(batch_types(step, spec), self._device) if spec.is_encoder else None
         return batch, self._network.forward(
-            arrays.token_ids, arrays.positions, self._attention, arrays.sampled, pooled=pooled
+            arrays.token_ids, arrays.positions, self._attention, arrays.sampled, pooled=pooled, types=types
         )
 
     def _forward_reading(

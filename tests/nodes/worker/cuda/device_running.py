@@ -73,6 +73,6 @@ def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -
     source = RandomWeights if spec.source == "random" else SafetensorsWeights
     with torch.inference_mode():
         network = DeviceNetwork(spec, source(spec, torch_dtype), TorchKernels(), torch.device("cpu"))
-        attention, recorder = TorchAttention(view, spec.num_heads, kinds_of(spec.layer_windows)), Repeater()
+        attention, recorder = TorchAttention(view, spec.num_heads, kinds_of(spec)), Repeater()
         graphs = DecodeGraphs(network, attention, Buckets(sizes), recorder, 400)
     return DeviceRunner(network, attention, 16, 256, "test", graphs), recorder

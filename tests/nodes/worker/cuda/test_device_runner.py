@@ -184,8 +184,8 @@ def test_a_row_that_overflows_fails_alone_and_takes_its_successors_along(monkeyp
     forward = runner._network.forward
     broken = True
 
-    def overflowing(*args: object) -> torch.Tensor:
-        logits = forward(*args)
+    def overflowing(*args: object, **options: object) -> torch.Tensor:
+        logits = forward(*args, **options)
         if broken:
             logits[1] = math.nan
         return logits
@@ -209,7 +209,7 @@ def test_an_error_of_a_step_is_the_workers_own_where_no_ranks_wait(monkeypatch: 
     runner = device_runner(MODEL)
     tokens = prefilled(runner, 2)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(runner._network, "forward", fail)

@@ -42,7 +42,7 @@ def fake_runner(
             view,
             spec.num_heads,
             512,
-            kinds_of(spec.layer_windows),
+            kinds_of(spec),
             deterministic=deterministic,
             merged=merged,
             heads=heads,
