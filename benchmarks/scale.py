@@ -31,8 +31,8 @@ from mesh.testing.processes import SimulatedProcess
 from mesh.transport.base import Buffer, Channel, Link, Listener
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
-from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.local import LocalGateway
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import resolve_model
@@ -162,7 +162,7 @@ class ScaleMesh:
         tokenizer = TokenizerConfig(model="echo", context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False)
         detokenizer = DetokenizerConfig(model="echo", use_threads=False)
         for number in range(max(1, self.num_hosts // HOSTS_PER_GATEWAY)):
-            self.makers[f"gateway-{number}.head"] = lambda: Gateway(gateway, serve_http=False)
+            self.makers[f"gateway-{number}.head"] = lambda: LocalGateway(gateway)
             self.makers[f"tokenizer-{number}.head"] = lambda: TokenizerActor(tokenizer)
             self.makers[f"detokenizer-{number}.head"] = lambda: DetokenizerActor(detokenizer)
         for number in range(self.num_hosts):

@@ -26,10 +26,13 @@ def get(url: str, timeout_s: float = 10.0) -> bytes:
 
 
 @contextmanager
-def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> Generator[tuple[int, str]]:
+def mesh(
+    *options: str, tree: Path | None = None, timeout_s: float = START_TIMEOUT_S, look_s: float = 0.1
+) -> Generator[tuple[int, str]]:
     """A mesh of its own in the foreground of a child process: `(port, name)` once `/health/ready` says 200.
 
-    `tree` is another checkout to run it from, with the packages installed here. The mesh has `timeout_s` to get ready.
+    `tree` is another checkout to run it from, with the packages installed here. The mesh has `timeout_s` to get ready,
+    which is looked for every `look_s`.
     """
     port, name = free_port(), f"bench-{os.getpid()}-{time.time_ns() % 100_000}"
     command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
@@ -38,7 +41,7 @@ def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEO
             command, stdout=log, stderr=log, start_new_session=True, cwd=tree, env=_environment(tree)
         )
         try:
-            _wait_ready(process, port, Path(log.name), timeout_s)
+            _wait_ready(process, port, Path(log.name), timeout_s, look_s)
             yield port, name
         finally:
             process.send_signal(signal.SIGTERM)
@@ -53,7 +56,7 @@ def _environment(tree: Path | None) -> dict[str, str]:
     return dict(os.environ) if tree is None else os.environ | {"PYTHONPATH": str(tree)}
 
 
-def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float, look_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -61,7 +64,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_
         try:
             get(f"http://127.0.0.1:{port}/health/ready", 1.0)
         except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
+            time.sleep(look_s)
         else:
             return
     raise RuntimeError(f"the mesh was not ready in {timeout_s:.0f} s:\n{log.read_text()}")

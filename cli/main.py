@@ -74,6 +74,10 @@ PortsOption = Annotated[
 InsecureOption = Annotated[
     bool | None, typer.Option("--insecure", help="Allow links between hosts without keys, unencrypted.")
 ]
+ControlOption = Annotated[
+    bool | None,
+    typer.Option("--control", help="Admin keys may flush caches, release memory and abort requests over HTTP."),
+]
 LogprobsOption = Annotated[
     str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
 ]
@@ -130,6 +134,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
     api_key_file: ApiKeyFileOption = None,
+    control: ControlOption = None,
     logprobs_of: LogprobsOption = None,
     responses_store: ResponsesOption = None,
     keep_attribution: AttributionOption = None,
@@ -201,6 +206,11 @@ def main() -> None:
             from cli.commands.run import run
 
             sys.exit(run(sys.argv[2:]))
+        if sys.argv[1:] == ["engine"]:
+            # Nor does a program have to wait for it.
+            from cli.commands.engine import engine
+
+            sys.exit(engine())
         # Calling `app` itself would replace our excepthook; standalone mode would word and print wrong usage itself.
         sys.exit(typer.main.get_command(app)(prog_name="meshctl", standalone_mode=False))
     except TyperException as error:

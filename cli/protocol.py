@@ -6,7 +6,7 @@ supervisor -> supervisor TakeAllowList -> AllowListTaken
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from mesh.address import Endpoint
 from mesh.membership.keys import AllowList
@@ -136,9 +136,13 @@ class ProveActor(Message, frozen=True):
 
 
 class ActorProof(Message, frozen=True):
-    """Answer to `ProveActor`: valid for this incarnation in this role (`mesh/membership/proof.py`)."""
+    """Answer to `ProveActor`: valid for this incarnation in this role (`mesh/membership/proof.py`).
+
+    `config`: of a gateway, the fields of the configuration that this mesh's gateways have.
+    """
 
     proof: bytes
+    config: dict[str, Any] = {}
 
 
 class ListLogs(Message, frozen=True):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
+import structlog
+
 from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import Member
@@ -25,7 +27,8 @@ class SystemOptions:
     has a process of its own. `random` draws trace ids and jitter; pass a seeded one if runs have to repeat.
     `secret` is the supervisor's, with which this actor proves its identity and checks others; without it, it checks no
     proofs, and shows the `proof` that it was given, if any. `vet_host` raises `FrameRefused` for a member of another
-    host that its key does not allow, where links between hosts have keys.
+    host that its key does not allow, where links between hosts have keys. `log` is where it logs, if that is not the
+    log of the whole process: in a program of somebody else's.
     """
 
     mesh: str = ""
@@ -37,6 +40,7 @@ class SystemOptions:
     secret: HostSecret | None = None
     proof: bytes = b""
     vet_host: Callable[[Member], None] | None = None
+    log: structlog.stdlib.BoundLogger | None = None
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
     heartbeat_s: float = 0.5
@@ -50,3 +54,7 @@ class SystemOptions:
     max_peers: int = MAX_PEERS
     replay_capacity: int = 4096
     random: Random = field(default_factory=Random)
+
+    def log_of(self, address: Address) -> structlog.stdlib.BoundLogger:
+        names = {"actor": address.actor_id, "epoch": address.epoch}
+        return structlog.get_logger(**names) if self.log is None else self.log.bind(**names)

@@ -9,6 +9,7 @@ from mesh.membership.view import SUPERVISOR, Membership
 from mesh.wire.codec import Codec
 from mesh.wire.message import Part
 from nodes.protocol import (
+    AbortRequests,
     Adopt,
     AnnouncePages,
     AttemptFailed,
@@ -22,6 +23,7 @@ from nodes.protocol import (
     DescribeVocabulary,
     Detokenize,
     Fence,
+    FlushCache,
     HotNodeMessage,
     JoinGroup,
     LetGo,
@@ -68,8 +70,7 @@ LOAD_TOPIC: Final = "load"
 SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY,): (
         Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, DescribeTokenizer, ReadResponse,
-        SubmitAttempts,
-        CancelAttempts,
+        SubmitAttempts, CancelAttempts, AbortRequests, FlushCache,
     ),
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (

@@ -106,9 +106,12 @@ def api(
     ] = None,
     requests: Annotated[int, typer.Option(min=0, help="Most requests at work at once; 0: no limit.")] = 0,
     tokens: Annotated[int, typer.Option(min=0, help="Most tokens at work at once; 0: no limit.")] = 0,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="It may change the mesh: abort, flush, release; see `up --control`.")
+    ] = False,
     output: OutputOption = "table",
 ) -> None:
     """Make an API key for a client: prints the key, this once, and the line for the file of hashes."""
     from cli.commands.api_key import new as run
 
-    raise typer.Exit(run(name, to, requests, tokens, output))
+    raise typer.Exit(run(name, to, requests, tokens, output, admin=admin))

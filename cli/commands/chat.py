@@ -59,9 +59,17 @@ class _ErrorBody(msgspec.Struct):
     error: _Error = _Error()
 
 
+def _url_of(mesh: str) -> str:
+    url = find_mesh(mesh).manifest.url
+    if not url:
+        why, do = "it is an engine's, and has no HTTP", f"use `Engine.attach({mesh!r}).chat(…)` in Python"
+        raise WrongUsage(f"the mesh {mesh!r} cannot be talked to from here", why=why, do=do)
+    return url
+
+
 def chat(name: str, prompt: str | None, url: str | None, model: str | None, options: ChatOptions) -> ExitCode:
     """Answer `prompt`, or else every line that is typed. Raises NotRunning, or CliError with the server's message."""
-    server = _Server(url if url is not None else find_mesh(name).manifest.url)
+    server = _Server(url if url is not None else _url_of(name))
     chosen = model or server.first_model()
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()

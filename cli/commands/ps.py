@@ -72,7 +72,8 @@ def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
 
 
 def _print(mesh: ActorList) -> None:
-    sys.stdout.write(f"{mesh.mesh}: {mesh.model} at {mesh.url}{_elsewhere(mesh)}, {_verdict(mesh)}\n")
+    where = f"at {mesh.url}" if mesh.url else "for an engine, without HTTP"
+    sys.stdout.write(f"{mesh.mesh}: {mesh.model} {where}{_elsewhere(mesh)}, {_verdict(mesh)}\n")
     if mesh.context is not None:
         sys.stdout.write(f"{mesh.context}\n")
     for note in mesh.notes:

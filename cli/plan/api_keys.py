@@ -6,7 +6,7 @@
 No key itself is in a command line, a configuration or a log, and none is inherited by an actor.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
 
 import msgspec
@@ -34,22 +34,38 @@ def settle_api_keys(settings: Settings, environment: Mapping[str, str]) -> Setti
 
     Raises BadConfig if keys are given twice, BadKeys if they cannot be used.
     """
-    if given_keys(environment) is not None:
+    given = given_keys(environment)
+    if given is not None:
         if settings.api_key_file:
             why = f"{API_KEYS_VARIABLE} has keys, and --api-key-file (api_key_file) is {settings.api_key_file}"
             raise BadConfig("API keys are given twice", why=why, do="unset one of them")
+        _check_control(settings, given)
         return msgspec.structs.replace(settings, api_key_file=str(MeshDirectory(settings.name).api_keys))
     if not settings.api_key_file:
+        _check_control(settings, ())
         return settings
     # Actors may run in another directory.
     path = Path(settings.api_key_file).expanduser().absolute()
     if settings.own_counts.gateways:
         try:
-            read_key_file(path)
+            keys = read_key_file(path)
         except BadApiKeys as error:
             do = "correct it; `meshctl keys api NAME` makes a key and its line"
             raise BadKeys("the file of API keys cannot be used", why=error.message, do=do) from error
+        _check_control(settings, keys)
     return msgspec.structs.replace(settings, api_key_file=str(path))
+
+
+def _check_control(settings: Settings, keys: Collection[ApiKey]) -> None:
+    """Raises BadConfig for gateways that anybody could tell to change the mesh, or nobody."""
+    if settings.control and settings.own_counts.gateways and not any(key.admin for key in keys):
+        raise BadConfig(
+            "--control (control) needs an admin key",
+            why="any page in a browser can ask a gateway on its own machine, so nobody without a key may change"
+            f" the mesh; there are {len(keys)} API keys, none of them an admin's",
+            do="make one with `meshctl keys api NAME --admin --to FILE`, and give --api-key-file FILE; or put"
+            f" admin=NAME:KEY into {API_KEYS_VARIABLE}",
+        )
 
 
 def take_given_keys(file: Path, environment: MutableMapping[str, str]) -> None:

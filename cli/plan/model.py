@@ -65,6 +65,13 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
             why="it has no head, so it makes no text, and none of its files says how it makes vectors",
             do="say how with --pooling: last, mean or cls, with `,normalize` behind it if they are of length one",
         )
+    if (
+        not spec.has_head
+        and settings.own_host is None
+        and (settings.prefill, settings.decode, settings.mixed) == (None,) * 3
+    ):
+        # A vector is a prefill: there is nothing to hand over, and a second group would take half of the cores.
+        settings = msgspec.structs.replace(settings, mixed=1)
     texts = _check_texts(settings, spec)
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)

@@ -48,6 +48,7 @@ PLANNED: Final = {
     "chat_template": "chat_template",
     "context": "context_length",
     "context_length": "context_length",
+    "control": "control",
     "directory": "kv.directory",
     "fill_in": "model",
     "group": _GROUPS,

@@ -104,12 +104,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
     browsers may send requests, or `*`. `api_key_file` is this host's file of the API keys that clients must send
-    (`cli/plan/api_keys.py`); "": none. `logprobs_of` is the distribution of which logprobs are answered: the model's
-    own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With `keep_attribution` a line
-    that Claude Code writes about itself, another one in each conversation, stays in prompts. `tool_call_parser` and
-    `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits the chat template;
-    `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may come back to, like
-    `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:
+    (`cli/plan/api_keys.py`); "": none. With `control`, admin keys may change the mesh by way of gateways: abort
+    everybody's requests, flush caches, release memory. `logprobs_of` is the distribution of which logprobs are
+    answered: the model's own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With
+    `keep_attribution` a line that Claude Code writes about itself, another one in each conversation, stays in prompts.
+    `tool_call_parser` and `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits
+    the chat template; `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may
+    come back to, like `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:
     `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
     roles too, and are sent requests.
 
@@ -134,6 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()
     api_key_file: str = ""
+    control: bool = False
     logprobs_of: LogprobsOf = "raw"
     responses_store: str = ""
     keep_attribution: bool = False

@@ -80,6 +80,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     `ends` are the end tokens and who names them, in words.
 
+    `gateway` are the fields of a gateway's configuration, whether or not one is among the `actors`.
     `preloads` are the modules that the zygote imports, `notes` what people should know before the mesh starts. `spec`
     is what all hosts have in common, empty on a mesh of one host. `vectors`: what a model that makes no text makes
     (`Pooling.kind`).
@@ -93,6 +94,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     pool_bytes: int
     context: ServedContext
     preloads: list[str]
+    gateway: dict[str, Any]
     ends: str = ""
     notes: list[str] = []
     spec: dict[str, str] = {}
@@ -114,7 +116,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """Where clients connect; works only on the gateway's own host if that listens on loopback only."""
+        """Where clients connect; works only on the gateway's own host if that listens on loopback only.
+
+        "" on a mesh of one host without a gateway: an engine's.
+        """
+        if not self.has_gateway and not self.settings.hosts:
+            return ""
         host = self.settings.host
         if host in ("0.0.0.0", "::"):
             loopback = "127.0.0.1" if host == "0.0.0.0" else "::1"
@@ -187,7 +194,8 @@ class _Planner:
                 told = shared_settings(settings, self._origin or self._model)
                 registry = RegistryConfig(port=settings.registry_port, spec=spec, settings=told)
             actors.append(self._launch("registry", registry))
-        actors += self._several("gateway", counts.gateways, self._gateway(context))
+        gateway = self._gateway(context)
+        actors += self._several("gateway", counts.gateways, gateway)
         if self._groups:
             # The supervisor removes the segments at the end; until then the next agent finds them.
             actors.append(self._launch(self._agent_id, self._kv_agent(pools), unlink_on_stop=False))
@@ -210,6 +218,7 @@ class _Planner:
             pool_bytes=pool_bytes,
             context=context,
             preloads=self._preloads(actors),
+            gateway=overlay(roles.GATEWAY, gateway, self._overrides(roles.GATEWAY, gateway)),
             ends=describe_ends(self._spec),
             notes=self._notes(actors),
             spec=spec,
@@ -280,6 +289,7 @@ class _Planner:
             port=settings.port,
             cors_origins=settings.allowed_origins,
             api_key_file=settings.api_key_file,
+            control=settings.control and bool(settings.own_counts.gateways),
             logprobs_of=settings.logprobs_of,
             responses_file=self._responses_file(settings) if settings.responses_store_bytes else "",
             responses_store_bytes=settings.responses_store_bytes,

@@ -49,7 +49,7 @@ from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.api_keys.note import api_keys_notes
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
-from nodes.roles import SupervisorAttributes
+from nodes.roles import GATEWAY, SupervisorAttributes
 from nodes.stats import ask_stats
 
 _STATS_TIMEOUT_S = 1.0
@@ -119,7 +119,8 @@ class SupervisorActor(Actor):
                 self.ctx.spawn(self._stop(message), name="stop")
                 return Stopping(pid=self._pid)
             case ProveActor(actor_id, epoch, role):
-                return ActorProof(proof=self._keeper.prove(actor_id, epoch, role))
+                config = self._keeper.gateway_config if role == GATEWAY else {}
+                return ActorProof(proof=self._keeper.prove(actor_id, epoch, role), config=config)
             case ReadLogs():
                 return LogFolder(self._keeper.directory).read(message)
             case ListLogs():

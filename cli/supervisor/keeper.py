@@ -7,7 +7,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
@@ -168,6 +168,10 @@ class ProcessKeeper:
     @property
     def settings(self) -> Settings:
         return self._topology.settings
+
+    @property
+    def gateway_config(self) -> dict[str, Any]:
+        return self._topology.gateway
 
     def list_actors(self) -> ActorList:
         topology, now = self._topology, self._loop.time()

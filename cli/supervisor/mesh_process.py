@@ -15,10 +15,12 @@ from cli.plan.names import supervisor_id
 from cli.plan.topology import Topology
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.children import Children
+from cli.supervisor.dead_engines import sweep_engines
 from cli.supervisor.host_files import registry_endpoint, write_host_files
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.log_files import keep_small
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.owner import Owner
 from cli.supervisor.processes import start_time
 from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
 from cli.supervisor.readiness import absent_hosts, unready_reason
@@ -45,13 +47,17 @@ _ORPHAN_GRACE_S: Final = 2.0
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, progress: Progress) -> ExitCode:
-    """Serve until a signal or `meshctl down`. Raises CliErrors; then nothing is left running.
+def run_mesh(
+    make_topology: Callable[[], Topology], directory: MeshDirectory, progress: Progress, owner: Owner | None = None
+) -> ExitCode:
+    """Serve until a signal, `meshctl down`, or the end of its `owner`. Raises CliErrors; then nothing is left running.
 
     `make_topology` is called once this process holds the lock and leftovers are gone: it looks at memory and ports.
     """
     with directory.locked():
         directory.sign_lock()
+        for left in sweep_engines():
+            progress.note(f"removed what a dead engine left: {left}")
         # Before the topology: what a dead mesh still holds (memory, ports) would be counted as taken.
         for left in sweep(directory):
             progress.note(f"removed what an earlier supervisor left: {left}")
@@ -67,7 +73,7 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         with log:
             setup_log(level=LogSettings.from_environment(os.environ).level, stream=log)
             try:
-                return asyncio.run(_MeshProcess(topology, directory, progress).run())
+                return asyncio.run(_MeshProcess(topology, directory, progress, owner).run())
             except BindError as error:
                 raise CannotBind(
                     "the supervisor cannot listen", why=error.message, do="correct it, then start again"
@@ -78,7 +84,10 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
 
 
 class _MeshProcess:
-    def __init__(self, topology: Topology, directory: MeshDirectory, progress: Progress) -> None:
+    def __init__(
+        self, topology: Topology, directory: MeshDirectory, progress: Progress, owner: Owner | None = None
+    ) -> None:
+        self._owner = owner
         self._topology = topology
         self._directory = directory
         self._progress = progress
@@ -132,7 +141,7 @@ class _MeshProcess:
             keeping = loop.create_task(keeper.manifest.keep(), name="manifest")
             try:
                 await system.start()
-                keeper.begin(self._manifest(address, system.describe().endpoint))
+                self._begin(keeper, self._manifest(address, system.describe().endpoint))
                 code, failure = await self._ended
                 actor.ctx.log.info("mesh_stopped", failure=failure)
             finally:
@@ -147,6 +156,11 @@ class _MeshProcess:
             os.close(reader)
             children.close()
         return self._outcome(code, failure)
+
+    def _begin(self, keeper: ProcessKeeper, manifest: Manifest) -> None:
+        keeper.begin(manifest)
+        if self._owner is not None:
+            self._owner.begin(keeper, self._topology.gateway)
 
     async def _end_if_refused(self) -> None:
         """End this host, with the reason, if a registry that came later refuses it for good: it would serve nobody."""
@@ -200,6 +214,11 @@ class _MeshProcess:
 
     async def _wait_until_served(self) -> None:
         settings = self._topology.settings
+        if self._owner is not None:
+            # Which sees for itself when it is served.
+            limits, note = self._topology.limits, self._notes()
+            self._tell_ready("mesh_ready", f"{self._directory.mesh} is ready\n{limits}\n{note}")
+            return
         if not self._topology.has_gateway:
             # The gateway's host says what is served. Hosts may start in any order, so this one does not wait for it.
             self._ready_without_gateway()
@@ -224,14 +243,23 @@ class _MeshProcess:
             return
         topology = self._topology
         mesh, seconds = self._directory.mesh, self._progress.elapsed_s
-        members = self._actor.ctx.members.all()
-        said = links_note(topology.settings), quantization_note(members), kernels_note(members)
-        note = "\n".join(filter(None, said))
         has_keys = bool(topology.settings.api_key_file)
         text = ready_text(
-            topology.url, topology.model_name, mesh, seconds, topology.limits, note, topology.vectors, has_keys=has_keys
+            topology.url,
+            topology.model_name,
+            mesh,
+            seconds,
+            topology.limits,
+            self._notes(),
+            topology.vectors,
+            has_keys=has_keys,
         )
         self._tell_ready("mesh_ready", text)
+
+    def _notes(self) -> str:
+        members = self._actor.ctx.members.all()
+        said = links_note(self._topology.settings), quantization_note(members), kernels_note(members)
+        return "\n".join(filter(None, said))
 
     def _ready_without_gateway(self) -> None:
         registry = self._directory.run.bootstrap().lookup()

@@ -11,8 +11,6 @@ emptied before any later frame is sent, so that the frames of a channel leave in
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from mesh.address import Address
 from mesh.errors import NO_HANDSHAKE, FrameRefused
 from mesh.link.core import LinkCore
@@ -52,7 +50,7 @@ class Links:
         self.address = address
         self.metrics = metrics
         self.handlers: dict[int, Handler] = {}
-        self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
+        self._log = options.log_of(address)
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time

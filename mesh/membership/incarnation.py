@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import structlog
 
 from mesh.address import Address, Endpoint
 from mesh.errors import MeshError, Superseded
@@ -28,7 +27,7 @@ class Incarnation:
     def __init__(self, address: Address, actor: Handlers, options: SystemOptions, bootstrap: Bootstrap) -> None:
         self.address = address
         self.view = Membership()
-        self.log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
+        self.log = options.log_of(address)
         self.bootstrap = LearningBootstrap(bootstrap)
         self.credentials = Credentials(options.secret, options.proof, self.view.get, self._known_hubs, options.vet_host)
         self.vet = self.credentials.vet

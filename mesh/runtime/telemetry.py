@@ -152,6 +152,27 @@ def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...])
 def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:
     """Set up structlog, and `logging` from warnings on: one JSON object a line, or coloured lines. Called once."""
     out = _LogStream(stream if stream is not None else sys.stderr)
+    structlog.configure(
+        processors=_processors(out, json=json),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(stream=cast("TextIO", out), level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+
+
+def log_to(stream: TextIO, level: str) -> structlog.stdlib.BoundLogger:
+    """A log of JSON lines of its own, whatever the process's own log is; nothing else is set up."""
+    out = _LogStream(stream)
+    return structlog.wrap_logger(
+        structlog.WriteLogger(cast("TextIO", out)),
+        processors=_processors(out, json=True),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _processors(out: _LogStream, *, json: bool) -> list[structlog.typing.Processor]:
     renderer: structlog.typing.Processor
     if json:
         renderer = structlog.processors.JSONRenderer(serializer=_to_json)
@@ -167,13 +188,7 @@ def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None =
     ]
     if json:
         processors.append(structlog.processors.format_exc_info)
-    structlog.configure(
-        processors=[*processors, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
-        cache_logger_on_first_use=True,
-    )
-    logging.basicConfig(stream=cast("TextIO", out), level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    return [*processors, renderer]
 
 
 def _to_json(event: object, **_: object) -> str:

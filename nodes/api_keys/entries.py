@@ -2,6 +2,7 @@
 
     # name  SHA-256 of the key                                                 at work at once, over all gateways
     alice   5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8   requests=8 tokens=100000
+    trainer 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08   admin
 
 Whoever reads the file learns no key. Made by `meshctl keys api`, read by gateways.
 """
@@ -22,6 +23,7 @@ MAX_KEYS: Final = 10_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+_ADMIN: Final = "admin"
 _LIMIT: Final = re.compile(r"(requests|tokens)=([1-9][0-9]{0,11})")
 
 
@@ -32,18 +34,20 @@ class BadApiKeys(MeshError, code="bad_api_keys"):
 class ApiKey(msgspec.Struct, frozen=True):
     """One client's key: its name in logs and answers, the SHA-256 of what the client sends, and its limits.
 
-    `requests` and `tokens` may be at work at once, over all gateways of the mesh; 0: no limit.
+    `requests` and `tokens` may be at work at once, over all gateways of the mesh; 0: no limit. An `admin` may change
+    the mesh for everybody, at a gateway with `--control`.
     """
 
     name: str
     sha256: bytes
     requests: int = 0
     tokens: int = 0
+    admin: bool = False
 
     def line(self) -> str:
         """The line of the file, without its end."""
         limits = [f"{name}={most}" for name, most in (("requests", self.requests), ("tokens", self.tokens)) if most]
-        return " ".join([self.name, self.sha256.hex(), *limits])
+        return " ".join([self.name, self.sha256.hex(), *limits, *([_ADMIN] if self.admin else [])])
 
 
 def sha256_of(key: str | bytes) -> bytes:
@@ -89,22 +93,32 @@ def _read_line(words: list[str], number: int) -> ApiKey:
             "`meshctl keys api NAME` makes such a line"
         )
     limits: dict[str, int] = {}
+    is_admin = False
     for word in words[2:]:
         limit = _LIMIT.fullmatch(word)
-        if limit is None or limit[1] in limits:
-            raise BadApiKeys(f"line {number}: after the SHA-256 there may be requests=N and tokens=N, N from 1")
-        limits[limit[1]] = int(limit[2])
-    return ApiKey(words[0], bytes.fromhex(words[1]), **limits)
+        if word == _ADMIN and not is_admin:
+            is_admin = True
+        elif limit is None or limit[1] in limits:
+            raise BadApiKeys(
+                f"line {number}: after the SHA-256 there may be requests=N and tokens=N, N from 1, and admin"
+            )
+        else:
+            limits[limit[1]] = int(limit[2])
+    return ApiKey(words[0], bytes.fromhex(words[1]), **limits, admin=is_admin)
 
 
 def read_plain(text: str) -> tuple[ApiKey, ...]:
-    """Keys themselves, as `KVMESH_API_KEYS` has them: `NAME:KEY` or `KEY`, with commas or spaces between them.
+    """Keys themselves, as `KVMESH_API_KEYS` has them: `NAME:KEY`, `KEY`, or `admin=NAME:KEY`, with commas or spaces
+    between them.
 
     A key without a name is called `key-N` after its place. Raises BadApiKeys.
     """
     found: list[ApiKey] = []
     for number, word in enumerate(re.split(r"[,\s]+", text.strip(", \t\r\n")), 1):
         name, separator, key = word.partition(":")
+        # No name has `=` in it.
+        is_admin = bool(separator) and name.startswith(f"{_ADMIN}=")
+        name = name.removeprefix(f"{_ADMIN}=") if is_admin else name
         if not separator:
             name, key = f"key-{number}", word
         if not key:
@@ -113,7 +127,7 @@ def read_plain(text: str) -> tuple[ApiKey, ...]:
             check_name(name)
         except BadApiKeys as error:
             raise BadApiKeys(f"entry {number}: {error.message}") from None
-        found.append(ApiKey(name, sha256_of(key)))
+        found.append(ApiKey(name, sha256_of(key), admin=is_admin))
     for what, values in (("name", [one.name for one in found]), ("key", [one.sha256 for one in found])):
         if len({*values}) < len(values):
             raise BadApiKeys(f"two entries have the same {what}")

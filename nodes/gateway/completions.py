@@ -20,6 +20,7 @@ from nodes.gateway.constraints import after_reasoning, with_calls
 from nodes.gateway.event_stream import EventStream, failed
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.job_endpoint import JobEndpoint
+from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
 from nodes.gateway.responses import Head
@@ -66,12 +67,13 @@ class CompletionEndpoint(JobEndpoint):
         return self._surface.read(self._validator, body, call.request_id)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
+    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
         watcher = call.watch()
         generation: Generation | None = None
         try:
             told = await self._unless_gone(self._ask(job), watcher)
             generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.key)
+            self._service.end_aborted(named.opened(generation))
             output = generation.output
             watcher.add_done_callback(lambda _: output.gone())
             answering = self._answering(told, generation)

@@ -27,11 +27,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     a request took `slow_request_s`, the log says where its time went; 0: never.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
+    With `control`, admin keys may have the mesh changed: its caches flushed, its memory released.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
     `keep_attribution` the line that Claude Code writes about itself, another in each conversation, stays in prompts.
-    `/health/generate` waits `health_timeout_s` for its token. `tool_call_parser` and `reasoning_parser` name what reads
-    calls and reasoning in answers: by default what fits the model's chat template; `none`: nothing. Raises ValueError
-    for a parser that is not there.
+    `/health/generate` waits `health_timeout_s` for its token, and who has memory released or resumed `memory_timeout_s`
+    for that. `tool_call_parser` and `reasoning_parser` name what reads calls and reasoning in answers: by default what
+    fits the model's chat template; `none`: nothing. Raises ValueError for a parser that is not there, and for `control`
+    without keys.
     """
 
     model_name: str
@@ -50,6 +52,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     reuse_port: bool = False
     cors_origins: tuple[str, ...] = ()
     api_key_file: str = ""
+    control: bool = False
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"
@@ -77,6 +80,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float = 3600.0
     slow_request_s: float = 30.0
     health_timeout_s: float = 20.0
+    memory_timeout_s: float = 120.0
     retry_after_s: int = 1
 
     quiet_s: float = 1.0
@@ -85,6 +89,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     reconnect_grace_s: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.control and not self.api_key_file:
+            raise ValueError("control needs an api_key_file with an admin key: anybody could change the mesh")
         try:
             check_names(self.tool_call_parser, self.reasoning_parser)
         except ParserUnusable as error:

@@ -27,6 +27,8 @@ from nodes.gateway import cancels, returns
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import (
+    ABORT,
+    Aborted,
     Accepted,
     AskAlive,
     AskRoute,
@@ -155,6 +157,9 @@ class GatewayCore:
             case ClientGone():
                 if (state := self.requests.get(event.request_id)) is not None:
                     self._end(state, None, None, now)
+            case Aborted():
+                if (state := self.requests.get(event.request_id)) is not None:
+                    self._end(state, ABORT, None, now)
             case Stopping():
                 failure = Failure("shutting_down", "this gateway is shutting down")
                 for state in list(self.requests.values()):

@@ -3,14 +3,17 @@
     ApiError                    status, type, code, param, message, retry_after_s
       BadRequest        400     invalid_request_error
       Unauthorized      401     invalid_api_key
+      Forbidden         403     admin_key_required, control_off
       UnknownModel      404     model_not_found
       UnknownRoute      404     not_found
       WrongMethod       405     method_not_allowed
       TooSlow           408     request_timeout
+      Conflict          409     undone, already_released
       BodyTooLarge      413     body_too_large
       WrongMediaType    415     unsupported_media_type
       TooManyRequests   429     too_many_requests, rate_limit_exceeded, with Retry-After
       Internal          500     internal_error, poisoned_request
+      NotYet            501     not_implemented
       Unavailable       503     with Retry-After
       TimedOut          504     request_timeout
 
@@ -47,6 +50,10 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         if code is not None:
             self.code = code
+
+    def __str__(self) -> str:
+        # Not what it was made with: a surface may have put its own field's name into the message.
+        return self.message
 
     def body(self, request_id: str = "") -> bytes:
         """The JSON document `{"error": {message, type, param, code, request_id}}`; no id if there is none yet."""
@@ -103,6 +110,14 @@ class Unauthorized(BadRequest):
     code = "invalid_api_key"
 
 
+class Forbidden(BadRequest):
+    """Whoever asks may not have this done."""
+
+    status = 403
+    type = "permission_error"
+    code = "admin_key_required"
+
+
 class UnknownModel(BadRequest):
     """No such model here."""
 
@@ -131,6 +146,13 @@ class TooSlow(BadRequest):
     code = "request_timeout"
 
 
+class Conflict(BadRequest):
+    """Somebody else had the opposite done, or the same in another way."""
+
+    status = 409
+    code = "undone"
+
+
 class BodyTooLarge(BadRequest):
     """The body is over the limit."""
 
@@ -155,6 +177,14 @@ class TooManyRequests(ApiError):
 
 class Internal(ApiError):
     """The server's fault, and not worth a retry."""
+
+
+class NotYet(ApiError):
+    """A route that other servers have and this one does not yet, so that clients learn what is missing."""
+
+    status = 501
+    type = "not_implemented_error"
+    code = "not_implemented"
 
 
 class Unavailable(ApiError):

@@ -4,12 +4,15 @@ Events come from the mesh (`TextBatch`, `PromptRead`, `Pooled` and `AttemptFaile
 answers to asks, from clients and from the clock. Commands are performed by `service.py`, in order.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from nodes.protocol import AttemptFailed, ChooseRoute, Pooled, PromptRead, ResendFrom, Route, Submit, TextBatch
 from nodes.request import AttemptRef, RequestSpec, Stages
+
+ABORT: Final = "abort"
+"""The finish reason of a request that `/abort_request` ended: what it had is its answer. SGLang's and vLLM's word."""
 
 
 class Failure(NamedTuple):
@@ -124,6 +127,12 @@ class ClientGone(NamedTuple):
     request_id: str
 
 
+class Aborted(NamedTuple):
+    """Its client wants no more of it: what there is of its output is its answer."""
+
+    request_id: str
+
+
 class Stopping(NamedTuple):
     """The gateway ends now; what it has will not be finished."""
 
@@ -149,6 +158,7 @@ Event = (
     | DetokenizersChanged
     | SchedulersChanged
     | ClientGone
+    | Aborted
     | Stopping
     | Tick
 )

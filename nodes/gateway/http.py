@@ -4,10 +4,7 @@ Starlette does the routing, except for the routes that stream, which bypass it: 
 for every token. Built by `actor.py` once its service is there.
 """
 
-import hashlib
 import time
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from typing import Final
 
 import msgspec
@@ -22,6 +19,7 @@ from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
+from nodes.gateway.control.pages import NOT_YET, ControlPages, not_yet
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
@@ -34,6 +32,7 @@ from nodes.gateway.errors import (
     UnknownRoute,
     WrongMethod,
 )
+from nodes.gateway.fingerprint import fingerprint_of, server_version
 from nodes.gateway.health import HealthPages
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
@@ -78,13 +77,6 @@ def errors_of(path: str) -> ErrorForm:
     """How errors of a path are told: as its surface does, or the surface that it is below."""
     surfaces = (surface for surface in SURFACES if f"{path}/".startswith(f"{surface.path}/"))
     return next((surface.errors for surface in surfaces), OPENAI_ERRORS)
-
-
-def server_version() -> str:
-    try:
-        return installed_version("kvmesh")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 class Pages:
@@ -204,9 +196,7 @@ def _generating(
     budget: BodyBudget,
     kept: KeptResponses | None,
 ) -> dict[str, Handler]:
-    config = service.config
-    served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
-    fingerprint = "fp_" + hashlib.sha256(f"{server_version()} {served}".encode()).hexdigest()[:10]
+    fingerprint = fingerprint_of(service.config)
     handlers: dict[str, Handler] = {
         surface.path: CompletionEndpoint(
             service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
@@ -237,7 +227,6 @@ class GatewayApp:
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
         self._observer = observer
         self._keys = keys
-
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
 
         id_prefixes = {path: one.id_prefix for path, one in (surfaces | dict(VECTORS)).items()}
@@ -247,11 +236,13 @@ class GatewayApp:
             return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
 
         responses = ResponsePages(kept)
+        control = ControlPages(service, observer, budget, server_version())
         posts: dict[str, Handler] = {
             **_generating(service, validator, observer, budget, kept),
             COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
+            "/abort_request": control.abort_request,
         }
         gets: dict[str, Handler] = {
             "/": pages.status,
@@ -272,16 +263,17 @@ class GatewayApp:
             "/version": pages.version,
             "/load": pages.load,
             "/tokenizer_info": pages.tokenizer_info,
+            **control.gets,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
         }
-        apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
-        routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
+        apps = {path: endpoint(path, handler) for path, handler in (posts | gets | control.either).items()}
+        methods = {"POST": posts | control.either, "GET": gets | control.either}
+        routes = [Route(path, apps[path], methods=[one for one in methods if path in methods[one]]) for path in apps]
         routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
         self._routes = routes
-        handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
-        self._routed = Starlette(routes=routes, exception_handlers=handlers)
+        self._routed = Starlette(routes=routes, exception_handlers={404: self._unknown_route, 405: self._wrong_method})
         self._entry = CrossOrigin(self._route, config.cors_origins) if config.cors_origins else self._route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -300,7 +292,10 @@ class GatewayApp:
         await self._routed(scope, receive, send)
 
     async def _unknown_route(self, request: Request, _: Exception) -> Response:
-        return self._refuse(request, UnknownRoute(f"This server has no path '{request.url.path[:200]}'."))
+        path = request.url.path
+        known_elsewhere = path.rstrip("/") in NOT_YET
+        error = not_yet(path) if known_elsewhere else UnknownRoute(f"This server has no path '{path[:200]}'.")
+        return self._refuse(request, error)
 
     async def _wrong_method(self, request: Request, _: Exception) -> Response:
         # Of all routes with this path: Starlette names those of the first.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
+from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.service import GatewayService
 from nodes.gateway.validation import Job
@@ -43,7 +44,9 @@ class JobEndpoint(ABC):
                 self._observer.came(named)
             self._observer.unknown_fields(job.unknown_fields, call.names.path)
             self._service.check_priority(job.priority)
-            await self._generate(call, job, arrived_at)
+            names = [one for one in (job.rids, job.client_id, call.request_id) if one]
+            with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
+                await self._generate(call, job, arrived_at, named)
         finally:
             self._service.leave_call(call.key)
 
@@ -52,8 +55,8 @@ class JobEndpoint(ABC):
         """What is to be done. Raises `ApiError`."""
 
     @abstractmethod
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
-        """Do it, and answer. Raises `ApiError`, `ClientLeft`."""
+    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
+        """Do it, and answer; `named` knows whether it was aborted. Raises `ApiError`, `ClientLeft`."""
 
     async def _unless_gone(self, asked: Coroutine[Any, Any, _Result], watcher: asyncio.Future[None]) -> _Result:
         """What comes of `asked`. Raises `ClientLeft` and `ApiError` if the client or this gateway goes before that."""

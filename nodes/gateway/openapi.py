@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.control.info import Loads, ModelInfo, ServerInfo, WeightVersion
+from nodes.gateway.control.pages import AbortBody, Done, MemoryAnswer, MemoryBody
 from nodes.gateway.openai_types import (
     CHAT_BODY,
     COMPLETION_BODY,
@@ -83,6 +85,21 @@ class Operation(NamedTuple):
 _GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503, 504)
 _TOKENIZER_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
 _MESSAGES_ERRORS = (400, 404, 408, 413, 415, 429, 500, 504, 529)
+_MEMORY_ERRORS = (400, 403, 408, 409, 413, 415, 429, 503, 504)
+
+
+def _both(
+    path: str,
+    summary: str,
+    answer: type[msgspec.Struct] | str,
+    errors: Sequence[int],
+    body: type[msgspec.Struct] | None = None,
+    example: dict[str, Any] | None = None,
+) -> tuple[Operation, Operation]:
+    """A route of SGLang's that takes either method; of a GET a body is not described."""
+    get = Operation(path, "get", summary, answer, errors=errors)
+    return get, get._replace(method="post", body=body, example=example)
+
 
 _RANKED: dict[str, Any] = {"query": "What is red?", "documents": ["An apple.", "The sea."]}
 _OF_VECTORS: tuple[tuple[str, str, Any, type[msgspec.Struct], dict[str, Any]], ...] = (
@@ -179,6 +196,39 @@ OPERATIONS = (
         Operation(path, "post", summary, answer, body, _GENERATION_ERRORS, example=example)
         for path, summary, answer, body, example in _OF_VECTORS
     ),
+    Operation(
+        "/abort_request",
+        "post",
+        "End requests with what they have for an answer, by the names that their clients gave them",
+        Done,
+        AbortBody,
+        (400, 403, 408, 413, 415, 429, 503),
+        example={"rid": "mine"},
+    ),
+    *_both("/flush_cache", "Forget all cached prefixes, if no request is under way", "text/plain", (400, 403, 503)),
+    *_both(
+        "/release_memory_occupation",
+        "Have all worker groups release their memory",
+        MemoryAnswer,
+        _MEMORY_ERRORS,
+        MemoryBody,
+        {"tags": ["kv_cache", "weights"]},
+    ),
+    *_both(
+        "/resume_memory_occupation",
+        "Have all worker groups take their memory again",
+        MemoryAnswer,
+        _MEMORY_ERRORS,
+        MemoryBody,
+        {"tags": ["kv_cache", "weights"]},
+    ),
+    Operation("/model_info", "get", "The served model, as SGLang says it", ModelInfo),
+    Operation("/get_model_info", "get", "The same as /model_info", ModelInfo),
+    Operation("/server_info", "get", "What this server is like, as SGLang says it", ServerInfo, errors=(503,)),
+    Operation("/get_server_info", "get", "The same as /server_info", ServerInfo, errors=(503,)),
+    Operation("/weight_version", "get", "The version of the weights", WeightVersion),
+    Operation("/get_weight_version", "get", "The same as /weight_version", WeightVersion),
+    Operation("/v1/loads", "get", "How many requests the mesh has", Loads, errors=(503,)),
     Operation(
         "/tokenize",
         "post",

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nodes.gateway.events import End, Failure, Opened, Tokens
+from nodes.gateway.events import ABORT, End, Failure, Opened, Tokens
 
 
 class Piece(NamedTuple):
@@ -158,7 +158,8 @@ class CallOutput:
 
     def end(self, index: int, end: End) -> None:
         sample = self.samples[index]
-        if self._hides_output and end.finish_reason is not None:
+        is_aborted = end.finish_reason == ABORT
+        if self._hides_output and end.finish_reason is not None and not is_aborted:
             # Whatever was drawn: none of it was asked for.
             end = end._replace(finish_reason="length", stop=None)
         sample.end = end
@@ -167,8 +168,8 @@ class CallOutput:
         if end.failure is not None and self.failure is None:
             self.failure = end.failure
         is_shown = self._is_shown(index)
-        if end.failure is not None and not is_shown:
-            # Its prompt will not be read any more, so nothing can be shown after it; the failure can.
+        if (end.failure is not None or is_aborted) and not is_shown:
+            # Its prompt will not be read any more, so nothing can be shown after it; the end can.
             sample.texts, sample.tokens, is_shown = [], None, True
         if is_shown and not sample.is_news:
             sample.is_news = True

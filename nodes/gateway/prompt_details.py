@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodes.asks.logprobs import Likelihoods, MalformedPayload
+from nodes.gateway.events import ABORT
 from nodes.gateway.outputs import Generation
 from nodes.gateway.validation import Job
 
@@ -46,8 +47,10 @@ class PromptDetails:
         return self._prompts[number]
 
     def read(self, number: int, top: int) -> list[PromptToken]:
-        """The tokens of a sample's prompt but the first, with `top` others each. Raises MalformedPayload."""
-        if self._likelihoods is None:
+        """The tokens of a sample's prompt but the first, with `top` others each; none if it was aborted before it was
+        read. Raises MalformedPayload.
+        """
+        if self._likelihoods is None or self._was_aborted_before(number):
             return []
         payload, following, size = self._output.prompt_of(number), self._prompts[number][1:], self._likelihoods.size
         if len(payload) != size * len(following):
@@ -57,6 +60,10 @@ class PromptDetails:
             logprob, rank, likely = self._likelihoods.read_ranked(payload[at * size : (at + 1) * size])
             found.append(PromptToken(token_id, logprob, rank, likely[:top]))
         return found
+
+    def _was_aborted_before(self, number: int) -> bool:
+        end = self._output.samples[number].end
+        return end is not None and end.finish_reason == ABORT and not self._output.prompt_of(number)
 
 
 def offsets_in(text: str, pieces: Iterable[bytes]) -> list[int]:

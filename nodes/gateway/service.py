@@ -26,6 +26,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
 from nodes.gateway.events import (
+    Aborted,
     Accepted,
     AskAlive,
     AskRoute,
@@ -55,6 +56,7 @@ from nodes.gateway.events import (
 )
 from nodes.gateway.fan_out import fan_out
 from nodes.gateway.key_use import KeyUse
+from nodes.gateway.named_calls import NamedCalls
 from nodes.gateway.outputs import CallOutput, Generation
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
@@ -133,6 +135,7 @@ class GatewayService:
         )
         self.tokenizer_info = AskedOnce(lambda: self._ask_tokenizer(DescribeTokenizer(), ""), _document_of)
         self.schedulers = SchedulerView(ctx)
+        self.named = NamedCalls()
         self.key_use = KeyUse(self._num_gateways, retry_after_s=config.retry_after_s)
         self._outputs: dict[str, _Open] = {}
         # Outputs for which this turn of the loop has brought something, some of them more than once.
@@ -257,6 +260,13 @@ class GatewayService:
         self.key_use.end(key, generation)
         for request_id in generation.request_ids:
             self.handle(ClientGone(request_id))
+
+    def end_aborted(self, request_ids: Iterable[str]) -> int:
+        """End those of these requests that are open, with what they have for an answer. How many were."""
+        open_ids = [request_id for request_id in request_ids if request_id in self._outputs]
+        for request_id in open_ids:
+            self.handle(Aborted(request_id))
+        return len(open_ids)
 
     def error_of(self, failure: Failure, param: str) -> ApiError:
         """The answer for a request that failed; `param` is the field that a client would have to change."""

@@ -60,7 +60,8 @@ class TokenFields(NamedTuple):
 class Job(NamedTuple):
     """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name one of the two `_param`s.
 
-    `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
+    `client_id` is what the client calls the request in its body, vLLM's `request_id` or SGLang's `rid`; `rids` what it
+    calls each of its prompts.
     `stop.max_tokens` is 0 if the client set none: then it is `default_tokens`, or what the context has room for if
     that is 0. `seed` is None if it is to be drawn. `asks` go into `sampling` once a tokenizer has encoded their texts.
     With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
@@ -83,6 +84,7 @@ class Job(NamedTuple):
     skip_special_tokens: bool
     unknown_fields: list[str]
     client_id: str = ""
+    rids: Sequence[str] = ()
     asks: Sequence[Ask] = ()
     tokens: TokenFields = TokenFields()
     answer: AnswerFields = AnswerFields()
@@ -91,6 +93,10 @@ class Job(NamedTuple):
     own: Any = None
     fits_max_tokens: bool = False
     kind: str = TOKENS
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prepare.texts or self.prepare.token_ids or [None])
 
 
 def check_model(name: str | None, config: GatewayConfig) -> None:

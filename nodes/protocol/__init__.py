@@ -3,7 +3,7 @@
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
     gateway -> tokenizer                DescribeTemplate, DescribeTokenizer -> TemplateIs, TokenizerIs
-    gateway -> gateway                  ReadResponse                   -> ResponseIs
+    gateway -> gateway                  ReadResponse, AbortRequests    -> ResponseIs, RequestsAborted
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
@@ -16,6 +16,7 @@
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
     scheduler -> gateway                AttemptFailed, PromptRead, Pooled
+    gateway -> schedulers               FlushCache                     -> CacheFlushed
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
@@ -57,6 +58,7 @@ from nodes.protocol.attempts import (
     Submit,
     SubmitAttempts,
 )
+from nodes.protocol.control import AbortRequests, CacheFlushed, FlushCache, RequestsAborted
 from nodes.protocol.handoff import (
     CancelPrefill,
     OrderPrefills,
@@ -143,6 +145,10 @@ NodeMessage = (
     | TokenizerIs
     | ReadResponse
     | ResponseIs
+    | AbortRequests
+    | RequestsAborted
+    | FlushCache
+    | CacheFlushed
     | SubmitAttempts
     | AttemptsSubmitted
     | CancelAttempts
@@ -179,6 +185,7 @@ HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
 """Per-step messages: MessagePack arrays. A body's first byte says which of the unions it is (`mesh/wire/codec.py`)."""
 __all__ = [
     "PROMPT_TAIL_CHARS",
+    "AbortRequests",
     "Adopt",
     "Adopted",
     "AnnouncePages",
@@ -187,6 +194,7 @@ __all__ = [
     "AttemptsCancelled",
     "AttemptsSubmitted",
     "CacheEvents",
+    "CacheFlushed",
     "CancelAttempts",
     "CancelPrefill",
     "ChooseRoute",
@@ -198,6 +206,7 @@ __all__ = [
     "Detokenize",
     "Detokenized",
     "Fence",
+    "FlushCache",
     "GrantClosed",
     "GrantRefused",
     "GrantsOpened",
@@ -234,6 +243,7 @@ __all__ = [
     "PromptRead",
     "ReadResponse",
     "ReleaseMemory",
+    "RequestsAborted",
     "Resend",
     "ResendFrom",
     "ResponseIs",

@@ -115,7 +115,15 @@ class SchedulerCore:
             config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.recovered
         )
         self.handlers = RpcHandlers(
-            config, cache, self.queue, self.attempts, self.orders, self.streams, self.endings, self.outbox
+            config,
+            cache,
+            self.queue,
+            self.attempts,
+            self.orders,
+            self.streams,
+            self.endings,
+            self.outbox,
+            lambda: self.is_drained and not len(self.recovered),
         )
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.news = CacheNews(cache, self.outbox, self.deadlines)

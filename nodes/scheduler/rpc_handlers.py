@@ -4,8 +4,10 @@ Every ask is answered at once: an attempt is held long before it is computed. If
 taken or refused by itself. Repeats are answered like the first; what is over stays over. Pure; owned by the core.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from kvstore.cache.allocator import PageState
 from kvstore.cache.prefix_cache import PrefixCache
 from mesh.address import Address
 from mesh.errors import NOT_SERVED
@@ -15,8 +17,10 @@ from nodes.protocol import (
     AttemptRefused,
     AttemptsCancelled,
     AttemptsSubmitted,
+    CacheFlushed,
     CancelAttempts,
     CancelPrefill,
+    FlushCache,
     OrderPrefills,
     PrefillCancelled,
     PrefillOrder,
@@ -28,6 +32,7 @@ from nodes.protocol import (
     SubmitAttempts,
 )
 from nodes.protocol.attempts import UNSUPPORTED_ASK
+from nodes.protocol.control import BUSY
 from nodes.request import MAX_ASK_BYTES, MAX_ASKS, VECTOR_KINDS, VECTORS, AttemptRef, Sampling
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
@@ -55,6 +60,7 @@ class RpcHandlers:
         streams: Streams,
         endings: Endings,
         outbox: Outbox,
+        is_idle: Callable[[], bool],
     ) -> None:
         self._config = config
         self._cache = cache
@@ -64,6 +70,7 @@ class RpcHandlers:
         self._streams = streams
         self._endings = endings
         self._outbox = outbox
+        self._is_idle = is_idle
         self._num_rows = 0
         self.is_draining = False
         self.is_worker_drained = False
@@ -87,6 +94,8 @@ class RpcHandlers:
                     if sequence is not None:
                         self._endings.leave(sequence, now)
                 self._outbox.add(Reply(event.call, PrefillCancelled(grant_ids=event.message.grant_ids)))
+            case FlushCache():
+                self._on_flush(event)
             case _:
                 kind = type(event.message).__name__
                 self._outbox.add(Refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}"))
@@ -194,6 +203,14 @@ class RpcHandlers:
             # Even if it is not known: its submission may arrive after this.
             self._attempts.remember(ref.request_id, ref.attempt)
         self._outbox.add(Reply(event.call, AttemptsCancelled(attempts=message.attempts)))
+
+    def _on_flush(self, event: Asked) -> None:
+        if not self._is_idle():
+            self._outbox.add(Refuse(event.call, BUSY, "requests are under way here", retryable=True))
+            return
+        num_pages = self._cache.num_pages_in(PageState.CACHED)
+        self._cache.reset()
+        self._outbox.add(Reply(event.call, CacheFlushed(num_pages=num_pages)))
 
     def _on_orders(self, event: Asked, message: OrderPrefills, now: float) -> None:
         accepted: list[str] = []

@@ -175,3 +175,22 @@ def test_meshctl_sends_the_key_that_its_environment_has(server, monkeypatch, cap
     for text in ("a b", "a\nb", "schlüssel"):
         with refused(WrongUsage, "KVMESH_API_KEY is not an API key"):
             own_key({"KVMESH_API_KEY": text})
+
+
+def test_an_admins_key_is_made_and_control_needs_one(file, monkeypatch, capsys):
+    settings = Settings(name="m", control=True)
+    for given, environment in (
+        (settings, {}),
+        (Settings(control=True, api_key_file=str(file)), {}),
+        (settings, {"KVMESH_API_KEYS": "alice:sk-a"}),
+    ):
+        with refused(BadConfig, r"--control \(control\) needs an admin key", why="browser", do="--admin"):
+            settle_api_keys(given, environment)
+    assert new("ops", file, 0, 0, "json", admin=True) is ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["line"].endswith(" admin")
+    settled = settle_api_keys(Settings(control=True, api_key_file=str(file)), {})
+    topology = plan_topology(settled, resolve_model("echo"), "echo", MACHINE)
+    assert [config.control for config in configs(topology, "gateway")] == [True]
+    assert settle_api_keys(settings, {"KVMESH_API_KEYS": "admin=ops:sk-o"}).control
+    with pytest.raises(ValueError, match="control needs an api_key_file"):
+        GatewayConfig(model_name="m", context_length=9, control=True)

@@ -216,3 +216,12 @@ def test_a_terminal_sees_one_line_and_a_log_a_few(tmp_path):
     assert len(lines) == 4
     assert "fetching m: 100.0 MB" in lines[0]
     assert "100.0 of 100.0 MB" in lines[-1]
+
+
+def test_what_makes_vectors_only_has_one_group_unless_others_are_asked_for(tmp_path):
+    for model, options, groups in (
+        ("random:tiny-bert", {}, (0, 0, 1)),
+        ("random:tiny-bert", {"prefill": 2}, (2, 1, 0)),
+        ("random:tiny-qwen3", {"pooling": "last"}, (1, 1, 0)),
+    ):
+        assert planned(tmp_path, model=model, **options)[0].settings.groups == groups

@@ -88,7 +88,7 @@ def test_classes(fields: dict[str, Any], kind: str, labels: tuple[str, ...], act
 
 
 def test_an_activation_of_scores_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="activation_fn"):
+    with pytest.raises(ModelUnsupported, match=r"sbert_ce_default_activation_function is 'my\.own\.Activation'"):
         fake_spec(BERT | CLASSES | {"sbert_ce_default_activation_function": "my.own.Activation"})
 
 

@@ -80,7 +80,7 @@ def test_of_the_prompt(mesh: Any) -> None:
 def test_streamed_events_are_cumulative_and_a_death_does_not_show(mesh: Any) -> None:
     body = {"text": PROMPTS, "rid": "mine", "return_logprob": True, "sampling_params": {**GREEDY, "max_new_tokens": 60}}
     whole = post(mesh, **body)
-    assert [one["meta_info"]["id"] for one in whole] == ["mine-0", "mine-1"]
+    assert [one["meta_info"]["id"] for one in whole] == ["mine_0", "mine_1"]
     for victim in ("", "worker-decode-0"):
         last: dict[int, dict[str, Any]] = {}
         for event in streamed(mesh, victim, **body):

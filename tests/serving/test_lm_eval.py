@@ -1,4 +1,5 @@
-"""lm-eval against a mesh, with tasks of its own kinds in local files: its scores are what transformers computes.
+"""lm-eval against a mesh, with tasks of its own kinds in local files: its scores are what transformers computes, and
+the same through an engine as through HTTP.
 
 In a virtual environment of its own: no test but this one needs it, nor hubs.
 """
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from site import getsitepackages
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.real_models.folders import folder_of
 
-TINY = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny"
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "nodes" / "bundled" / "tiny"
 
 pytestmark = [pytest.mark.process, pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -60,27 +63,40 @@ TASKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The command, installed."""
+    """The interpreter of an environment in which it is installed."""
     folder = tmp_path_factory.mktemp("lm-eval")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
     install = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES]
     installed = subprocess.run(install, capture_output=True, text=True, timeout=1500, check=False)
     if installed.returncode:
         pytest.skip(f"lm-eval cannot be installed here: {installed.stderr[-300:]}")
-    return str(folder / "bin" / "lm_eval")
+    # For an engine, which needs this package and all that it does: after the harness's own packages.
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "engine.pth").write_text("\n".join([str(ROOT), *getsitepackages()]))
+    return str(folder / "bin" / "python")
 
 
-def samples(harness: str, url: str, model: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def through_http(url: str, model: Path) -> list[str]:
+    asked = f"model=served,base_url={url}/v1/completions,tokenizer={model},num_concurrent=2,max_retries=1"
+    return ["-m", "lm_eval", "run", "--model", "local-completions", "--model_args", asked]
+
+
+def through_engine(model: Path) -> list[str]:
+    asked = f"model={model},dtype=float32,context_length=2048,mixed=1"
+    return [str(ROOT / "examples" / "lm_eval_engine.py"), "run", "--model", "kvmesh", "--model_args", asked]
+
+
+def samples(harness: str, through: list[str], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What was asked and answered, by task; each document in its order."""
+    folder.mkdir(exist_ok=True)
     for name, (documents, task) in TASKS.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in documents))
         files = {"data_files": {"test": str(folder / f"{name}.jsonl")}}
         task = {"task": name, "dataset_path": "json", "dataset_kwargs": files, "test_split": "test", **task}
         # JSON is YAML.
         (folder / f"{name}.yaml").write_text(json.dumps(task))
-    asked = f"model=served,base_url={url}/v1/completions,tokenizer={model},num_concurrent=2,max_retries=1"
     command = [
-        harness, "run", "--model", "local-completions", "--model_args", asked, "--tasks", ",".join(TASKS),
+        harness, *through, "--tasks", ",".join(TASKS),
         "--batch_size", "2", "--include_path", str(folder), "--log_samples", "--output_path", str(folder / "out"),
     ]  # fmt: skip
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "home")}
@@ -137,7 +153,7 @@ def test_its_scores_and_answers_are_those_of_transformers(
 ) -> None:
     model = TINY if name == "tiny" else folder_of(name)
     mesh = mesh_of("--model", str(model), "--dtype", "float32", "--context-length", "2048", "--served-name", "served")
-    found = samples(harness, mesh.url, model, tmp_path)
+    found = samples(harness, through_http(mesh.url, model), tmp_path)
     reference = Reference(model)
     greedy: list[bool] = []
     for one in found["local_choices"]:
@@ -153,3 +169,14 @@ def test_its_scores_and_answers_are_those_of_transformers(
     for one in found["local_answers"]:
         [((prompt, options), text)] = requests_of(one)
         assert text == reference.answer(prompt, options["until"], 24)
+
+
+def test_through_an_engine_it_finds_what_it_finds_through_http(mesh_of: Any, harness: str, tmp_path: Path) -> None:
+    options = ("--model", str(TINY), "--dtype", "float32", "--context-length", "2048", "--served-name", "served")
+    by_http = samples(harness, through_http(mesh_of(*options).url, TINY), tmp_path / "http")
+    by_engine = samples(harness, through_engine(TINY), tmp_path / "engine")
+    for name in TASKS:
+        for one, other in zip(by_http[name], by_engine[name], strict=True):
+            assert one["arguments"] == other["arguments"]
+            # To the bit: the same prompts, and logits that no batch changes.
+            assert one["resps"] == other["resps"]

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from mesh.simulation.faults import Faults
 from mesh.simulation.virtual_time import run
-from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.local import LocalGateway
 from tests.simulation.scenario import LIMIT_S
 from tests.simulation.whole_mesh import CONTEXT_LENGTH, SimulatedMesh
 
@@ -20,7 +20,7 @@ STAGES = ("tokenize_s", "queue_s", "grant_s", "prefill_s", "transfer_s")
 @pytest.mark.parametrize("mixed", [False, True])
 def test_stages_are_counted_and_add_up_to_the_first_token(mixed: bool) -> None:
     mesh = SimulatedMesh(1, Faults(), mixed, "")
-    mesh.makers["gateway-0"] = lambda: Gateway(SLOW, serve_http=False)
+    mesh.makers["gateway-0"] = lambda: LocalGateway(SLOW)
 
     async def scenario() -> None:
         await mesh.start()

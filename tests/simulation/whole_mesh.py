@@ -30,8 +30,8 @@ from nodes.asks import RowReads
 from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
-from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.local import LocalGateway
 from nodes.gateway.outputs import Generation
 from nodes.gateway.validation import Job, TokenFields, Validator
 from nodes.kv_agent.actor import KVAgent
@@ -170,7 +170,7 @@ class SimulatedMesh:
             max_attempts=8,
         )
         self.validator = Validator(gateway)
-        makers[self.gateway_id] = lambda: Gateway(gateway, serve_http=False)
+        makers[self.gateway_id] = lambda: LocalGateway(gateway)
         self.makers = makers | self.makers
         for actor_id in self.makers:
             if actor_id not in self.gone:

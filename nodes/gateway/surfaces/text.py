@@ -123,7 +123,9 @@ def _logprobs_of_all(piece: Piece, details: TokenDetails) -> TextLogprobs:
 
 def _logprobs_of_prompt(number: int, details: TokenDetails) -> TextLogprobs:
     of_prompts = details.of_prompts
-    ids, read = of_prompts.ids_of(number), of_prompts.read(number, of_prompts.echoed_top)
+    read = of_prompts.read(number, of_prompts.echoed_top)
+    # Fewer than all if it was aborted before.
+    ids = of_prompts.ids_of(number)[: len(read) + 1]
     return TextLogprobs(
         text_offset=offsets_in(of_prompts.text_of(number), map(details.data_of, ids)),
         token_logprobs=[None, *(one.logprob for one in read)],

@@ -151,3 +151,19 @@ def test_people_are_told_where_keys_differ_or_are_lacking():
     trouble = gateway("gateway-0.c", api_keys="1", api_keys_trouble="it is gone")
     assert api_keys_notes([*same, trouble]) == ["gateway-0.c goes on with the API keys that it had: it is gone"]
     assert api_keys_notes([*same, gateway("gateway-x", api_keys=["mine"])]) == []
+
+
+def test_an_admin_is_one_by_a_word_of_the_line_or_of_the_entry() -> None:
+    line = f"ops {sha256_of('sk-ops').hex()} tokens=9 admin"
+    (key,) = read_lines(f"{line}\n")
+    assert (key.admin, key.tokens, key.line()) == (True, 9, line)
+    assert not read_lines(f"ops {sha256_of('sk-ops').hex()}")[0].admin
+    assert digest_of((key,)) != digest_of(read_lines(line.removesuffix(" admin")))
+    with pytest.raises(BadApiKeys):
+        read_lines(f"{line} admin")
+    plain = read_plain("admin=ops:sk-ops, alice:admin=x sk-third")
+    assert [(one.name, one.admin) for one in plain] == [("ops", True), ("alice", False), ("key-3", False)]
+    assert plain[0].sha256 == key.sha256
+    for wrong in ("admin=:sk", "admin=ops:", "admin=o*ps:sk"):
+        with pytest.raises(BadApiKeys):
+            read_plain(wrong)

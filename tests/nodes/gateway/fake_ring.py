@@ -25,6 +25,7 @@ from mesh.testing.actors import Actors
 from nodes.asks import DrawnModel, RowReads, open_asks
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.local import LocalGateway
 from nodes.protocol import (
     AttemptFailed,
     AttemptRefused,
@@ -388,7 +389,7 @@ class Ring(Actors):
         await self.start("d0", FakeScheduler(self.faults, self.seen), group="a", policy="priority")
         await self.start("w0", Silent(WORKER), group="a")
         await self.start("t0", Silent(DETOKENIZER))
-        await self.start("g0", Gateway(self.config, serve_http=self.serve_http))
+        await self.start("g0", Gateway(self.config) if self.serve_http else LocalGateway(self.config))
         await until(lambda: not self.gateway.service.missing_roles())
         return self
 

@@ -23,6 +23,7 @@ from tests.nodes.gateway.fake_ring import Ring, play
 from tests.nodes.recording_context import RecordingContext
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+CONTROLLED = {"/flush_cache", "/release_memory_occupation", "/resume_memory_occupation"}
 ALICE, BOB = {"authorization": "Bearer sk-alice"}, {"x-api-key": "sk-bob"}
 
 
@@ -48,8 +49,9 @@ def test_all_routes_but_those_of_health_and_metrics_want_a_key(tmp_path: Path) -
             answer = await client.request(operation.method, path, json=operation.example)
             assert answer.status_code == (200 if path in OPEN else 401), path
             allowed = await client.request(operation.method, path, json=operation.example, headers=ALICE)
-            # Of stored responses there is none.
-            assert allowed.status_code == (404 if "{response_id}" in operation.path else 200), path
+            # Of stored responses there is none, and whoever has a key may not change the mesh.
+            status = 404 if "{response_id}" in operation.path else 403 if path in CONTROLLED else 200
+            assert allowed.status_code == status, path
         assert len(OPEN) == 9
         for method, path in (("GET", "/nope"), ("POST", "/v1/models"), ("OPTIONS", "/v1/models")):
             assert (await client.request(method, path)).status_code == 401

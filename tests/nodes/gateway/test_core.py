@@ -9,6 +9,8 @@ import pytest
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.events import (
+    ABORT,
+    Aborted,
     Accepted,
     AskAlive,
     AskRoute,
@@ -741,3 +743,21 @@ def test_what_has_begun_waits_for_the_resumption(running: GatewayCore) -> None:
         assert not any(isinstance(command, End) for command in commands)
     running.handle(to("d0"), now)
     assert running.handle(SubmitAccepted("r", 1, "d0", 2), now) == [Accepted("r")]
+
+
+def test_an_aborted_request_ends_with_what_it_had_wherever_it_stands(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    core.handle(batch(delta(0, [7, 8], 0, "se")), 0.5)
+    assert core.handle(Aborted("r"), 1.0) == [
+        End("r", ABORT, None, 3, 2, 0, 1.0),
+        SendCancel("d0", [AttemptRef("r", 0)]),
+    ]
+    assert core.num_requests == 0
+    # What comes late is for nobody, and a second one does nothing.
+    assert not [one for one in core.handle(batch(delta(2, [9], 2, "ven")), 1.1) if isinstance(one, Deliver | End)]
+    assert core.handle(Aborted("r"), 1.2) == []
+    # Waiting for another scheduler: nobody holds it.
+    core.handle(opened("q"), 2.0)
+    core.handle(SubmitFailed("q", 0, Failure("overloaded", "full")), 2.0)
+    assert [type(one) for one in core.handle(Aborted("q"), 2.1)] == [End]

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodes.gateway.actor import Gateway
 from nodes.gateway.errors import ApiError
 from nodes.gateway.events import CancelFailed
+from nodes.gateway.local import LocalGateway
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.validation import Validator
 from nodes.protocol import (
@@ -221,6 +221,6 @@ async def test_readiness_wants_a_scheduler_with_its_worker(ring: Ring) -> None:
 
 async def test_seeds_may_be_drawn_by_a_simulation() -> None:
     async with Ring(serve_http=False) as ring:
-        await take_place(ring, "g0", Gateway(CONFIG, serve_http=False, draw_seed=lambda: 42))
+        await take_place(ring, "g0", LocalGateway(CONFIG, draw_seed=lambda: 42))
         await generate(ring)
         assert ring.seen.submits[-1].spec.sampling.seed == 42

@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 
+from kvstore.cache.allocator import PageState
 from kvstore.protocol import CacheCleared, CacheEvents, PageStored
 from mesh.address import Address
 from nodes.asks import ASK_NAMES
@@ -11,7 +12,9 @@ from nodes.protocol import (
     Adopt,
     Adopted,
     AttemptFailed,
+    CacheFlushed,
     CancelPrefill,
+    FlushCache,
     Load,
     OrderPrefills,
     PrefillOrder,
@@ -23,6 +26,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
+from nodes.protocol.control import BUSY
 from nodes.protocol.steps import RowColumn
 from nodes.request import VECTORS, AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.cache_news import RESTATE_PAUSE_S
@@ -39,6 +43,7 @@ from nodes.scheduler.events import (
     PeerLost,
     ReadyPeer,
     Refuse,
+    Reply,
     Tell,
     Told,
     Wake,
@@ -831,6 +836,29 @@ def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(
     assert restated() == [], "a follower that loses everything does not keep the scheduler at nothing else"
     world.advance(world.now + RESTATE_PAUSE_S)
     assert events() == ["CacheCleared", "PageStored", "PageStored"]
+
+
+def test_a_flush_forgets_every_prefix_and_waits_for_nothing_under_way(world: World) -> None:
+    world.submit(prompt(9), "m", max_tokens=4)
+    world.flush("w-m")
+    refused = world.cores["m"].handle(Asked(Address("g", 1), FlushCache(), 5), world.now)
+    assert refused == [Refuse(5, BUSY, "requests are under way here", retryable=True)]
+    world.settle()
+    core = world.cores["m"]
+    cached = core.cache.num_pages_in(PageState.CACHED)
+    assert cached >= 2
+    world.published.clear()
+    for number in (cached, 0):
+        replies = core.handle(Asked(Address("g", 1), FlushCache(), 5), world.now)
+        assert replies == [Reply(5, CacheFlushed(num_pages=number))]
+        world.event("m", Wake())
+    assert core.cache.num_pages_in(PageState.FREE) == core.cache.num_pages
+    told = [event for _, topic, message in world.published if topic == "kv_events" for event in message.events]
+    assert told == [CacheCleared(group="m")] * 2, "tokenizers route by what is cached"
+    again = world.submit(prompt(9), "m", max_tokens=4)
+    world.settle()
+    assert again.finish
+    assert world.cores["m"].cache.num_pages_in(PageState.CACHED) == cached
 
 
 def test_figures(world: World) -> None:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import UNSET, Struct, UnsetType
 
 from nodes.gateway.answering import Answering
-from nodes.gateway.events import End, Tokens
+from nodes.gateway.events import ABORT, End, Tokens
+from nodes.gateway.named_calls import prompt_names
 
 if TYPE_CHECKING:
     from nodes.gateway.surfaces.generate.body import Shown
@@ -50,6 +51,7 @@ class GrowingAnswer:
         self._answering, self._number = answering, number
         self._details: TokenDetails = answering.details
         self._shown: Shown = answering.job.own
+        self._name = _name_of(answering, number)
         self._has_others = len(answering.generation.output.samples) > 1
         self._text = ""
         self._ids: list[int] = []
@@ -72,12 +74,11 @@ class GrowingAnswer:
         """All so far; `end` if that is all. Raises MalformedPayload."""
         generation, number = self._answering.generation, self._number
         sample = generation.output.samples[number]
-        name = self._answering.job.client_id or self._answering.head.id
         return GenerateAnswer(
             text=self._text,
             output_ids=self._ids,
             meta_info=MetaInfo(
-                id=f"{name}-{number}" if self._has_others else name,
+                id=self._name,
                 finish_reason=self._reason(end),
                 prompt_tokens=generation.num_prompt_tokens[number],
                 completion_tokens=sample.num_tokens,
@@ -90,6 +91,8 @@ class GrowingAnswer:
     def _reason(self, end: End | None) -> dict[str, Any] | None:
         if end is None:
             return None
+        if end.finish_reason == ABORT:
+            return {"type": ABORT, "message": "Aborted", "status_code": None, "err_type": None}
         if end.finish_reason == "length":
             return {"type": "length", "length": len(self._ids)}
         # The model's own end has an id, too, which is its last token.
@@ -126,3 +129,11 @@ class GrowingAnswer:
 
     def _entry(self, logprob: float | None, token_id: int) -> TokenLogprob:
         return logprob, token_id, self._details.name(token_id) if self._shown.has_texts else None
+
+
+def _name_of(answering: Answering, number: int) -> str:
+    """What a sample goes by: its prompt's name, by which it can be aborted, with its number if there are several."""
+    job, generation = answering.job, answering.generation
+    prompt, sample = divmod(number, generation.samples_per_prompt)
+    name = prompt_names(job.rids or job.client_id or answering.head.id, job.num_prompts)[prompt]
+    return name if generation.samples_per_prompt == 1 else f"{name}-{sample}"

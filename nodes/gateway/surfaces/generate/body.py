@@ -1,19 +1,23 @@
 """The body of POST /generate, and what it is as one of /v1/completions. Pure."""
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
 from nodes.gateway.unsupported import NEUTRAL_VALUES, is_neutral
 from nodes.gateway.validation import Job, Validator
 from nodes.request import TokenId
 
 DEFAULT_TOKENS: Final = 128
 """SGLang's, if `max_new_tokens` is not given."""
+
+
+Rid = Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)]
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):
@@ -28,7 +32,7 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
     token_ids_logprob: list[TokenId] | None = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
-    rid: str | None = None
+    rid: Rid | list[Rid] | None = None
     model: str | None = None
     priority: int | None = None
     extra_key: str | None = None
@@ -60,7 +64,7 @@ SAMPLING: Final[Mapping[str, str]] = {
 """Names within `sampling_params`, and those of completions."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {"stop_regex": ("", []), "custom_params": ({},), "beam_width": (1,)}
 _IGNORED: Final = frozenset({"spaces_between_special_tokens", "stream_interval"})
-_SAME: Final = ("stream", "rid", "model", "priority", "extra_key")
+_SAME: Final = ("stream", "model", "priority", "extra_key")
 # Nothing but text goes in.
 _OTHER_PROMPTS: Final[dict[str, tuple[Any, ...]]] = {"image_data": ([],), "video_data": ([],), "audio_data": ([],)}
 _READER: Final = BodyReader(GenerateBody, neutral=NEUTRAL_VALUES | _OTHER_PROMPTS)
@@ -105,7 +109,10 @@ def read(validator: Validator, data: bytes, request_id: str) -> Job:
         _rename(error, prompt_param)
         raise
     unknown_fields = [*decoded.unknown_fields, *unknown, *job.unknown_fields]
+    rids = _rids(body.rid, job.num_prompts)
     return job._replace(
+        client_id=body.rid if isinstance(body.rid, str) else "",
+        rids=rids,
         prompt_param=prompt_param,
         max_tokens_param="sampling_params.max_new_tokens",
         unknown_fields=unknown_fields,
@@ -119,6 +126,16 @@ def _prompt_param(body: GenerateBody) -> str:
         message = "Give either 'text' or 'input_ids', and not both."
         raise BadRequest(message, param=given[0] if given else "text", code="invalid_value")
     return given[0]
+
+
+def _rids(rid: str | list[str] | None, num_prompts: int) -> list[str]:
+    """The name of each prompt, if each has one of its own."""
+    if not isinstance(rid, list):
+        return []
+    if len(rid) != num_prompts or "" in rid:
+        message = f"'rid' must be one name, or a list of one for each of the {num_prompts} prompts."
+        raise BadRequest(message, param="rid", code="invalid_value")
+    return rid
 
 
 def _sampling(raw: Raw | None) -> tuple[dict[str, Raw], list[str]]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Raw
 from typing_extensions import override
 
+from nodes.gateway.events import ABORT
 from nodes.gateway.parsers.events import Event
 from nodes.gateway.surfaces.messages.content import BlockSink, ContentBlocks
 from nodes.gateway.surfaces.messages.types import (
@@ -21,6 +22,9 @@ def stop_reason_of(
     finish_reason: str, *, has_calls: bool, stop_sequence: str | None, num_output_tokens: int, max_tokens: int
 ) -> StopReason:
     """`max_tokens`: what the client allowed, which may be more than the context had room for."""
+    if finish_reason == ABORT:
+        # Anthropic's API has no word for it; of all its words this one alone says that there was more to come.
+        return "max_tokens"
     if finish_reason == "length":
         return "max_tokens" if num_output_tokens >= max_tokens else "model_context_window_exceeded"
     if stop_sequence is not None:

@@ -10,6 +10,7 @@ from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.errors import ApiError, BadRequest
 from nodes.gateway.http_call import HttpCall
+from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.responses.answer import ResponseDeleted
@@ -51,9 +52,9 @@ class ResponsesEndpoint(CompletionEndpoint):
         return job_of(asked, translated, self._validator, call.request_id, keeping)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
+    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
         try:
-            await super()._generate(call, job, arrived_at)
+            await super()._generate(call, job, arrived_at, named)
         except ApiError as error:
             job.own.translated.rename(error)
             raise

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from nodes.gateway.errors import ApiError
+from nodes.gateway.events import ABORT
 from nodes.gateway.openai_types import DrawnTokenLogprob, Usage
 from nodes.gateway.parsers.events import Event, Text
 from nodes.gateway.sse import ENCODE
@@ -79,12 +80,13 @@ class ResponseWriter:
 
     def ended(self, finish_reason: str, usage: Usage, now: int) -> Response:
         """The whole response, once closed."""
-        is_cut = finish_reason == "length"
+        status = _item_status(finish_reason)
         return replace(
             self._response,
-            status="incomplete" if is_cut else "completed",
+            status=status,
             completed_at=now,
-            incomplete_details=IncompleteDetails() if is_cut else None,
+            # OpenAI's clients know no reason for one that was aborted.
+            incomplete_details=IncompleteDetails() if finish_reason == "length" else None,
             output=self._output.items,
             usage=_usage(usage, self._output),
         )
@@ -139,7 +141,7 @@ class ResponseWriter:
 
 
 def _item_status(finish_reason: str) -> Any:
-    return "incomplete" if finish_reason == "length" else "completed"
+    return "incomplete" if finish_reason in ("length", ABORT) else "completed"
 
 
 def _usage(usage: Usage, output: Output) -> ResponseUsage:

@@ -19,6 +19,7 @@ from nodes.gateway.errors import ApiError, TooManyRequests
 from nodes.gateway.event_stream import failed
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.job_endpoint import JobEndpoint
+from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
 from nodes.gateway.service import GatewayService
@@ -44,7 +45,9 @@ class VectorEndpoint(JobEndpoint):
         return self._reader.job(body, call.request_id)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
+    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
+        # Of vectors there is no part to be answered with, so they are not aborted: what is at work is done soon.
+        del named
         work: Work = job.own
         watcher = call.watch()
         try:

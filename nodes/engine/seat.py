@@ -1,0 +1,144 @@
+"""The gateway of an engine in its mesh: joins it, and has its routes answered in this process. On the engine's loop."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TextIO
+
+import msgspec
+from typing_extensions import override
+
+from mesh.actor import Context
+from mesh.address import Address
+from mesh.membership.view import Member
+from mesh.options import SystemOptions
+from mesh.runtime.run_directory import RunDirectory
+from mesh.runtime.telemetry import LogSettings, log_to
+from mesh.system import ActorSystem
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
+from nodes.engine.event_buffer import EventBuffer
+from nodes.engine.exchange import Exchange
+from nodes.engine.startup import Begun
+from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.completions import CompletionEndpoint
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import ApiError, BadRequest, Internal
+from nodes.gateway.fingerprint import fingerprint_of
+from nodes.gateway.local import LocalGateway
+from nodes.gateway.observer import HttpObserver
+from nodes.gateway.surfaces.chat import CHAT
+from nodes.gateway.surfaces.generate.surface import GENERATE
+from nodes.gateway.surfaces.surface import Surface
+from nodes.gateway.validation import Validator
+
+SURFACES: Final[tuple[Surface, ...]] = (CHAT, GENERATE)
+"""The routes that an engine asks."""
+_RETRY_S: Final = 0.1
+"""Between two looks for the registry of a mesh that is starting; a look is a `stat`."""
+
+
+class Seat:
+    """One incarnation of a gateway in a mesh. Raises `mesh.errors.MeshError` where it cannot be that."""
+
+    def __init__(self, mesh: str, epoch: int, begun: Begun) -> None:
+        self.config = config = msgspec.convert(begun.config, GatewayConfig, strict=False)
+        run = RunDirectory.of_mesh(mesh)
+        self._log_file = _open_log(run, begun.gateway)
+        listen, host = ZeroMQOptions.of_host(run), run.host()
+        options = SystemOptions(
+            mesh=mesh,
+            spec={} if host is None else host.spec,
+            host=run.host_name(),
+            proof=begun.proof,
+            vet_host=listen.vet_host,
+            log=log_to(self._log_file, LogSettings.from_environment(os.environ).level),
+            retry_max_s=_RETRY_S,
+        )
+        self._gateway = _Gateway(config)
+        address = Address(begun.gateway, epoch)
+        self._system = ActorSystem(self._gateway, address, ZeroMQTransport(listen), run.bootstrap(), options)
+        self._endpoints: dict[str, CompletionEndpoint] = {}
+
+    @property
+    def ctx(self) -> Context:
+        return self._gateway.ctx
+
+    async def join(self) -> None:
+        await self._system.start()
+        self._observer = _StrictObserver(self.ctx)
+        self._endpoints = {
+            surface.path: CompletionEndpoint(
+                self._gateway.service,
+                surface,
+                Validator(self.config),
+                fingerprint=fingerprint_of(self.config),
+                budget=BodyBudget(self.config),
+                observer=self._observer,
+            )
+            for surface in SURFACES
+        }
+        await self._system.joined()
+
+    async def served(self) -> None:
+        """Return once every role is there that a request needs."""
+        while self._gateway.service.missing_roles():
+            self._gateway.changed.clear()
+            await self._gateway.changed.wait()
+
+    async def over(self) -> str:
+        """Return, with the reason, if the mesh will not have this gateway any more."""
+        reason = await self._system.shutdown_asked()
+        return reason if self._system.over is None else self._system.over.message
+
+    def exchange(
+        self, path: str, body: bytes, events: EventBuffer, shown: Callable[[Any], Any] | None = None
+    ) -> Exchange:
+        surface = next(surface for surface in SURFACES if surface.path == path)
+        return Exchange(path, body, surface.id_prefix, events, shown)
+
+    async def ask(self, exchange: Exchange) -> None:
+        """Have its route answer. Raises `ApiError`; what the answer ended with, if that had begun."""
+        call = exchange.call
+        try:
+            await self._endpoints[exchange.path](call)
+        except ApiError as error:
+            self._observer.failed(call.names, error)
+            raise
+        except Exception as error:
+            # As at the boundary of a route (`nodes/gateway/endpoint.py`): one call must not take others with it.
+            answer = Internal("The gateway failed to serve this request; its log says how.")
+            self._observer.broke(call.names, error, answer)
+            raise answer from error
+
+    async def leave(self) -> None:
+        await self._system.stop()
+        self._log_file.close()
+
+
+class _Gateway(LocalGateway):
+    def __init__(self, config: GatewayConfig) -> None:
+        super().__init__(config)
+        self.changed = asyncio.Event()
+
+    @override
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        super().on_members(joined, left, changed)
+        self.changed.set()
+
+
+class _StrictObserver(HttpObserver):
+    """Over HTTP a field that nobody knows is passed over, since clients of others send theirs; here it is a mistake."""
+
+    @override
+    def unknown_fields(self, names: Iterable[str], path: str) -> None:
+        for name in names:
+            message = f"'{name}' is no field of {path}. Correct its name, or leave it out."
+            raise BadRequest(message, param=name, code="unknown_field")
+
+
+def _open_log(run: RunDirectory, actor_id: str) -> TextIO:
+    try:
+        return (run.path / "logs" / f"{actor_id}.log").open("a", buffering=1)
+    except OSError:
+        return open(os.devnull, "a")
