@@ -189,6 +189,22 @@ class Pages:
         )
 
 
+def _probed(health: HealthPages) -> dict[str, Handler]:
+    """The health routes, also under the paths that probes use by default."""
+    return {
+        "/health/live": health.live,
+        "/health/ready": health.ready,
+        "/health/generate": health.generate,
+        # Those of vLLM and SGLang, SageMaker, Kubernetes.
+        "/health": health.ready,
+        "/ping": health.ready,
+        "/healthz": health.live,
+        "/health_generate": health.generate,
+        # Claude Code's.
+        "/api/hello": health.live,
+    }
+
+
 def _generating(
     service: GatewayService,
     validator: Validator,
@@ -249,16 +265,7 @@ class GatewayApp:
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
             RESPONSE: responses.get,
-            "/health/live": health.live,
-            "/health/ready": health.ready,
-            "/health/generate": health.generate,
-            # Paths that probes use by default: those of vLLM and SGLang, SageMaker, Kubernetes.
-            "/health": health.ready,
-            "/ping": health.ready,
-            "/healthz": health.live,
-            "/health_generate": health.generate,
-            # Claude Code's.
-            "/api/hello": health.live,
+            **_probed(health),
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/load": pages.load,
