@@ -274,10 +274,10 @@ def test_nothing_is_left_of_a_killed_program_and_the_next_start_removes_what_oth
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=host.environment
     ) as it:
         host.name = it.stdout.readline().strip()
-        pids = host.processes()
-        # The supervisor last would be the supervisor never: it starts the others again.
-        for pid in sorted(pids):
-            os.kill(pid, signal.SIGKILL)
+        # All at once: stopped first, none can do anything about the others' ends.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in host.processes():
+                os.kill(pid, number)
     wait_until(lambda: not host.processes(), "all are dead")
     assert host.segments()
     assert host.run_directory.exists()
