@@ -187,3 +187,10 @@ def test_an_encoder_asked_for_tokens_answers_why_there_are_none(maker: str) -> N
 def test_ranks_do_not_share_an_encoder() -> None:
     with pytest.raises(TensorParallelUnfit, match=r"an encoder, which one worker computes\. Use .* size of 1\."):
         resolve_model(BERTS[0]).shard(0, 2)
+
+
+def test_a_context_shorter_than_what_the_numerics_are_tried_with(tmp_path: Path) -> None:
+    reference = save_encoder(tmp_path, max_position_embeddings=20)
+    ids = drawn_ids(20)
+    [states] = encoded(make_runner(tmp_path), ids)
+    assert torch.allclose(states, expected_states(reference, ids), atol=1e-4)
