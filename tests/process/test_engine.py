@@ -298,6 +298,15 @@ def test_nothing_is_left_of_a_killed_program_and_the_next_start_removes_what_oth
     host.name = engine.name
 
 
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_no_process_is_left_of_a_program_that_is_killed_while_its_engine_starts(host, num_processes):
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.DEVNULL, env=host.environment) as it:
+        # Two: it has just started its supervisor. Three: which has started the process that actors are forked from.
+        wait_until(lambda: len(host.processes()) >= num_processes, "it starts")
+        it.kill()
+    host.assert_nothing_left(within_s=5.0)
+
+
 def test_a_program_that_forgets_its_engine_ends_and_so_does_its_mesh(host):
     program = "from nodes import Engine\nengine = Engine('echo', mixed=1)\nprint(engine.name, flush=True)\n"
     done = subprocess.run(
