@@ -25,7 +25,7 @@ from nodes.worker.ops.torch.load import HostRunner, load_host_runner
 from nodes.worker.steps.sequence_table import OpenSequence
 from nodes.worker.steps.step import Rows, RunnableRow, RunnableStep
 
-_INPUTS: Final = 96
+_INPUTS: Final = 32
 _BATCH: Final = 32
 _STEP_TOKENS: Final = 768
 _ROUNDS: Final = 5

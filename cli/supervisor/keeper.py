@@ -181,7 +181,7 @@ class ProcessKeeper:
         return ActorList(name, topology.url, topology.model_name, ready, actors, topology.context, notes)
 
     def close(self) -> None:
-        """Let the zygote end; all actors have ended."""
+        """Let the zygote end: all actors have ended, or are being killed. Calling this again is harmless."""
         self._timer.cancel()
         self._starter.close()
 

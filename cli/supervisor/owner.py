@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 from typing import Any
 
 import msgspec
@@ -21,7 +22,10 @@ _READ_BYTES = 4096
 
 
 class Owner:
-    """The owner of one mesh. `lifeline` is the reading end of its pipe, `answer` where news for it go."""
+    """The owner of one mesh. `lifeline` is the reading end of its pipe, `answer` where news for it go.
+
+    Raises SystemExit if it is gone already.
+    """
 
     def __init__(self, lifeline: int, answer: int, gateway: Address) -> None:
         self._lifeline, self._answer, self._gateway = lifeline, answer, gateway
@@ -29,6 +33,11 @@ class Owner:
         # fetching a model for example, may take an hour, and there is nothing yet that would be left behind.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         self._set(os.O_NONBLOCK | os.O_ASYNC)
+        poll = select.poll()
+        poll.register(lifeline, select.POLLIN)
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            # It ended while this process was starting, and of that there is no signal.
+            raise SystemExit(0)
 
     def begin(self, keeper: ProcessKeeper, config: dict[str, Any]) -> None:
         """Its gateway can join from now on. `config` are the fields of that gateway's configuration."""
@@ -50,6 +59,8 @@ class Owner:
             loop.remove_reader(self._lifeline)
             # At once: there is nobody left to finish anything for.
             keeper.stop("the engine has ended", force=True)
+            # Nor for actors that a zygote is to fork once it has imported everything.
+            keeper.close()
 
     def _set(self, flags: int) -> None:
         fcntl.fcntl(self._lifeline, fcntl.F_SETFL, flags)

@@ -69,7 +69,8 @@ class Asking:
             shown = _indexed(batch) if is_indexed else None
             return Request(path, batch.body, batch.num_samples + num_beside, shown, where, parts)
 
-        return map(request, prompts.batches(most_samples, lambda: max(1, inside.room_now // _SHARE)))
+        # A streamed call begins with its first sample's text, and then cannot be made again if another one is refused.
+        return map(request, prompts.batches(most_samples, lambda: 1 if stream else max(1, inside.room_now // _SHARE)))
 
     def of_chat(self, messages: Sequence[Mapping[str, Any]], stream: bool, fields: Mapping[str, Any]) -> list[Request]:
         """The call of a chat completion."""

@@ -244,21 +244,19 @@ class GatewayApp:
         self._observer = observer
         self._keys = keys
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
-
         id_prefixes = {path: one.id_prefix for path, one in (surfaces | dict(VECTORS)).items()}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
-            prefix = id_prefixes.get(path, "req-")
-            return Endpoint(path, handler, observer, prefix, errors_of(path), None if path in OPEN else keys)
+            its_keys = None if path in OPEN else keys
+            return Endpoint(path, handler, observer, id_prefixes.get(path, "req-"), errors_of(path), its_keys)
 
         responses = ResponsePages(kept)
         control = ControlPages(service, observer, budget, server_version())
         posts: dict[str, Handler] = {
-            **_generating(service, validator, observer, budget, kept),
+            **_generating(service, validator, observer, budget, kept) | control.posts,
             COUNT_TOKENS: pages.count_tokens,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
-            "/abort_request": control.abort_request,
         }
         gets: dict[str, Handler] = {
             "/": pages.status,

@@ -128,6 +128,18 @@ _OF_VECTORS: tuple[tuple[str, str, Any, type[msgspec.Struct], dict[str, Any]], .
     ),
 )
 
+_OF_TEXT = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/generate",
+    }
+)
+"""What a model that makes vectors alone does not serve."""
+
 OPERATIONS = (
     Operation("/v1/models", "get", "The served models", ModelList),
     Operation("/v1/models/{model_id}", "get", "One model", ModelCard, errors=(404,)),
@@ -280,7 +292,8 @@ def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> by
     refs = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, refs)
+        if config.makes_text or operation.path not in _OF_TEXT:
+            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, refs)
     whole = {
         "openapi": "3.1.0",
         "info": {"title": "kvmesh", "version": version, "summary": "OpenAI-compatible gateway of a serving mesh"},

@@ -228,11 +228,14 @@ class RoutingCore:
         if not able:
             missing = next((ask for ask in asks if not any(ask in one.attributes.asks for one in ready)), "")
             name = missing.partition("/")[0]
-            what = f"'{name}'" if name else "all that it asks of its draws together"
+            what = f"do '{name}'" if name else "do all that it asks of its draws together"
+            if missing == VECTORS:
+                # Which is no field of a request.
+                what, name = "make vectors", ""
             # Groups of different releases: nobody is to be told for ever what holds while one of them is away.
             if self._is_away(asks, now) or all(one.attributes.phase == PREFILL for one in ready):
-                raise NoCapacity(f"no worker group that is ready can do {what} for this request; try again in a moment")
-            raise UnsupportedAsk(f"no worker group of this mesh can do {what} for this request", name or None)
+                raise NoCapacity(f"no worker group that is ready can {what} for this request; try again in a moment")
+            raise UnsupportedAsk(f"no worker group of this mesh can {what} for this request", name or None)
         return able
 
     def _is_away(self, asks: Collection[str], now: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from tests.chaos.chaos_mesh import UNRATIONED, ChaosMesh, started
 from tests.chaos.streams import Answer, Wave, asking
 
-MESH = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--detokenizers", "2")
+MESH = ("--model", "tiny", "--pooling", "mean", "--prefill", "1", "--decode", "1", "--detokenizers", "2")
 
 
 @pytest.fixture(scope="module")

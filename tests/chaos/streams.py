@@ -51,12 +51,22 @@ ASKS: list[dict[str, Any]] = [
     {"logprobs": 2, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
 ]
 """What requests ask of their draws, a quarter each."""
+VECTORS = (3, 6)
+"""Of eight requests, those that want vectors."""
 
 
 def asking(salt: str, num_requests: int = 24) -> list[dict[str, Any]]:
-    """`bodies` that ask for more than text; all say which tokens they get. Of each kind half are greedy."""
-    every = enumerate(bodies(salt, num_requests))
-    return [body | ASKS[number // 2 % len(ASKS)] | {"return_token_ids": True} for number, body in every]
+    """`bodies` that ask for more than text, with the ids of all tokens; and, a quarter of them, for vectors."""
+    return [
+        _embedding(body) if number % 8 in VECTORS else body | ASKS[number // 2 % len(ASKS)] | {"return_token_ids": True}
+        for number, body in enumerate(bodies(salt, num_requests))
+    ]
+
+
+def _embedding(body: dict[str, Any]) -> dict[str, Any]:
+    """The vector of some prompts, which are prefilled in chunks, and not streamed."""
+    inputs = [body["prompt"], body["prompt"] * 3, "Ann"]
+    return {"model": "tiny", "input": inputs, "encoding_format": "base64", "cache_salt": body["cache_salt"]}
 
 
 def calling(salt: str, num_requests: int) -> list[dict[str, Any]]:
@@ -102,8 +112,10 @@ async def stream(port: int, body: dict[str, Any], answer: Answer, on_event: Call
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+        is_vector = "input" in body
+        data = json.dumps(body if is_vector else body | {"stream": True, "stream_options": {"include_usage": True}})
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        path, data = "/v1/embeddings" if is_vector else path, data.encode()
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
         writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         answer.is_open = True
@@ -113,6 +125,9 @@ async def stream(port: int, body: dict[str, Any], answer: Answer, on_event: Call
         if b" 200 " not in status:
             answer.broken = f"{status!r} {await reader.read(2000)!r}"
             return
+        if is_vector:
+            await _take_vectors(reader, answer, on_event)
+            return
         while line := await reader.readline():
             if line == b"data: [DONE]\n":
                 return
@@ -121,6 +136,18 @@ async def stream(port: int, body: dict[str, Any], answer: Answer, on_event: Call
         raise ConnectionResetError(CLOSED)
     finally:
         writer.close()
+
+
+async def _take_vectors(reader: asyncio.StreamReader, answer: Answer, on_event: Callable[[], None]) -> None:
+    while (line := await reader.readline()) != b"\r\n":
+        if not line:
+            raise ConnectionResetError(CLOSED)
+    answered = json.loads(await reader.read())
+    answer.text = " ".join(one["embedding"] for one in answered["data"])
+    answer.usage = answered["usage"]["prompt_tokens"], len(answered["data"])
+    answer.finish_reason = "vectors"
+    answer.num_events += 1
+    on_event()
 
 
 def _take(event: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -> None:

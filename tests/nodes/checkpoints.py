@@ -43,7 +43,7 @@ def fake_spec(config: dict) -> ModelSpec:
     architecture = config["model_type"]
     fields = ConfigFields(config, Path("config.json"))
     shape = ARCHITECTURES[architecture].describe(fields)
-    called = config.get("architectures", [""])[0]
+    called = (config.get("architectures") or [""])[0]
     pooling = head_pooling(called, fields, shape["hidden_size"], ARCHITECTURES[architecture])
     return ModelSpec(name="", source="directory", architecture=architecture, dtype="float32", pooling=pooling, **shape)
 

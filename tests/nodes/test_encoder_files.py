@@ -8,7 +8,7 @@ import pytest
 
 from nodes.model_spec import ModelDamaged, ModelSpec, ModelUnsupported, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
-from nodes.models.pooling import Dense
+from nodes.models.pooling import Dense, Pooling
 from tests.nodes.checkpoints import fake_spec, write_model, write_safetensors
 
 BERT = {
@@ -20,7 +20,7 @@ ROBERTA = BERT | {
     "architectures": ["RobertaModel"], "model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1
 }  # fmt: skip
 CLASSES = {"architectures": ["BertForSequenceClassification"]}
-IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 def test_an_encoder_makes_vectors_of_whole_sequences() -> None:
@@ -64,27 +64,16 @@ def test_what_contradicts_itself_is_damaged(fields: dict[str, Any], key: str) ->
         fake_spec(ROBERTA | fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind", "labels", "activation"),
-    [
-        ({}, "classify", ("LABEL_0", "LABEL_1"), "softmax"),
-        ({"id2label": {"1": "yes", "0": "no"}}, "classify", ("no", "yes"), "softmax"),
-        ({"num_labels": 3, "problem_type": "multi_label_classification"}, "classify",
-         ("LABEL_0", "LABEL_1", "LABEL_2"), "sigmoid"),
-        ({"id2label": {"0": "LABEL_0"}}, "score", ("LABEL_0",), "sigmoid"),
-        ({"num_labels": 1, "sentence_transformers": {"activation_fn": IDENTITY}}, "score", ("LABEL_0",), "identity"),
-        ({"num_labels": 1, "sbert_ce_default_activation_function": SIGMOID}, "score", ("LABEL_0",), "sigmoid"),
-        ({"num_labels": 1, "problem_type": "regression"}, "score", ("LABEL_0",), "identity"),
-    ],
-)  # fmt: skip
-def test_classes(fields: dict[str, Any], kind: str, labels: tuple[str, ...], activation: str) -> None:
-    pooling = fake_spec(BERT | CLASSES | fields).pooling
-    assert pooling is not None
-    assert (pooling.pool, pooling.kind, pooling.labels, pooling.activation) == ("cls", kind, labels, activation)
-    assert pooling.dense == (
+def test_classes_are_told_by_the_first_position() -> None:
+    pooling = fake_spec(BERT | CLASSES | {"id2label": {"0": "no", "1": "yes"}}).pooling
+    dense = (
         Dense(16, 16, "bert.pooler.dense.weight", "bert.pooler.dense.bias", "tanh"),
-        Dense(16, len(labels), "classifier.weight", "classifier.bias"),
+        Dense(16, 2, "classifier.weight", "classifier.bias"),
     )
+    assert pooling == Pooling(pool="cls", kind="classify", dense=dense, labels=("no", "yes"), activation="softmax")
+    score = fake_spec(BERT | CLASSES | {"num_labels": 1, "sbert_ce_default_activation_function": IDENTITY}).pooling
+    assert score is not None
+    assert (score.kind, score.activation, score.num_dimensions(16)) == ("score", "identity", 1)
 
 
 def test_an_activation_of_scores_that_is_not_known_is_refused() -> None:

@@ -322,10 +322,10 @@ def test_nothing_is_left_of_a_killed_program_and_the_next_start_removes_what_oth
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=host.environment
     ) as it:
         host.name = it.stdout.readline().strip()
-        pids = host.processes()
-        # The supervisor last would be the supervisor never: it starts the others again.
-        for pid in sorted(pids):
-            os.kill(pid, signal.SIGKILL)
+        # All at once: stopped first, none can do anything about the others' ends.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in host.processes():
+                os.kill(pid, number)
     wait_until(lambda: not host.processes(), "all are dead")
     assert host.segments()
     assert host.run_directory.exists()
@@ -344,6 +344,15 @@ def test_nothing_is_left_of_a_killed_program_and_the_next_start_removes_what_oth
         with pytest.raises(MeshGone, match="make another one"):
             engine.generate("x")
     host.name = engine.name
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_no_process_is_left_of_a_program_that_is_killed_while_its_engine_starts(host, num_processes):
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.DEVNULL, env=host.environment) as it:
+        # Two: it has just started its supervisor. Three: which has started the process that actors are forked from.
+        wait_until(lambda: len(host.processes()) >= num_processes, "it starts")
+        it.kill()
+    host.assert_nothing_left(within_s=5.0)
 
 
 def test_a_program_that_forgets_its_engine_ends_and_so_does_its_mesh(host):

@@ -40,8 +40,10 @@ def assert_unharmed(mesh: Any) -> None:
 def test_drawn_bodies(mesh: Any, num_examples: int, derandomize: bool) -> None:
     document = json.loads(mesh.get("/openapi.json"))
     client, schemas = Client(mesh.port), document["components"]["schemas"]
-    routes = routes_by_body(document)
-    assert len(routes) == 16
+    # Those that need `--control` are refused here before their bodies are read.
+    unread = ("/release_memory_occupation", "/resume_memory_occupation")
+    routes = [route for route in routes_by_body(document) if route.path not in unread]
+    assert len(routes) == 15
     chosen = settings(
         max_examples=num_examples,
         deadline=None,

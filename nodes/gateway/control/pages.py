@@ -99,6 +99,7 @@ class ControlPages:
         self._aborts = Aborts(ctx, service)
         self._memory = MemoryControl(ctx, service.config, service.stopping)
         self._cache = CacheControl(ctx, service.config, self._memory)
+        self.posts: dict[str, Handler] = {"/abort_request": self.abort_request}
         # Under the names that SGLang had for them, too.
         self.gets: dict[str, Handler] = {
             "/v1/loads": self.loads,

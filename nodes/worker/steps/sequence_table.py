@@ -166,12 +166,9 @@ class SequenceTable:
         one = OpenSequence(opening, *open_asks(opening.sampling.asks, self._model))
         if one.kind != TOKENS and (one.kind not in VECTOR_KINDS or not (self._model.spec and self._model.spec.pooling)):
             one.problem = f"this worker makes no vectors of kind {one.kind!r}"
-        if one.kind == TOKENS and self._model.spec and self._model.spec.is_encoder:
-            one.problem, one.is_edited, one.is_plain = (
-                "this worker's model is an encoder, which draws no tokens",
-                True,
-                False,
-            )
+        if one.kind == TOKENS and self._model.spec and not self._model.spec.has_head:
+            one.problem = "this worker's model has no head, and draws no tokens"
+            one.is_edited, one.is_plain = True, False
         before = self._slots.get(opening.slot, _NOBODY)
         if before.sequence == one.sequence:
             # Opened again for a step that is sent again, whose input may be the token drawn before.

@@ -10,6 +10,7 @@ from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.protocol import Load
+from nodes.request import VECTORS
 from nodes.tokenizer.config import RoutingLimits
 from nodes.tokenizer.errors import MemoryReleased, NoCapacity, UnsupportedAsk
 from nodes.tokenizer.routing import (
@@ -400,3 +401,20 @@ def test_few_groups_that_have_left_are_remembered() -> None:
     core = router(*(member(f"d{number}", phase="decode", asks=["b/1"]) for number in range(MAX_LEFT + 5)))
     core.handle(MembersChanged([member("e", phase="decode"), *DETOKENIZERS]))
     assert len(core._could) == MAX_LEFT + 1
+
+
+def test_a_vector_goes_straight_to_a_group_that_prefills_and_needs_no_detokenizer():
+    able = {"asks": [VECTORS]}
+    core = RoutingCore(RoutingLimits())
+    groups = [member("d", phase="decode", **able), member("p", phase="prefill", **able), member("old", phase="mixed")]
+    core.handle(MembersChanged(groups))
+    route = core.choose("r", PROMPT, "", (), 0.0, asks=[VECTORS])
+    assert (route.decode, route.prefill, route.detokenizer) == ("p", "", "")
+    # Any group serves any phase when the other is gone.
+    assert core.choose("r", PROMPT, "", ["p"], 0.0, asks=[VECTORS]).decode == "d"
+    core.handle(MembersChanged([member("d", phase="decode", **able)]))
+    assert core.choose("r", PROMPT, "", (), 0.0, asks=[VECTORS]).decode == "d"
+    # What the client would have to change is no field.
+    with pytest.raises(UnsupportedAsk, match="no worker group of this mesh can make vectors") as raised:
+        router(member("old")).choose("r", PROMPT, "", (), 0.0, asks=[VECTORS])
+    assert raised.value.param is None

@@ -160,6 +160,18 @@ def test_vectors_of_a_pair(tmp_path: Path, maker: str) -> None:
         assert torch.allclose(torch.frombuffer(bytearray(vector), dtype=torch.float32), right, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(("kind", "second"), [("bert", 40), ("roberta", 0), ("xlm-roberta", 0)])
+def test_logits_of_classes_are_those_of_transformers(tmp_path: Path, kind: str, second: int) -> None:
+    fields = {"num_labels": 3} | ({} if second else {"type_vocab_size": 1})
+    reference, ids = save_encoder(tmp_path, kind, AutoModelForSequenceClassification, **fields), drawn_ids(90)
+    types = (torch.arange(90) >= (second or 90)).long()
+    with torch.no_grad():
+        right = reference(torch.tensor([ids]), token_type_ids=types[None]).logits[0]
+    sequence = OpenSequence(Open(0, 1, len(ids), GREEDY, kind="cls", second_from=second))
+    [vector] = vector_of(make_runner(tmp_path), sequence, ids).vectors
+    assert torch.allclose(torch.frombuffer(bytearray(vector), dtype=torch.float32), right, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("maker", MAKERS)
 def test_an_encoder_asked_for_tokens_answers_why_there_are_none(maker: str) -> None:
     spec = resolve_model(BERTS[0])
@@ -168,10 +180,17 @@ def test_an_encoder_asked_for_tokens_answers_why_there_are_none(maker: str) -> N
     [error] = outcome.errors
     assert (error.code, error.message) == (
         "unsupported_ask",
-        "this worker's model is an encoder, which draws no tokens",
+        "this worker's model has no head, and draws no tokens",
     )
 
 
 def test_ranks_do_not_share_an_encoder() -> None:
     with pytest.raises(TensorParallelUnfit, match=r"an encoder, which one worker computes\. Use .* size of 1\."):
         resolve_model(BERTS[0]).shard(0, 2)
+
+
+def test_a_context_shorter_than_what_the_numerics_are_tried_with(tmp_path: Path) -> None:
+    reference = save_encoder(tmp_path, max_position_embeddings=20)
+    ids = drawn_ids(20)
+    [states] = encoded(make_runner(tmp_path), ids)
+    assert torch.allclose(states, expected_states(reference, ids), atol=1e-4)

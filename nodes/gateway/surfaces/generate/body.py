@@ -75,7 +75,7 @@ class Shown(NamedTuple):
     """What the answer says beside text, ids and counts: `Job.own`.
 
     `start`: the first position of the prompt whose logprobs are said; None: of the output alone. `ids` are those whose
-    logprobs are said beside each token.
+    logprobs are said beside each token. `is_list`: prompts came as a list, so answers go as one, too.
     """
 
     has_logprobs: bool = False
@@ -83,6 +83,7 @@ class Shown(NamedTuple):
     top: int = 0
     ids: tuple[int, ...] = ()
     has_texts: bool = False
+    is_list: bool = False
 
 
 def read(validator: Validator, data: bytes, request_id: str) -> Job:
@@ -158,8 +159,10 @@ def _sampling(raw: Raw | None) -> tuple[dict[str, Raw], list[str]]:
 
 
 def _shown(body: GenerateBody) -> Shown:
+    prompts = body.text if body.text is not None else body.input_ids
+    is_list = isinstance(prompts, list) and not any(isinstance(one, int) for one in prompts)
     if not body.return_logprob:
-        return Shown()
+        return Shown(is_list=is_list)
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
     return Shown(
         has_logprobs=True,
@@ -167,6 +170,7 @@ def _shown(body: GenerateBody) -> Shown:
         top=body.top_logprobs_num or 0,
         ids=tuple(body.token_ids_logprob or ()),
         has_texts=bool(body.return_text_in_logprobs),
+        is_list=is_list,
     )
 
 

@@ -21,7 +21,7 @@ from nodes.gateway.validation import Job, Validator
 
 
 class GenerateSurface(Surface):
-    """One sample is an object, several are a list. Streamed events are cumulative."""
+    """One sample is an object; several, and those of a list of prompts, are a list. Streamed events are cumulative."""
 
     path: ClassVar[str] = "/generate"
     id_prefix: ClassVar[str] = "gen-"
@@ -39,7 +39,8 @@ class GenerateSurface(Surface):
             growing = GrowingAnswer(answering, piece.number)
             growing.grow(piece.text, piece.tokens)
             answers.append(growing.answer(piece.end, is_indexed=False))
-        return answers if len(answers) > 1 else answers[0]
+        is_list = len(answers) > 1 or answering.job.own.is_list
+        return answers if is_list else answers[0]
 
     @override
     def writer(self, answering: Answering) -> "_GenerateStream":

@@ -101,7 +101,8 @@ def program_results(
     """
     probe = _Probe(spec, library, weights, model, layout, collectives)
     if spec.is_encoder:
-        each = [_Rows(copy, 0, end) for copy, end in enumerate(_EDGES[2:])]
+        # It has embeddings of no more positions than its context.
+        each = [_Rows(copy, 0, min(end, spec.context_length)) for copy, end in enumerate(_EDGES[2:])]
         alone = torch.cat([probe.states(one) for one in each])
         yield torch.equal(probe.states(*each), alone), alone
         return

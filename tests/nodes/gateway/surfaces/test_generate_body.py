@@ -93,3 +93,12 @@ def test_errors_name_the_field(fields: dict[str, Any], param: str, code: str) ->
     name = param.split(".")[0]
     assert name in refused.value.message
     assert not any(f"'{theirs}'" in refused.value.message for name, theirs in SAMPLING.items() if name != theirs)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "is_list"),
+    [({"text": "a"}, False), ({"text": ["a"]}, True), ({"input_ids": [3]}, False), ({"input_ids": [[3]]}, True)],
+)
+@pytest.mark.parametrize("logprob", [False, True])
+def test_a_list_of_one_is_a_list(prompts: dict[str, Any], is_list: bool, logprob: bool) -> None:
+    assert job_of(**prompts, return_logprob=logprob).own.is_list == is_list

@@ -72,6 +72,10 @@ def test_only_what_the_model_can_serve_is_in_the_document() -> None:
     def paths(pooling: Pooling | None) -> set[str]:
         return json.loads(document("1", config_of(pooling), takes_priority=True))["paths"].keys() & VECTORS.keys()
 
+    whole = json.loads(document("1", config_of(EMBEDDING, makes_text=False), takes_priority=True))["paths"]
+    texts = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"}
+    assert not texts & whole.keys()
+    assert texts <= DOCUMENTS_OF["embedding"]["paths"].keys()
     scored = {path for path in VECTORS if "score" in path or "rerank" in path}
     assert paths(None) == set()
     assert paths(EMBEDDING) == scored | {"/v1/embeddings", "/embeddings", "/embed", "/encode"}
