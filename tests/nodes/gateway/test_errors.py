@@ -40,5 +40,5 @@ def test_every_error_has_a_status_of_its_kind() -> None:
         return [kind, *(grandchild for child in kind.__subclasses__() for grandchild in family(child))]
 
     for kind in family(ApiError):
-        client_s_fault = kind.type in ("invalid_request_error", "rate_limit_error")
+        client_s_fault = kind.type in ("invalid_request_error", "permission_error", "rate_limit_error")
         assert (400 <= kind.status < 500) == client_s_fault
