@@ -4,6 +4,7 @@ that process starts, this one imports what an engine is made of.
 It is started by exec, never by fork: the process of an engine has threads.
 """
 
+import errno
 import os
 import sys
 import weakref
@@ -31,14 +32,19 @@ class Launched:
         self.err, its_err = os.pipe()
         # A supervisor must not wait for a process whose interpreter is busy, or hangs: it does without its lines.
         os.set_blocking(its_err, False)
+        # Nobody reads it before the process runs: a wish that is larger than a pipe would be waited for, for ever.
+        os.set_blocking(self._lifeline, False)
         try:
-            os.write(self._lifeline, msgspec.json.encode(wish) + b"\n")
+            _write_whole(self._lifeline, msgspec.json.encode(wish) + b"\n")
             self.pid = _spawn(stdin, its_out, its_err)
         except OSError as error:
+            # Its ends alone: those of the process are closed below, as after a good start.
             self.let_go()
             for descriptor in (self.out, self.err):
                 os.close(descriptor)
-            raise StartFailed(f"the supervisor cannot be started: {error.strerror}; make room for a process") from error
+            is_large = error.errno == errno.EMSGSIZE
+            do = "put what you set into a topology file (`file=`)" if is_large else "make room for a process"
+            raise StartFailed(f"the supervisor cannot be started: {error.strerror}; {do}") from error
         finally:
             for descriptor in (stdin, its_out, its_err):
                 os.close(descriptor)
@@ -48,6 +54,12 @@ class Launched:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Raises OSError if the pipe does not hold all of it."""
+    if os.write(descriptor, data) < len(data):
+        raise OSError(errno.EMSGSIZE, "its settings are larger than a pipe holds")
 
 
 def _spawn(stdin: int, out: int, err: int) -> int:
