@@ -38,6 +38,13 @@ class Asking:
         """Raises BadRequest."""
         return Prompts(prompt, input_ids, fields)
 
+    def generating(
+        self, prompt: Any, input_ids: Any, sampling_params: Any, fields: Mapping[str, Any], *, stream: bool
+    ) -> tuple[Prompts, Iterable[Request]]:
+        """Prompts, and the calls of `/generate` for them. Raises BadRequest."""
+        prompts = Prompts(prompt, input_ids, {"sampling_params": sampling_params, "stream": stream, **fields})
+        return prompts, self.of_prompts(prompts, stream=stream)
+
     def scoring(
         self, query: Any, items: Any, token_ids: Any, fields: Mapping[str, Any], *, softmax: bool, item_first: bool
     ) -> Scoring:

@@ -113,8 +113,7 @@ class Engine:
         `token_ids_logprob`, `rid` and more. These and `sampling_params` may be lists with an entry for each prompt.
         """
         asking = self._asking
-        prompts = asking.prompts(prompt, input_ids, {"sampling_params": sampling_params, "stream": stream, **fields})
-        requests = asking.of_prompts(prompts, stream=stream)
+        prompts, requests = asking.generating(prompt, input_ids, sampling_params, fields, stream=stream)
         return asking.stream(requests) if stream else prompts.of_each(asking.whole(requests))
 
     async def async_generate(
@@ -128,8 +127,7 @@ class Engine:
     ) -> Any:
         """`generate` for coroutines; with `stream` what it returns is read by `async for`."""
         asking = self._asking
-        prompts = asking.prompts(prompt, input_ids, {"sampling_params": sampling_params, "stream": stream, **fields})
-        requests = asking.of_prompts(prompts, stream=stream)
+        prompts, requests = asking.generating(prompt, input_ids, sampling_params, fields, stream=stream)
         if stream:
             return await asking.stream_later(requests)
         return prompts.of_each(await asking.whole_later(requests))

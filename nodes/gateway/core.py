@@ -206,9 +206,15 @@ class GatewayCore:
         if delta.finish_reason is not None:
             self._end(state, delta.finish_reason, None, now, delta.stop_string)
 
-    def _on_prompt_read(self, event: PromptRead, now: float) -> None:
+    def _attempted(self, event: PromptRead | Pooled | AttemptFailed) -> RequestState | None:
+        """The request whose present attempt says this; None for what is late or of nobody."""
         state = self.requests.get(event.request_id)
-        if state is None or state.attempt != event.attempt or state.phase > Phase.RUNNING or not state.prompt_position:
+        is_present = state is not None and state.attempt == event.attempt and state.phase <= Phase.RUNNING
+        return state if is_present else None
+
+    def _on_prompt_read(self, event: PromptRead, now: float) -> None:
+        state = self._attempted(event)
+        if state is None or not state.prompt_position:
             self.num_refused += 1
             return
         if state.phase is Phase.SUBMITTING:
@@ -223,12 +229,13 @@ class GatewayCore:
         self._say_read(state)
 
     def _on_pooled(self, event: Pooled, now: float) -> None:
-        state = self.requests.get(event.request_id)
-        if state is None or state.attempt != event.attempt or state.phase > Phase.RUNNING or not state.wants_vector:
+        state = self._attempted(event)
+        if state is None or not state.wants_vector:
             self.num_refused += 1
             return
         if state.phase is Phase.SUBMITTING:
             self._run(state, now)
+        # Told again and again until the attempt is cancelled, which its end does.
         self._commands.append(state.accept_vector(event, now))
         self._end(state, "stop", None, now)
 
@@ -294,8 +301,7 @@ class GatewayCore:
         self._next_attempt(state, event.failure, [state.scheduler], now, has_run=has_run)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
-        state = self.requests.get(event.request_id)
-        if state is None or state.attempt != event.attempt or state.phase > Phase.RUNNING:
+        if (state := self._attempted(event)) is None:
             return
         failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
         # A scheduler that restarted does not know the attempt, but may have its pages: it is as good as any other.

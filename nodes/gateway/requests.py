@@ -146,6 +146,7 @@ class RequestState:
         if pooled.stages is not None:
             self._add_stages(pooled.attempt, pooled.stages)
         if self.attempt == 0:
+            # As of output: what a later attempt finds cached was computed for the first one.
             self.num_cached_tokens = pooled.num_cached_tokens
         self.first_token_s = now - self.arrived_at
         return DeliverVector(self.opened.request_id, pooled.vector, self.num_cached_tokens)

@@ -94,6 +94,7 @@ def read_pooling(files: SmallFiles, shape: dict[str, Any], head: Pooling | None)
         _require_lower_case(files, first.config)
     limits = (first.config, "max_seq_length") if first.config.value("max_seq_length") else (texts, "model_max_length")
     named = _prompts(prompts)
+    # The last state is the same whichever positions are counted; a mean would have to leave out those of the prompt.
     if any(named.values()) and not _includes_prompt(others) and pooling.pool != "last":
         raise others[0].config.unsupported("include_prompt", "is false, though there are prompts")
     return msgspec.structs.replace(
@@ -201,6 +202,7 @@ def _pool(config: ConfigFields) -> Pool:
     """The one mode of a Pooling, as sentence-transformers reads both spellings."""
     given: Any = config.value("pooling_mode")
     if given is None:
+        # Without any flag it takes the mean.
         flags = [mode for key, mode in _FLAGS.items() if config.boolean(key)]
         modes: list[Any] = flags or ["mean"]
     else:
@@ -219,6 +221,7 @@ def _dense(module: _Module, num_in: int, is_last_of: str) -> Dense:
     config.require("module_input_name", None, "sentence_embedding")
     config.require("module_output_name", *((None,) if is_last_of == "sentence_embedding" else ()), is_last_of)
     config.require("use_residual", None, False)
+    # The library's own default, where a file names none, is tanh.
     named = config.value("activation_function") is not None
     return Dense(
         num_in,

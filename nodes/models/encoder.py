@@ -98,6 +98,7 @@ class Encoder(Architecture):
         """The last hidden states of the sampled rows, of which plans have none; the rows that are pooled are kept."""
         x = ops.layer_norm(ops.embed(self.embedding), self.embedding_norm)
         for layer in self.layers:
+            # Norms stand behind each sum and take its place: the sum itself is read by nobody else.
             attended = ops.attend(ops.linear(x, layer.qkv), layer.attention)
             x = ops.layer_norm(ops.linear(attended, layer.output, add=x), layer.attention_norm)
             inner = ops.activated(x, layer.inner)
@@ -117,6 +118,7 @@ class Encoder(Architecture):
         own = (linear(f"{attention}self.{name}", hidden, hidden, bias=True) for name in ("query", "key", "value"))
         return EncoderLayer(
             qkv=joined(*own),
+            # Positions are in the embeddings: nothing is rotated.
             attention=Attention(index, None, spec.head_dim**-0.5),
             output=linear(f"{attention}output.dense", hidden, hidden, bias=True),
             attention_norm=self._norm(f"{attention}output.LayerNorm"),

@@ -109,6 +109,7 @@ class RpcHandlers:
                 continue
             self._attempts.renew(sequence, now)
             if sequence.is_vector:
+                # It has no stream to be opened again: the vector is the whole answer, and was lost.
                 self._streams.tell_vector(sequence)
                 continue
             if gap.prompt_position > 0:
@@ -189,7 +190,8 @@ class RpcHandlers:
         sequence.is_private = self._config.is_encoder
         self._attempts.add(sequence)
         self.num_prompt_tokens += sequence.num_prompt_tokens
-        # A retry that brings all its tokens, only the finish having been lost: nothing is left to compute.
+        # A retry that brings all its tokens, only the finish having been lost: nothing is left to compute. A vector's
+        # prompt is all that it may ever have, and is yet to be computed.
         if sequence.num_tokens >= sequence.max_length and not sequence.is_vector:
             self._endings.finish(sequence, "length", now)
         else:

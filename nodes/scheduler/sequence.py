@@ -248,6 +248,7 @@ class Sequence:
             token_ids,
             self.spec.kind,
             self.pooled,
+            # Up to what is acknowledged: rows that were in flight are sent again behind it.
             self.num_computed if self.pooled else 0,
             self.spec.second_from,
         )

@@ -24,7 +24,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     model_path: str
     tokenizer_path: str
     served_model_name: str
-    is_generation: bool = True
+    is_generation: bool
     preferred_sampling_params: dict[str, Any] | None = None
     weight_version: str = WEIGHT_VERSION
     has_image_understanding: bool = False
@@ -95,4 +95,5 @@ def server_info(config: GatewayConfig, members: Iterable[Member], load: Load, ve
 
 def _of_model(config: GatewayConfig) -> dict[str, Any]:
     path = config.model or config.model_name
-    return {"model_path": path, "tokenizer_path": path, "served_model_name": config.model_name}
+    names = {"model_path": path, "tokenizer_path": path, "served_model_name": config.model_name}
+    return {**names, "is_generation": config.makes_text}

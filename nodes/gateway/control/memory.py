@@ -87,6 +87,7 @@ class MemoryControl:
             async with asyncio.timeout(self._config.memory_timeout_s):
                 while not waiter.is_done:
                     if not isinstance(waiter.question, ListMemory):
+                        # As of when the wish goes out: one that ends after that has forgotten it, and is asked again.
                         agents = self._agents()
                     try:
                         answer = await self._ask(waiter.question)

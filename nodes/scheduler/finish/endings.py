@@ -47,6 +47,8 @@ class Endings:
         self._keep(sequence, now)
 
     def finish_vector(self, sequence: Sequence, vector: bytes, now: float) -> None:
+        # vLLM's reason, too, for what ends without a limit; a gateway that asks again
+        # is told by it that there is an end.
         sequence.vector, sequence.finish_reason = vector, "stop"
         self._streams.tell_vector(sequence)
         self._keep(sequence, now)

@@ -64,6 +64,7 @@ def _problem_of_vectors(step: Step, result: StepResult, failed: set[int]) -> str
     sizes = [len(one) for one in found] or [0] * len(starts)
     for index in making:
         one = step.sequences[index]
+        # Sums, and the first state, go on from each row; of the last state nothing is known before its own row.
         is_due = starts[index] + counts[index] == one.num_prompt_tokens or one.spec.kind != "last"
         is_odd = sizes[index] % 4 or sizes[index] > MAX_VECTOR_BYTES or is_due != bool(sizes[index])
         if is_odd and index not in failed:

@@ -63,6 +63,7 @@ def check_rows(limits: Limits, columns: Columns, found: list[OpenSequence], ahea
         if end > context_length or num_pages > num_held or (is_drawn and end < one.num_prompt_tokens):
             errors.append(RowError(row, BAD_ROW, _misplaced(limits, one, start, end)))
             continue
+        # Whoever plans otherwise must not get a token drawn, nor states pooled that belong to no prompt.
         if one.kind != TOKENS and (one.problem or is_drawn or end > one.num_prompt_tokens):
             why = one.problem or "a sequence that makes a vector has only its prompt, and draws nothing"
             errors.append(RowError(row, UNSUPPORTED_ASK if one.problem else BAD_ROW, why))

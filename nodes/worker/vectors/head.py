@@ -6,10 +6,9 @@ For 3,072 numbers of 768, as of EmbeddingGemma, that takes 1.3 ms.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -18,10 +17,9 @@ from nodes.model_spec import ModelSpec
 from nodes.models.pooling import Dense, DenseActivation
 from nodes.models.tensor_parallel import Part
 from nodes.worker.errors import WeightsUnfit
+from nodes.worker.vectors.pooling import Floats
 from nodes.worker.weights.loader import SafetensorsWeights, WeightSource
 from nodes.worker.weights.random_weights import RandomWeights
-
-Floats: TypeAlias = npt.NDArray[np.float32]
 
 _ACTIVATIONS: Final[Mapping[DenseActivation, Callable[[Tensor], Tensor]]] = {
     "identity": lambda x: x,

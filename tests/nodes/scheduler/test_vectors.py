@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from mesh.address import Address
-from nodes.protocol import Pooled, RowError, StepResult, Submit
+from nodes.protocol import Adopted, Pooled, RowError, StepResult, Submit
 from nodes.request import VECTOR_KINDS, RequestSpec, Sampling, StopRules
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.sequence import Sequence
@@ -112,8 +112,8 @@ def test_a_prompt_that_fills_the_context_has_a_vector_and_no_token() -> None:
 class Plain(Worker):
     """A worker of a model that makes no vectors."""
 
-    def adopted(self):
-        return super().adopted().__class__(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB)
+    def adopted(self) -> Adopted:
+        return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB)
 
 
 def test_a_group_that_makes_no_vectors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,15 +22,20 @@ class Embedding(Struct, frozen=True, kw_only=True):
     object: Literal["embedding"] = "embedding"
 
 
-class EmbeddingList(Struct, frozen=True, kw_only=True):
-    """Answer of POST /v1/embeddings."""
+class Listed(Struct, frozen=True, kw_only=True):
+    """What OpenAI and vLLM say beside a list."""
 
     id: str
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: list[Embedding]
     usage: VectorUsage
+
+
+class EmbeddingList(Listed, frozen=True, kw_only=True):
+    """Answer of POST /v1/embeddings."""
+
+    data: list[Embedding]
 
 
 class Score(Struct, frozen=True, kw_only=True):
@@ -41,15 +46,10 @@ class Score(Struct, frozen=True, kw_only=True):
     object: Literal["score"] = "score"
 
 
-class ScoreList(Struct, frozen=True, kw_only=True):
+class ScoreList(Listed, frozen=True, kw_only=True):
     """Answer of POST /score."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Score]
-    usage: VectorUsage
 
 
 class Reranked(Struct, frozen=True, kw_only=True):
@@ -86,15 +86,10 @@ class Classified(Struct, frozen=True, kw_only=True):
     num_classes: int
 
 
-class ClassifiedList(Struct, frozen=True, kw_only=True):
+class ClassifiedList(Listed, frozen=True, kw_only=True):
     """Answer of POST /classify to `input`."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Classified]
-    usage: VectorUsage
 
 
 class PooledMeta(Struct, frozen=True, kw_only=True):

@@ -39,15 +39,7 @@ class ClassifyForm(Form):
 
         def answer(computed: Computed) -> Iterator[bytes]:
             data = [_class(index, activated(row, shown), _labels(pooling)) for index, row in enumerate(computed.rows)]
-            yield _ENCODE(
-                ClassifiedList(
-                    id=computed.id,
-                    created=computed.created,
-                    model=computed.model,
-                    data=data,
-                    usage=computed.usage,
-                )
-            )
+            yield _ENCODE(ClassifiedList(data=data, **computed.beside))
 
         return Work(inputs, answer)
 

@@ -111,6 +111,7 @@ class _AtWork:
     def _open(self, waiting: deque[tuple[Part, Prepared]]) -> None:
         most = self._service.config.max_samples_per_call
         num = sum(len(part.names) for part, _ in self._running.values())
+        # A part may go beyond it: kept waiting until it fits, one that is larger than all of it never would be opened.
         while waiting and num < most:
             part, answer = waiting[0]
             job = self._job._replace(prepare=part.prepare)
@@ -126,6 +127,7 @@ class _AtWork:
             self._running[asyncio.ensure_future(_ended(opened))] = part, opened
 
     def _take(self, part: Part, generation: Generation) -> None:
+        # At once, so that the parts that wait find its place free.
         self._service.abandon(generation, self._call.key)
         output = generation.output
         if output.failure is not None:

@@ -44,6 +44,11 @@ class Computed(NamedTuple):
         total = sum(self.num_tokens)
         return VectorUsage(prompt_tokens=total, total_tokens=total)
 
+    @property
+    def beside(self) -> dict[str, Any]:
+        """The fields of `Listed` that have no default."""
+        return {"id": self.id, "created": self.created, "model": self.model, "usage": self.usage}
+
 
 Answer = Callable[[Computed], Iterator[bytes]]
 """JSON, in pieces of at most one row: a long answer is made beside others."""

@@ -95,15 +95,8 @@ class ScoreForm(Form):
 
         def answer(computed: Computed) -> Iterator[bytes]:
             scores = pairs.scores(computed.rows, pooling, is_raw=is_raw)
-            yield _ENCODE(
-                ScoreList(
-                    id=computed.id,
-                    created=computed.created,
-                    model=computed.model,
-                    data=[Score(index=index, score=score) for index, score in enumerate(scores)],
-                    usage=computed.usage,
-                )
-            )
+            data = [Score(index=index, score=score) for index, score in enumerate(scores)]
+            yield _ENCODE(ScoreList(data=data, **computed.beside))
 
         return Work(pairs.inputs(body, pooling, config), answer)
 

@@ -1,5 +1,5 @@
-// Attention over pages, causal or over whole sequences, with everything between the projected queries, keys and values and the result: norms of
-// heads, rotation, writing of pages.
+// Attention over pages, causal or over whole sequences, with everything between the projected queries, keys and values
+// and the result: norms of heads, rotation, writing of pages.
 //
 // Positions are reduced in splits of 64 counted from 0, one after the other, with a running maximum (online softmax).
 // Within a split each sum has one accumulator. A position that a row does not see has weight 0, which adds nothing to a
@@ -153,7 +153,8 @@ static void gather(const AttendCall& call, const Block& block, int base, int cou
   }
 }
 
-// Turns a row's scores of one split into weights, of positions up to `position`, and scales the sums so far down if the maximum has grown.
+// Turns a row's scores of one split into weights, of positions up to `position`, and scales the sums so far down if the
+// maximum has grown.
 INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
   float* scores = scratch.weights + row * SPLIT;
   const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;

@@ -118,6 +118,7 @@ static void layer_norm_one(const Program& program, const Operation& one, int row
 }
 
 static void pool_row(const Program& program, const Operation& one, const Step& step, int row) {
+  // From the float32 states: what products read is rounded, and in one build kept in pairs.
   const float* x = row_of<float>(program, one.x, step.pooled_rows[row]);
   float* y = step.pooled + row * one.n;
   if (one.weight) norm_row(x, (const float*)one.weight, y, one.n, one.eps);

@@ -133,6 +133,11 @@ class DeviceNetwork(Ops[Value]):
         self.states: Tensor | None = None
         """Of the last step that pooled: the last hidden states of the rows that it named, float32 `[rows, hidden]`."""
 
+    def take_states(self) -> Tensor | None:
+        """`states`, which are then forgotten: those of a mean over 8,192 tokens of 4,096 numbers take 134 MB."""
+        states, self.states = self.states, None
+        return states
+
     @property
     def can_capture(self) -> bool:
         """Whether no operation waits for computed numbers, and there are steps of single rows that begin anywhere."""

@@ -118,7 +118,7 @@ class TorchRunner(RemappableRunner):
             prompt, vectors = PromptReads(step.rows), VectorRows(step.rows)
             batch, logits = self._forward(step, prompt, vectors)
             outcome = prompt.beside(Draws(step.rows, batch.sampling).on_host(logits), prompt.lines())
-            return self._with_vectors(outcome, vectors, self._network.states)
+            return self._with_vectors(outcome, vectors, self._network.take_states())
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
@@ -229,7 +229,7 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
             # Editors run while the device computes.
             draws = Draws(step.rows, batch.sampling)
             tokens, lines = self._draw(step, batch, draws, logits) if batch.sampling else (None, None)
-            states = self._network.states if vectors.has_any else None
+            states = self._network.take_states()
             token_ids, (lines, prompt_lines, states), done = self._to_host(tokens, lines, prompt.lines(), states)
         before = self._last if max(step.rows.sources) >= 0 else None
         # The step before the previous one is not needed any more: without this, every step would keep all before it.
