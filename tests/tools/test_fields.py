@@ -47,7 +47,6 @@ READ_OTHERWISE = {
     "LoadOfRank.num_waiting_reqs": HTTP,
     "ModelInfo.has_audio_understanding": HTTP,
     "ModelInfo.has_image_understanding": HTTP,
-    "ModelInfo.is_generation": HTTP,
     "ModelInfo.preferred_sampling_params": HTTP,
     "ServerInfo.disaggregation_mode": HTTP,
     "ServerInfo.dp_size": HTTP,

@@ -330,7 +330,7 @@ def refused(response: httpx.Response, status: int, param: str | None = None, cod
 
 def test_wrong_routes_and_methods(client: httpx.Client) -> None:
     refused(client.get("/nope"), 404, code="not_found")
-    refused(client.post("/v1/embeddings", json={}), 404)
+    refused(client.post("/v1/images/generations", json={}), 404)
     answer = client.get("/v1/chat/completions")
     refused(answer, 405, code="method_not_allowed")
     assert answer.headers["allow"] == "POST"
