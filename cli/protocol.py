@@ -3,6 +3,7 @@
 meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartActors -> Restarting;
                          ProveActor -> ActorProof; ListLogs -> LogList; ReadLogs -> LogParts
 supervisor -> supervisor TakeAllowList -> AllowListTaken
+meshctl -> supervisor -> gateway     FindCalls -> CallsFound (`nodes/protocol/records.py`)
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
@@ -17,6 +18,7 @@ from mesh.wire.message import Message, Part
 from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
+from nodes.protocol.records import CallsFound, FindCalls
 
 
 class ListActors(Message, frozen=True):
@@ -201,8 +203,11 @@ class AllowListTaken(Message, frozen=True):
 
 
 _Memory = ReleaseMemory | ResumeMemory | ListMemory
-_Questions = ListActors | StopMesh | RestartActors | ProveActor | ListLogs | ReadLogs | TakeAllowList | _Memory
-_Answers = ActorList | Stopping | Restarting | ActorProof | LogList | LogParts | AllowListTaken | MemoryList
+_Looks = ListLogs | ReadLogs | FindCalls
+_Questions = ListActors | StopMesh | RestartActors | ProveActor | TakeAllowList | _Looks | _Memory
+_Answers = (
+    ActorList | Stopping | Restarting | ActorProof | LogList | LogParts | AllowListTaken | CallsFound | MemoryList
+)
 
 SUPERVISOR_CODEC: Final = Codec(
     _Questions | _Answers,

@@ -14,11 +14,15 @@ from cli.arguments.options import (
     commands,
     example,
 )
+from cli.errors import WrongUsage
 
 app = commands()
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogOutput = Literal["text", "json"]
+_MOST = 100
+"""As `nodes.protocol.records.MAX_CALLS`, which is not imported: `meshctl --help` would wait for it."""
+TraceOutput = Literal["text", "json", "chrome"]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds until Ctrl-C.")]
 
 
@@ -53,6 +57,35 @@ def logs(
 
     wanted = Wanted(names=tuple(names or ()), num_lines=lines, since=since, level=level)
     raise typer.Exit(run(name, wanted, follow=follow, output=output))
+
+
+@app.command(epilog=example("meshctl trace --slowest 5"))
+def trace(
+    request: Annotated[
+        str, typer.Argument(metavar="[REQUEST]", help="A request's id, its X-Request-Id, traceparent or trace id.")
+    ] = "",
+    name: NameOption = "default",
+    last: Annotated[
+        int | None, typer.Option("--last", min=1, max=_MOST, help="The calls that ended last, so many.")
+    ] = None,
+    slowest: Annotated[
+        int | None, typer.Option("--slowest", min=1, max=_MOST, help="The slowest calls, those that run included.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing calls that end, until Ctrl-C.")] = False,
+    output: Annotated[
+        TraceOutput, typer.Option("--output", "-o", help="text, json, or chrome (for Perfetto).")
+    ] = "text",
+) -> None:
+    """Show what a request waited for, also after its gateway or the mesh has ended; without options, the last one."""
+    from cli.commands.trace import Wanted
+    from cli.commands.trace import trace as run
+
+    given = [bool(request), last is not None, slowest is not None, follow]
+    if sum(given) > 1:
+        raise WrongUsage("trace takes one of them", why="REQUEST, --last, --slowest and --follow exclude each other",
+                         do="give one")  # fmt: skip
+    wanted = Wanted(request, last or (0 if any(given) else 1), slowest or 0)
+    raise typer.Exit(run(name, wanted, output, follow=follow))
 
 
 @app.command(epilog=example("meshctl probe ready"))

@@ -67,6 +67,7 @@ PLANNED: Final = {
     "prefix": "name",
     "quantization": "quantize",
     "quantize": "quantize",
+    "request_log_folder": "name",
     "responses_file": "name",
     "responses_store_bytes": "responses_store",
     "reasoning_parser": "reasoning_parser",

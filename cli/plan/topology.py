@@ -17,7 +17,7 @@ from cli.plan.role_configs import BUILT_IN, overlay
 from cli.plan.settings import Settings
 from cli.plan.spec import host_spec, shared_settings
 from cli.release import release
-from cli.supervisor.mesh_directory import segment_prefix
+from cli.supervisor.mesh_directory import REQUESTS, segment_prefix
 from kvstore.pool.device import CPU
 from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
 from mesh.runtime.run_directory import RunDirectory
@@ -291,6 +291,7 @@ class _Planner:
             api_key_file=settings.api_key_file,
             control=settings.control and bool(settings.own_counts.gateways),
             logprobs_of=settings.logprobs_of,
+            request_log_folder=str(RunDirectory.of_mesh(settings.name).path / REQUESTS),
             responses_file=self._responses_file(settings) if settings.responses_store_bytes else "",
             responses_store_bytes=settings.responses_store_bytes,
             keep_attribution=settings.keep_attribution,

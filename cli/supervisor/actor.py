@@ -27,6 +27,7 @@ from cli.protocol import (
     TakeAllowList,
 )
 from cli.supervisor.allow_list import AllowListPush
+from cli.supervisor.call_finder import find_calls
 from cli.supervisor.deaths import Deaths
 from cli.supervisor.keeper import ProcessKeeper
 from cli.supervisor.log_files import LogFolder
@@ -49,6 +50,7 @@ from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.api_keys.note import api_keys_notes
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
+from nodes.protocol.records import FindCalls
 from nodes.roles import GATEWAY, SupervisorAttributes
 from nodes.stats import ask_stats
 
@@ -126,6 +128,8 @@ class SupervisorActor(Actor):
             case ListLogs():
                 hosts = {*self._keeper.settings.hosts} | self._other_hosts
                 return LogList(roles=LogFolder(self._keeper.directory).roles(), hosts=sorted(hosts - {self._host}))
+            case FindCalls():
+                return find_calls(self.ctx, message, self._keeper.directory.requests)
             case TakeAllowList() if self._push is not None:
                 return self._push.take(call.sender, message)
             case ReleaseMemory() | ResumeMemory() | ListMemory():

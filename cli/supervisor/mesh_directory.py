@@ -7,10 +7,12 @@
         configs/          one JSON file per actor
         actors.json       the roles of the actors of the last mesh, running or not, by id
         logs/             one file per actor, and one rotated away
+        requests/         one file per gateway with a line for each call, and one before it
         errors/           why an actor gave up, in its own words
         api_keys          hashes of the keys that KVMESH_API_KEYS has, while the mesh runs
 
-The supervisor is the only writer (except in errors/). `meshctl ps|down|logs` and the next `up` read.
+The supervisor is the only writer (except in requests/ and errors/). `meshctl ps|down|logs|trace` and the next `up`
+read.
 """
 
 import contextlib
@@ -33,6 +35,8 @@ from mesh.membership.view import SUPERVISOR
 from mesh.runtime.run_directory import NOT_JSON, RunDirectory, read_file, replace_file
 from nodes.roles import GATEWAY
 
+REQUESTS: Final = "requests"
+"""The folder of the gateways' request logs, which they write themselves."""
 _FILE_MODE: Final = 0o600
 
 Content = TypeVar("Content")
@@ -100,6 +104,7 @@ class MeshDirectory:
         self.path = self.run.path
         self.is_new = False
         self.logs = self.path / "logs"
+        self.requests = self.path / REQUESTS
         self._manifest = self.path / "manifest.json"
         self._epochs = self.path / "epochs.json"
         self._actors = self.path / "actors.json"

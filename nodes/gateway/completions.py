@@ -23,6 +23,7 @@ from nodes.gateway.job_endpoint import JobEndpoint
 from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
+from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.responses import Head
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.surface import Surface
@@ -67,12 +68,13 @@ class CompletionEndpoint(JobEndpoint):
         return self._surface.read(self._validator, body, call.request_id)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
+    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
         watcher = call.watch()
         generation: Generation | None = None
         try:
             told = await self._unless_gone(self._ask(job), watcher)
-            generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.key)
+            track.prepared(self._service.now(), told.prepared.elapsed_s)
+            generation = self._service.open(told.job, told.prepared, track.arrived_at, call.names, call.key, track)
             self._service.end_aborted(named.opened(generation))
             output = generation.output
             watcher.add_done_callback(lambda _: output.gone())

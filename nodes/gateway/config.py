@@ -5,6 +5,7 @@ import msgspec
 from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
 from nodes.gateway.parsers import ParserUnusable, check_names
+from nodes.gateway.records.request_log import RequestLog
 from nodes.model_spec import Quantization
 from nodes.models.fill_in import FillIn
 from nodes.models.pooling import Pooling
@@ -24,7 +25,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
-    a request took `slow_request_s`, the log says where its time went; 0: never.
+    a request took `slow_request_s`, the log says where its time went; 0: never. In `request_log_folder` ("": nowhere)
+    a file gets a line for each call, up to `request_log_bytes` and as much again: for `all`, for those that were `slow`
+    (their first token after `slow_first_token_s` included) or ended with errors, for `errors` alone, or for `none`.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     With `control`, admin keys may have the mesh changed: its caches flushed, its memory released.
@@ -53,6 +56,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     api_key_file: str = ""
     control: bool = False
+    request_log: RequestLog = "all"
+    request_log_folder: str = ""
+    request_log_bytes: int = 16 << 20
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"
@@ -79,6 +85,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     scrape_timeout_s: float = 1.0
     request_timeout_s: float = 3600.0
     slow_request_s: float = 30.0
+    slow_first_token_s: float = 10.0
     health_timeout_s: float = 20.0
     memory_timeout_s: float = 120.0
     retry_after_s: int = 1

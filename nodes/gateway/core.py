@@ -147,13 +147,13 @@ class GatewayCore:
             case SchedulerAnswered():
                 for state in self.requests.values():
                     if returns.is_there(state, event):
-                        self._go_back(state)
+                        self._go_back(state, now)
             case DetokenizersChanged():
                 self._peers.take(event)
             case SchedulersChanged():
                 self._peers.take(event)
                 for state in self.requests.values():
-                    self._on_return(state)
+                    self._on_return(state, now)
             case ClientGone():
                 if (state := self.requests.get(event.request_id)) is not None:
                     self._end(state, None, None, now)
@@ -249,12 +249,14 @@ class GatewayCore:
         state.recover_by = now + self._config.recovery_timeout_s
         # A prompt of one token has nothing to be read.
         self._say_read(state)
-        self._submit(state)
+        self._submit(state, now)
         self._arm(state)
 
-    def _submit(self, state: RequestState) -> None:
+    def _submit(self, state: RequestState, now: float) -> None:
         state.phase = Phase.SUBMITTING
         state.epoch = state.awaited_epoch = 0
+        route = state.route
+        state.log.submitted(state.attempt, route.decode, route.prefill, state.detokenizer, now)
         self._commands.append(SendSubmit(state.scheduler, state.submit(self._gateway)))
 
     def _run(self, state: RequestState, now: float) -> None:
@@ -274,6 +276,7 @@ class GatewayCore:
         if state.phase is Phase.SUBMITTING:
             self._run(state, now)
         state.epoch = event.epoch
+        state.log.accepted(now, event.epoch)
 
     def _on_submit_failed(self, event: SubmitFailed, now: float) -> None:
         state = self.requests.get(event.request_id)
@@ -283,6 +286,7 @@ class GatewayCore:
         # A request too large for a prefill group's pool may fit the pool of the decode group that it stands in for.
         if code in NOT_HELD or (code == "never_fits" and self._peers.is_stand_in(state.scheduler)):
             state.failure = event.failure
+            state.log.failed(code, event.failure.message, now)
             state.excluded.append(state.scheduler)
             if code == DRAINING and state.attempt == 0:
                 # Its worker comes back when an operator says so: wait for it as long as for a missing role.
@@ -320,6 +324,8 @@ class GatewayCore:
             if state.scheduler == event.actor_id and state.epoch <= event.epoch:
                 # The answer to the submission may not have come yet.
                 state.epoch = event.epoch
+                # For operators alone: a reason may quote the last lines of a log.
+                state.log.failed("peer_lost", event.reason, now)
                 failure = Failure("peer_lost", f"lost {event.actor_id} while it ran the request")
                 self._next_attempt(state, failure, [event.actor_id], now)
             elif state.detokenizer == event.actor_id:
@@ -330,6 +336,7 @@ class GatewayCore:
         self, state: RequestState, failure: Failure, excluded: list[str], now: float, *, has_run: bool = True
     ) -> None:
         """Try again, unless too many attempts ran and failed, or none could be placed for too long."""
+        state.log.failed(failure.code, failure.message, now)
         if not failure.retryable:
             self._end(state, None, failure, now)
             return
@@ -353,7 +360,7 @@ class GatewayCore:
         if failure.code == "peer_lost" and state.output_ids:
             returns.wait(state, lost_epoch, self._gateway, self._config, now)
             self._commands.append(AskAlive(state.scheduler))
-            self._on_return(state)
+            self._on_return(state, now)
             return
         if pause_s := pause_before(state.num_tries, state.num_failures):
             state.phase = Phase.WAITING
@@ -362,17 +369,17 @@ class GatewayCore:
         else:
             self._ask_route(state)
 
-    def _on_return(self, state: RequestState) -> None:
+    def _on_return(self, state: RequestState, now: float) -> None:
         if state.awaited_epoch and returns.is_back(state, self._peers):
-            self._go_back(state)
+            self._go_back(state, now)
         elif state.awaited_epoch:
             self._arm(state)
 
-    def _go_back(self, state: RequestState) -> None:
+    def _go_back(self, state: RequestState, now: float) -> None:
         state.excluded = []
         if self._peers.has_detokenizer(state.detokenizer):
             state.switched = False
-            self._submit(state)
+            self._submit(state, now)
         else:
             self._ask_route(state)
 
@@ -397,7 +404,7 @@ class GatewayCore:
             state.route = event.route
             state.detokenizer = event.route.detokenizer
             state.switched = False
-            self._submit(state)
+            self._submit(state, now)
 
     def _on_no_route(self, state: RequestState, failure: Failure, now: float) -> None:
         retryable = failure.retryable
@@ -450,4 +457,4 @@ class GatewayCore:
         self._deadlines.clear((REQUEST, state.opened.request_id))
         if state.phase <= Phase.RUNNING:
             self._cancel(state, now)
-        self._commands.extend(state.end(finish_reason, failure, now, self._config.slow_request_s, stop_string))
+        self._commands.append(state.end(finish_reason, failure, now, stop_string))

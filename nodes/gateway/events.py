@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodes.protocol import AttemptFailed, ChooseRoute, Pooled, PromptRead, ResendFrom, Route, Submit, TextBatch
-from nodes.request import AttemptRef, RequestSpec, Stages
+from nodes.protocol.records import SampleRecord
+from nodes.request import AttemptRef, RequestSpec
 
 ABORT: Final = "abort"
 """The finish reason of a request that `/abort_request` ended: what it had is its answer. SGLang's and vLLM's word."""
@@ -25,7 +26,7 @@ class Failure(NamedTuple):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A client wants one sample of one prompt, read at `arrived_at`; a tokenizer took `tokenize_s` for its call.
+    """A client wants one sample of one prompt, whose call came at `arrived_at`.
 
     `shows_tokens`: its answer says something of tokens beside their text.
     """
@@ -35,7 +36,6 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     spec: RequestSpec
     route: Route
     arrived_at: float
-    tokenize_s: float = 0.0
     shows_tokens: bool = False
 
 
@@ -91,10 +91,11 @@ class CancelFailed(NamedTuple):
 
 
 class PeerLost(NamedTuple):
-    """An incarnation of an actor is gone or cannot be reached."""
+    """An incarnation of an actor is gone or cannot be reached; `reason` is the supervisor's word, or the link's."""
 
     actor_id: str
     epoch: int
+    reason: str = ""
 
 
 class SchedulerAnswered(NamedTuple):
@@ -250,7 +251,7 @@ class DeliverVector(NamedTuple):
 
 class End(NamedTuple):
     """The one end of a request: finished, failed or (neither) client gone. `stall_s`: longest pause in its output.
-    `stop`: the stop string or the id of the token that ended it; None if neither did.
+    `stop`: the stop string or the id of the token that ended it; None if neither did. `sample`: what became of it.
     """
 
     request_id: str
@@ -262,21 +263,7 @@ class End(NamedTuple):
     elapsed_s: float
     stall_s: float = 0.0
     stop: str | int | None = None
-
-
-class SlowRequest(NamedTuple):
-    """A request that ends now took long; its `End` follows. `stages`: as schedulers reported, over all attempts;
-    `first_token_s` since its arrival (-1: there was none); `stall_s`: the longest pause in its output after that.
-    """
-
-    request_id: str
-    elapsed_s: float
-    tokenize_s: float
-    stages: Stages
-    first_token_s: float
-    stall_s: float
-    num_attempts: int
-    route: Route
+    sample: SampleRecord | None = None
 
 
 Command = (
@@ -291,5 +278,4 @@ Command = (
     | DeliverVector
     | Deliver
     | End
-    | SlowRequest
 )

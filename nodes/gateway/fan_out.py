@@ -62,7 +62,6 @@ def fan_out(
     seed: int,
     arrived_at: float,
     config: GatewayConfig,
-    tokenize_s: float = 0.0,
     words: Sequence[list[int]] = (),
     second_from: Sequence[int] = (),
 ) -> list[Opened]:
@@ -95,7 +94,6 @@ def fan_out(
                 ),
                 route=route,
                 arrived_at=arrived_at,
-                tokenize_s=tokenize_s,
                 shows_tokens=job.tokens.of_output,
             )
             opened.append(request)

@@ -174,6 +174,10 @@ class HttpCall:
             body = b""
         await self._send({"type": "http.response.body", "body": body})
 
+    def status_of(self, error: ApiError) -> int:
+        """The status of an answer that is this error."""
+        return self._errors.status(error)
+
     async def fail(self, error: ApiError) -> None:
         """An error answer; inside an event stream that has begun, its last event."""
         if self.status:
@@ -181,7 +185,7 @@ class HttpCall:
             return
         # No request can follow an incomplete body. A client that sent `Expect: 100-continue` has not begun to send it.
         closes = self._is_late or (not self._is_read and self._asked_first)
-        status, body = self._errors.status(error), self._errors.body(error, self.request_id)
+        status, body = self.status_of(error), self._errors.body(error, self.request_id)
         await self.respond(status, body, retry_after_s=error.retry_after_s, closes=closes)
 
     async def start_stream(self, error_event: Callable[[ApiError], bytes] | None = None) -> None:

@@ -8,10 +8,13 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.endpoint import CLIENT_LEFT
+from nodes.gateway.errors import ApiError, Internal
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
+from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.service import GatewayService
 from nodes.gateway.validation import Job
 
@@ -29,6 +32,25 @@ class JobEndpoint(ABC):
     async def __call__(self, call: HttpCall) -> None:
         """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
         arrived_at = self._service.now()
+        track = self._service.account.begin(call.names, arrived_at)
+        status, code = Internal.status, ""
+        try:
+            await self._serve(call, track)
+            status = call.status
+        except ApiError as error:
+            # The answer of a stream that had begun keeps its status; what ended it is its code.
+            status, code = call.status or call.status_of(error), error.code or error.type
+            raise
+        except ClientLeft:
+            status, code = call.status or CLIENT_LEFT, "client_left"
+            raise
+        except BaseException:  # whatever it is, the record says that the call did not go well
+            code = "internal_error"
+            raise
+        finally:
+            self._service.account.end(track, status, code)
+
+    async def _serve(self, call: HttpCall, track: CallTrack) -> None:
         self._service.enter_call(call.key)
         try:
             self._observer.came(call.names)
@@ -42,11 +64,12 @@ class JobEndpoint(ABC):
             if (named := call.names.called(job.client_id)) != call.names:
                 call.names = named
                 self._observer.came(named)
+            track.read(self._service.now(), call.names)
             self._observer.unknown_fields(job.unknown_fields, call.names.path)
             self._service.check_priority(job.priority)
             names = [one for one in (job.rids, job.client_id, call.request_id) if one]
             with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
-                await self._generate(call, job, arrived_at, named)
+                await self._generate(call, job, track, named)
         finally:
             self._service.leave_call(call.key)
 
@@ -55,7 +78,7 @@ class JobEndpoint(ABC):
         """What is to be done. Raises `ApiError`."""
 
     @abstractmethod
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
+    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
         """Do it, and answer; `named` knows whether it was aborted. Raises `ApiError`, `ClientLeft`."""
 
     async def _unless_gone(self, asked: Coroutine[Any, Any, _Result], watcher: asyncio.Future[None]) -> _Result:

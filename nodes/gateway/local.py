@@ -8,10 +8,12 @@ from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
+from mesh.wire.frames import PeerDown
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.control.aborts import Aborts
 from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
 from nodes.protocol import AbortRequests, AttemptFailed, Pooled, PromptRead, RequestsAborted, TextBatch
+from nodes.protocol.records import CallsFound, FindCalls
 from nodes.roles import GATEWAY, NODE_CODEC
 
 
@@ -46,6 +48,8 @@ class LocalGateway(Actor):
         if isinstance(call.message, AbortRequests):
             # Before the start there is nothing to be aborted.
             call.reply(RequestsAborted(num=self._aborts.here(call.message) if self._aborts else 0))
+        elif isinstance(call.message, FindCalls):
+            call.reply(self._service.find_calls(call.message) if self._service else CallsFound(calls=[]))
         else:
             super().on_ask(call)
 
@@ -57,7 +61,11 @@ class LocalGateway(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         if self._service is not None:
-            self._service.on_peer_lost(peer.actor_id, peer.epoch)
+            self._service.on_peer_lost(peer.actor_id, peer.epoch, reason)
+
+    def on_peer_down(self, sender: Address, down: PeerDown) -> None:
+        if self._service is not None:
+            self._service.account.died(down.actor_id, down.reason)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         if self._service is not None:
@@ -71,6 +79,7 @@ class LocalGateway(Actor):
     async def stop(self) -> None:
         if self._service is not None:
             self._service.stop()
+            self._service.account.close()
 
     def stats(self) -> dict[str, float]:
         if self._service is None:

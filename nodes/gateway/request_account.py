@@ -1,19 +1,74 @@
-"""What is counted and logged about requests: tokens and their pace, ends, slow ones. Owned by the service."""
+"""What is counted, kept and logged about requests: tokens and their pace, ends, slow ones, and a record of each call.
+Owned by the service.
+"""
 
-import msgspec
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from mesh.actor import Context
-from nodes.gateway.events import Deliver, End, SlowRequest
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.events import Deliver, End
+from nodes.gateway.records.call_log import CallLog, CallTrack
+from nodes.gateway.records.line_file import LineFile
+from nodes.gateway.records.request_log import Chooser
 from nodes.gateway.request_names import RequestNames
+from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
+
+_QUIET_S: Final = 60.0
+"""A full disk stays full for a while, and each line in the log about it needs room there, too."""
 
 
 class RequestAccount:
-    """Metrics and log lines of one gateway's requests."""
+    """Metrics, records and log lines of one gateway's requests."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, config: GatewayConfig) -> None:
         self._ctx = ctx
+        self._slow_s = config.slow_request_s
         self.num_tokens = 0
         """Tokens delivered and not counted yet."""
+        me = ctx.address.actor_id
+        chooser = Chooser(
+            config.request_log, slow_s=config.slow_request_s, slow_first_token_s=config.slow_first_token_s
+        )
+        self._calls = CallLog(me, chooser)
+        folder = config.request_log_folder
+        self._lines = LineFile(Path(folder) / f"{me}.jsonl", config.request_log_bytes) if folder else None
+        self._failed_at: float | None = None
+
+    def begin(self, names: RequestNames, arrived_at: float) -> CallTrack:
+        """A client's call arrived. `end` has to be called with what is returned."""
+        return self._calls.begin(names, arrived_at, time.time())
+
+    def end(self, track: CallTrack, status: int, code: str) -> None:
+        """The call is over: with this HTTP status, and the code of the error that it was answered with, if any."""
+        line = self._calls.end(track, status, code, self._ctx.now())
+        if line is None or self._lines is None:
+            return
+        try:
+            self._lines.write(line)
+        except OSError as error:
+            self._ctx.metrics.count("mesh_request_lines_lost_total")
+            now = self._ctx.now()
+            if self._failed_at is None or now - self._failed_at >= _QUIET_S:
+                self._failed_at = now
+                # Reopened with the next line: somebody may have made room, or put the folder back.
+                with contextlib.suppress(OSError):
+                    self._lines.close()
+                self._ctx.log.warning("request_line_lost", error=str(error), do="make room, or set request_log = none")
+
+    def died(self, actor_id: str, reason: str) -> None:
+        """A supervisor says that an actor is dead: calls that are under way say so too."""
+        self._calls.died(actor_id, reason, self._ctx.now())
+
+    def find(self, query: FindCalls, open_sample: Callable[[str], SampleRecord | None]) -> CallsFound:
+        return self._calls.find(query, self._ctx.now(), open_sample, epoch=self._ctx.address.epoch)
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
 
     def delivered(self, command: Deliver) -> None:
         """Output came; its tokens are counted with the next `flush`."""
@@ -34,7 +89,7 @@ class RequestAccount:
             self._ctx.metrics.count("mesh_generation_tokens_total", self.num_tokens)
             self.num_tokens = 0
 
-    def ended(self, end: End, names: RequestNames, status: int) -> None:
+    def ended(self, end: End, names: RequestNames, status: int, track: CallTrack | None) -> None:
         """The one end of a request; `status` is the HTTP status for a failure."""
         metrics = self._ctx.metrics
         reason = end.finish_reason or ("abort" if end.failure is None else "error")
@@ -53,21 +108,26 @@ class RequestAccount:
                 error=end.failure.message,
                 **names.fields(),
             )
+        if track is not None:
+            track.ended(end.request_id, end.sample)
+        if end.sample is not None and 0 < self._slow_s <= end.elapsed_s:
+            self._slow(end, end.sample, names, 0.0 if track is None else track.tokenize_s)
 
-    def slow(self, slow: SlowRequest, names: RequestNames) -> None:
+    def _slow(self, end: End, sample: SampleRecord, names: RequestNames, tokenize_s: float) -> None:
+        attempts = sample.attempts
         # A request that failed early may have had none.
-        first_token = {"first_token_s": round(slow.first_token_s, 3)} if slow.first_token_s >= 0 else {}
-        stages = {name: round(value, 4) for name, value in msgspec.structs.asdict(slow.stages).items()}
+        first_token = {"first_token_s": round(sample.first_token_s, 3)} if sample.first_token_s >= 0 else {}
+        stages = ("queue_s", "grant_s", "prefill_s", "transfer_s")
         self._ctx.log.warning(
             "slow_request",
-            request_id=slow.request_id,
-            elapsed_s=round(slow.elapsed_s, 3),
-            tokenize_s=round(slow.tokenize_s, 4),
-            **stages,
+            request_id=end.request_id,
+            elapsed_s=round(end.elapsed_s, 3),
+            tokenize_s=round(tokenize_s, 4),
+            **{name: round(sum(getattr(one, name) for one in attempts), 4) for name in stages},
             **first_token,
-            stall_s=round(slow.stall_s, 3),
-            attempts=slow.num_attempts,
-            decode=slow.route.decode,
-            prefill=slow.route.prefill,
+            stall_s=round(end.stall_s, 3),
+            attempts=1 + attempts[-1].attempt,
+            decode=attempts[-1].scheduler,
+            prefill=attempts[-1].prefill,
             **names.fields(),
         )

@@ -17,12 +17,11 @@ continues at the same character. If it does not, the tokens are asked for again 
 import enum
 from typing import NamedTuple
 
-import msgspec
-
-from nodes.gateway.events import Command, Deliver, DeliverVector, End, Failure, Opened, SlowRequest, Tokens
+from nodes.gateway.events import Deliver, DeliverVector, End, Failure, Opened, Tokens
+from nodes.gateway.records.sample_log import STALL_S, SampleLog
 from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import ChooseRoute, Pooled, Submit, TextDelta
-from nodes.request import Stages
+from nodes.protocol.records import SampleRecord
 
 
 class Phase(enum.IntEnum):
@@ -51,11 +50,11 @@ class RequestState:
         "epoch",
         "excluded",
         "failure",
-        "first_token_s",
         "gap_until",
         "has_other_numerics",
         "has_progressed",
         "last_at",
+        "log",
         "lost_by",
         "num_cached_tokens",
         "num_chars",
@@ -75,9 +74,6 @@ class RequestState:
         "retry_at",
         "return_by",
         "route",
-        "staged_attempt",
-        "stages",
-        "stall_s",
         "switched",
     )
 
@@ -97,10 +93,8 @@ class RequestState:
         # The fingerprint under which the first output ids were computed; whether later ones were under another.
         self.numerics = ""
         self.has_other_numerics = False
-        self.pace_s = self.stall_s = 0.0
-        self.first_token_s = -1.0
-        self.stages = Stages()
-        self.staged_attempt = -1
+        self.pace_s = 0.0
+        self.log = SampleLog(opened.arrived_at)
         self.num_chars = 0
         self.num_cached_tokens = 0
         self.switched = False
@@ -144,11 +138,11 @@ class RequestState:
     def accept_vector(self, pooled: Pooled, now: float) -> DeliverVector:
         """Take the vector of the present attempt."""
         if pooled.stages is not None:
-            self._add_stages(pooled.attempt, pooled.stages)
+            self.log.staged(pooled.stages, now)
         if self.attempt == 0:
             # As of output: what a later attempt finds cached was computed for the first one.
             self.num_cached_tokens = pooled.num_cached_tokens
-        self.first_token_s = now - self.arrived_at
+        self.log.first_token(now)
         return DeliverVector(self.opened.request_id, pooled.vector, self.num_cached_tokens)
 
     def accept(self, delta: TextDelta, now: float) -> Deliver | Gap:
@@ -165,8 +159,8 @@ class RequestState:
         text = delta.text[num_known_chars:] if num_known_chars else delta.text
         self.output_ids.extend(token_ids)
         self.num_chars += len(text)
-        if delta.stages is not None and delta.attempt > self.staged_attempt:
-            self._add_stages(delta.attempt, delta.stages)
+        if delta.stages is not None:
+            self.log.staged(delta.stages, now)
         # A later attempt finds cached what the first one computed: that is no saving to report to the client.
         if delta.attempt == 0 and delta.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
@@ -176,19 +170,14 @@ class RequestState:
         if token_ids:
             self.last_at = now
             if first:
-                self.first_token_s = since_s
+                self.log.first_token(now)
             else:
-                self.stall_s = max(self.stall_s, since_s)
+                if since_s > STALL_S or since_s > self.log.stall_s:
+                    self.log.paused(delta.position + num_known, since_s, self.pace_s, now)
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         tokens = Tokens(token_ids, delta.extras[num_known:]) if self.opened.shows_tokens else None
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens, tokens)
-
-    def _add_stages(self, attempt: int, more: Stages) -> None:
-        """Add the stages of each attempt once, however often its stream is opened."""
-        self.staged_attempt = attempt
-        mine = msgspec.structs.astuple(self.stages)
-        self.stages = Stages(*(old + new for old, new in zip(mine, msgspec.structs.astuple(more), strict=True)))
 
     def take_numerics(self, numerics: str) -> bool:
         """Note under which fingerprint output was computed. True if it is the first under another one."""
@@ -248,34 +237,34 @@ class RequestState:
             asks=self.opened.spec.needs,
         )
 
-    def end(
-        self, finish_reason: str | None, failure: Failure | None, now: float, slow_s: float, stop_string: str = ""
-    ) -> list[Command]:
-        """The end as commands, with the counts for usage; a request that took `slow_s` (0: off) is reported as slow."""
-        elapsed_s = now - self.arrived_at
+    def record(
+        self, now: float | None = None, finish_reason: str | None = None, failure: Failure | None = None
+    ) -> SampleRecord:
+        """What became of it so far, or, with `now`, in all."""
+        return self.log.record(
+            self.opened.request_id,
+            prompt_tokens=len(self.opened.prompt_ids),
+            cached_tokens=self.num_cached_tokens,
+            output_tokens=len(self.output_ids),
+            last_token=self.last_at,
+            ended=now,
+            finish=finish_reason or "",
+            failure=failure.code if failure is not None else "",
+        )
+
+    def end(self, finish_reason: str | None, failure: Failure | None, now: float, stop_string: str = "") -> End:
+        """The end as a command, with the counts for usage."""
         # Where no stop string ended it, its last token did.
         stop = stop_string or (self.output_ids[-1] if finish_reason == "stop" and self.output_ids else None)
-        end = End(
+        return End(
             self.opened.request_id,
             finish_reason,
             failure,
             len(self.opened.prompt_ids),
             len(self.output_ids),
             self.num_cached_tokens,
-            elapsed_s,
-            self.stall_s,
+            now - self.arrived_at,
+            self.log.stall_s,
             stop,
+            self.record(now, finish_reason, failure),
         )
-        if not 0 < slow_s <= elapsed_s:
-            return [end]
-        slow = SlowRequest(
-            self.opened.request_id,
-            elapsed_s,
-            self.opened.tokenize_s,
-            self.stages,
-            self.first_token_s,
-            self.stall_s,
-            self.attempt + 1,
-            self.route,
-        )
-        return [slow, end]

@@ -47,7 +47,6 @@ from nodes.gateway.events import (
     SendCancel,
     SendResend,
     SendSubmit,
-    SlowRequest,
     Stopping,
     SubmitAccepted,
     SubmitFailed,
@@ -58,6 +57,7 @@ from nodes.gateway.fan_out import fan_out
 from nodes.gateway.key_use import KeyUse
 from nodes.gateway.named_calls import NamedCalls
 from nodes.gateway.outputs import CallOutput, Generation
+from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.scheduler_view import SchedulerView
@@ -80,6 +80,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenizerIs,
 )
+from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
 from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
 
@@ -100,11 +101,12 @@ def draw_secret_seed() -> int:
 
 
 class _Open(NamedTuple):
-    """One sample that has not ended: where its output goes, and the names of its call."""
+    """One sample that has not ended: where its output goes, and the names and the record of its call, if it has one."""
 
     output: CallOutput
     sample: int
     names: RequestNames
+    track: CallTrack | None
 
 
 class GatewayService:
@@ -143,7 +145,7 @@ class GatewayService:
         # Attempts that this turn of the loop submits, by scheduler.
         self._submits: dict[str, list[Submit]] = {}
         self._is_flushing = False
-        self._account = RequestAccount(ctx)
+        self.account = RequestAccount(ctx, config)
         self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
         self._emptied = asyncio.Event()
 
@@ -220,6 +222,7 @@ class GatewayService:
         arrived_at: float,
         names: RequestNames = UNNAMED,
         key: ApiKey | None = None,
+        track: CallTrack | None = None,
     ) -> Generation:
         """Start all requests of a call; raises `ApiError` if the context, this gateway or `key` has no room for them.
 
@@ -233,7 +236,6 @@ class GatewayService:
             seed=self._draw_seed(),
             arrived_at=arrived_at,
             config=self.config,
-            tokenize_s=prepared.elapsed_s,
             words=prepared.words,
             second_from=prepared.second_from,
         )
@@ -251,8 +253,10 @@ class GatewayService:
         )
         generation = Generation(requests, output, len(prepared.token_ids))
         self.key_use.begin(key, generation)
+        if track is not None:
+            track.opened(generation)
         for index, request in enumerate(requests):
-            self._outputs[request.request_id] = _Open(output, index, names)
+            self._outputs[request.request_id] = _Open(output, index, names, track)
             self.handle(request)
         return generation
 
@@ -322,12 +326,20 @@ class GatewayService:
         if SCHEDULER in roles:
             self.handle(self.schedulers.changed())
 
-    def on_peer_lost(self, actor_id: str, epoch: int) -> None:
-        self.handle(PeerLost(actor_id, epoch))
+    def on_peer_lost(self, actor_id: str, epoch: int, reason: str = "") -> None:
+        self.handle(PeerLost(actor_id, epoch, reason))
+
+    def find_calls(self, query: FindCalls) -> CallsFound:
+        """Calls under way and ended ones that are still known here."""
+        return self.account.find(query, self._sample_so_far)
+
+    def _sample_so_far(self, request_id: str) -> SampleRecord | None:
+        state = self._core.requests.get(request_id)
+        return None if state is None else state.record()
 
     def handle(self, event: Event) -> None:
         self._driver.feed(event)
-        if (self._fresh or self._submits or self._account.num_tokens) and not self._is_flushing:
+        if (self._fresh or self._submits or self.account.num_tokens) and not self._is_flushing:
             # Runs after the frames that have arrived already: a gateway that lags writes what they bring in one piece.
             self._is_flushing = True
             self.ctx.later(0.0, self._flush)
@@ -338,19 +350,17 @@ class GatewayService:
             case Deliver():
                 self._deliver(command)
             case DeliverPrompt(request_id, payload):
-                output, index, _ = self._outputs[request_id]
+                output, index, *_ = self._outputs[request_id]
                 if output.deliver_prompt(index, payload):
                     self._fresh.append(output)
             case DeliverVector(request_id, vector, num_cached_tokens):
-                output, index, _ = self._outputs[request_id]
+                output, index, *_ = self._outputs[request_id]
                 output.deliver_vector(index, vector, num_cached_tokens)
             case Accepted():
-                output, index, _ = self._outputs[command.request_id]
+                output, index, *_ = self._outputs[command.request_id]
                 output.accepted(index)
             case End():
                 self._end(command)
-            case SlowRequest():
-                self._account.slow(command, self._outputs[command.request_id].names)
             case SendSubmit(scheduler, message):
                 self._submits.setdefault(scheduler, []).append(message)
             case SendCancel():
@@ -372,17 +382,17 @@ class GatewayService:
                 assert_never(command)
 
     def _deliver(self, command: Deliver) -> None:
-        output, index, _ = self._outputs[command.request_id]
+        output, index, *_ = self._outputs[command.request_id]
         if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens, command.tokens):
             self._fresh.append(output)
-        self._account.delivered(command)
+        self.account.delivered(command)
 
     def _end(self, end: End) -> None:
-        output, index, names = self._outputs.pop(end.request_id)
-        output.end(index, end)
-        self._fresh.append(output)
+        one = self._outputs.pop(end.request_id)
+        one.output.end(one.sample, end)
+        self._fresh.append(one.output)
         status = 0 if end.failure is None else self.error_of(end.failure, "").status
-        self._account.ended(end, names, status)
+        self.account.ended(end, one.names, status, one.track)
 
     def _flush(self) -> None:
         self._is_flushing = False
@@ -396,7 +406,7 @@ class GatewayService:
         fresh, self._fresh = self._fresh, []
         for output in fresh:
             output.flush()
-        self._account.flush()
+        self.account.flush()
 
     def _on_submitted(self, scheduler: str, attempts: list[Submit], outcome: Answer | MeshError) -> None:
         failure, was_heard = _unfitting(scheduler), True

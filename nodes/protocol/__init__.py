@@ -17,6 +17,7 @@
     detokenizer -> scheduler            StopAt, Resend
     scheduler -> gateway                AttemptFailed, PromptRead, Pooled
     gateway -> schedulers               FlushCache                     -> CacheFlushed
+    supervisor -> gateway               FindCalls                      -> CallsFound
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
@@ -89,6 +90,7 @@ from nodes.protocol.output import (
     TokenBatch,
 )
 from nodes.protocol.ranks import GroupFormed, JoinGroup
+from nodes.protocol.records import CallsFound, FindCalls
 from nodes.protocol.responses import ReadResponse, ResponseIs
 from nodes.protocol.routing import (
     PROMPT_TAIL_CHARS,
@@ -147,6 +149,8 @@ NodeMessage = (
     | ResponseIs
     | AbortRequests
     | RequestsAborted
+    | FindCalls
+    | CallsFound
     | FlushCache
     | CacheFlushed
     | SubmitAttempts
@@ -195,6 +199,7 @@ __all__ = [
     "AttemptsSubmitted",
     "CacheEvents",
     "CacheFlushed",
+    "CallsFound",
     "CancelAttempts",
     "CancelPrefill",
     "ChooseRoute",
@@ -206,6 +211,7 @@ __all__ = [
     "Detokenize",
     "Detokenized",
     "Fence",
+    "FindCalls",
     "FlushCache",
     "GrantClosed",
     "GrantRefused",

@@ -94,6 +94,10 @@ def test_background_and_down(host):
     assert started.stdout == f"{host.name}\n"
     assert "ready at" in started.stderr
     assert host.say("from afar") == "from afar"
+    (call,) = json.loads(host.meshctl("trace", "-o", "json").stdout)
+    assert (call["status"], call["finish"], call["attempts"]) == (200, "stop", 1)
+    (spans,) = call["spans"].values()
+    assert {"prefill", "output"} <= {span["name"] for span in spans}
     os.kill(host.ps()["worker-decode-0"]["pid"], signal.SIGKILL)
     killed = 'mesh_supervisor_deaths_total{actor="worker-decode-0",reason="SIGKILL",role="worker"} 1.0'
     host.wait_until(lambda: killed in host.metrics(), "the death is counted")
@@ -110,6 +114,10 @@ def test_background_and_down(host):
     assert host.meshctl("down").returncode == 3
     assert host.meshctl("ps").returncode == 3
     assert "joined" in host.meshctl("logs", "worker-decode-0").stdout, "logs outlive the mesh"
+    ended = host.meshctl("trace", call["request_id"])
+    assert f"{call['request_id']}  {call['route']}  status 200" in ended.stdout, "and so do calls"
+    assert "is not running" in ended.stderr
+    assert host.meshctl("trace", "nobody").returncode == 2
 
 
 def test_a_closed_terminal(host):

@@ -33,6 +33,7 @@ from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.local import LocalGateway
 from nodes.gateway.outputs import Generation
+from nodes.gateway.request_names import RequestNames
 from nodes.gateway.validation import Job, TokenFields, Validator
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
@@ -393,9 +394,10 @@ class SimulatedMesh:
         return job._replace(asks=[*job.asks, ask], prepare=prepare, tokens=tokens)
 
     async def _request(self, service: Any, job: Job, abandon_after_s: float | None, outcomes: list[Outcome]) -> None:
-        arrived_at = service.now()
+        track = service.account.begin(RequestNames(job.prepare.request_id), service.now())
         prepared = await service.prepare(job.prepare, prompt_param=job.prompt_param)
-        generation = service.open(job, prepared, arrived_at)
+        track.prepared(service.now(), prepared.elapsed_s)
+        generation = service.open(job, prepared, track.arrived_at, track=track)
         outcomes.extend(Outcome() for _ in generation.request_ids)
         leaves_at = None if abandon_after_s is None else service.now() + abandon_after_s
         while not (all(outcome.num_ends for outcome in outcomes) or any(outcome.failure for outcome in outcomes)):
@@ -420,6 +422,7 @@ class SimulatedMesh:
                     outcome.failure, outcome.stall_s = piece.end.failure, piece.end.stall_s
         # One sample that failed ends the call, as on the HTTP side.
         service.abandon(generation)
+        service.account.end(track, 200, "")
 
     async def settle(self) -> None:
         """End all faults: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""

@@ -30,7 +30,6 @@ from nodes.gateway.events import (
     SendCancel,
     SendResend,
     SendSubmit,
-    SlowRequest,
     Stopping,
     SubmitAccepted,
     SubmitFailed,
@@ -39,6 +38,7 @@ from nodes.gateway.events import (
     Tokens,
 )
 from nodes.protocol import AttemptFailed, ResendFrom, Route, TextBatch, TextDelta
+from nodes.protocol.records import AttemptRecord
 from nodes.request import AttemptRef, RequestSpec, Sampling, Stages, StopRules
 
 CONFIG = GatewayConfig(model_name="m", context_length=100)
@@ -89,6 +89,11 @@ def to(decode: str, attempt: int = 1) -> RouteChosen:
     return RouteChosen("r", attempt, Route(decode=decode, detokenizer="t0"))
 
 
+def decided(commands: list[Any]) -> list[Any]:
+    """Without the records of samples, which have tests of their own."""
+    return [one._replace(sample=None) if isinstance(one, End) else one for one in commands]
+
+
 def only(commands: list[Any], kind: type) -> Any:
     found = [command for command in commands if isinstance(command, kind)]
     assert len(found) == 1, commands
@@ -106,7 +111,7 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     first = core.handle(batch(delta(0, [7], 0, "se", num_cached_tokens=2)), 0.5)
     assert first == [Deliver("r", "se", 1, 0.5, True, num_cached_tokens=2)]
     last = core.handle(batch(delta(1, [8, 9], 2, "ven", finish_reason="stop")), 0.75)
-    assert last == [
+    assert decided(last) == [
         Deliver("r", "ven", 2, 0.25, False, num_cached_tokens=2),
         End("r", "stop", None, 3, 3, 2, 0.75, 0.25, 9),
         SendCancel("d0", [AttemptRef("r", 0)]),
@@ -142,28 +147,44 @@ def test_one_long_pause_does_not_make_later_silence_wait_longer(core: GatewayCor
     assert only(core.handle(Tick(), times[-1] + CONFIG.quiet_s), SendResend)
 
 
-def test_a_slow_request_says_where_its_time_went(core: GatewayCore) -> None:
+def test_a_request_says_where_its_time_went(core: GatewayCore) -> None:
     core.handle(DetokenizersChanged(["t0"]), 0.0)
-    core.handle(msgspec.structs.replace(opened(), tokenize_s=0.25), 0.0)
+    core.handle(opened(), 0.0)
     core.handle(SubmitAccepted("r", 0, "d0", 1), 0.5)
     stages = Stages(1.0, 0.5, 2.0, 0.25)
     core.handle(batch(delta(0, [7], 0, "a", stages=stages)), 5.0)
     core.handle(batch(delta(0, [7], 0, "a", stages=stages)), 5.1)
     core.handle(batch(delta(1, [8], 1, "b")), 6.0)
-    core.handle(PeerLost("d0", 1), 10.0)
+    core.handle(PeerLost("d0", 1, "killed by SIGKILL"), 10.0)
     core.handle(SchedulersChanged({"d0": 2}), 12.0)
+    core.handle(SubmitAccepted("r", 1, "d0", 2), 12.5)
     core.handle(batch(delta(2, [9], 2, "c", attempt=1, stages=stages)), 20.0)
-    slow, end, _ = core.handle(batch(delta(3, [5], 3, "d", attempt=1, finish_reason="stop")), 31.0)[1:]
-    assert slow == SlowRequest("r", 31.0, 0.25, Stages(2.0, 1.0, 4.0, 0.5), 5.0, 14.0, 2, opened().route)
+    end = only(core.handle(batch(delta(3, [5], 3, "d", attempt=1, finish_reason="stop")), 31.0), End)
     assert end.stall_s == 14.0
+    sample = end.sample
+    assert sample is not None
+    its = {"queue_s": 1.0, "grant_s": 0.5, "prefill_s": 2.0, "transfer_s": 0.25}
+    route = {"scheduler": "d0", "prefill": opened().route.prefill, "detokenizer": opened().route.detokenizer}
+    first = AttemptRecord(
+        attempt=0, **route, epoch=1, submitted_s=0.0, accepted_s=0.5, first_s=5.0, ended_s=10.0, **its,
+        failure="peer_lost", why="killed by SIGKILL",
+    )  # fmt: skip
+    then = AttemptRecord(
+        attempt=1, **route, epoch=2, submitted_s=12.0, accepted_s=12.5, first_s=20.0, ended_s=31.0, **its
+    )
+    assert sample.attempts == [first, then]
+    assert (sample.first_token_s, sample.last_token_s, sample.ended_s, sample.finish) == (5.0, 31.0, 31.0, "stop")
+    paused = [(stall.position, stall.ended_s, stall.took_s) for stall in sample.stalls]
+    assert paused == [(1, 6.0, 1.0), (2, 20.0, 14.0)], "11 s are no more than this request takes anyway"
 
 
-def test_a_quick_request_says_nothing() -> None:
-    for slow_s, ends_at in ((30.0, 29.9), (0.0, 3000.0)):
-        core = GatewayCore("g0", msgspec.structs.replace(CONFIG, slow_request_s=slow_s))
-        core.handle(opened(), 0.0)
-        commands = core.handle(batch(delta(0, [7], 0, "a", finish_reason="stop")), ends_at)
-        assert not [command for command in commands if isinstance(command, SlowRequest)]
+def test_a_refused_submission_is_told_with_the_one_that_was_taken(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    core.handle(SubmitFailed("r", 0, Failure("overloaded", "full")), 0.25)
+    core.handle(RouteChosen("r", 0, Route(decode="d1")), 0.5)
+    (state,) = core.requests.values()
+    told = [(one.attempt, one.scheduler, one.failure, one.ended_s) for one in state.record().attempts]
+    assert told == [(0, "d0", "overloaded", 0.25), (0, "d1", "", -1.0)]
 
 
 def test_output_may_come_before_the_answer_to_submit(waiting: GatewayCore) -> None:
@@ -659,7 +680,7 @@ def test_more_tokens_than_asked_for_end_the_request(core: GatewayCore) -> None:
 
 def test_a_client_that_left_is_cancelled_wherever_the_request_is(waiting: GatewayCore) -> None:
     commands = waiting.handle(ClientGone("r"), 0.1)
-    assert commands == [End("r", None, None, 3, 0, 0, 0.1), SendCancel("d0", [AttemptRef("r", 0)])]
+    assert decided(commands) == [End("r", None, None, 3, 0, 0, 0.1), SendCancel("d0", [AttemptRef("r", 0)])]
     waiting.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 0.1)
     assert waiting.handle(SubmitAccepted("r", 0, "d0", 1), 0.2) == [SendCancel("d0", [AttemptRef("r", 0)])]
 
@@ -749,7 +770,7 @@ def test_an_aborted_request_ends_with_what_it_had_wherever_it_stands(core: Gatew
     core.handle(opened(), 0.0)
     core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
     core.handle(batch(delta(0, [7, 8], 0, "se")), 0.5)
-    assert core.handle(Aborted("r"), 1.0) == [
+    assert decided(core.handle(Aborted("r"), 1.0)) == [
         End("r", ABORT, None, 3, 2, 0, 1.0),
         SendCancel("d0", [AttemptRef("r", 0)]),
     ]

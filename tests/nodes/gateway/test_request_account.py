@@ -1,24 +1,95 @@
-"""What the gateway logs about a request that took long."""
+"""What the gateway logs about a request that took long, and where the lines of its calls go."""
 
+import json
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from nodes.gateway.events import SlowRequest
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.events import End
 from nodes.gateway.request_account import RequestAccount
-from nodes.gateway.request_names import UNNAMED
-from nodes.protocol import Route
-from nodes.request import Stages
+from nodes.gateway.request_names import UNNAMED, RequestNames
+from nodes.protocol.records import AttemptRecord, CallRecord, FindCalls, SampleRecord
+
+
+def context(now: float = 0.0) -> Mock:
+    ctx = Mock()
+    ctx.address.actor_id, ctx.address.epoch = "gateway-0", 3
+    ctx.now.return_value = now
+    return ctx
+
+
+def config(**fields: Any) -> GatewayConfig:
+    return GatewayConfig(model_name="m", context_length=100, **fields)
+
+
+def ended(elapsed_s: float, first_token_s: float = 5.0) -> End:
+    attempts = [
+        AttemptRecord(attempt=0, scheduler="d0", submitted_s=0.0, queue_s=1.0, grant_s=0.5, prefill_s=2.0),
+        AttemptRecord(attempt=1, scheduler="d1", prefill="p1", submitted_s=6.0, queue_s=1.0, transfer_s=0.25),
+    ]
+    sample = SampleRecord(request_id="r-0", first_token_s=first_token_s, ended_s=elapsed_s, attempts=attempts)
+    return End("r-0", "stop", None, 3, 4, 0, elapsed_s, 14.0, None, sample)
 
 
 @pytest.mark.parametrize(
-    ("first_token_s", "told"), [(-1.0, {}), (0.0, {"first_token_s": 0.0}), (5.0, {"first_token_s": 5.0})]
+    ("slow_s", "elapsed_s", "is_slow"), [(30.0, 31.0, True), (30.0, 29.9, False), (0.0, 3e3, False)]
 )
-def test_a_slow_request_without_a_token_has_no_time_of_the_first(first_token_s: float, told: dict[str, Any]) -> None:
-    ctx = Mock()
-    RequestAccount(ctx).slow(
-        SlowRequest("r", 31.0, 0.25, Stages(0.0, 0.0, 0.0, 0.0), first_token_s, 14.0, 2, Route(decode="d")), UNNAMED
-    )
-    logged = ctx.log.warning.call_args.kwargs
-    assert {name: value for name, value in logged.items() if name == "first_token_s"} == told
+def test_a_slow_request_is_logged_with_the_stages_of_all_attempts(
+    slow_s: float, elapsed_s: float, is_slow: bool
+) -> None:
+    ctx = context()
+    RequestAccount(ctx, config(slow_request_s=slow_s)).ended(ended(elapsed_s), UNNAMED, 0, None)
+    if not is_slow:
+        ctx.log.warning.assert_not_called()
+        return
+    told = ctx.log.warning.call_args.kwargs
+    stages = (told["queue_s"], told["grant_s"], told["prefill_s"], told["transfer_s"])
+    assert stages == (2.0, 0.5, 2.0, 0.25)
+    assert (told["attempts"], told["decode"], told["prefill"], told["stall_s"]) == (2, "d1", "p1", 14.0)
+    assert told["first_token_s"] == 5.0
+
+
+def test_a_slow_request_without_a_token_has_no_time_of_the_first() -> None:
+    ctx = context()
+    RequestAccount(ctx, config()).ended(ended(31.0, first_token_s=-1.0), UNNAMED, 0, None)
+    assert "first_token_s" not in ctx.log.warning.call_args.kwargs
+
+
+def test_a_call_leaves_a_line_and_a_full_disk_only_costs_lines(tmp_path: Path) -> None:
+    ctx, folder = context(), tmp_path / "requests"
+    account = RequestAccount(ctx, config(request_log_folder=str(folder)))
+    names = RequestNames("req-1", client="mine", path="/v1/completions", key="alice")
+    track = account.begin(names, 0.0)
+    ctx.now.return_value = 2.0
+    account.end(track, 200, "")
+    file = folder / "gateway-0.jsonl"
+    line = json.loads(file.read_bytes())
+    told = {name: line[name] for name in ("request_id", "client_id", "route", "key", "status", "total_s", "gateway")}
+    assert told == {
+        "request_id": "req-1", "client_id": "mine", "route": "/v1/completions", "key": "alice", "status": 200,
+        "total_s": 2.0, "gateway": "gateway-0",
+    }  # fmt: skip
+    assert (file.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert account.find(FindCalls(name="mine"), lambda _: None).calls[0].request_id == "req-1"
+    account.close()
+
+    broken = RequestAccount(ctx, config(request_log_folder="/dev/full/x"))
+    for number in range(3):
+        broken.end(broken.begin(RequestNames(f"req-{number}"), 0.0), 200, "")
+    assert ctx.metrics.count.call_args_list[-1].args == ("mesh_request_lines_lost_total",)
+    assert [call.args[0] for call in ctx.log.warning.call_args_list] == ["request_line_lost"], "one line says so"
+    assert broken.find(FindCalls(last=5), lambda _: None).num == 3, "they are known all the same"
+
+
+def test_a_call_under_way_is_told_as_far_as_it_is() -> None:
+    ctx = context(1.5)
+    account = RequestAccount(ctx, config())
+    account.begin(RequestNames("req-1", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01"), 0.0)
+    account.died("worker-0", "killed by SIGKILL")
+    (call,) = account.find(FindCalls(name="a" * 32), lambda _: None).calls
+    assert (call.status, call.total_s, [death.actor for death in call.deaths]) == (0, 1.5, ["worker-0"])
+    assert account.find(FindCalls(slowest=3), lambda _: None).calls == [call]
+    assert account.find(FindCalls(last=3), lambda _: None).calls == list[CallRecord]()

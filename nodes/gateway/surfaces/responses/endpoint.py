@@ -12,6 +12,7 @@ from nodes.gateway.errors import ApiError, BadRequest
 from nodes.gateway.http_call import HttpCall
 from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
+from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.responses.answer import ResponseDeleted
 from nodes.gateway.surfaces.responses.kept import Keeping, KeptResponses, NoSuchResponse, joined_items
@@ -52,9 +53,9 @@ class ResponsesEndpoint(CompletionEndpoint):
         return job_of(asked, translated, self._validator, call.request_id, keeping)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
+    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
         try:
-            await super()._generate(call, job, arrived_at, named)
+            await super()._generate(call, job, track, named)
         except ApiError as error:
             job.own.translated.rename(error)
             raise

@@ -22,6 +22,7 @@ from nodes.gateway.job_endpoint import JobEndpoint
 from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
+from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.vectors.form import Computed, Form, FormReader, Work
 from nodes.gateway.surfaces.vectors.inputs import Part, check_lengths, parts_of
@@ -45,14 +46,15 @@ class VectorEndpoint(JobEndpoint):
         return self._reader.job(body, call.request_id)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, arrived_at: float, named: NamedCall) -> None:
+    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
         # Of vectors there is no part to be answered with, so they are not aborted: what is at work is done soon.
         del named
         work: Work = job.own
         watcher = call.watch()
         try:
             prepared = await self._unless_gone(self._prepare(job), watcher)
-            at_work = _AtWork(self._service, call, job, arrived_at)
+            track.prepared(self._service.now(), sum(answer.elapsed_s for _, answer in prepared))
+            at_work = _AtWork(self._service, call, job, track)
             try:
                 await at_work.run(prepared, watcher)
             finally:
@@ -82,11 +84,11 @@ class VectorEndpoint(JobEndpoint):
 class _AtWork:
     """The requests of one call that run, and the rows that came of others."""
 
-    def __init__(self, service: GatewayService, call: HttpCall, job: Job, arrived_at: float) -> None:
+    def __init__(self, service: GatewayService, call: HttpCall, job: Job, track: CallTrack) -> None:
         self._service = service
         self._call = call
         self._job = job
-        self._arrived_at = arrived_at
+        self._track = track
         self._running: dict[asyncio.Task[None], tuple[Part, Generation]] = {}
         self.rows: list[Row] = []
 
@@ -116,7 +118,8 @@ class _AtWork:
             part, answer = waiting[0]
             job = self._job._replace(prepare=part.prepare)
             try:
-                opened = self._service.open(job, answer, self._arrived_at, self._call.names, self._call.key)
+                call, track = self._call, self._track
+                opened = self._service.open(job, answer, track.arrived_at, call.names, call.key, track)
             except TooManyRequests:
                 # What this call has at work itself will make room.
                 if not self._running:

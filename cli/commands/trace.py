@@ -1,0 +1,109 @@
+"""`meshctl trace`: what a call waited for, of a running mesh or, from its request logs, of one that has ended."""
+
+import sys
+import time
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from cli.client import RunningMesh, find_mesh
+from cli.errors import NotRunning, WrongUsage
+from cli.exit_codes import ExitCode
+from cli.output import print_json, print_table
+from cli.supervisor.mesh_directory import MeshDirectory
+from cli.trace.chrome import events
+from cli.trace.lines import newest, read_calls
+from cli.trace.spans import sample_spans
+from cli.trace.text import HEADER, row, story
+from nodes.protocol.records import CallRecord, CallsFound, FindCalls
+
+_POLL_S: Final = 0.5
+"""A gateway keeps a thousand calls, so at 2,000 a second none is missed; each look asks all gateways."""
+_TIMEOUT_S: Final = 6.0
+"""The supervisor asks other hosts' supervisors for 2 s, who ask their gateways for 2 s."""
+
+
+class Wanted(NamedTuple):
+    """Which calls: by name, or the `last`, or the `slowest`, so many of them; one of the three."""
+
+    name: str = ""
+    last: int = 0
+    slowest: int = 0
+
+
+def trace(mesh: str, wanted: Wanted, output: Literal["text", "json", "chrome"], *, follow: bool) -> ExitCode:
+    """Print them. Raises NotRunning, BadManifest, WrongUsage."""
+    query = FindCalls(name=wanted.name, last=wanted.last, slowest=wanted.slowest, whole_mesh=True)
+    directory = MeshDirectory(mesh)
+    try:
+        running: RunningMesh | None = find_mesh(mesh)
+    except NotRunning:
+        # It may have ended; what it has written down is still there.
+        if follow or not directory.requests.is_dir():
+            raise
+        running = None
+    if follow:
+        assert running is not None, "raised above"
+        return _follow(running, output)
+    if running is not None:
+        found = running.ask(query, CallsFound, _TIMEOUT_S)
+    else:
+        calls = read_calls(directory.requests, query)
+        found = CallsFound(calls=newest(calls, query), num=len(calls))
+        sys.stderr.write(f"{mesh} is not running: this is what its request logs on this host have\n")
+    for name in found.silent:
+        sys.stderr.write(f"{name} does not answer, so what only it knows is missing\n")
+    return _show(found, wanted, output)
+
+
+def _show(found: CallsFound, wanted: Wanted, output: Literal["text", "json", "chrome"]) -> ExitCode:
+    calls = found.calls
+    if output == "chrome":
+        print_json(events(calls))
+    elif output == "json":
+        print_json([_entry(call) for call in calls])
+    elif len(calls) == 1:
+        sys.stdout.write("\n".join(story(calls[0])) + "\n")
+    elif calls:
+        print_table(HEADER, [row(call) for call in calls])
+        if found.num > len(calls) and wanted.name:
+            sys.stdout.write(f"({found.num - len(calls)} more have this name)\n")
+    if calls:
+        return ExitCode.OK
+    if wanted.name:
+        raise WrongUsage(
+            f"no call named {wanted.name!r} is known",
+            why="no gateway has it among its last 1,000 calls, and no request log has a line of it",
+            do="give the id of its answer (the header X-Kvmesh-Request-Id, the field `id`), its X-Request-Id, or its"
+            " trace id; calls in a burst are sampled: see `meshctl trace --last 20`",
+        )
+    if output == "text":
+        sys.stdout.write("no call has ended yet\n")
+    return ExitCode.OK
+
+
+def _follow(running: RunningMesh, output: Literal["text", "json", "chrome"]) -> ExitCode:
+    after: dict[str, int] = {}
+    try:
+        while True:
+            found = running.ask(FindCalls(follows=True, after=after, whole_mesh=True), CallsFound, _TIMEOUT_S)
+            after |= found.ended
+            for call in found.calls:
+                text = msgspec.json.encode(_entry(call)).decode() if output == "json" else "  ".join(row(call))
+                sys.stdout.write(text + "\n")
+            if found.num > len(found.calls):
+                sys.stdout.write(f"({found.num - len(found.calls)} more)\n" if output == "text" else "")
+            sys.stdout.flush()
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        return ExitCode.OK
+
+
+def _entry(call: CallRecord) -> dict[str, Any]:
+    """Every key is there in every entry, defaults too, and the spans of each sample that is told."""
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(call))
+    spans = {
+        (call if sample is None else sample).request_id: [span._asdict() for span in sample_spans(call, sample)]
+        for sample in call.samples or [None]
+    }
+    return {**{name: getattr(call, name) for name in CallRecord.__struct_fields__}, **fields, "spans": spans}

@@ -1,0 +1,42 @@
+"""Finds calls of clients for `meshctl trace`: at the gateways of this host and in its request logs, or of all hosts.
+
+meshctl --FindCalls--> supervisor.a --FindCalls--> gateways of a;  --FindCalls, 2 s--> supervisors of other hosts
+"""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from cli.supervisor.whole_mesh import ask_each, other_supervisors
+from cli.trace.lines import newest, read_calls
+from mesh.actor import Context
+from mesh.address import host_of
+from mesh.membership.view import Member
+from nodes.protocol.records import CallsFound, FindCalls
+from nodes.roles import GATEWAY
+
+
+async def find_calls(ctx: Context, query: FindCalls, requests: Path) -> CallsFound:
+    """What this host knows, or with `whole_mesh` what all do. Who does not answer is named in `silent`."""
+    here = [member for member in ctx.members.by_role(GATEWAY, ready=False) if _is_own(ctx, member)]
+    of_host = msgspec.structs.replace(query, whole_mesh=False)
+    asked = dict.fromkeys([member.actor_id for member in here], of_host)
+    if query.whole_mesh:
+        asked |= dict.fromkeys([peer.actor_id for peer in other_supervisors(ctx)], of_host)
+    # In a thread: two files of 16 MiB take longer to be searched than heartbeats can wait.
+    lines = asyncio.to_thread(read_calls, requests, query)
+    said, from_lines = await asyncio.gather(ask_each(ctx, asked, CallsFound, ctx.log.debug), lines)
+    told = [call for answer in said.values() for call in answer.calls]
+    known = {call.request_id for call in told}
+    return CallsFound(
+        calls=newest([*told, *from_lines], query),
+        num=sum(answer.num for answer in said.values()) + sum(call.request_id not in known for call in from_lines),
+        ended={name: num for answer in said.values() for name, num in answer.ended.items()},
+        silent=sorted({*asked}.difference(said).union(*(answer.silent for answer in said.values()))),
+    )
+
+
+def _is_own(ctx: Context, member: Member) -> bool:
+    own = host_of(ctx.address.actor_id)
+    return not own or (host_of(member.actor_id) or member.host) == own
