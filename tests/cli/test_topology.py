@@ -137,7 +137,8 @@ def test_gateways_know_whether_to_keep_attribution():
 
 def test_only_what_differs_from_the_defaults_is_written():
     gateway = next(launch for launch in planned().actors if launch.role == "gateway")
-    assert set(gateway.config) == {"model_name", "model", "context_length", "context", "vocab_size", "request_log_folder"}
+    written = {"model_name", "model", "context_length", "context", "vocab_size", "request_log_folder"}
+    assert set(gateway.config) == written
 
 
 def test_overrides_of_a_role():
