@@ -86,6 +86,9 @@ def _add_attempt(tiles: _Tiles, attempt: AttemptRecord, sample: SampleRecord, no
         tiles.until("submit", attempt.accepted_s, where)
         tiles.until(what, end_s, where)
         return
+    stages_s = attempt.queue_s + attempt.grant_s + attempt.prefill_s + attempt.transfer_s
+    # The answer may come after the first output, or late for reasons of its own: stages have their time first.
+    tiles.until("submit", min(attempt.accepted_s, attempt.first_s - stages_s), where)
     prefill = attempt.prefill or where
     tiles.lasting("queue", attempt.queue_s, attempt.first_s, where)
     tiles.lasting("grant", attempt.grant_s, attempt.first_s, where)
