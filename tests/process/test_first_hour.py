@@ -29,6 +29,7 @@ SAYS = {
     "status": "gateway-0",
     "logs": '"event":"joined"',
     "chat": "82",
+    "bench": "8 of 8 requests whole",
     "probe": "ready: ",
     "models": "random:qwen3-0.6b",
     "models show": "chat_template.jinja",
