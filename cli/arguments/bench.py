@@ -62,7 +62,7 @@ def bench(
     prompt: PromptOption = None,
     shared_prefix: PrefixOption = 0,
     answer_tokens: AnswerOption = None,
-    vocabulary: VocabularyOption = 1000,
+    vocabulary: VocabularyOption = 250,
     trace: TraceOption = None,
     speed: SpeedOption = 1.0,
     scale: ScaleOption = 1.0,
@@ -74,7 +74,7 @@ def bench(
     beside_model: Annotated[str, typer.Option(help="Model to ask that server for.")] = "",
     beside_api_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Key for that server.")] = None,
     turns: TurnsOption = 3,
-    seed: Annotated[int, typer.Option(help="Of prompts and arrival times.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Of prompts and arrival times; default: another each time.")] = None,
     svg: SvgOption = None,
     output: OutputOption = "table",
 ) -> None:

@@ -14,7 +14,9 @@ from cli.bench.loops import Run
 _BUSY_CORES: Final = 0.8
 """The client has one thread: from there on what it measures is itself."""
 _LATE_MS: Final = 20.0
-"""A scheduler's time slice or two. What is later than that was measured wrong by as much."""
+"""A scheduler's time slice or two; times are wrong by as much as the client is late."""
+_LATE_SHARE: Final = 0.1
+"""Of the median TTFT: what is wrong by less is right enough."""
 
 TIMES: Final = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 """Fields of `Summary` with times, and their headings: first token, gaps between events with text, from the first token
@@ -89,7 +91,7 @@ def summarize(*runs: Run) -> Summary:
         client_cores=cores,
         late_p99_ms=late_ms,
         loop_late_p99_ms=loop_late_ms,
-        client_limits=_limits(cores, late_ms, loop_late_ms, num_not_sent),
+        client_limits=_limits(cores, late_ms, loop_late_ms, num_not_sent, spreads["ttft"]),
     )
 
 
@@ -138,13 +140,16 @@ def _value(summary: Summary, name: str) -> float | None:
     return None if found is None else float(getattr(found, rank))
 
 
-def _limits(cores: float, late_ms: float | None, loop_late_ms: float, num_not_sent: int) -> list[str]:
+def _limits(
+    cores: float, late_ms: float | None, loop_late_ms: float, num_not_sent: int, ttft: Spread | None
+) -> list[str]:
     found: list[str] = []
+    matters_ms = max(_LATE_MS, _LATE_SHARE * ttft.p50 if ttft is not None else 0.0)
     if cores >= _BUSY_CORES:
         found.append(f"it kept {cores:.2f} cores busy, and has one thread")
-    if late_ms is not None and late_ms >= _LATE_MS:
+    if late_ms is not None and late_ms >= matters_ms:
         found.append(f"1 % of the requests were sent {late_ms:.0f} ms or more after they were due")
-    if loop_late_ms >= _LATE_MS:
+    if loop_late_ms >= matters_ms:
         found.append(f"1 % of its looks at the clock were {loop_late_ms:.0f} ms or more late")
     if num_not_sent:
         found.append(f"{num_not_sent} requests were not sent, since as many as it may have were open")

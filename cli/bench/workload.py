@@ -55,7 +55,7 @@ class Made:
     num_prompt: int
     num_output: int
     num_shared: int = 0
-    vocabulary: int = 1000
+    vocabulary: int = 250
     seed: int = 1
     endpoint: Endpoint = "completions"
     due_s: Sequence[float] = ()
@@ -99,7 +99,7 @@ class Traced:
     num_requests: int
     speed: float = 1.0
     scale: float = 1.0
-    vocabulary: int = 1000
+    vocabulary: int = 250
     seed: int = 1
     endpoint: Endpoint = "completions"
 

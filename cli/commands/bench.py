@@ -6,9 +6,10 @@ else the machine does meets both.
 
 import os
 import resource
+import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -77,7 +78,7 @@ class Asked:
     prompt: int | None = None
     shared_prefix: int = 0
     answer_tokens: int | None = None
-    vocabulary: int = 1000
+    vocabulary: int = 250
     trace: Path | None = None
     speed: float = 1.0
     scale: float = 1.0
@@ -86,7 +87,7 @@ class Asked:
     warm_up: int = 4
     timeout: float = 120.0
     turns: int = 3
-    seed: int = 1
+    seed: int | None = None
 
 
 @dataclass
@@ -159,6 +160,9 @@ def bench(name: str, target: Target, beside: Target | None, asked: Asked, svg: P
 
     Raises WrongUsage, NotRunning, and CliError if a file cannot be read or written.
     """
+    if asked.seed is None:
+        # With the seed of the run before, its prompts would be in the server's cache.
+        asked = replace(asked, seed=secrets.randbits(32))
     workload = workload_of(asked)
     _allow_descriptors()
     sides = [
@@ -190,11 +194,12 @@ def bench(name: str, target: Target, beside: Target | None, asked: Asked, svg: P
 def workload_of(asked: Asked) -> Workload:
     """What the options describe. Raises WrongUsage if they contradict each other, CliError if a file cannot be used."""
     _refuse_contradictions(asked)
+    seed = asked.seed or 0
     num_output = 64 if asked.answer_tokens is None else asked.answer_tokens
     if asked.trace is not None:
         lines = _read(asked.trace, read_trace)
         num_requests = min(asked.requests or len(lines), len(lines))
-        return Traced(lines, num_requests, asked.speed, asked.scale, asked.vocabulary, asked.seed, asked.endpoint)
+        return Traced(lines, num_requests, asked.speed, asked.scale, asked.vocabulary, seed, asked.endpoint)
     if asked.prompts is not None:
         given = _read(asked.prompts, lambda text: read_prompts(text, asked.endpoint))
         num_requests = asked.requests or len(given)
@@ -213,14 +218,14 @@ def workload_of(asked: Asked) -> Workload:
         num_output=num_output,
         num_shared=asked.shared_prefix,
         vocabulary=asked.vocabulary,
-        seed=asked.seed,
+        seed=seed,
         endpoint=asked.endpoint,
         due_s=_due(asked, num_requests),
     )
 
 
 def _due(asked: Asked, num_requests: int) -> list[float]:
-    return [] if asked.rate is None else due_times(asked.rate, num_requests, asked.spacing, asked.seed)
+    return [] if asked.rate is None else due_times(asked.rate, num_requests, asked.spacing, asked.seed or 0)
 
 
 def _refuse_contradictions(asked: Asked) -> None:

@@ -42,7 +42,7 @@ async def test_a_table_of_what_one_server_did(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in lines[4:8]] == [["TTFT", "6"], ["ITL", "6"], ["TPOT", "6"], ["E2E", "6"]]
     assert len(server.bodies) == 8
     prompts = {tuple(body.pop("prompt")) for body in server.bodies}
-    assert len(prompts) == 8
+    assert len(prompts) == 8, "also those for warming up"
     assert {len(prompt) for prompt in prompts} == {9}
     common = {"model": "model", "temperature": 0, "ignore_eos": True, "max_tokens": 5, "stream": True}
     assert server.bodies[0] == common | {"stream_options": {"include_usage": True}}
@@ -68,6 +68,16 @@ async def test_two_servers_get_the_same_in_turns(tmp_path: Path, monkeypatch: py
     assert "ignore_eos" not in one.bodies[0]
     assert all("Bearer ours" in head for head in one.heads)
     assert all("Bearer theirs" in head and "ours" not in head for head in other.heads)
+
+
+async def test_the_next_run_has_other_prompts_unless_it_has_the_seed() -> None:
+    async with streaming() as server:
+        for seed in ([], [], ["--seed", "5"], ["--seed", "5"]):
+            words = ("--url", server.url, "--requests", "1", "--warm-up", "0", *seed)
+            await asyncio.to_thread(typed, *words)
+    one, other, first, second = (body["prompt"] for body in server.bodies)
+    assert one != other
+    assert first == second
 
 
 async def test_what_failed_is_counted_and_told_by_the_exit_code() -> None:
