@@ -70,6 +70,16 @@ async def test_two_servers_get_the_same_in_turns(tmp_path: Path, monkeypatch: py
     assert all("Bearer theirs" in head and "ours" not in head for head in other.heads)
 
 
+async def test_our_own_key_is_none_of_another_server_s_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVMESH_API_KEY", "ours")
+    async with streaming() as one, streaming() as other:
+        words = ("--url", one.url, "--beside", other.url, "--requests", "1", "--turns", "1")
+        done = await asyncio.to_thread(typed, *words)
+    assert done.exit_code == ExitCode.OK, done.output
+    assert all("Bearer ours" in head for head in one.heads)
+    assert not any("Authorization" in head for head in other.heads)
+
+
 async def test_the_next_run_has_other_prompts_unless_it_has_the_seed() -> None:
     async with streaming() as server:
         for seed in ([], [], ["--seed", "5"], ["--seed", "5"]):
