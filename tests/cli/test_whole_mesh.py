@@ -90,7 +90,7 @@ def test_the_list_of_the_whole_mesh_is_every_host_s_own(hosts: Hosts) -> None:
     own = msgspec.structs.replace(
         hosts.listed("a"), actors=[*hosts.listed("a").actors, actor("worker-0", "c", supervised=False)]
     )
-    whole = asyncio.run(list_whole_mesh(hosts, own, ROLES, figures=False))  # type: ignore[arg-type]
+    whole = asyncio.run(list_whole_mesh(hosts, own, ROLES, ListActors()))  # type: ignore[arg-type]
     assert [one.actor_id for one in whole.actors] == [
         "gateway-0.a", "tokenizer-0.a", "scheduler-0.b", "worker-0.b", "scheduler-0.c", "worker-0.c"
     ]  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_host_that_does_not_answer_is_named_and_what_is_known_of_it_stays() ->
     hosts = Hosts(silent=("c",))
     stranger = actor("worker-0", "c", supervised=False)
     own = msgspec.structs.replace(hosts.listed("a"), actors=[*hosts.listed("a").actors, stranger])
-    whole = asyncio.run(list_whole_mesh(hosts, own, [*ROLES, "d"], figures=False))  # type: ignore[arg-type]
+    whole = asyncio.run(list_whole_mesh(hosts, own, [*ROLES, "d"], ListActors()))  # type: ignore[arg-type]
     assert whole.notes[:2] == ["host c does not answer within 2 s", "host d is not in the mesh"]
     assert whole.silent == ["c", "d"]
     assert not whole.ready

@@ -27,6 +27,7 @@ SAYS = {
     "up": "ready at http://",
     "ps": "TOKENS/S",
     "status": "gateway-0",
+    "top": "DRAWN/S",
     "logs": '"event":"joined"',
     "chat": "82",
     "bench": "8 of 8 requests whole",
