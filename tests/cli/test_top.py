@@ -29,7 +29,7 @@ BUSY = ActorFigures(
 MESH = ActorList("m", "http://u", "echo", True, [
     actor("registry", state="ready", figures=ActorFigures(cpu_cores=0.01)),
     actor("gateway-0", figures=ActorFigures(cpu_cores=0.25, memory_bytes=1 << 30, num_running=5, num_waiting=1)),
-    actor("worker-d", num_starts=3, num_restarts=2, last_reason="signal 9 (SIGKILL)", last_reason_age_s=5.0,
+    actor("worker-d", num_starts=3, num_restarts=2, last_reason="signal 9 (SIGKILL)", last_reason_age_s=1.0,
           state="starting", pss_bytes=1 << 30, next_start_in_s=None),
     actor("scheduler-d", figures=BUSY, uptime_s=61.0, pss_bytes=2 << 30),
     actor("tokenizer-0", last_reason="exit code 1", last_reason_age_s=2.0, num_restarts=1, next_start_in_s=4.0),
@@ -56,8 +56,8 @@ def test_who_is_busy_and_what_happened() -> None:
     assert lines[5].split()[1:3] == ["STARTING", "-"]
     assert lines[9:] == [
         "", "RESTARTS",
+        "worker-d  2 restarts: signal 9 (SIGKILL), 1 s ago",
         "tokenizer-0  1 restart: exit code 1, 2 s ago; next start in 4 s",
-        "worker-d  2 restarts: signal 9 (SIGKILL), 5 s ago",
     ]  # fmt: skip
 
 
@@ -91,8 +91,8 @@ def test_names_from_elsewhere_do_not_steer_the_terminal() -> None:
 
 def test_memory_is_of_an_incarnation_and_kept_until_it_is_said_again() -> None:
     memory = Memory()
-    memory.take([actor("a", pss_bytes=7), actor("b")])
-    mesh = msgspec.structs.replace(MESH, actors=[actor("a"), actor("a", epoch=2), actor("b")])
+    memory.take([actor("a", epoch=3, pss_bytes=7), actor("b")])
+    mesh = msgspec.structs.replace(MESH, actors=[actor("a", epoch=3), actor("a", epoch=4), actor("b")])
     assert [one.pss_bytes for one in memory.filled(mesh).actors] == [7, None, None]
 
 

@@ -1,11 +1,13 @@
 """The figures of `meshctl ps` and of the gateway's page, from what members announce and answer."""
 
 from typing import Any
+from unittest.mock import Mock
 
 from mesh.address import Endpoint
 from mesh.membership.view import Member
 from mesh.wire.frames import StatsReply
 from nodes.actor_figures import FIGURE_NAMES, PULLED_BYTES, ActorFigures, actor_figures, figure_texts
+from nodes.scheduler.actor import SchedulerActor
 from nodes.stats import ActorStats
 
 
@@ -55,6 +57,14 @@ def test_a_group_s_actors_share_its_phase_and_each_tells_of_itself() -> None:
         "silent": ActorFigures(group="decode-0", phase="decode"),
         "odd": ActorFigures(),
     }  # fmt: skip
+
+
+def test_rates_of_what_schedulers_count() -> None:
+    results = Mock(num_computed_tokens=40, num_output_tokens=10)
+    core = Mock(results=results, cache=Mock(num_query_tokens=20, num_hit_tokens=5))
+    rates = {f"{name}_per_second": value for name, value in SchedulerActor.totals(Mock(core=core)).items()}
+    told = actor_figures([member("s", "scheduler")], [ActorStats("s", "scheduler", 1, StatsReply({}, rates))])["s"]
+    assert (told.tokens_per_s, told.output_tokens_per_s, told.hit_ratio) == (40.0, 10.0, 0.25)
 
 
 def test_without_prompts_there_is_no_share_of_them_that_was_cached() -> None:
