@@ -12,8 +12,7 @@ import statistics
 from typing import Any
 
 from benchmarks.bandwidth import read_gb_s
-from benchmarks.load import closed_loop
-from benchmarks.server import mesh
+from benchmarks.server import ask, mesh
 
 WEIGHT_BYTES = {"random:qwen2.5-0.5b": 988_000_000}
 
@@ -28,18 +27,16 @@ def body(args: argparse.Namespace, number: int) -> dict[str, Any]:
 async def measure(port: int, args: argparse.Namespace) -> None:
     """Prints a line per level."""
     num_bytes = WEIGHT_BYTES.get(args.model, 0)
-    await closed_loop("127.0.0.1", port, 1, 1, lambda n: body(args, 10_000_000 + n))
+    await ask(port, 1, 1, lambda n: body(args, 10_000_000 + n))
     print("conc    tok/s  TTFT p50 ms  ITL p50 ms  TPOT p50 ms   GB/s  floor ms  floor/TPOT")
     for concurrency in args.concurrency:
         bandwidth = read_gb_s()
         number = concurrency * 1000
-        level = await closed_loop(
-            "127.0.0.1", port, concurrency, max(4, 2 * concurrency), lambda n, number=number: body(args, number + n)
-        )
+        level = await ask(port, concurrency, max(4, 2 * concurrency), lambda n, number=number: body(args, number + n))
         floor_ms = num_bytes / bandwidth / 1e6
         print(
-            f"{concurrency:>4} {level.tokens_per_s:>8.1f} {level.ttft_p50_ms:>12.0f} {level.itl_p50_ms:>11.1f} "
-            f"{level.tpot_p50_ms:>12.1f} {bandwidth:>6.1f} {floor_ms:>9.1f} {floor_ms / level.tpot_p50_ms:>10.0%}",
+            f"{concurrency:>4} {level.tokens_per_s:>8.1f} {level.ttft.p50:>12.0f} {level.itl.p50:>11.1f} "
+            f"{level.tpot.p50:>12.1f} {bandwidth:>6.1f} {floor_ms:>9.1f} {floor_ms / level.tpot.p50:>10.0%}",
             flush=True,
         )
 
@@ -52,10 +49,8 @@ async def measure_int8(plain: int, rounded: int, args: argparse.Namespace) -> No
         tpots: list[float] = []
         for port in (plain, rounded):
             start = 1_000 * number
-            level = await closed_loop(
-                "127.0.0.1", port, clients, 2 * clients, lambda n, start=start: body(args, start + n)
-            )
-            tpots.append(level.tpot_p50_ms)
+            level = await ask(port, clients, 2 * clients, lambda n, start=start: body(args, start + n))
+            tpots.append(level.tpot.p50)
         if number:  # The first requests of a mesh are answered more slowly.
             ratios.append(tpots[0] / tpots[1])
             print(f"bfloat16 {tpots[0]:.1f} ms, int8 {tpots[1]:.1f} ms: {ratios[-1]:.2f} times", flush=True)

@@ -14,8 +14,10 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.load import Sample, stream_completion
 from benchmarks.server import actors, mesh
+from cli.bench.answer import Sample
+from cli.bench.client import Server, encoded, stream
+from cli.bench.loops import COMPLETIONS
 from mesh.supervision.events import Policy
 
 ROLES = {
@@ -59,7 +61,7 @@ class Load:
     def __init__(self, port: int, num_clients: int) -> None:
         self.samples: list[Sample] = []
         self.broken: list[str] = []
-        self._port = port
+        self._server = Server("127.0.0.1", port)
         self._is_stopped = False
         self._tasks = [asyncio.create_task(self._client()) for _ in range(num_clients)]
 
@@ -67,17 +69,18 @@ class Load:
         while not self._is_stopped:
             sample = Sample(time.perf_counter())
             self.samples.append(sample)
-            try:
-                await stream_completion("127.0.0.1", self._port, body(len(self.samples)), sample)
-            except (RuntimeError, OSError) as error:
-                self.broken.append(str(error))
+            await stream(self._server, COMPLETIONS, encoded(body(len(self.samples))), sample)
+            if sample.failure:
+                self.broken.append(f"{sample.failure}: {sample.detail}")
                 await asyncio.sleep(0.1)
 
     async def flows(self) -> None:
         """Wait until three quarters of the clients get tokens."""
         while True:
             since_s = time.perf_counter() - 0.1
-            flowing = [s for s in self.samples[-4 * len(self._tasks) :] if s.event_times_s[-1:] > [since_s]]
+            flowing = [
+                s for s in self.samples[-4 * len(self._tasks) :] if s.event_times_s and s.event_times_s[-1] > since_s
+            ]
             if len(flowing) >= 3 * len(self._tasks) // 4:
                 return
             await asyncio.sleep(0.05)

@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.load import Level, closed_loop
-from benchmarks.server import get, mesh
+from benchmarks.server import ask, get, mesh
+from cli.bench.summary import Summary
 from mesh.testing.ports import free_port
 
 PROMPT = "the quick brown fox jumps over the lazy dog and runs away "
@@ -39,14 +39,13 @@ async def measure(ports: dict[str, int], args: argparse.Namespace) -> None:
     print("server   clients     tok/s  TTFT p50 ms ITL p50 ms  ITL p99 ms  ratio")
     for concurrency in args.concurrency:
         num_requests = max(4, args.waves * concurrency)
-        results: dict[str, list[Level]] = {name: [] for name in ports}
+        results = {name: list[Summary]() for name in ports}
         for repeat in range(args.repeats):
             for name, port in ports.items():
                 base = repeat * 100_000 + concurrency * 1000
                 # Other prompts than those of the plain requests, which are in the cache by then.
                 fields, first = (reading(args.extras), base + 500_000) if name == "extras" else ({}, base)
-                level = await closed_loop(
-                    "127.0.0.1",
+                level = await ask(
                     port,
                     concurrency,
                     num_requests,
@@ -57,8 +56,8 @@ async def measure(ports: dict[str, int], args: argparse.Namespace) -> None:
         for name, levels in results.items():
             middle = sorted(levels, key=lambda level: level.tokens_per_s)[len(levels) // 2]
             print(
-                f"{name:<8} {concurrency:>7} {middle.tokens_per_s:>9.0f} {middle.ttft_p50_ms:>12.1f} "
-                f"{middle.itl_p50_ms:>11.2f} {middle.itl_p99_ms:>11.2f} {middle.tokens_per_s / direct:>6.2f}",
+                f"{name:<8} {concurrency:>7} {middle.tokens_per_s:>9.0f} {middle.ttft.p50:>12.1f} "
+                f"{middle.itl.p50:>11.2f} {middle.itl.p99:>11.2f} {middle.tokens_per_s / direct:>6.2f}",
                 flush=True,
             )
         if args.extras:

@@ -1,4 +1,4 @@
-"""Starts a whole mesh for a benchmark on a free port and stops it again."""
+"""Starts a whole mesh for a benchmark on a free port, asks it, and stops it again."""
 
 import json
 import os
@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cli.bench.client import MakeBody, Server
+from cli.bench.loops import closed_loop
+from cli.bench.summary import Summary, summarize
 from mesh.testing.ports import free_port
 
 START_TIMEOUT_S = 180.0
@@ -68,6 +71,15 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_
         else:
             return
     raise RuntimeError(f"the mesh was not ready in {timeout_s:.0f} s:\n{log.read_text()}")
+
+
+async def ask(port: int, concurrency: int, num_requests: int, make_body: MakeBody) -> Summary:
+    """`num_requests` from so many clients, as `meshctl bench` sends them. Raises RuntimeError if one of them fails."""
+    summary = summarize(await closed_loop(Server("127.0.0.1", port), concurrency, num_requests, make_body))
+    if summary.failures:
+        # What the others waited for says little then.
+        raise RuntimeError(f"{summary.failures} of {num_requests} requests: {summary.examples}")
+    return summary
 
 
 def actors(name: str, tree: Path | None = None) -> list[dict[str, Any]]:

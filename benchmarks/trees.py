@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.load import closed_loop
 from benchmarks.ring import body
-from benchmarks.server import actors, cpu_seconds, mesh
+from benchmarks.server import actors, ask, cpu_seconds, mesh
 
 MESH = ("--model", "echo", "--max-running", "256", "--prefill", "1", "--decode", "1")
 
@@ -38,9 +37,9 @@ class Side:
     async def run(self, concurrency: int, num_requests: int, make_body: Callable[[int], dict[str, Any]]) -> None:
         """Do one run and record it."""
         before_s = sum(map(cpu_seconds, self._pids))
-        level = await closed_loop("127.0.0.1", self._port, concurrency, num_requests, make_body)
+        level = await ask(self._port, concurrency, num_requests, make_body)
         cpu_s = sum(map(cpu_seconds, self._pids)) - before_s
-        self.runs.append(Run(level.tokens_per_s, level.ttft_p50_ms, cpu_s / level.num_tokens * 1e6))
+        self.runs.append(Run(level.tokens_per_s, level.ttft.p50, cpu_s / level.num_output_tokens * 1e6))
 
 
 def quartiles(values: list[float]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from cli.arguments import config, control, keys, look
+from cli.arguments import bench, config, control, keys, look
 from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, PoolingOption, example
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
@@ -174,6 +174,7 @@ def up(
 
 app.add_typer(look.app)
 app.add_typer(control.app)
+app.add_typer(bench.app)
 app.add_typer(
     config.app,
     name="config",

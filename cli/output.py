@@ -33,17 +33,32 @@ def _toml_value(value: Any) -> str:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, dispensable: Sequence[str] = ()
 ) -> list[str]:
-    """Print columns as wide as their content. Returns which `dispensable` ones were left out to fit `width`."""
+    """Print `table_lines`. Returns which columns were left out."""
+    lines, left_out = table_lines(header, rows, width=width, dispensable=dispensable)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return left_out
+
+
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, dispensable: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Columns as wide as their content; and which `dispensable` ones were left out to fit `width`."""
     widths = {name: max(len(row[column]) for row in (header, *rows)) for column, name in enumerate(header)}
     left_out: list[str] = []
     for name in dispensable:
         if width is not None and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > width:
             del widths[name]
             left_out.append(name)
+    lines: list[str] = []
     for row in (header, *rows):
         cells = (cell.ljust(widths[name]) for name, cell in zip(header, row, strict=True) if name in widths)
-        sys.stdout.write(_GAP.join(cells).rstrip() + "\n")
-    return left_out
+        lines.append(_GAP.join(cells).rstrip())
+    return lines, left_out
+
+
+def printable(text: str) -> str:
+    """As it is but for what would steer the terminal: texts from elsewhere must not."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def duration(seconds: float) -> str:

@@ -24,12 +24,15 @@ from nodes.protocol.records import CallsFound, FindCalls
 class ListActors(Message, frozen=True):
     """Ask for every actor of the mesh, living or not; with `figures`, also for what each uses and does.
 
+    With `pss` also for `pss_bytes` of each, which take a supervisor up to 20 ms of each actor.
+
     `whole_mesh`: the supervisors of other hosts are asked too, and the notes name those that do not answer. Without it,
     they and their actors are listed as not supervised.
     """
 
     figures: bool = False
     whole_mesh: bool = False
+    pss: bool = False
 
 
 class ActorStatus(Part, frozen=True):
@@ -40,7 +43,8 @@ class ActorStatus(Part, frozen=True):
     processes that this supervisor asked for. `last_reason`, and `reason` with the same text, say why the actor was last
     suspected, killed, or ended, `last_reason_age_s` ago; they outlive a restart, and are empty if nothing has happened.
     `next_start_in_s` is None unless the actor waits to be started again. An actor that is not `supervised` was started
-    by somebody else, and is only shown. `host` is empty on a mesh of one host.
+    by somebody else, and is only shown. `host` is empty on a mesh of one host. `pss_bytes` is its process's
+    memory, in which what several share is divided among them.
     """
 
     actor_id: str
@@ -60,6 +64,7 @@ class ActorStatus(Part, frozen=True):
     supervised: bool = True
     host: str = ""
     figures: ActorFigures = ActorFigures()
+    pss_bytes: int | None = None
 
     def is_restarted(self, epoch: int, *, stay_away: bool) -> bool:
         """Whether a restart requested at `epoch` is done: drained with `stay_away`, else ready in a later epoch."""

@@ -38,6 +38,7 @@ class ActorFigures(Part, frozen=True):
     last ten seconds: cores that its process keeps busy, tokens computed (of prompts and output), tokens drawn.
     `memory_bytes` is its process's resident memory, shared pages included. At a gateway, a request runs once a
     scheduler has it. `kv_usage` is the share of the group's pages that are neither free nor only cached.
+    `hit_ratio` is the share of the prompts' tokens of the last ten seconds that were in the prefix cache.
     `pulled_bytes` is how much a kv_agent has pulled over each transport; transports that moved nothing are left out.
     """
 
@@ -51,6 +52,7 @@ class ActorFigures(Part, frozen=True):
     tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
     pulled_bytes: dict[str, int] = {}
+    hit_ratio: float | None = None
 
 
 def actor_figures(members: Sequence[Member], answers: Sequence[ActorStats]) -> dict[str, ActorFigures]:
@@ -86,6 +88,7 @@ def _figures(member: Member, phase: str, stats: StatsReply | None) -> ActorFigur
         return ActorFigures(group=group, phase=phase if group else "")
     series: Mapping[str, float] = {**stats.counters, **stats.gauges}
     memory = series.get("mesh_resident_memory_bytes")
+    num_looked_up = series.get("mesh_scheduler_prefix_query_tokens_per_second", 0.0)
     return ActorFigures(
         group=group,
         phase=phase if group else "",
@@ -101,6 +104,10 @@ def _figures(member: Member, phase: str, stats: StatsReply | None) -> ActorFigur
             for name, value in series.items()
             if value and name.startswith(_PULLED_BY)
         },
+        # Without prompts there is no share of them.
+        hit_ratio=series.get("mesh_scheduler_prefix_hit_tokens_per_second", 0.0) / num_looked_up
+        if num_looked_up
+        else None,
     )
 
 

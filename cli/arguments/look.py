@@ -35,6 +35,20 @@ def ps(name: NamesOption = None, watch: WatchOption = False, output: OutputOptio
     raise typer.Exit(run(name, output, watch=watch))
 
 
+@app.command(epilog=example("meshctl top"))
+def top(
+    name: NameOption = "default",
+    interval: Annotated[
+        float | None, typer.Option(min=0.2, metavar="SECONDS", help="Between looks: 1 on a terminal, else only one.")
+    ] = None,
+    output: OutputOption = "table",
+) -> None:
+    """Show who is busy: CPU, memory, batches, queues, KV, tokens/s and restarts of all actors, until Ctrl-C."""
+    from cli.commands.top import top as run
+
+    raise typer.Exit(run(name, output, interval))
+
+
 @app.command(epilog=example("meshctl logs worker --since 10m"))
 def logs(
     names: Annotated[list[str] | None, typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")] = None,

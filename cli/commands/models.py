@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from cli.errors import WrongUsage
 from cli.exit_codes import ExitCode
 from cli.hub.files import cached_models
-from cli.output import print_json, print_table
+from cli.output import print_json, print_table, printable
 from cli.plan.model import ModelPlan, plan_model
 from cli.plan.settings import load_settings
 from cli.supervisor.progress import Progress
@@ -48,9 +48,7 @@ def show(model: str, template: str, pooling: str, output: str) -> ExitCode:
         for label, line in zip(
             chain([name.replace("_", " ")], repeat("")), map(_line, lines or ["none"]), strict=False
         ):
-            # Texts of files that came from elsewhere must not steer the terminal.
-            shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
-            sys.stdout.write(f"{label:<16}{shown}".rstrip() + "\n")
+            sys.stdout.write(f"{label:<16}{printable(line)}".rstrip() + "\n")
     return ExitCode.OK
 
 

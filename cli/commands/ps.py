@@ -72,8 +72,7 @@ def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
 
 
 def _print(mesh: ActorList) -> None:
-    where = f"at {mesh.url}" if mesh.url else "for an engine, without HTTP"
-    sys.stdout.write(f"{mesh.mesh}: {mesh.model} {where}{_elsewhere(mesh)}, {_verdict(mesh)}\n")
+    sys.stdout.write(f"{heading(mesh)}\n")
     if mesh.context is not None:
         sys.stdout.write(f"{mesh.context}\n")
     for note in mesh.notes:
@@ -90,8 +89,14 @@ def _print(mesh: ActorList) -> None:
     if left_out:
         sys.stdout.write(f"(too narrow for {', '.join(left_out)}; -o json shows all)\n")
     for actor in mesh.actors:
-        for note in [*_story(actor), *actor.notes, *_pulled(actor)]:
+        for note in [*story(actor), *actor.notes, *_pulled(actor)]:
             sys.stdout.write(f"{actor.actor_id}: {note}\n")
+
+
+def heading(mesh: ActorList) -> str:
+    """Which mesh it is, and whether requests are served."""
+    where = f"at {mesh.url}" if mesh.url else "for an engine, without HTTP"
+    return f"{mesh.mesh}: {mesh.model} {where}{_elsewhere(mesh)}, {_verdict(mesh)}"
 
 
 def _elsewhere(mesh: ActorList) -> str:
@@ -122,7 +127,8 @@ def _row(actor: ActorStatus) -> list[str]:
     return [*first, *numbers, uptime, *figure_texts(actor.figures), supervised]
 
 
-def _story(actor: ActorStatus) -> list[str]:
+def story(actor: ActorStatus) -> list[str]:
+    """What happened to it last, how long ago, and when it comes again; nothing if nothing has happened."""
     if not actor.last_reason:
         return []
     when = "" if actor.next_start_in_s is None else f"; next start in {duration(actor.next_start_in_s)}"
@@ -138,11 +144,15 @@ def _pulled(actor: ActorStatus) -> list[str]:
 
 
 def _entry(mesh: ActorList, actor: ActorStatus) -> dict[str, Any]:
-    """Every key is there in every entry, defaults too."""
+    where = {"mesh": mesh.mesh, "url": mesh.url, "model": mesh.model, "mesh_notes": mesh.notes}
+    return where | actor_fields(actor)
+
+
+def actor_fields(actor: ActorStatus) -> dict[str, Any]:
+    """One actor for `-o json`. Every key is there in every entry, defaults too."""
     endpoint = {"control": actor.endpoint.control, "data": actor.endpoint.data}
     fields = msgspec.structs.asdict(actor)
     del fields["figures"]
-    where = {"mesh": mesh.mesh, "url": mesh.url, "model": mesh.model, "mesh_notes": mesh.notes}
     # With a 0, a script that kills what it reads here would end its own process group.
     fields["pid"] = actor.pid or None
-    return where | fields | {"endpoint": endpoint} | msgspec.structs.asdict(actor.figures)
+    return fields | {"endpoint": endpoint} | msgspec.structs.asdict(actor.figures)

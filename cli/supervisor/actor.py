@@ -4,7 +4,8 @@ It decides nothing: deaths and restarts are decided in `mesh/supervision/core.py
 processes.
 """
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -32,6 +33,7 @@ from cli.supervisor.deaths import Deaths
 from cli.supervisor.keeper import ProcessKeeper
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
+from cli.supervisor.processes import proportional_bytes
 from cli.supervisor.readiness import absent_hosts
 from cli.supervisor.refusals import AbsentHost, UnknownHost
 from cli.supervisor.registry_watch import RegistryWatch
@@ -205,15 +207,20 @@ class SupervisorActor(Actor):
         uptime_s = self.ctx.now() - self._started_at
         itself = msgspec.structs.replace(_foreign(me, host), pid=self._pid, uptime_s=uptime_s, supervised=True)
         actors = {actor.actor_id: msgspec.structs.replace(actor, host=host) for actor in (itself, *answer.actors)}
+        # In a thread: all of them take longer than heartbeats may wait.
+        pss = await asyncio.to_thread(_pss_of, list(actors.values())) if question.pss else {}
         actors |= {member.actor_id: _foreign(member, host) for member in members if member.actor_id not in actors}
         notes = (told([me, *members]) for told in (quantization_note, numerics_note, kernels_note))
         own = msgspec.structs.replace(
             answer,
-            actors=[msgspec.structs.replace(row, figures=figures.get(id_, row.figures)) for id_, row in actors.items()],
+            actors=[
+                msgspec.structs.replace(row, figures=figures.get(id_, row.figures), pss_bytes=pss.get(id_))
+                for id_, row in actors.items()
+            ],
             notes=[*self._troubles(), *answer.notes, *filter(None, notes), *api_keys_notes(members)],
         )
         if question.whole_mesh:
-            return await list_whole_mesh(self.ctx, own, self._keeper.settings.hosts, figures=question.figures)
+            return await list_whole_mesh(self.ctx, own, self._keeper.settings.hosts, question)
         return own
 
     def _troubles(self) -> list[str]:
@@ -235,6 +242,10 @@ class SupervisorActor(Actor):
 
 def _fail(call: Call, error: MeshError) -> None:
     call.fail(error.code, error.message, retryable=error.retryable)
+
+
+def _pss_of(actors: Sequence[ActorStatus]) -> dict[str, int | None]:
+    return {actor.actor_id: proportional_bytes(actor.pid) for actor in actors if actor.pid}
 
 
 def _foreign(member: Member, here: str) -> ActorStatus:

@@ -5,6 +5,7 @@ A pid is trusted only together with the process's start time, checked once a pid
 
 import contextlib
 import os
+import re
 import select
 import signal
 from collections.abc import Callable, Generator, Iterable
@@ -59,6 +60,18 @@ def open_process(pid: int, started: int) -> int | None:
         pass
     os.close(descriptor)
     return None
+
+
+def proportional_bytes(pid: int) -> int | None:
+    """Memory of a process in which a page that n processes share counts as the n-th part of one; None if unreadable.
+
+    Takes 2 to 20 ms for an actor, since the kernel goes through all its pages.
+    """
+    try:
+        found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found is not None else None
 
 
 def is_alive(pid: int, started: int) -> bool:

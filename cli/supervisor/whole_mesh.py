@@ -55,10 +55,11 @@ async def ask_each(
     return said
 
 
-async def list_whole_mesh(ctx: Context, own: ActorList, hosts: Collection[str], *, figures: bool) -> ActorList:
-    """`own` with what the supervisors of other hosts say; `hosts` are those that the topology names."""
+async def list_whole_mesh(ctx: Context, own: ActorList, hosts: Collection[str], question: ListActors) -> ActorList:
+    """`own` with what the supervisors of other hosts say to it; `hosts` are those that the topology names."""
     others = [peer.actor_id for peer in other_supervisors(ctx)]
-    said = await ask_each(ctx, dict.fromkeys(others, ListActors(figures=figures)), ActorList, ctx.log.debug)
+    of_one = msgspec.structs.replace(question, whole_mesh=False)
+    said = await ask_each(ctx, dict.fromkeys(others, of_one), ActorList, ctx.log.debug)
     silent = dict.fromkeys({*hosts} - {host_of(peer) for peer in (ctx.address.actor_id, *others)}, "is not in the mesh")
     silent |= {host_of(peer): f"does not answer within {ASK_TIMEOUT_S:g} s" for peer in others if peer not in said}
     return joined([own, *(said[peer] for peer in others if peer in said)], silent)

@@ -228,8 +228,10 @@ class SchedulerActor(Actor):
     def totals(self) -> dict[str, float]:
         if self.core is None:
             return {}
-        results = self.core.results
+        results, cache = self.core.results, self.core.cache
         return {
+            "mesh_scheduler_prefix_query_tokens": float(cache.num_query_tokens),
+            "mesh_scheduler_prefix_hit_tokens": float(cache.num_hit_tokens),
             "mesh_scheduler_computed_tokens": float(results.num_computed_tokens),
             "mesh_scheduler_output_tokens": float(results.num_output_tokens),
         }

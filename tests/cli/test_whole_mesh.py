@@ -37,6 +37,7 @@ class Hosts:
         self.silent = silent
         self.absent = ""
         self.said: list[tuple[str, Any]] = []
+        self.asked: list[ListActors] = []
         self.actors = {host: {role: actor(f"{role}-0", host) for role in some} for host, some in ROLES.items()}
         self.address = Address(supervisor_id("a"), 1)
         self.log = SimpleNamespace(warning=lambda *_, **__: None, debug=lambda *_, **__: None)
@@ -58,6 +59,7 @@ class Hosts:
             raise PeerLost(f"{supervisor} does not answer")
         match question:
             case ListActors():
+                self.asked.append(question)
                 answer: Any = self.listed(host)
             case RestartActors(names=names, stay_away=stay_away):
                 self.said.append((host, ("drain" if stay_away else "restart", *names)))
@@ -90,7 +92,9 @@ def test_the_list_of_the_whole_mesh_is_every_host_s_own(hosts: Hosts) -> None:
     own = msgspec.structs.replace(
         hosts.listed("a"), actors=[*hosts.listed("a").actors, actor("worker-0", "c", supervised=False)]
     )
-    whole = asyncio.run(list_whole_mesh(hosts, own, ROLES, figures=False))  # type: ignore[arg-type]
+    question = ListActors(figures=True, whole_mesh=True, pss=True)
+    whole = asyncio.run(list_whole_mesh(hosts, own, ROLES, question))  # type: ignore[arg-type]
+    assert hosts.asked == [ListActors(figures=True, pss=True)] * 2, "each for its own host only"
     assert [one.actor_id for one in whole.actors] == [
         "gateway-0.a", "tokenizer-0.a", "scheduler-0.b", "worker-0.b", "scheduler-0.c", "worker-0.c"
     ]  # fmt: skip
@@ -103,7 +107,7 @@ def test_a_host_that_does_not_answer_is_named_and_what_is_known_of_it_stays() ->
     hosts = Hosts(silent=("c",))
     stranger = actor("worker-0", "c", supervised=False)
     own = msgspec.structs.replace(hosts.listed("a"), actors=[*hosts.listed("a").actors, stranger])
-    whole = asyncio.run(list_whole_mesh(hosts, own, [*ROLES, "d"], figures=False))  # type: ignore[arg-type]
+    whole = asyncio.run(list_whole_mesh(hosts, own, [*ROLES, "d"], ListActors()))  # type: ignore[arg-type]
     assert whole.notes[:2] == ["host c does not answer within 2 s", "host d is not in the mesh"]
     assert whole.silent == ["c", "d"]
     assert not whole.ready

@@ -1,11 +1,13 @@
 """The figures of `meshctl ps` and of the gateway's page, from what members announce and answer."""
 
 from typing import Any
+from unittest.mock import Mock
 
 from mesh.address import Endpoint
 from mesh.membership.view import Member
 from mesh.wire.frames import StatsReply
 from nodes.actor_figures import FIGURE_NAMES, PULLED_BYTES, ActorFigures, actor_figures, figure_texts
+from nodes.scheduler.actor import SchedulerActor
 from nodes.stats import ActorStats
 
 
@@ -21,7 +23,8 @@ def answer(actor_id: str, role: str, **gauges: float) -> ActorStats:
 SCHEDULER = answer(
     "s", "scheduler", scheduler_num_running=3, scheduler_num_waiting=2, scheduler_num_handoffs=4,
     scheduler_kv_usage_ratio=0.25, scheduler_computed_tokens_per_second=1234.5,
-    scheduler_output_tokens_per_second=34.5, cpu_cores=1.5, resident_memory_bytes=3 << 30,
+    scheduler_output_tokens_per_second=34.5, scheduler_prefix_query_tokens_per_second=200.0,
+    scheduler_prefix_hit_tokens_per_second=50.0, cpu_cores=1.5, resident_memory_bytes=3 << 30,
 )  # fmt: skip
 
 
@@ -47,13 +50,26 @@ def test_a_group_s_actors_share_its_phase_and_each_tells_of_itself() -> None:
         "k": ActorFigures(pulled_bytes={"tcp": 5}),
         "s": ActorFigures(
             group="decode-0", phase="decode", cpu_cores=1.5, memory_bytes=3 << 30, num_running=3, num_waiting=6,
-            kv_usage=0.25, tokens_per_s=1234.5, output_tokens_per_s=34.5,
+            kv_usage=0.25, tokens_per_s=1234.5, output_tokens_per_s=34.5, hit_ratio=0.25,
         ),
         "w": ActorFigures(group="decode-0", phase="decode", cpu_cores=0.5),
         "g": ActorFigures(num_running=5, num_waiting=6),
         "silent": ActorFigures(group="decode-0", phase="decode"),
         "odd": ActorFigures(),
     }  # fmt: skip
+
+
+def test_rates_of_what_schedulers_count() -> None:
+    results = Mock(num_computed_tokens=40, num_output_tokens=10)
+    core = Mock(results=results, cache=Mock(num_query_tokens=20, num_hit_tokens=5))
+    rates = {f"{name}_per_second": value for name, value in SchedulerActor.totals(Mock(core=core)).items()}
+    told = actor_figures([member("s", "scheduler")], [ActorStats("s", "scheduler", 1, StatsReply({}, rates))])["s"]
+    assert (told.tokens_per_s, told.output_tokens_per_s, told.hit_ratio) == (40.0, 10.0, 0.25)
+
+
+def test_without_prompts_there_is_no_share_of_them_that_was_cached() -> None:
+    idle = answer("s", "scheduler", scheduler_prefix_query_tokens_per_second=0.0)
+    assert actor_figures([member("s", "scheduler")], [idle])["s"].hit_ratio is None
 
 
 def test_as_people_read_them() -> None:

@@ -1,7 +1,7 @@
 """What the benchmark of recovery counts as a stall, and for how long."""
 
-from benchmarks.load import Sample
 from benchmarks.recovery import Load
+from cli.bench.answer import Sample
 
 
 def test_a_stall_is_as_long_as_no_token_came_after_the_blow() -> None:
