@@ -7,6 +7,7 @@
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
     ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
     │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
+    ├── CoreFailed            core_failed            a core of this actor raised, and has ended it
     └── CallError                                    everything that `ask` raises
         ├── DeadlineExceeded  deadline_exceeded  r   the given time has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
@@ -138,6 +139,14 @@ class WrongMesh(MeshError, code=WRONG_MESH):
 
 class WrongSpec(WrongMesh, code=WRONG_SPEC):
     """This host's model, layout or the like differs from the mesh's; the message says what differs."""
+
+
+class CoreFailed(MeshError, code="core_failed"):
+    """The core named `core` raised: its actor has logged the core's last events, and ends."""
+
+    def __init__(self, core: str, message: str) -> None:
+        super().__init__(message)
+        self.core = core
 
 
 class CallError(MeshError, code="call_failed"):

@@ -93,7 +93,7 @@ class ActorSystem:
 
     @property
     def over(self) -> MeshError | None:
-        """Why this incarnation is over, if the registry will never admit it: it knows a later one, for example."""
+        """Why this incarnation is over, see `Incarnation.over`."""
         return self.incarnation.over
 
     async def start(self) -> None:

@@ -255,6 +255,8 @@ class ProcessKeeper:
             self._record.trouble(f"sockets of {address} cannot be removed: {error}")
         # What the actor wrote about its end says more than its exit status does.
         error = self.directory.take_error(address)
+        if error is not None and error.core:
+            self._record.core_failure(address.actor_id, error.core)
         end = self._exits.read(status)
         reason = end.text if error is None else error.message
         if error is None and status and kept.watch.ready_since is None and kept.last_lines is not None:

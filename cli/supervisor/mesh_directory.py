@@ -82,13 +82,15 @@ class _Pools(msgspec.Struct, frozen=True):
 
 
 class StartError(msgspec.Struct, frozen=True):
-    """Why an actor could not start, as it leaves it in errors/.
+    """Why an actor could not start, or could not go on, as it leaves it in errors/.
 
-    `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0.
+    `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0. `core` is
+    the core that failed, if one did.
     """
 
     message: str
     known_epoch: int = 0
+    core: str = ""
 
 
 class MeshDirectory:

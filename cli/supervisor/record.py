@@ -109,13 +109,17 @@ class SupervisionRecord:
         if died.cause == NOT_WANTED or (in_order and died.actor_id in self._draining):
             # An end by request is no death, and the next start no restart. The actor's states say that it has ended.
             return
-        self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
+        self._count("mesh_supervisor_deaths_total", died.actor_id, reason=died.cause)
         self._died.add(died.actor_id)
         tell = self._log.info if in_order else self._log.warning
         tell("actor_died", peer=died.actor_id, peer_epoch=died.epoch, cause=died.cause, reason=died.reason)
 
+    def core_failure(self, actor_id: str, core: str) -> None:
+        """A core of an actor failed. Counted here, since what the actor has counted dies with it."""
+        self._count("mesh_supervisor_core_failures_total", actor_id, core=core)
+
     def zygote_death(self, end: Exit) -> None:
-        self._count("mesh_supervisor_deaths_total", ZYGOTE, end.cause)
+        self._count("mesh_supervisor_deaths_total", ZYGOTE, reason=end.cause)
         self._log.warning("zygote_died", cause=end.cause, reason=end.text)
         self._progress.note(f"{ZYGOTE:<22} ended: {end.text}; starting it again")
 
@@ -158,10 +162,9 @@ class SupervisionRecord:
             self._count("mesh_supervisor_restarts_total", actor_id)
             self._died.remove(actor_id)
 
-    def _count(self, name: str, actor_id: str, reason: str = "") -> None:
+    def _count(self, name: str, actor_id: str, **labels: str) -> None:
         # The labels name the actor that this is about; a scrape does not replace them with the supervisor's own.
-        labels = {"actor": actor_id, "role": self._roles.get(actor_id, ZYGOTE)} | ({"reason": reason} if reason else {})
-        self.ctx.metrics.count(name, 1.0, **labels)
+        self.ctx.metrics.count(name, 1.0, actor=actor_id, role=self._roles.get(actor_id, ZYGOTE), **labels)
 
     @property
     def _log(self) -> structlog.stdlib.BoundLogger:

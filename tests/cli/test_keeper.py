@@ -157,6 +157,15 @@ async def test_a_restart_that_replaces_a_damaged_record_of_epochs_says_so(kept: 
     assert [line.startswith(f"{record} is damaged (") for line in kept.troubles] == [True, True]
 
 
+async def test_an_actors_failed_core_is_counted_by_its_supervisor(kept: Kept, directory: MeshDirectory) -> None:
+    directory.write_error(Address("gateway-0", 1), StartError("its core gateway failed", core="gateway"))
+    kept.ends(1)
+    kept.record.core_failure.assert_called_once_with("gateway-0", "gateway")
+    kept.record.core_failure.reset_mock()
+    assert await kept.next_epoch() == 2
+    assert kept.watch.reason == "its core gateway failed"
+
+
 async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept) -> None:
     ctx = kept.record.ctx
     # The signal cannot be sent, and Terminate fails half-way.

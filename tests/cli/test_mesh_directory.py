@@ -4,11 +4,12 @@ import pytest
 
 from cli.commands import run as run_command
 from cli.errors import AlreadyRunning, CliError
-from cli.supervisor import mesh_directory
+from cli.supervisor import mesh_directory, role
 from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_prefix
 from cli.supervisor.processes import Process, open_process, start_time, wait_dead
 from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
+from mesh.errors import CoreFailed
 from mesh.runtime.run_directory import HostRecord
 from tests.cli.manifests import NO_PID, manifest, record
 from tests.cli.refused import refused
@@ -94,6 +95,17 @@ def test_an_actor_run_by_hand_says_it_too(directory, monkeypatch, capsys):
     (directory.path / "epochs.json").write_text("{")
     assert run_command.run(["detokenizer", "--name", "m"]) == 0
     assert f"{directory.path}/epochs.json is damaged (" in capsys.readouterr().err
+
+
+def test_an_actor_whose_core_fails_leaves_its_name_for_the_supervisor(directory, monkeypatch):
+    def fails(*_, **__):
+        raise CoreFailed("detokenizer", "its core detokenizer failed (KeyError)")
+
+    monkeypatch.setattr(role, "run_actor", fails)
+    actor_run = role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, config={"model": "echo"})
+    assert role.run_role(actor_run) == 1
+    left = directory.take_error(Address("d", 3))
+    assert (left.core, left.message) == ("detokenizer", "its core detokenizer failed (KeyError)")
 
 
 def test_the_first_epochs_of_a_mesh_are_no_damage(directory):

@@ -127,6 +127,12 @@ def test_suspicion_and_the_kill_that_follows_are_logged_and_counted(written: Wri
     assert written.counted("deaths", "a", reason="no_heartbeat") == 1
 
 
+def test_a_failed_core_is_counted_where_it_outlives_its_actor(written: Written) -> None:
+    written.record.core_failure("a", "scheduler")
+    written.record.core_failure("a", "scheduler")
+    assert written.counted("core_failures", "a", core="scheduler") == 2
+
+
 def test_the_death_of_what_actors_are_forked_from_is_logged_and_counted(written: Written) -> None:
     with structlog.testing.capture_logs() as log:
         written.record.zygote_death(Exit("signal 9 (SIGKILL)", "SIGKILL", foreign=True))

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from mesh.address import Address
-from mesh.errors import PeerLost
+from mesh.errors import CoreFailed, PeerLost
 from mesh.run import _Process, run_actor
+from mesh.runtime.driver import CoreDriver
 from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
@@ -197,6 +198,10 @@ def test_in_this_process(short_path):
     def superseded(actor):
         actor.ctx.end("superseded")
 
+    def fails(actor):
+        driver = CoreDriver(actor, "told", lambda event, now: [event], {}.__getitem__)
+        driver.feed("an event")
+
     before = signal.getsignal(signal.SIGTERM)
     try:
         # Nobody takes it in, or it has not started: what it waits for may never come.
@@ -209,6 +214,9 @@ def test_in_this_process(short_path):
         assert here(terminate, Kills(terminate, 60.0), drain_timeout_s=0.05) == (1, False)
         assert here(twice, Kills(twice, 60.0)) == (1, False)
         assert here(terminate, Joins(terminate)) == (0, True)
+        with pytest.raises(CoreFailed, match=r"its core told failed \(KeyError\)") as failed:
+            here(fails)
+        assert failed.value.core == "told"
         with pytest.raises(RuntimeError, match="it cannot start"):
             here(terminate, FailsToStart(terminate))
     finally:
