@@ -183,9 +183,11 @@ class Supervisor:
                 ours = watch.state == DYING
                 watch.known_epoch = event.known_epoch
                 cause = watch.killed_for if ours else event.cause
-                self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause))
+                in_order = watch.state == DRAINING and event.cause == IN_ORDER
+                is_wished = in_order or cause == NOT_WANTED
+                self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause, is_wished))
                 reason = watch.reason if ours else event.reason
-                if watch.state == DRAINING and event.cause == IN_ORDER and not self.stopping:
+                if in_order and not self.stopping:
                     reason = f"{'drained' if watch.stays_away else 'restarted'}, as requested"
                 self._ended(watch, reason, now, fatal=event.fatal, foreign=event.foreign and not ours)
             case _:

@@ -170,12 +170,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Died:
-    """Tell the mesh that an incarnation is certainly dead. `cause`: why we killed it, or the cause in `Exited`."""
+    """Tell the mesh that an incarnation is certainly dead. `cause`: why we killed it, or the cause in `Exited`.
+
+    `is_wished`: it was asked to end and did, or was killed because it was not wanted any more.
+    """
 
     actor_id: str
     epoch: int
     reason: str
     cause: str = ""
+    is_wished: bool = False
 
 
 @dataclass(frozen=True)

@@ -322,7 +322,7 @@ def test_an_actor_is_drained_while_it_starts():
     core.handle(Tick(), 1.0)
     core.handle(Spawned("a", 2), 1.1)
     assert done(core.handle(Restart(("a",), stay_away=True), 1.2)) == [Kill("a")], "it holds nothing yet"
-    assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9", "not_wanted")]
+    assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9", "not_wanted", is_wished=True)]
     assert states(core) == {"a": "drained", "b": "ready"}
 
 
