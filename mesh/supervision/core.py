@@ -92,7 +92,10 @@ class Watch:
     ended_at: float = 0.0
     killed_for: str = ""
     num_starts: int = 0
+    # Ends that nobody had asked for; starts after one, or after a start that failed; and starts because of a `Restart`.
+    num_deaths: int = 0
     num_restarts: int = 0
+    num_requested_restarts: int = 0
     # The reason for its last suspicion, kill or end, and the time of that.
     reason: str = ""
     reason_at: float = 0.0
@@ -185,6 +188,7 @@ class Supervisor:
                 cause = watch.killed_for if ours else event.cause
                 in_order = watch.state == DRAINING and event.cause == IN_ORDER
                 is_wished = in_order or cause == NOT_WANTED
+                watch.num_deaths += not is_wished
                 self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause, is_wished))
                 reason = watch.reason if ours else event.reason
                 if in_order and not self.stopping:
@@ -294,6 +298,7 @@ class Supervisor:
         if watch.state in _AT_REST:
             # Or why it was away would be told of an actor that is back.
             watch.reason, watch.reason_at = "restarted, as requested", self._now
+        watch.num_requested_restarts += 1
         self._spawn(watch)
 
     def _roll(self, now: float) -> None:

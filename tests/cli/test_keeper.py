@@ -201,6 +201,8 @@ async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(kept: Kep
     assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
     kept.keeper.restart(["gateway"], stay_away=False)
     assert order.mock_calls[2:] == [call.drained({})]
+    (told,) = kept.keeper.list_actors().actors
+    assert (told.num_starts, told.num_deaths, told.num_restarts, told.num_requested_restarts) == (2, 0, 0, 1)
 
 
 async def test_who_asks_for_a_proof_that_is_never_given_is_told_why_and_no_more(kept: Kept) -> None:

@@ -260,6 +260,34 @@ def test_actors_are_restarted_one_after_the_other_and_it_costs_no_budget():
     assert {watch.num_restarts for watch in core.watches.values()} == {0}
 
 
+def test_deaths_and_restarts_that_were_wished_are_counted_apart():
+    core = ready_mesh(policy=Policy(drain_timeout_s=5.0))
+    watch = core.watches["a"]
+
+    def counts():
+        assert watch.num_starts == 1 + watch.num_restarts + watch.num_requested_restarts
+        return watch.num_deaths, watch.num_restarts, watch.num_requested_restarts
+
+    core.handle(Restart(("a",)), 1.0)
+    assert done(core.handle(Exited("a", 1, "exit 0", cause="exit_0"), 2.0)) == [
+        Died("a", 1, "exit 0", "exit_0", is_wished=True),
+        Spawn("a", 2),
+    ]
+    comes(core, "a", 3.0)
+    assert counts() == (0, 0, 1)
+    core.handle(Exited("a", 2, "signal 9", cause="SIGKILL"), 20.0)
+    core.handle(Tick(), 20.0)
+    comes(core, "a", 21.0)
+    assert counts() == (1, 1, 1)
+    core.handle(Restart(("a",)), 30.0)
+    core.handle(Exited("a", 3, "signal 11", cause="SIGSEGV"), 31.0)
+    comes(core, "a", 32.0)
+    assert counts() == (2, 1, 2), "it died while it was asked to end"
+    core.handle(Stop("down", force=True), 40.0)
+    core.handle(Exited("a", 4, "signal 9", cause="SIGKILL"), 40.1)
+    assert counts() == (2, 1, 2)
+
+
 def test_a_drained_actor_stays_away_until_it_is_asked_for():
     core = ready_mesh(Supervised("a"), Supervised("b"))
     assert done(core.handle(Restart(("a",), stay_away=True), 1.0)) == [Terminate("a")]
