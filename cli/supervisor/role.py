@@ -86,7 +86,7 @@ def run_role(run: RoleRun) -> int:
         actor = make_actor(run.role, config, directory.run)
         supervised = run.supervisor_fd != NO_FD
         manifest = directory.read_manifest() if supervised else None
-        return run_actor(
+        was_forced = run_actor(
             actor,
             address,
             run_directory=directory.run,
@@ -96,6 +96,7 @@ def run_role(run: RoleRun) -> int:
             options=SystemOptions(secret=run.secret, proof=run.proof),
             drain_timeout_s=run.drain_timeout_s,
         )
+        return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
     except CliError as error:
         return _failed(directory, address, error, StartError(f"{error.what}: {error.why}; {error.do}"))
     except CoreFailed as error:

@@ -352,7 +352,7 @@ class Supervisor:
                 self._kill(watch, SILENT, f"no heartbeat for {now - watch.last_beat:.1f} s")
             case state:
                 assert state == DRAINING, f"{watch.spec.actor_id} has a deadline in state {state}"
-                self._kill(watch, DRAIN_OVERDUE, f"not drained within {self.policy.drain_timeout_s:g} s")
+                self._kill(watch, DRAIN_OVERDUE, f"not ended within {self.policy.gone_after_s:g} s")
 
     def _kill(self, watch: Watch, cause: str, reason: str) -> None:
         watch.deadline = None
@@ -385,7 +385,7 @@ class Supervisor:
                 self._drain(watch, now)
 
     def _drain(self, watch: Watch, now: float) -> None:
-        watch.deadline = now + self.policy.drain_timeout_s
+        watch.deadline = now + self.policy.gone_after_s
         self._enter(watch, DRAINING)
         self._commands.append(Terminate(watch.spec.actor_id))
 

@@ -108,6 +108,13 @@ def test_an_actor_whose_core_fails_leaves_its_name_for_the_supervisor(directory,
     assert (left.core, left.message) == ("detokenizer", "its core detokenizer failed (KeyError)")
 
 
+@pytest.mark.parametrize(("forced", "code"), [(0, 0), (1, 10)])
+def test_an_actor_that_had_to_break_off_its_drain_says_so_by_its_exit_code(directory, monkeypatch, forced, code):
+    monkeypatch.setattr(role, "run_actor", lambda *_, **__: forced)
+    actor_run = role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, config={"model": "echo"})
+    assert role.run_role(actor_run) == code
+
+
 def test_the_first_epochs_of_a_mesh_are_no_damage(directory):
     told = []
     directory.issue("worker-0", 1, told.append)

@@ -51,6 +51,8 @@ class Streams:
         for connection in self.sockets:
             connection.close()
         assert not any(thread.is_alive() for thread in self.threads), "a stream hangs"
+        ends = [data.rstrip(b"0\r\n").rpartition(b"\r\n")[2] for data in self.received]
+        assert all(end.startswith(b'data: {"error":') and b'"shutting_down"' in end for end in ends), ends
 
 
 def assert_quiet(host):
