@@ -8,6 +8,7 @@
     ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
     │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
     ├── CoreFailed            core_failed            a core of this actor raised, and has ended it
+    ├── DrainFailed           drain_failed           this actor could not finish its work, as it raised
     └── CallError                                    everything that `ask` raises
         ├── DeadlineExceeded  deadline_exceeded  r   the given time has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
@@ -147,6 +148,10 @@ class CoreFailed(MeshError, code="core_failed"):
     def __init__(self, core: str, message: str) -> None:
         super().__init__(message)
         self.core = core
+
+
+class DrainFailed(MeshError, code="drain_failed"):
+    """The actor's `drain` raised: its log has the traceback, and whoever still waits for an answer of it gets none."""
 
 
 class CallError(MeshError, code="call_failed"):

@@ -21,7 +21,7 @@ from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import BadSetting, BindError, CoreFailed, Superseded, WrongMesh
+from mesh.errors import BadSetting, BindError, CoreFailed, DrainFailed, Superseded, WrongMesh
 from mesh.membership.proof import HostSecret
 from mesh.options import SystemOptions
 from mesh.run import run_actor
@@ -99,9 +99,10 @@ def run_role(run: RoleRun) -> int:
         return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
     except CliError as error:
         return _failed(directory, address, error, StartError(f"{error.what}: {error.why}; {error.do}"))
-    except CoreFailed as error:
+    except (CoreFailed, DrainFailed) as error:
         told = CliError(f"the {run.role} {address} has ended", why=error.message, do="report it, with the log")
-        return _failed(directory, address, told, StartError(error.message, core=error.core))
+        core = error.core if isinstance(error, CoreFailed) else ""
+        return _failed(directory, address, told, StartError(error.message, core=core))
     except Exception as error:
         # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
         if not isinstance(error, _Failure):

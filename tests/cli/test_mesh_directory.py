@@ -9,7 +9,7 @@ from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_pre
 from cli.supervisor.processes import Process, open_process, start_time, wait_dead
 from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
-from mesh.errors import CoreFailed
+from mesh.errors import CoreFailed, DrainFailed
 from mesh.runtime.run_directory import HostRecord
 from tests.cli.manifests import NO_PID, manifest, record
 from tests.cli.refused import refused
@@ -97,15 +97,16 @@ def test_an_actor_run_by_hand_says_it_too(directory, monkeypatch, capsys):
     assert f"{directory.path}/epochs.json is damaged (" in capsys.readouterr().err
 
 
-def test_an_actor_whose_core_fails_leaves_its_name_for_the_supervisor(directory, monkeypatch):
+@pytest.mark.parametrize("error", [CoreFailed("detokenizer", "its core is broken"), DrainFailed("it cannot drain")])
+def test_an_actor_that_breaks_says_why_to_its_supervisor(directory, monkeypatch, error):
     def fails(*_, **__):
-        raise CoreFailed("detokenizer", "its core detokenizer failed (KeyError)")
+        raise error
 
     monkeypatch.setattr(role, "run_actor", fails)
     actor_run = role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, config={"model": "echo"})
     assert role.run_role(actor_run) == 1
     left = directory.take_error(Address("d", 3))
-    assert (left.core, left.message) == ("detokenizer", "its core detokenizer failed (KeyError)")
+    assert left == StartError(error.message, core=getattr(error, "core", ""))
 
 
 @pytest.mark.parametrize(("forced", "code"), [(0, 0), (1, 10)])

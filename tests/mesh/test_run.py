@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mesh.address import Address
-from mesh.errors import CoreFailed, PeerLost
+from mesh.errors import CoreFailed, DrainFailed, PeerLost
 from mesh.run import _Process, run_actor
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.run_directory import RunDirectory
@@ -173,6 +173,11 @@ class FailsToStart(Kills):
         raise RuntimeError("it cannot start")
 
 
+class FailsToDrain(Kills):
+    async def drain(self):
+        raise OSError("it cannot drain")
+
+
 def test_in_this_process(short_path):
     """All ways to end, where coverage and a debugger can see them."""
     reading, writing = os.pipe()
@@ -217,6 +222,8 @@ def test_in_this_process(short_path):
         with pytest.raises(CoreFailed, match=r"its core told failed \(KeyError\)") as failed:
             here(fails)
         assert failed.value.core == "told"
+        with pytest.raises(DrainFailed, match=r"the drain of x#1 failed \(OSError\)"):
+            here(terminate, FailsToDrain(terminate))
         with pytest.raises(RuntimeError, match="it cannot start"):
             here(terminate, FailsToStart(terminate))
     finally:

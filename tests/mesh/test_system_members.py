@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mesh.address import Address, Endpoint
-from mesh.errors import CallError, PeerLost, RemoteError
+from mesh.errors import CallError, DrainFailed, PeerLost, RemoteError
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.pubsub.publishing import MAX_TOPICS
 from mesh.transport.base import Channel
@@ -198,6 +198,26 @@ async def test_draining_is_known_to_peers_at_once(a, b):
     b.actor.ctx.announce("ready")
     assert b.describe().state == "draining"
     assert (await a.actor.ctx.ask("b", HI, timeout_s=5)).message == HI
+
+
+class FailsToDrain(Recorder):
+    async def drain(self):
+        raise ZeroDivisionError("a bug")
+
+
+async def test_a_drain_that_raises_is_a_typed_error_and_leaves_nobody_waiting(mesh):
+    await mesh.start_registry()
+    a, b = await mesh.start("a"), await mesh.start("b", actor=FailsToDrain())
+    await until(lambda: a.registration.view.get("b"))
+    ask = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
+    await until(lambda: b.actor.calls)
+    with pytest.raises(DrainFailed, match=r"the drain of b#1 failed \(ZeroDivisionError\)"):
+        await b.drain()
+    async with asyncio.timeout(5):
+        with pytest.raises(RemoteError) as caught:
+            await ask
+    assert (caught.value.code, caught.value.retryable) == ("stopping", True)
+    assert b.metrics.value("mesh_handler_errors_total", handler="drain") == 1
 
 
 class Hub(Recorder):

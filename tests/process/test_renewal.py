@@ -44,6 +44,7 @@ def test_a_drained_group_stays_away_and_the_other_one_serves(host):
             ended = host.meshctl("drain", *drained)
             assert ended.returncode == 0, ended.stderr
             assert [host.ps()[actor_id]["state"] for actor_id in drained] == ["drained"] * len(drained)
+            assert ended.stderr.count("(drained, as requested)") == len(drained)
             load.more()
             assert host.meshctl("restart", *drained).returncode == 0
             load.more()
