@@ -136,6 +136,19 @@ class MeshDirectory:
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
 
+    def remove_unused(self) -> None:
+        """Remove the directory if it has nothing but empty folders and epochs, which go on from the clock without it.
+
+        For an actor that no supervisor started. Others may be using it: their sockets are there.
+        """
+        folders = [self.run.sockets, self.logs, self.path / "configs", self.path / "errors"]
+        with contextlib.suppress(OSError):
+            if {*self.path.iterdir()} <= {*folders, self._epochs}:
+                for folder in folders:
+                    folder.rmdir()
+                self._epochs.unlink(missing_ok=True)
+                self.path.rmdir()
+
     @contextlib.contextmanager
     def written(self, what: str = "written", do: str = "make room there") -> Generator[None]:
         """For writes without which a supervisor cannot go on. Raises CliError if they fail."""

@@ -98,11 +98,11 @@ def run_role(run: RoleRun) -> int:
         )
         return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
     except CliError as error:
-        return _failed(directory, address, error, StartError(f"{error.what}: {error.why}; {error.do}"))
+        return _failed(run, error, StartError(f"{error.what}: {error.why}; {error.do}"))
     except (CoreFailed, DrainFailed) as error:
         told = CliError(f"the {run.role} {address} has ended", why=error.message, do="report it, with the log")
         core = error.core if isinstance(error, CoreFailed) else ""
-        return _failed(directory, address, told, StartError(error.message, core=core))
+        return _failed(run, told, StartError(error.message, core=core))
     except Exception as error:
         # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
         if not isinstance(error, _Failure):
@@ -115,11 +115,12 @@ def run_role(run: RoleRun) -> int:
                 directory.issue(run.actor_id, known_epoch)
         told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
         told.exit_code = code
-        return _failed(directory, address, told, StartError(str(error), known_epoch))
+        return _failed(run, told, StartError(str(error), known_epoch))
 
 
-def _failed(directory: MeshDirectory, address: Address, told: CliError, error: StartError) -> ExitCode:
-    directory.write_error(address, error)
+def _failed(run: RoleRun, told: CliError, error: StartError) -> ExitCode:
+    if run.supervisor_fd != NO_FD:
+        MeshDirectory(run.mesh).write_error(Address(run.actor_id, run.epoch), error)
     sys.stderr.write(f"{told}\n")
     return told.exit_code
 

@@ -1,3 +1,4 @@
+import contextlib
 import os
 
 import pytest
@@ -103,8 +104,8 @@ def test_an_actor_that_breaks_says_why_to_its_supervisor(directory, monkeypatch,
         raise error
 
     monkeypatch.setattr(role, "run_actor", fails)
-    actor_run = role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, config={"model": "echo"})
-    assert role.run_role(actor_run) == 1
+    supervised = {"supervisor_fd": 3, "config": {"model": "echo"}}
+    assert role.run_role(role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, **supervised)) == 1
     left = directory.take_error(Address("d", 3))
     assert left == StartError(error.message, core=getattr(error, "core", ""))
 
@@ -114,6 +115,36 @@ def test_an_actor_that_had_to_break_off_its_drain_says_so_by_its_exit_code(direc
     monkeypatch.setattr(role, "run_actor", lambda *_, **__: forced)
     actor_run = role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, config={"model": "echo"})
     assert role.run_role(actor_run) == code
+
+
+@pytest.mark.parametrize("fault", ["", "refused", "a config that is none", "a role that cannot start"])
+def test_an_actor_run_by_hand_leaves_no_directory_that_nobody_uses(directory, monkeypatch, fault):
+    def ends(run):
+        assert MeshDirectory("new").epochs() == {"detokenizer": run.epoch}
+        if fault == "refused":
+            raise CliError("no", why="no", do="no")
+        return 0
+
+    if fault != "a role that cannot start":
+        monkeypatch.setattr(run_command, "run_role", ends)
+    config = {"a config that is none": "{", "a role that cannot start": '{"model": 1}'}.get(fault, "{}")
+    with contextlib.suppress(CliError):
+        run_command.run(["detokenizer", "--name", "new", "--config", config])
+    new = MeshDirectory("new")
+    assert not new.path.exists()
+    assert directory.path.exists(), "another mesh's"
+
+
+@pytest.mark.parametrize("used", ["s/d.1.c", "logs/x.log", "registry.json", "lock", "errors/d.1.json"])
+def test_a_directory_that_others_use_stays_as_it_is(directory, used):
+    (directory.path / used).touch()
+    before = sorted(directory.path.rglob("*"))
+    directory.issue("d", 1)
+    directory.remove_unused()
+    left = sorted(directory.path.rglob("*"))
+    assert {*before} - {*left} <= {directory.run.sockets, directory.logs, directory.path / "configs"}
+    assert (directory.path / used).exists()
+    assert directory.epochs() == {"d": 1}
 
 
 def test_the_first_epochs_of_a_mesh_are_no_damage(directory):
