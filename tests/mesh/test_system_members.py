@@ -131,6 +131,18 @@ async def test_who_has_no_supervisor_believes_those_of_the_mesh(a, b, mesh):
     assert a.metrics.value("mesh_frames_refused_total", code="unexpected") == 0
 
 
+async def test_a_supervisors_last_words_are_believed_after_the_registrys_notice_that_it_left(a, b, mesh):
+    supervisor = await mesh.start("of-a-host", actor=AnySupervisor())
+    await until(lambda: "of-a-host#1" in states(a) and "a#1" in states(supervisor))
+    # A hello of its own: the notice below must not be what ends the link.
+    await supervisor.actor.ctx.ask("a", HI, timeout_s=5)
+    await supervisor.registration.leave(5.0)
+    await until(lambda: "of-a-host#1" not in states(a))
+    assert supervisor.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1, reason="reaped"))
+    await until(lambda: any("b#1" in left for _, left, _ in a.actor.members))
+    assert a.metrics.value("mesh_frames_refused_total", code="unexpected") == 0
+
+
 async def test_a_supervisor_is_not_believed_of_other_hosts(a, b, mesh):
     supervisor = await mesh.start("supervisor.x", actor=AnySupervisor())
     await until(lambda: "supervisor.x#1" in states(a) and "a#1" in states(supervisor))
