@@ -48,6 +48,9 @@ NO_PROOF: Final = "no_proof"
 TOO_MANY_PEERS: Final = "too_many_peers"
 """A hello to an actor that has `SystemOptions.max_peers` links already."""
 
+REGISTRY_FULL: Final = "registry_full"
+"""A join that is one too many: one message could not hold all members. It may succeed once others have left."""
+
 NO_HANDSHAKE: Final = "no_handshake"
 """A connection that ended before ZeroMQ's handshake: a port probe, or a dialing process that was stopped."""
 
@@ -117,7 +120,7 @@ class FrameRefused(MeshError):
 
     Codes: bad_header, bad_body, too_large, too_many_parts, too_many_topics, too_many_peers, wrong_epoch, stale_epoch,
     superseded, wrong_version, unknown_verb, unexpected, wrong_sender, no_hello, no_handshake, bad_proof, no_proof,
-    unknown_key, wrong_key, wrong_role, not_permitted, wrong_mesh, wrong_spec.
+    registry_full, unknown_key, wrong_key, wrong_role, not_permitted, wrong_mesh, wrong_spec.
     """
 
     def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:
