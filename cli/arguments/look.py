@@ -4,9 +4,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli.arguments.config import HostOption
 from cli.arguments.options import (
     HELP_NAMES,
     ChatTemplateOption,
+    FileOption,
     NameOption,
     NamesOption,
     OutputOption,
@@ -19,6 +21,9 @@ app = commands()
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogOutput = Literal["text", "json"]
+MeshOption = Annotated[
+    str | None, typer.Option("--name", metavar="MESH", envvar="KVMESH_NAME", help="Which mesh; by default the file's.")
+]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds until Ctrl-C.")]
 
 
@@ -65,6 +70,19 @@ def probe(
     from cli.commands.probe import probe as run
 
     raise typer.Exit(run(name, question, timeout_s=timeout))
+
+
+@app.command(epilog=example("meshctl doctor"))
+def doctor(
+    file: FileOption = None,
+    name: MeshOption = None,
+    host: HostOption = None,
+    output: OutputOption = "table",
+) -> None:
+    """Check whether this machine is fit for a mesh: memory, limits, kernels, clock, ports, rights, versions."""
+    from cli.commands.doctor import doctor as run
+
+    raise typer.Exit(run(file, name, host, output))
 
 
 @app.command(epilog=example('meshctl chat --temperature 0 "What is 37 + 45?"'))

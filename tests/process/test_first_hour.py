@@ -30,6 +30,7 @@ SAYS = {
     "logs": '"event":"joined"',
     "chat": "82",
     "probe": "ready: ",
+    "doctor": "shared memory",
     "models": "random:qwen3-0.6b",
     "models show": "chat_template.jinja",
     "version": "meshctl ",
