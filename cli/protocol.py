@@ -40,7 +40,9 @@ class ActorStatus(Part, frozen=True):
 
     `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself. `notes` are for people: how
     far slow work is, and which agents' pages come by another transport than the chosen one. `num_starts` counts the
-    processes that this supervisor asked for. `last_reason`, and `reason` with the same text, say why the actor was last
+    processes that this supervisor asked for: the first, `num_requested_restarts`, which an operator wished, and
+    `num_restarts`, which followed a death or a start that failed. `num_deaths` counts ends that nobody wished.
+    `last_reason`, and `reason` with the same text, say why the actor was last
     suspected, killed, or ended, `last_reason_age_s` ago; they outlive a restart, and are empty if nothing has happened.
     `next_start_in_s` is None unless the actor waits to be started again. An actor that is not `supervised` was started
     by somebody else, and is only shown. `host` is empty on a mesh of one host. `pss_bytes` is its process's
@@ -65,6 +67,8 @@ class ActorStatus(Part, frozen=True):
     host: str = ""
     figures: ActorFigures = ActorFigures()
     pss_bytes: int | None = None
+    num_deaths: int = 0
+    num_requested_restarts: int = 0
 
     def is_restarted(self, epoch: int, *, stay_away: bool) -> bool:
         """Whether a restart requested at `epoch` is done: drained with `stay_away`, else ready in a later epoch."""

@@ -6,6 +6,7 @@ from random import Random
 from mesh.address import Endpoint
 from mesh.calls.asking import Asking
 from mesh.calls.tells import Tells
+from mesh.errors import MeshError
 from mesh.link.links import Links
 from mesh.membership.changes import Changes
 from mesh.membership.incarnation import Incarnation
@@ -87,9 +88,12 @@ class Context:
         """An expected message from this peer is overdue: ping it. If it does not answer, it is lost."""
         self._links.suspect(actor_id)
 
-    def end(self, reason: str) -> None:
-        """End this actor's process without a drain: what it depends on is gone. Its supervisor starts it again."""
-        if self._me.end(reason):
+    def end(self, reason: str, why: MeshError | None = None) -> None:
+        """End this actor's process without a drain: what it depends on is gone. Its supervisor starts it again.
+
+        `why` is raised by what runs the actor, and its supervisor is told; without it this is an end in good order.
+        """
+        if self._me.end(reason, why):
             self.log.warning("ending", why=reason)
 
     def traceparent(self) -> str:

@@ -7,6 +7,8 @@
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
     ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
     │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
+    ├── CoreFailed            core_failed            a core of this actor raised, and has ended it
+    ├── DrainFailed           drain_failed           this actor could not finish its work, as it raised
     └── CallError                                    everything that `ask` raises
         ├── DeadlineExceeded  deadline_exceeded  r   the given time has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
@@ -45,6 +47,9 @@ NO_PROOF: Final = "no_proof"
 
 TOO_MANY_PEERS: Final = "too_many_peers"
 """A hello to an actor that has `SystemOptions.max_peers` links already."""
+
+REGISTRY_FULL: Final = "registry_full"
+"""A join that is one too many: one message could not hold all members. It may succeed once others have left."""
 
 NO_HANDSHAKE: Final = "no_handshake"
 """A connection that ended before ZeroMQ's handshake: a port probe, or a dialing process that was stopped."""
@@ -115,7 +120,7 @@ class FrameRefused(MeshError):
 
     Codes: bad_header, bad_body, too_large, too_many_parts, too_many_topics, too_many_peers, wrong_epoch, stale_epoch,
     superseded, wrong_version, unknown_verb, unexpected, wrong_sender, no_hello, no_handshake, bad_proof, no_proof,
-    unknown_key, wrong_key, wrong_role, not_permitted, wrong_mesh, wrong_spec.
+    registry_full, unknown_key, wrong_key, wrong_role, not_permitted, wrong_mesh, wrong_spec.
     """
 
     def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:
@@ -138,6 +143,18 @@ class WrongMesh(MeshError, code=WRONG_MESH):
 
 class WrongSpec(WrongMesh, code=WRONG_SPEC):
     """This host's model, layout or the like differs from the mesh's; the message says what differs."""
+
+
+class CoreFailed(MeshError, code="core_failed"):
+    """The core named `core` raised: its actor has logged the core's last events, and ends."""
+
+    def __init__(self, core: str, message: str) -> None:
+        super().__init__(message)
+        self.core = core
+
+
+class DrainFailed(MeshError, code="drain_failed"):
+    """The actor's `drain` raised: its log has the traceback, and whoever still waits for an answer of it gets none."""
 
 
 class CallError(MeshError, code="call_failed"):

@@ -63,6 +63,8 @@ def run_actor(
     Raises:
         BadSetting: an environment variable for the log has an invalid value.
         BindError: an address is taken or may not be listened on. What the actor's `start` raises is passed on too.
+        CoreFailed: a core of the actor raised.
+        DrainFailed: its `drain` raised; it has been stopped.
         Superseded: a later incarnation of the actor is known; this one's resources have been released.
         WrongMesh: the registry that was found belongs to another mesh, or (WrongSpec) to one with another spec.
     """

@@ -15,7 +15,7 @@ from mesh.calls.asking import Asking
 from mesh.calls.serving import Serving
 from mesh.calls.tells import Tells
 from mesh.context import Context
-from mesh.errors import MeshError
+from mesh.errors import DrainFailed, MeshError
 from mesh.link.links import Links
 from mesh.link.peer import Peer
 from mesh.membership.changes import Changes
@@ -93,7 +93,7 @@ class ActorSystem:
 
     @property
     def over(self) -> MeshError | None:
-        """Why this incarnation is over, if the registry will never admit it: it knows a later one, for example."""
+        """Why this incarnation is over, see `Incarnation.over`."""
         return self.incarnation.over
 
     async def start(self) -> None:
@@ -115,9 +115,21 @@ class ActorSystem:
             self.announce(READY)
 
     async def drain(self) -> None:
+        """Take no new work; return when all accepted work is done. Raises DrainFailed if the actor's `drain` raises.
+
+        Then all open calls are answered (`stopping`, retryable), and what remains is to stop.
+        """
         self.announce(DRAINING)
         self._changes.say_draining()
-        await self.actor.drain()
+        try:
+            await self.actor.drain()
+        # Whatever it is, it is typed here, and askers are answered first.
+        except Exception as error:
+            self.tasks.failed("drain", error)
+            # Nobody knows any more when these would be done.
+            self.serving.close()
+            why = f"the drain of {self.address} failed ({type(error).__name__}); its log has the traceback"
+            raise DrainFailed(why) from error
 
     async def stop(self) -> None:
         """Leave the mesh, say bye, release everything. Idempotent; does not wait for work, see `drain`."""

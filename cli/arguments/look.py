@@ -4,9 +4,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli.arguments.config import HostOption
 from cli.arguments.options import (
     HELP_NAMES,
     ChatTemplateOption,
+    FileOption,
     NameOption,
     NamesOption,
     OutputOption,
@@ -23,6 +25,9 @@ LogOutput = Literal["text", "json"]
 _MOST = 100
 """As `nodes.protocol.records.MAX_CALLS`, which is not imported: `meshctl --help` would wait for it."""
 TraceOutput = Literal["text", "json", "chrome"]
+MeshOption = Annotated[
+    str | None, typer.Option("--name", metavar="MESH", envvar="KVMESH_NAME", help="Which mesh; by default the file's.")
+]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds until Ctrl-C.")]
 
 
@@ -112,6 +117,19 @@ def probe(
     from cli.commands.probe import probe as run
 
     raise typer.Exit(run(name, question, timeout_s=timeout))
+
+
+@app.command(epilog=example("meshctl doctor"))
+def doctor(
+    file: FileOption = None,
+    name: MeshOption = None,
+    host: HostOption = None,
+    output: OutputOption = "table",
+) -> None:
+    """Check whether this machine is fit for a mesh: memory, limits, kernels, clock, ports, rights, versions."""
+    from cli.commands.doctor import doctor as run
+
+    raise typer.Exit(run(file, name, host, output))
 
 
 @app.command(epilog=example('meshctl chat --temperature 0 "What is 37 + 45?"'))

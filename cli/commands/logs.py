@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from cli.client import Ask, Reply, connected, find_mesh, not_running
+from cli.client import ASK_TIMEOUT_S, Ask, Reply, connected, find_mesh, not_running
 from cli.errors import CliError, NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.log_lines import LogLine, choose, parse_since, read_lines, to_json, to_text
@@ -22,11 +22,12 @@ from cli.plan.faults import unknown_name
 from cli.protocol import ListLogs, LogList, LogPart, LogParts, ReadLogs
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.mesh_directory import MeshDirectory
+from mesh.wire.message import Message
 
 _POLL_S: Final = 0.2
 """Lines look immediate to whoever reads along; each host is asked five times a second."""
 _LOOK_S: Final = 2.0
-"""How often it looks for hosts that have joined since."""
+"""How often it looks for hosts that have joined since, and for actors that are new on them."""
 _DEFAULT_LINES: Final = 50
 
 
@@ -54,15 +55,14 @@ def logs(name: str, wanted: Wanted, *, follow: bool, output: Literal["text", "js
 
 
 async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, follow: bool) -> None:
+    folder = LogFolder(directory)
     async with AsyncExitStack() as stack:
+        ask = _Supervisor(directory, stack)
         # Whole files are read only if a filter may leave little of them.
         enough = wanted.num_lines if wanted.since is None and wanted.level == "debug" else None
-        folder = LogFolder(directory)
         sources: list[_Here | _There] = [_Here(folder)]
-        ask: Ask | None = None
         if folder.host:
             try:
-                ask = await stack.enter_async_context(connected(find_mesh(directory.mesh)))
                 others = (await ask(ListLogs(), LogList)).hosts
             except CliError as error:
                 sys.stderr.write(f"showing only this host's logs: {error.what}\n")
@@ -76,8 +76,7 @@ async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, fo
         shown.begin([line for lines in first for line in lines])
 
         if follow:
-            later = [_look_for_hosts(ask, hosts, shown)] if ask is not None else []
-            await asyncio.gather(*(_go_on(host, shown) for host in hosts), *later)
+            await asyncio.gather(*(_go_on(host, shown) for host in hosts), _look_for_hosts(ask, folder, hosts, shown))
 
 
 async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
@@ -87,7 +86,7 @@ async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
         shown.add(await host.new_lines())
 
 
-async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -> None:
+async def _look_for_hosts(ask: Ask, folder: LogFolder, hosts: list["_HostLogs"], shown: "_Shown") -> None:
     known = {host.name for host in hosts}
     followed: list[asyncio.Task[None]] = []
     while True:
@@ -96,13 +95,43 @@ async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -
             if task.done():
                 # It goes on for ever, except for an error that ends everything: nobody reads the output any more.
                 task.result()
-        # This host's supervisor may be away for a moment, and is asked again.
+        # A mesh of one host has no others, but may be followed by one of several.
+        if not folder.host:
+            continue
+        # This host's supervisor may be away for a moment, or still to come, and is asked again.
         with suppress(CliError):
             for name in (await ask(ListLogs(), LogList)).hosts:
                 if name not in known:
                     known.add(name)
                     # Kept here, since the loop does not keep tasks alive; they end with the loop.
                     followed.append(asyncio.create_task(_go_on(hosts[0].joined(_There(ask, name)), shown)))
+
+
+class _Supervisor:
+    """Asks this host's supervisor over one connection, which is made at the first question and anew after a failure.
+
+    So whoever follows logs before a mesh is up, or over its restart, hears of its other hosts too.
+    """
+
+    def __init__(self, directory: MeshDirectory, stack: AsyncExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        # Hosts are polled side by side: only one of them connects.
+        self._connecting = asyncio.Lock()
+        self._ask: Ask | None = None
+
+    async def __call__(self, question: Message, answer_type: type[Reply], timeout_s: float = ASK_TIMEOUT_S, /) -> Reply:
+        async with self._connecting:
+            if self._ask is None:
+                self._ask = await self._stack.enter_async_context(connected(find_mesh(self._directory.mesh)))
+            ask = self._ask
+        try:
+            return await ask(question, answer_type, timeout_s)
+        except NotRunning:
+            if self._ask is ask:
+                self._ask = None
+                await self._stack.aclose()
+            raise
 
 
 class _Shown:
@@ -142,6 +171,7 @@ class _HostLogs:
         self._places: dict[str, int] = {}
         self._rests: dict[str, bytes] = {}
         self._is_away = False
+        self._chosen_at = float("-inf")
 
     @property
     def name(self) -> str:
@@ -152,9 +182,14 @@ class _HostLogs:
         return _HostLogs(source, self._names, self._enough or _DEFAULT_LINES)
 
     async def choose(self) -> None:
-        """Find out which logs there are; a host that is away is asked again the next time."""
-        if self.roles:
+        """Find out which logs there are: now and then, since a host may come back with other actors.
+
+        A host that is away is asked again the next time.
+        """
+        now = asyncio.get_running_loop().time()
+        if self.roles and now - self._chosen_at < _LOOK_S:
             return
+        self._chosen_at = now
         try:
             self.roles = (await self._source.ask(ListLogs(), LogList)).roles
         except CliError as error:

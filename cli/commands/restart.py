@@ -47,5 +47,6 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
 
 
 def _tell(status: ActorStatus, seconds: float) -> None:
-    what = f"epoch {status.epoch}" if status.state == READY else status.state
-    sys.stderr.write(f"{status.actor_id:<22} {what}, after {seconds:.1f} s\n")
+    # It stays away, however its end went: the reason says whether its work was finished.
+    what, why = (f"epoch {status.epoch}", "") if status.state == READY else (status.state, f" ({status.reason})")
+    sys.stderr.write(f"{status.actor_id:<22} {what}, after {seconds:.1f} s{why}\n")

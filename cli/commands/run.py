@@ -22,6 +22,14 @@ def run(arguments: list[str]) -> int:
     parsed = _parser().parse_args(arguments)
     directory = MeshDirectory(parsed.name)
     directory.create()
+    try:
+        return _run(parsed, directory)
+    finally:
+        if parsed.supervisor_fd == NO_FD:
+            directory.remove_unused()
+
+
+def _run(parsed: argparse.Namespace, directory: MeshDirectory) -> int:
     actor_id = parsed.actor_id or parsed.role.replace("_", "-")
     epoch = parsed.epoch
     if epoch is None:

@@ -187,8 +187,8 @@ class SupervisorActor(Actor):
             if request.whole_mesh and self._host:
                 # A supervisor that was lost earlier and found again is here.
                 self._lost.clear()
-                registry_host, drain_s = settings.registry_host, settings.supervision.drain_timeout_s
-                await stop_whole_mesh(self.ctx, request, registry_host, drain_s, self._is_there)
+                timeout_s = self._keeper.core.policy.gone_after_s
+                await stop_whole_mesh(self.ctx, request, settings.registry_host, timeout_s, self._is_there)
         finally:
             self._keeper.stop(request.reason, force=request.force)
 

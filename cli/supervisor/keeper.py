@@ -17,7 +17,7 @@ from cli.plan.settings import Settings
 from cli.plan.topology import Topology
 from cli.protocol import ActorList
 from cli.supervisor.children import Children
-from cli.supervisor.exits import Exits
+from cli.supervisor.exits import Exit, Exits
 from cli.supervisor.kept_actor import KeptActor
 from cli.supervisor.log_files import LastLines
 from cli.supervisor.manifest_file import ManifestFile
@@ -33,6 +33,7 @@ from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (
+    DRAIN_OVERDUE,
     DRAINED,
     Beat,
     Begin,
@@ -255,7 +256,11 @@ class ProcessKeeper:
             self._record.trouble(f"sockets of {address} cannot be removed: {error}")
         # What the actor wrote about its end says more than its exit status does.
         error = self.directory.take_error(address)
+        if error is not None and error.core:
+            self._record.core_failure(address.actor_id, error.core)
         end = self._exits.read(status)
+        if status == ExitCode.TIMED_OUT:
+            end = Exit(f"not drained within {self.core.policy.drain_timeout_s:g} s", DRAIN_OVERDUE, foreign=False)
         reason = end.text if error is None else error.message
         if error is None and status and kept.watch.ready_since is None and kept.last_lines is not None:
             reason = kept.last_lines.added_to(reason)

@@ -40,6 +40,8 @@ class KeptActor(msgspec.Struct):
             reason=watch.reason,
             notes=[*filter(None, [watch.progress]), *notes],
             num_starts=watch.num_starts,
+            num_deaths=watch.num_deaths,
+            num_requested_restarts=watch.num_requested_restarts,
             last_reason=watch.reason,
             last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
             next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),

@@ -86,13 +86,15 @@ class _Pools(msgspec.Struct, frozen=True):
 
 
 class StartError(msgspec.Struct, frozen=True):
-    """Why an actor could not start, as it leaves it in errors/.
+    """Why an actor could not start, or could not go on, as it leaves it in errors/.
 
-    `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0.
+    `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0. `core` is
+    the core that failed, if one did.
     """
 
     message: str
     known_epoch: int = 0
+    core: str = ""
 
 
 class MeshDirectory:
@@ -138,6 +140,19 @@ class MeshDirectory:
         """Remove the directory if it was just made, since nothing was begun in it. Under the lock."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_unused(self) -> None:
+        """Remove the directory if it has nothing but empty folders and epochs, which go on from the clock without it.
+
+        For an actor that no supervisor started. Others may be using it: their sockets are there.
+        """
+        folders = [self.run.sockets, self.logs, self.path / "configs", self.path / "errors"]
+        with contextlib.suppress(OSError):
+            if {*self.path.iterdir()} <= {*folders, self._epochs}:
+                for folder in folders:
+                    folder.rmdir()
+                self._epochs.unlink(missing_ok=True)
+                self.path.rmdir()
 
     @contextlib.contextmanager
     def written(self, what: str = "written", do: str = "make room there") -> Generator[None]:

@@ -14,12 +14,12 @@ from cli.supervisor.progress import Progress
 from mesh.actor import Context
 from mesh.supervision.events import (
     BACKOFF,
+    DRAIN_OVERDUE,
     DRAINED,
     DRAINING,
     DYING,
     GIVEN_UP,
     IN_ORDER,
-    NOT_WANTED,
     READY,
     SPAWNING,
     STARTING,
@@ -53,6 +53,13 @@ _STATES: Final = {
     DRAINED: _Told("actor_drained"),
     STOPPED: _Told("actor_stopped"),
 }
+_DIED: Final = _Told("actor_died", "warning")
+_ENDS: Final = {
+    # By itself and in good order: somebody else than this supervisor asked it to, or what it depends on is gone.
+    IN_ORDER: _Told("actor_ended"),
+    DRAIN_OVERDUE: _Told("actor_cut_off", "warning"),
+}
+"""How an end is reported that is not the usual death, by its cause."""
 
 
 class SupervisionRecord:
@@ -63,7 +70,6 @@ class SupervisionRecord:
         self._context = context
         self._roles = roles
         self._started: set[str] = set()
-        self._draining: set[str] = set()
         self._died: set[str] = set()
 
     @property
@@ -75,11 +81,8 @@ class SupervisionRecord:
         self._tell(report)
         is_first = report.state == SPAWNING and report.actor_id not in self._started
         self._count_state(report)
-        if report.state == DRAINING:
-            self._draining.add(report.actor_id)
-        elif report.state == SPAWNING:
+        if report.state == SPAWNING:
             self._started.add(report.actor_id)
-            self._draining.discard(report.actor_id)
         fields: dict[str, Any] = {"peer": report.actor_id, "peer_epoch": report.epoch}
         if report.reason:
             fields["reason"] = report.reason
@@ -105,17 +108,21 @@ class SupervisionRecord:
         self._progress.stage(actor_id, "hello")
 
     def death(self, died: Died) -> None:
-        in_order = died.cause == IN_ORDER
-        if died.cause == NOT_WANTED or (in_order and died.actor_id in self._draining):
+        if died.is_wished:
             # An end by request is no death, and the next start no restart. The actor's states say that it has ended.
             return
-        self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
+        self._count("mesh_supervisor_deaths_total", died.actor_id, reason=died.cause)
         self._died.add(died.actor_id)
-        tell = self._log.info if in_order else self._log.warning
-        tell("actor_died", peer=died.actor_id, peer_epoch=died.epoch, cause=died.cause, reason=died.reason)
+        told = _ENDS.get(died.cause, _DIED)
+        end = {"peer": died.actor_id, "peer_epoch": died.epoch, "cause": died.cause, "reason": died.reason}
+        getattr(self._log, told.level)(told.event, **end)
+
+    def core_failure(self, actor_id: str, core: str) -> None:
+        """A core of an actor failed. Counted here, since what the actor has counted dies with it."""
+        self._count("mesh_supervisor_core_failures_total", actor_id, core=core)
 
     def zygote_death(self, end: Exit) -> None:
-        self._count("mesh_supervisor_deaths_total", ZYGOTE, end.cause)
+        self._count("mesh_supervisor_deaths_total", ZYGOTE, reason=end.cause)
         self._log.warning("zygote_died", cause=end.cause, reason=end.text)
         self._progress.note(f"{ZYGOTE:<22} ended: {end.text}; starting it again")
 
@@ -158,10 +165,9 @@ class SupervisionRecord:
             self._count("mesh_supervisor_restarts_total", actor_id)
             self._died.remove(actor_id)
 
-    def _count(self, name: str, actor_id: str, reason: str = "") -> None:
+    def _count(self, name: str, actor_id: str, **labels: str) -> None:
         # The labels name the actor that this is about; a scrape does not replace them with the supervisor's own.
-        labels = {"actor": actor_id, "role": self._roles.get(actor_id, ZYGOTE)} | ({"reason": reason} if reason else {})
-        self.ctx.metrics.count(name, 1.0, **labels)
+        self.ctx.metrics.count(name, 1.0, actor=actor_id, role=self._roles.get(actor_id, ZYGOTE), **labels)
 
     @property
     def _log(self) -> structlog.stdlib.BoundLogger:

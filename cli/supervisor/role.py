@@ -21,7 +21,7 @@ from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import BadSetting, BindError, Superseded, WrongMesh
+from mesh.errors import BadSetting, BindError, CoreFailed, DrainFailed, Superseded, WrongMesh
 from mesh.membership.proof import HostSecret
 from mesh.options import SystemOptions
 from mesh.run import run_actor
@@ -86,7 +86,7 @@ def run_role(run: RoleRun) -> int:
         actor = make_actor(run.role, config, directory.run)
         supervised = run.supervisor_fd != NO_FD
         manifest = directory.read_manifest() if supervised else None
-        return run_actor(
+        was_forced = run_actor(
             actor,
             address,
             run_directory=directory.run,
@@ -96,8 +96,13 @@ def run_role(run: RoleRun) -> int:
             options=SystemOptions(secret=run.secret, proof=run.proof),
             drain_timeout_s=run.drain_timeout_s,
         )
+        return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
     except CliError as error:
-        return _failed(directory, address, error, StartError(f"{error.what}: {error.why}; {error.do}"))
+        return _failed(run, error, StartError(f"{error.what}: {error.why}; {error.do}"))
+    except (CoreFailed, DrainFailed) as error:
+        told = CliError(f"the {run.role} {address} has ended", why=error.message, do="report it, with the log")
+        core = error.core if isinstance(error, CoreFailed) else ""
+        return _failed(run, told, StartError(error.message, core=core))
     except Exception as error:
         # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
         if not isinstance(error, _Failure):
@@ -110,11 +115,12 @@ def run_role(run: RoleRun) -> int:
                 directory.issue(run.actor_id, known_epoch)
         told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
         told.exit_code = code
-        return _failed(directory, address, told, StartError(str(error), known_epoch))
+        return _failed(run, told, StartError(str(error), known_epoch))
 
 
-def _failed(directory: MeshDirectory, address: Address, told: CliError, error: StartError) -> ExitCode:
-    directory.write_error(address, error)
+def _failed(run: RoleRun, told: CliError, error: StartError) -> ExitCode:
+    if run.supervisor_fd != NO_FD:
+        MeshDirectory(run.mesh).write_error(Address(run.actor_id, run.epoch), error)
     sys.stderr.write(f"{told}\n")
     return told.exit_code
 

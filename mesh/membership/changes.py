@@ -18,7 +18,7 @@ from mesh.transport.base import Buffer, Channel
 from mesh.wire.frames import SYSTEM_CODEC, Draining, PeerDown
 from mesh.wire.header import Header, Verb
 
-_BYE_GRACE_S: Final = 1.0
+BYE_GRACE_S: Final = 1.0
 """Its last messages and its bye take milliseconds. If the bye is lost, callers wait so long for a peer that is gone."""
 
 
@@ -45,7 +45,7 @@ class Changes:
             return
         for member in change.left:
             if member.address in leaving:
-                self._tasks.later(_BYE_GRACE_S, self._links.lose, member.address, "it left the mesh")
+                self._tasks.later(BYE_GRACE_S, self._links.lose, member.address, "it left the mesh")
             else:
                 self._links.lose(member.address, "it left the mesh")
         self._tasks.call("on_members", self._actor.on_members, change.joined, change.left, change.changed)

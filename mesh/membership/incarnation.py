@@ -32,7 +32,8 @@ class Incarnation:
         self.credentials = Credentials(options.secret, options.proof, self.view.get, self._known_hubs, options.vet_host)
         self.vet = self.credentials.vet
         self.over: MeshError | None = None
-        """Why this incarnation is over, if the registry will never admit it: it knows a later one, for example."""
+        """Why this incarnation is over: the registry will never admit it, or a core of it has failed. None: it is not,
+        or was asked to end."""
         self._actor = actor
         self._supervisor = options.supervisor
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -79,10 +80,11 @@ class Incarnation:
         is_near = member.host == self._member.host
         return member.address, member.endpoint.on_its_host if is_near else member.endpoint
 
-    def end(self, reason: str) -> bool:
-        """Have the program that runs this actor end it. False: this was requested before."""
+    def end(self, reason: str, why: MeshError | None = None) -> bool:
+        """Have the program that runs this actor end it, with `why` as an error. False: this was requested before."""
         if self._end.done():
             return False
+        self.over = why
         self._end.set_result(reason)
         return True
 
@@ -107,8 +109,7 @@ class Incarnation:
         is_said = registry is not None and registry[0] == by
         if self._actor.role == REGISTRY:
             is_said = self.credentials.believe(by, is_proved=is_proved) and self._actor.is_outlived(by, known_epoch)
-        if is_said and self.end(why.code):
-            self.over = why
+        if is_said and self.end(why.code, why):
             self.log.warning(why.code, by=str(by), why=why.message, known_epoch=known_epoch)
 
     def _known_hubs(self) -> list[str]:

@@ -27,6 +27,7 @@ from mesh.errors import (
     WrongMesh,
     WrongSpec,
 )
+from mesh.membership.changes import BYE_GRACE_S
 from mesh.membership.incarnation import Incarnation
 from mesh.membership.view import SUPERVISOR, Member, MemberChange, is_of_host
 from mesh.options import SystemOptions
@@ -70,6 +71,8 @@ class Registration:
         self._early: list[MembersChanged] = []
         self._is_hurried = False
         self._has_lapsed = False
+        # Supervisors that left in good order a moment ago: the registry's notice may overtake their last words.
+        self._parting: set[Address] = set()
 
     def start(self) -> None:
         self._wanted.set()
@@ -143,7 +146,8 @@ class Registration:
         else:
             # A supervisor of another host; or of this one, if this actor was started by hand and has none of its own.
             member = view.get(sender.actor_id)
-            if member is None or member.address != sender or member.role != SUPERVISOR:
+            is_there = member is not None and member.address == sender and member.role == SUPERVISOR
+            if not is_there and sender not in self._parting:
                 return False
             # A supervisor passes on reports of others on its own host only, so one that lies harms no other host.
             if down.said_by and host != self._me.describe().host:
@@ -158,6 +162,10 @@ class Registration:
             self._wanted.set()
         elif change:
             leaving = {departed.address for departed in body.left if departed.reason == STOPPED}
+            parting = {one.address for one in change.left if one.role == SUPERVISOR} & leaving
+            if parting:
+                self._parting |= parting
+                self._tasks.later(BYE_GRACE_S, self._parting.difference_update, parting)
             self._changed(change, leaving)
 
     async def _keep_joined(self) -> None:

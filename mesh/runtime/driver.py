@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mesh.actor import Context
+from mesh.errors import CoreFailed
 from mesh.runtime.recording import EventRecorder, Redact, Writer, keep_all
 
 Event = TypeVar("Event")
@@ -135,4 +136,6 @@ class CoreDriver(Generic[Event, Command]):
             ctx.log.error(CORE_EVENT, core=self._name, number=number, **data)
         if self._ends_owner:
             self._events.clear()
-            ctx.end(f"its core {self._name} failed: {what}")
+            # Not `what`: this goes to peers too, and the error's text may be a client's.
+            why = f"its core {self._name} failed ({type(error).__name__}); its log has the events that led to it"
+            ctx.end(f"its core {self._name} failed: {what}", CoreFailed(self._name, why))

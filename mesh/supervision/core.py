@@ -92,7 +92,10 @@ class Watch:
     ended_at: float = 0.0
     killed_for: str = ""
     num_starts: int = 0
+    # Ends that nobody had asked for; starts after one, or after a start that failed; and starts because of a `Restart`.
+    num_deaths: int = 0
     num_restarts: int = 0
+    num_requested_restarts: int = 0
     # The reason for its last suspicion, kill or end, and the time of that.
     reason: str = ""
     reason_at: float = 0.0
@@ -183,9 +186,12 @@ class Supervisor:
                 ours = watch.state == DYING
                 watch.known_epoch = event.known_epoch
                 cause = watch.killed_for if ours else event.cause
-                self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause))
+                in_order = watch.state == DRAINING and event.cause == IN_ORDER
+                is_wished = in_order or cause == NOT_WANTED
+                watch.num_deaths += not is_wished
+                self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause, is_wished))
                 reason = watch.reason if ours else event.reason
-                if watch.state == DRAINING and event.cause == IN_ORDER and not self.stopping:
+                if in_order and not self.stopping:
                     reason = f"{'drained' if watch.stays_away else 'restarted'}, as requested"
                 self._ended(watch, reason, now, fatal=event.fatal, foreign=event.foreign and not ours)
             case _:
@@ -292,6 +298,7 @@ class Supervisor:
         if watch.state in _AT_REST:
             # Or why it was away would be told of an actor that is back.
             watch.reason, watch.reason_at = "restarted, as requested", self._now
+        watch.num_requested_restarts += 1
         self._spawn(watch)
 
     def _roll(self, now: float) -> None:
@@ -345,7 +352,7 @@ class Supervisor:
                 self._kill(watch, SILENT, f"no heartbeat for {now - watch.last_beat:.1f} s")
             case state:
                 assert state == DRAINING, f"{watch.spec.actor_id} has a deadline in state {state}"
-                self._kill(watch, DRAIN_OVERDUE, f"not drained within {self.policy.drain_timeout_s:g} s")
+                self._kill(watch, DRAIN_OVERDUE, f"not ended within {self.policy.gone_after_s:g} s")
 
     def _kill(self, watch: Watch, cause: str, reason: str) -> None:
         watch.deadline = None
@@ -378,7 +385,7 @@ class Supervisor:
                 self._drain(watch, now)
 
     def _drain(self, watch: Watch, now: float) -> None:
-        watch.deadline = now + self.policy.drain_timeout_s
+        watch.deadline = now + self.policy.gone_after_s
         self._enter(watch, DRAINING)
         self._commands.append(Terminate(watch.spec.actor_id))
 

@@ -26,7 +26,10 @@ IN_ORDER = "exit_0"
 
 @dataclass(frozen=True)
 class Policy:
-    """In seconds; see `restarts.py`. `kill_after_s` comes after the `missed` heartbeats that make an actor suspect."""
+    """In seconds; see `restarts.py`. `kill_after_s` comes after the `missed` heartbeats that make an actor suspect.
+
+    An actor itself ends its drain after `drain_timeout_s`, and tells its clients; it is killed `end_timeout_s` later.
+    """
 
     heartbeat_s: float = 0.5
     missed: int = 3
@@ -38,6 +41,13 @@ class Policy:
     budget_window_s: float = 60.0
     first_start_attempts: int = 3
     drain_timeout_s: float = 30.0
+    # An actor's own limit for its end is 5 s (`mesh/run.py`).
+    end_timeout_s: float = 6.0
+
+    @property
+    def gone_after_s(self) -> float:
+        """By then an actor that was asked to end has ended, or is killed."""
+        return self.drain_timeout_s + self.end_timeout_s
 
 
 @dataclass(frozen=True)
@@ -170,12 +180,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Died:
-    """Tell the mesh that an incarnation is certainly dead. `cause`: why we killed it, or the cause in `Exited`."""
+    """Tell the mesh that an incarnation is certainly dead. `cause`: why we killed it, or the cause in `Exited`.
+
+    `is_wished`: it was asked to end and did, or was killed because it was not wanted any more.
+    """
 
     actor_id: str
     epoch: int
     reason: str
     cause: str = ""
+    is_wished: bool = False
 
 
 @dataclass(frozen=True)

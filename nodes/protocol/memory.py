@@ -59,8 +59,9 @@ class GroupMemory(Part, frozen=True):
     """One group. `state`: `held`, `releasing`, `released`, `resuming`.
 
     `weights` says how they are released: empty (not at all), `keep`, `backup` (in the host's memory) or `reload` (gone,
-    to be read from disk again). `pool_bytes` is the pool's current size. `waiting_for` are actors that have not done
-    their part yet; `reason` is why the last attempt to go on failed, if it did.
+    to be read from disk again), which the others become when their worker dies. `pool_bytes` is the pool's current
+    size. `waiting_for` are actors that have not done their part yet; `reason` is why the last attempt to go on failed,
+    if it did.
     """
 
     group: str

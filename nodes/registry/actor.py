@@ -9,7 +9,7 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint, host_of
-from mesh.errors import NO_PROOF, STALE_EPOCH, WRONG_EPOCH, WRONG_MESH, WRONG_SPEC, FrameRefused
+from mesh.errors import NO_PROOF, REGISTRY_FULL, STALE_EPOCH, WRONG_EPOCH, WRONG_MESH, WRONG_SPEC, FrameRefused
 from mesh.membership.proof import without_proof
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import READY, Bootstrap, is_of_host
@@ -185,7 +185,8 @@ class RegistryActor(Actor):
             return
         except FrameRefused as refusal:
             self._refused(call.sender, refusal)
-            call.fail(refusal.code, refusal.message)
+            # Anything else has to be corrected first.
+            call.fail(refusal.code, refusal.message, retryable=refusal.code == REGISTRY_FULL)
             return
         for address, doubt in outcome.doubted:
             self._refused(address, doubt)

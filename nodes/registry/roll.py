@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from mesh.address import host_of
-from mesh.errors import FrameRefused
+from mesh.errors import REGISTRY_FULL, FrameRefused
 from mesh.membership.proof import without_proof
 from mesh.membership.view import Member
 from mesh.wire.frames import MembersChanged
@@ -31,14 +31,17 @@ class Roll:
         self._put(own)
 
     def require_room(self, member: Member) -> None:
-        """Raise `FrameRefused` for a member that announces so much that one message could not hold all members."""
+        """Raise `FrameRefused` for a member with which one message could not hold all members.
+
+        Codes: `too_large` if it announces too much itself, `registry_full` if all of them together do.
+        """
         size, known = len(msgspec.msgpack.encode(member)), self._plain.get(member.actor_id, b"")
         if size > MAX_MEMBER_BYTES:
             why = f"{member.address} announces {size} bytes, but at most {MAX_MEMBER_BYTES} are accepted: announce less"
             raise FrameRefused("too_large", f"{why}, and send the rest only on request")
         if (num_bytes := self._num_bytes - len(known) + size) > MAX_BYTES:
             why = f"all members together would announce {num_bytes} bytes, and one message holds {MAX_BYTES}"
-            raise FrameRefused("too_large", f"{why}: stop actors that are not needed before {member.address} joins")
+            raise FrameRefused(REGISTRY_FULL, f"{why}: stop actors that are not needed before {member.address} joins")
 
     def take(self, change: MembersChanged) -> None:
         for departed in change.left:

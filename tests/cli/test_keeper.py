@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import signal
@@ -11,6 +12,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from cli.exit_codes import ExitCode
 from cli.plan.settings import Settings, SupervisionSettings
 from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
@@ -157,8 +159,26 @@ async def test_a_restart_that_replaces_a_damaged_record_of_epochs_says_so(kept: 
     assert [line.startswith(f"{record} is damaged (") for line in kept.troubles] == [True, True]
 
 
+async def test_who_ended_its_drain_itself_because_it_took_too_long_is_said_to_have(kept: Kept) -> None:
+    kept.keeper.restart(["gateway"], stay_away=False)
+    kept.ends(ExitCode.TIMED_OUT)
+    (died,) = [one.args[0] for one in kept.record.death.call_args_list]
+    assert (died.cause, died.reason, died.is_wished) == ("not_drained_in_time", "not drained within 0.2 s", False)
+    assert await kept.next_epoch() == 2
+
+
+async def test_an_actors_failed_core_is_counted_by_its_supervisor(kept: Kept, directory: MeshDirectory) -> None:
+    directory.write_error(Address("gateway-0", 1), StartError("its core gateway failed", core="gateway"))
+    kept.ends(1)
+    kept.record.core_failure.assert_called_once_with("gateway-0", "gateway")
+    kept.record.core_failure.reset_mock()
+    assert await kept.next_epoch() == 2
+    assert kept.watch.reason == "its core gateway failed"
+
+
 async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept) -> None:
-    ctx = kept.record.ctx
+    ctx, core = kept.record.ctx, kept.keeper.core
+    core.policy = dataclasses.replace(core.policy, end_timeout_s=0.0)
     # The signal cannot be sent, and Terminate fails half-way.
     kept.children.signal.side_effect = [ProcessLookupError, None]
     kept.keeper.restart(["gateway"], stay_away=True)
@@ -192,6 +212,8 @@ async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(kept: Kep
     assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
     kept.keeper.restart(["gateway"], stay_away=False)
     assert order.mock_calls[2:] == [call.drained({})]
+    (told,) = kept.keeper.list_actors().actors
+    assert (told.num_starts, told.num_deaths, told.num_restarts, told.num_requested_restarts) == (2, 0, 0, 1)
 
 
 async def test_who_asks_for_a_proof_that_is_never_given_is_told_why_and_no_more(kept: Kept) -> None:

@@ -142,7 +142,7 @@ class OtherHosts:
     async def connected(self, _mesh):
         yield self.ask
 
-    async def ask(self, question, _type):
+    async def ask(self, question, _type, *_):
         """As `SupervisorActor` answers."""
         folder = LogFolder(self.directory)
         self.asked.append(question)
@@ -247,6 +247,66 @@ def test_a_host_that_joins_later_is_followed_too(mesh, other, capsys, monkeypatc
     monkeypatch.setattr(command.asyncio, "sleep", next_look)
     assert logs("m", Wanted(), follow=True, output="json") is ExitCode.OK
     assert events(capsys.readouterr().out.splitlines()).count("e1") == 1
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("away", ["not up yet", "restarted"])
+def test_hosts_of_a_mesh_that_comes_later_or_anew_are_followed_too(mesh, other, capsys, monkeypatch, away):
+    log = other.directory.log("worker-0.b")
+    log.write_text(entry("worker-0.b", 1, "e1"))
+    rounds, is_over, sleep = itertools.count(), False, asyncio.sleep
+    found = []
+
+    def find(name):
+        found.append(name)
+        if away == "not up yet" and len(found) < 3:
+            raise NotRunning("no", why="no", do="up")
+
+    async def ask(question, kind, *_):
+        # The first supervisor has ended meanwhile: only a connection made since reaches the next one.
+        if away == "restarted" and len(found) < 2 and len(other.asked) > 3:
+            raise NotRunning("no", why="no", do="up")
+        return await other.ask(question, kind)
+
+    @contextlib.asynccontextmanager
+    async def connected(_mesh):
+        yield ask
+
+    async def next_round(seconds):
+        nonlocal is_over
+        await sleep(0)
+        number = next(rounds)
+        if number == 30:
+            with log.open("a") as file:
+                file.write(entry("worker-0.b", 2, "e2"))
+        if number > 100 and not is_over:
+            is_over = True
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(command, "find_mesh", find)
+    monkeypatch.setattr(command, "connected", connected)
+    monkeypatch.setattr(command.asyncio, "sleep", next_round)
+    assert logs("m", Wanted(), follow=True, output="json") is ExitCode.OK
+    shown = events(capsys.readouterr().out.splitlines())
+    assert (shown.count("e1"), shown.count("e2")) == (1, 1)
+
+
+def test_actors_that_a_host_has_only_later_are_shown(mesh, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_LOOK_S", 0.0)
+    rounds, sleep = itertools.count(), asyncio.sleep
+
+    async def next_round(seconds):
+        await sleep(0 if seconds else 60.0)
+        number = next(rounds)
+        if number == 1:
+            mesh.write_actors({"gateway-0": "gateway", "late-0": "late"})
+            mesh.log("late-0").write_text(entry("late-0", 9, "it came later"))
+        if number > 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.asyncio, "sleep", next_round)
+    assert logs("m", Wanted(), follow=True, output="json") is ExitCode.OK
+    assert events(capsys.readouterr().out.splitlines()).count("it came later") == 1
 
 
 def test_a_mesh_that_has_ended_shows_what_is_here(mesh, capsys):

@@ -1,14 +1,16 @@
+import contextlib
 import os
 
 import pytest
 
 from cli.commands import run as run_command
 from cli.errors import AlreadyRunning, CliError
-from cli.supervisor import mesh_directory
+from cli.supervisor import mesh_directory, role
 from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_prefix
 from cli.supervisor.processes import Process, open_process, start_time, wait_dead
 from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
+from mesh.errors import CoreFailed, DrainFailed
 from mesh.runtime.run_directory import HostRecord
 from tests.cli.manifests import NO_PID, manifest, record
 from tests.cli.refused import refused
@@ -94,6 +96,55 @@ def test_an_actor_run_by_hand_says_it_too(directory, monkeypatch, capsys):
     (directory.path / "epochs.json").write_text("{")
     assert run_command.run(["detokenizer", "--name", "m"]) == 0
     assert f"{directory.path}/epochs.json is damaged (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [CoreFailed("detokenizer", "its core is broken"), DrainFailed("it cannot drain")])
+def test_an_actor_that_breaks_says_why_to_its_supervisor(directory, monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(role, "run_actor", fails)
+    supervised = {"supervisor_fd": 3, "config": {"model": "echo"}}
+    assert role.run_role(role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, **supervised)) == 1
+    left = directory.take_error(Address("d", 3))
+    assert left == StartError(error.message, core=getattr(error, "core", ""))
+
+
+@pytest.mark.parametrize(("forced", "code"), [(0, 0), (1, 10)])
+def test_an_actor_that_had_to_break_off_its_drain_says_so_by_its_exit_code(directory, monkeypatch, forced, code):
+    monkeypatch.setattr(role, "run_actor", lambda *_, **__: forced)
+    actor_run = role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, config={"model": "echo"})
+    assert role.run_role(actor_run) == code
+
+
+@pytest.mark.parametrize("fault", ["", "refused", "a config that is none", "a role that cannot start"])
+def test_an_actor_run_by_hand_leaves_no_directory_that_nobody_uses(directory, monkeypatch, fault):
+    def ends(run):
+        assert MeshDirectory("new").epochs() == {"detokenizer": run.epoch}
+        if fault == "refused":
+            raise CliError("no", why="no", do="no")
+        return 0
+
+    if fault != "a role that cannot start":
+        monkeypatch.setattr(run_command, "run_role", ends)
+    config = {"a config that is none": "{", "a role that cannot start": '{"model": 1}'}.get(fault, "{}")
+    with contextlib.suppress(CliError):
+        run_command.run(["detokenizer", "--name", "new", "--config", config])
+    new = MeshDirectory("new")
+    assert not new.path.exists()
+    assert directory.path.exists(), "another mesh's"
+
+
+@pytest.mark.parametrize("used", ["s/d.1.c", "logs/x.log", "registry.json", "lock", "errors/d.1.json"])
+def test_a_directory_that_others_use_stays_as_it_is(directory, used):
+    (directory.path / used).touch()
+    before = sorted(directory.path.rglob("*"))
+    directory.issue("d", 1)
+    directory.remove_unused()
+    left = sorted(directory.path.rglob("*"))
+    assert {*before} - {*left} <= {directory.run.sockets, directory.logs, directory.path / "configs"}
+    assert (directory.path / used).exists()
+    assert directory.epochs() == {"d": 1}
 
 
 def test_the_first_epochs_of_a_mesh_are_no_damage(directory):

@@ -92,11 +92,24 @@ def test_every_death_restart_pause_and_giving_up_is_logged_and_counted(written: 
     assert written.counted("deaths", "b", reason="SIGSEGV") == 0
 
 
-def test_an_end_that_was_wished_for_is_no_warning(written: Written) -> None:
+def test_an_end_in_good_order_is_no_death_in_the_log(written: Written) -> None:
     with structlog.testing.capture_logs() as log:
         written.feed(Exited("a", 1, "exit 0", cause="exit_0"), 1.0)
         written.feed(Exited("b", 1, "exit 1", cause="exit_1"), 1.0)
-    assert [entry["log_level"] for entry in log if entry["event"] == "actor_died"] == ["info", "warning"]
+    (ended, _), (died, _) = ([entry for entry in log if entry.get("peer") == actor] for actor in "ab")
+    assert [(one["event"], one["log_level"]) for one in (ended, died)] == [
+        ("actor_ended", "info"),
+        ("actor_died", "warning"),
+    ]
+
+
+def test_who_was_asked_to_end_and_was_not_done_in_time_is_cut_off(written: Written) -> None:
+    with structlog.testing.capture_logs() as log:
+        written.feed(Restart(("a",)), 1.0)
+        written.feed(Exited("a", 1, "not drained within 30 s", cause="not_drained_in_time"), 31.0)
+    assert events(log, "a")[:2] == ["actor_drains", "actor_cut_off"]
+    assert log[1]["log_level"] == "warning"
+    assert written.counted("deaths", "a", reason="not_drained_in_time") == 1
 
 
 def test_who_was_asked_to_end_and_did_has_not_died(written: Written) -> None:
@@ -125,6 +138,12 @@ def test_suspicion_and_the_kill_that_follows_are_logged_and_counted(written: Wri
     assert log[0]["reason"] == "no heartbeat for 1.5 s"
     assert written.counted("suspicions", "a") == written.counted("kills", "a") == 1
     assert written.counted("deaths", "a", reason="no_heartbeat") == 1
+
+
+def test_a_failed_core_is_counted_where_it_outlives_its_actor(written: Written) -> None:
+    written.record.core_failure("a", "scheduler")
+    written.record.core_failure("a", "scheduler")
+    assert written.counted("core_failures", "a", core="scheduler") == 2
 
 
 def test_the_death_of_what_actors_are_forked_from_is_logged_and_counted(written: Written) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from mesh.address import Address
-from mesh.errors import PeerLost
+from mesh.errors import CoreFailed, DrainFailed, PeerLost
 from mesh.run import _Process, run_actor
+from mesh.runtime.driver import CoreDriver
 from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
@@ -172,6 +173,11 @@ class FailsToStart(Kills):
         raise RuntimeError("it cannot start")
 
 
+class FailsToDrain(Kills):
+    async def drain(self):
+        raise OSError("it cannot drain")
+
+
 def test_in_this_process(short_path):
     """All ways to end, where coverage and a debugger can see them."""
     reading, writing = os.pipe()
@@ -197,6 +203,10 @@ def test_in_this_process(short_path):
     def superseded(actor):
         actor.ctx.end("superseded")
 
+    def fails(actor):
+        driver = CoreDriver(actor, "told", lambda event, now: [event], {}.__getitem__)
+        driver.feed("an event")
+
     before = signal.getsignal(signal.SIGTERM)
     try:
         # Nobody takes it in, or it has not started: what it waits for may never come.
@@ -209,6 +219,11 @@ def test_in_this_process(short_path):
         assert here(terminate, Kills(terminate, 60.0), drain_timeout_s=0.05) == (1, False)
         assert here(twice, Kills(twice, 60.0)) == (1, False)
         assert here(terminate, Joins(terminate)) == (0, True)
+        with pytest.raises(CoreFailed, match=r"its core told failed \(KeyError\)") as failed:
+            here(fails)
+        assert failed.value.core == "told"
+        with pytest.raises(DrainFailed, match=r"the drain of x#1 failed \(OSError\)"):
+            here(terminate, FailsToDrain(terminate))
         with pytest.raises(RuntimeError, match="it cannot start"):
             here(terminate, FailsToStart(terminate))
     finally:

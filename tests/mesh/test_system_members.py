@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mesh.address import Address, Endpoint
-from mesh.errors import CallError, PeerLost, RemoteError
+from mesh.errors import CallError, DrainFailed, PeerLost, RemoteError
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.pubsub.publishing import MAX_TOPICS
 from mesh.transport.base import Channel
@@ -131,6 +131,18 @@ async def test_who_has_no_supervisor_believes_those_of_the_mesh(a, b, mesh):
     assert a.metrics.value("mesh_frames_refused_total", code="unexpected") == 0
 
 
+async def test_a_supervisors_last_words_are_believed_after_the_registrys_notice_that_it_left(a, b, mesh):
+    supervisor = await mesh.start("of-a-host", actor=AnySupervisor())
+    await until(lambda: "of-a-host#1" in states(a) and "a#1" in states(supervisor))
+    # A hello of its own: the notice below must not be what ends the link.
+    await supervisor.actor.ctx.ask("a", HI, timeout_s=5)
+    await supervisor.registration.leave(5.0)
+    await until(lambda: "of-a-host#1" not in states(a))
+    assert supervisor.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1, reason="reaped"))
+    await until(lambda: any("b#1" in left for _, left, _ in a.actor.members))
+    assert a.metrics.value("mesh_frames_refused_total", code="unexpected") == 0
+
+
 async def test_a_supervisor_is_not_believed_of_other_hosts(a, b, mesh):
     supervisor = await mesh.start("supervisor.x", actor=AnySupervisor())
     await until(lambda: "supervisor.x#1" in states(a) and "a#1" in states(supervisor))
@@ -198,6 +210,26 @@ async def test_draining_is_known_to_peers_at_once(a, b):
     b.actor.ctx.announce("ready")
     assert b.describe().state == "draining"
     assert (await a.actor.ctx.ask("b", HI, timeout_s=5)).message == HI
+
+
+class FailsToDrain(Recorder):
+    async def drain(self):
+        raise ZeroDivisionError("a bug")
+
+
+async def test_a_drain_that_raises_is_a_typed_error_and_leaves_nobody_waiting(mesh):
+    await mesh.start_registry()
+    a, b = await mesh.start("a"), await mesh.start("b", actor=FailsToDrain())
+    await until(lambda: a.registration.view.get("b"))
+    ask = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
+    await until(lambda: b.actor.calls)
+    with pytest.raises(DrainFailed, match=r"the drain of b#1 failed \(ZeroDivisionError\)"):
+        await b.drain()
+    async with asyncio.timeout(5):
+        with pytest.raises(RemoteError) as caught:
+            await ask
+    assert (caught.value.code, caught.value.retryable) == ("stopping", True)
+    assert b.metrics.value("mesh_handler_errors_total", handler="drain") == 1
 
 
 class Hub(Recorder):

@@ -60,7 +60,7 @@ class RecordingContext:
         self.published.append((topic, message))
         return len(self.published)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, why: object = None) -> None:
         self.ended.append(reason)
 
     def announce(self, state: str | None = None, **attributes: Any) -> None:

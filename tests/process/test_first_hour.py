@@ -32,6 +32,7 @@ SAYS = {
     "chat": "82",
     "bench": "8 of 8 requests whole",
     "probe": "ready: ",
+    "doctor": "shared memory",
     "models": "random:qwen3-0.6b",
     "models show": "chat_template.jinja",
     "version": "meshctl ",

@@ -28,7 +28,9 @@ def test_every_role_is_restarted_under_load(host):
     assert load.wrong == []
     after = host.ps()
     for actor_id in before.keys() - {"supervisor"}:
-        assert (after[actor_id]["epoch"], after[actor_id]["num_restarts"]) == (before[actor_id]["epoch"] + 1, 0)
+        now = after[actor_id]
+        assert (now["epoch"], now["num_restarts"]) == (before[actor_id]["epoch"] + 1, 0)
+        assert (now["num_deaths"], now["num_requested_restarts"]) == (0, 1)
     host.ends_well(mesh)
 
 
@@ -42,6 +44,7 @@ def test_a_drained_group_stays_away_and_the_other_one_serves(host):
             ended = host.meshctl("drain", *drained)
             assert ended.returncode == 0, ended.stderr
             assert [host.ps()[actor_id]["state"] for actor_id in drained] == ["drained"] * len(drained)
+            assert ended.stderr.count("(drained, as requested)") == len(drained)
             load.more()
             assert host.meshctl("restart", *drained).returncode == 0
             load.more()

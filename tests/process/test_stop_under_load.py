@@ -16,8 +16,8 @@ SLOW_ECHO = ("--model", "echo?step_ms=20")
 NUM_STREAMS = 16
 # Streams that do not end by themselves are cut off once the drain has had its time.
 EXPECTED = {"request_failed", "drain timed out"}
-DRAIN_OVERDUE = {"actor_killed", "actor_died"}
-"""Of the supervisor, which ends what has not drained in time."""
+DRAIN_OVERDUE = {"actor_cut_off"}
+"""Of the supervisor, which says who has not drained in time."""
 
 
 class Streams:
@@ -51,6 +51,8 @@ class Streams:
         for connection in self.sockets:
             connection.close()
         assert not any(thread.is_alive() for thread in self.threads), "a stream hangs"
+        ends = [data.rstrip(b"0\r\n").rpartition(b"\r\n")[2] for data in self.received]
+        assert all(end.startswith(b'data: {"error":') and b'"shutting_down"' in end for end in ends), ends
 
 
 def assert_quiet(host):

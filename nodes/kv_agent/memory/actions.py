@@ -249,4 +249,6 @@ def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:
 
 def _seen(member: Member) -> HolderSeen:
     group, saver = member.attributes.get("group"), member.attributes.get("memory_saver")
-    return HolderSeen(member.address, member.role, member.state, group if isinstance(group, str) else "", saver is True)
+    # A worker says either way once its model is loaded.
+    has_loaded, name = isinstance(saver, bool), group if isinstance(group, str) else ""
+    return HolderSeen(member.address, member.role, member.state, name, saver is True, has_loaded)

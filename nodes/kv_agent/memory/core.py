@@ -362,10 +362,11 @@ class MemoryCore:
         )
 
     def _weights(self, group: _Group, desired: DesiredState) -> str:
-        """How weights are released. A backup ends with its process, and the next one has none while it waits."""
-        if desired.weights == BACKUP and not all(worker.saver for worker in self._workers(group)):
-            return RELOAD
-        return desired.weights
+        """How weights are released. What was kept or backed up ends with its process, and the next one has none."""
+        workers = self._workers(group)
+        has_weights = {KEEP: [one.has_loaded for one in workers], BACKUP: [one.saver for one in workers]}
+        has = has_weights.get(desired.weights, [True])
+        return desired.weights if has and all(has) else RELOAD
 
 
 def _names(message: ReleaseMemory | ResumeMemory | ListMemory) -> Sequence[str]:

@@ -15,13 +15,17 @@ class DesiredState(NamedTuple):
 
 
 class HolderSeen(NamedTuple):
-    """A member that belongs to `group`. `saver`: it is a worker that can back its weights up."""
+    """A member that belongs to `group`. `saver`: it is a worker that can back its weights up.
+
+    `has_loaded`: it is a worker that has loaded its model; one that waits for the pool of a released group has not.
+    """
 
     address: Address
     role: str
     state: str
     group: str
     saver: bool = False
+    has_loaded: bool = False
 
 
 class PoolFacts(NamedTuple):

@@ -41,8 +41,9 @@ class Owner:
         self.at += 1.0
         return self.at
 
-    def end(self, reason):
+    def end(self, reason, why=None):
         self.ended.append(reason)
+        self.over = why
 
 
 def driver_of(handle, perform, **options):
@@ -147,6 +148,8 @@ def test_a_core_that_raises_ends_its_actor_and_handles_nothing_more(log, where):
     with pytest.raises(ZeroDivisionError, match="a bug"):
         driver.feed("fails")
     assert owner.ended == ["its core test failed: ZeroDivisionError: a bug"]
+    assert (owner.over.code, owner.over.core) == ("core_failed", "test")
+    assert "a bug" not in owner.over.message, "peers read it"
     assert owner.metrics.value("mesh_core_failures_total", core="test") == 1
     assert driver.feed("next") is False
     assert seen == ["fails"]

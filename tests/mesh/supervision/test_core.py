@@ -207,20 +207,21 @@ def test_drain_goes_tier_by_tier():
     core = ready_mesh(Supervised("r", 2), Supervised("g", 0), Supervised("s"), Supervised("w"))
     assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Terminate("g")]
     assert done(core.handle(Stop("again, softly"), 10.0)) == []
-    assert core.deadline() <= 40.0
+    assert core.deadline() <= 46.0
     assert done(core.handle(Exited("g", 1, "exit 0"), 11.0)) == [
         Died("g", 1, "exit 0"),
         Terminate("s"),
         Terminate("w"),
     ]
     assert done(core.handle(Exited("w", 1, "exit 0"), 12.0)) == [Died("w", 1, "exit 0")]
-    assert done(core.handle(Tick(), 41.0)) == [Kill("s")]
-    assert done(core.handle(Exited("s", 1, "signal 9"), 41.1)) == [
+    assert done(core.handle(Tick(), 41.0)) == [], "it is telling its clients"
+    assert done(core.handle(Tick(), 47.0)) == [Kill("s")]
+    assert done(core.handle(Exited("s", 1, "signal 9"), 47.1)) == [
         Died("s", 1, "signal 9", "not_drained_in_time"),
         Terminate("r"),
     ]
-    assert done(core.handle(Exited("r", 1, "exit 0"), 41.2)) == [Died("r", 1, "exit 0"), MeshStopped("")]
-    assert core.handle(Stop("once more"), 42.0) == []
+    assert done(core.handle(Exited("r", 1, "exit 0"), 47.2)) == [Died("r", 1, "exit 0"), MeshStopped("")]
+    assert core.handle(Stop("once more"), 48.0) == []
     assert core.deadline() is None
 
 
@@ -260,6 +261,34 @@ def test_actors_are_restarted_one_after_the_other_and_it_costs_no_budget():
     assert {watch.num_restarts for watch in core.watches.values()} == {0}
 
 
+def test_deaths_and_restarts_that_were_wished_are_counted_apart():
+    core = ready_mesh(policy=Policy(drain_timeout_s=5.0))
+    watch = core.watches["a"]
+
+    def counts():
+        assert watch.num_starts == 1 + watch.num_restarts + watch.num_requested_restarts
+        return watch.num_deaths, watch.num_restarts, watch.num_requested_restarts
+
+    core.handle(Restart(("a",)), 1.0)
+    assert done(core.handle(Exited("a", 1, "exit 0", cause="exit_0"), 2.0)) == [
+        Died("a", 1, "exit 0", "exit_0", is_wished=True),
+        Spawn("a", 2),
+    ]
+    comes(core, "a", 3.0)
+    assert counts() == (0, 0, 1)
+    core.handle(Exited("a", 2, "signal 9", cause="SIGKILL"), 20.0)
+    core.handle(Tick(), 20.0)
+    comes(core, "a", 21.0)
+    assert counts() == (1, 1, 1)
+    core.handle(Restart(("a",)), 30.0)
+    core.handle(Exited("a", 3, "signal 11", cause="SIGSEGV"), 31.0)
+    comes(core, "a", 32.0)
+    assert counts() == (2, 1, 2), "it died while it was asked to end"
+    core.handle(Stop("down", force=True), 40.0)
+    core.handle(Exited("a", 4, "signal 9", cause="SIGKILL"), 40.1)
+    assert counts() == (2, 1, 2)
+
+
 def test_a_drained_actor_stays_away_until_it_is_asked_for():
     core = ready_mesh(Supervised("a"), Supervised("b"))
     assert done(core.handle(Restart(("a",), stay_away=True), 1.0)) == [Terminate("a")]
@@ -288,9 +317,9 @@ def test_who_was_brought_back_by_request_is_not_said_to_be_away(why_away):
 def test_what_does_not_drain_in_time_is_killed_and_restarted_all_the_same():
     core = ready_mesh(policy=Policy(drain_timeout_s=5.0))
     core.handle(Restart(("a",)), 1.0)
-    core.handle(Beat("a", 1, ready=True), 5.0)
-    assert done(core.handle(Tick(), 6.0)) == [Kill("a")]
-    assert ended(core, "a", 6.1, "signal 9") == [Died("a", 1, "signal 9", "not_drained_in_time"), Spawn("a", 2)]
+    core.handle(Beat("a", 1, ready=True), 11.0)
+    assert done(core.handle(Tick(), 12.0)) == [Kill("a")]
+    assert ended(core, "a", 12.1, "signal 9") == [Died("a", 1, "signal 9", "not_drained_in_time"), Spawn("a", 2)]
 
 
 def test_one_that_cannot_start_ends_the_round():
@@ -322,7 +351,7 @@ def test_an_actor_is_drained_while_it_starts():
     core.handle(Tick(), 1.0)
     core.handle(Spawned("a", 2), 1.1)
     assert done(core.handle(Restart(("a",), stay_away=True), 1.2)) == [Kill("a")], "it holds nothing yet"
-    assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9", "not_wanted")]
+    assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9", "not_wanted", is_wished=True)]
     assert states(core) == {"a": "drained", "b": "ready"}
 
 

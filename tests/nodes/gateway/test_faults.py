@@ -467,6 +467,32 @@ async def test_stopping_under_load_leaves_no_task() -> None:
     assert not left, left
 
 
+STREAMED: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/completions": ({"prompt": PROMPT, "max_tokens": 150}, 'data: {"error":{'),
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": PROMPT}]}, 'data: {"error":{'),
+    "/v1/messages": (
+        {"model": "bytes", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 150},
+        'event: error\ndata: {"type":"error","error":{',
+    ),
+    "/v1/responses": ({"input": PROMPT, "store": False}, 'event: response.failed\ndata: {"type":"response.failed",'),
+    "/generate": ({"text": PROMPT, "sampling_params": {"max_new_tokens": 150}}, 'data: {"error":{'),
+}
+
+
+async def test_streams_that_a_stop_cuts_off_end_with_the_error_of_their_surface() -> None:
+    async with Ring() as ring, httpx.AsyncClient(base_url=ring.url, verify=False) as client:
+        ring.faults.step_s = 0.1
+        bodies = {path: body | {"stream": True} for path, (body, _) in STREAMED.items()}
+        tasks = [asyncio.ensure_future(client.post(path, json=body)) for path, body in bodies.items()]
+        await until(lambda: len(ring.scheduler.held) == len(tasks))
+        await until(lambda: all(len(held.output_ids) > 2 for held in ring.scheduler.held.values()))
+        await ring.systems.pop("g0").stop()
+        for (path, (_, begins)), response in zip(STREAMED.items(), await asyncio.gather(*tasks), strict=True):
+            last = response.text.rstrip("\n").split("\n\n")[-1]
+            assert last.startswith(begins), (path, last)
+            assert "shutting_down" in last or "shutting down" in last, (path, last)
+
+
 async def test_without_http_a_simulation_drives_the_service() -> None:
     async with Ring(serve_http=False) as ring:
         service = ring.gateway.service

@@ -40,8 +40,8 @@ S, W = Address("scheduler-g", 1), Address("worker-g", 1)
 RELEASED = "released"
 
 
-def seen(*states: tuple[Address, str], saver: bool = False) -> MembersSeen:
-    holders = [HolderSeen(one, one.actor_id.partition("-")[0], state, "g", saver) for one, state in states]
+def seen(*states: tuple[Address, str], saver: bool = False, has_loaded: bool = True) -> MembersSeen:
+    holders = [HolderSeen(one, one.actor_id.partition("-")[0], state, "g", saver, has_loaded) for one, state in states]
     return MembersSeen(holders, frozenset(one for one, _ in states))
 
 
@@ -210,6 +210,18 @@ def test_a_backup_is_gone_with_its_process() -> None:
     assert made.describe()[0].weights == "backup"
     made.handle(seen((Address("worker-g", 2), RELEASED)), 0.0)
     assert made.describe()[0].weights == "reload"
+
+
+def test_weights_that_were_kept_are_gone_with_their_process() -> None:
+    made = core()
+    release(made, keep_weights=True)
+    assert made.describe()[0].weights == "keep"
+    made.handle(seen((W, RELEASED)), 0.0)
+    assert made.describe()[0].weights == "keep"
+    made.handle(seen(), 0.0)
+    assert made.describe()[0].weights == "reload", "it is dead, and nobody has followed"
+    made.handle(seen((Address("worker-g", 2), RELEASED), has_loaded=False), 0.0)
+    assert made.describe()[0].weights == "reload", "the next one waits for the pool before it loads"
 
 
 @pytest.mark.parametrize(

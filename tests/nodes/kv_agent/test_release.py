@@ -51,7 +51,7 @@ class Worker(Actor):
         self.is_willing = True
 
     async def start(self) -> None:
-        self.ctx.announce("ready", group=self.group)
+        self.ctx.announce("ready", group=self.group, memory_saver=False)
 
     def on_ask(self, call: Call) -> None:
         order: Any = call.message
@@ -299,7 +299,8 @@ async def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for(wo
     pools = [PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0")]
     agent = KVAgent(config(pools=pools, device_wait_s=1.0), host)
     await started(world, agent)
-    await becomes(world, ReleaseMemory(keep_weights=True), "released")
+    (found,) = (await becomes(world, ReleaseMemory(keep_weights=True), "released")).groups
+    assert found.weights == "keep", "the worker is there and has loaded them"
     trainer = FakeDeviceMemory(cards)
     taken = trainer.allocate(0, 2 * NUM_PAGES * SIZE)
     for _ in range(60):

@@ -19,6 +19,7 @@ from mesh.system import ActorSystem
 from mesh.testing.actors import Actors
 from mesh.wire.codec import Codec
 from mesh.wire.frames import Join, ListMembers, MembersChanged, Ping
+from nodes.registry import roll
 from nodes.registry.actor import RegistryActor
 from nodes.registry.config import RegistryConfig
 from tests.mesh.mesh_under_test import until
@@ -68,6 +69,20 @@ async def test_a_member_that_crashes_is_gone_after_its_lease(mesh):
     assert a.registration.view.get("b") is None
     await asyncio.sleep(60)
     assert mesh.members() == ["a#1", "registry#1"]
+
+
+async def test_who_finds_the_registry_full_is_told_so_by_a_code_and_joins_once_there_is_room(mesh, monkeypatch):
+    await mesh.start(RegistryActor(), "registry")
+    a = await mesh.start(Nobody(), "a")
+    taken = sum(len(msgspec.msgpack.encode(member)) for member in mesh.registry.actor.core.members())
+    monkeypatch.setattr(roll, "MAX_BYTES", taken)
+    b = await Actors.start(mesh, "b", Nobody(), waits=False)
+    with pytest.raises(RemoteError, match="all members together would announce") as caught:
+        await b.asking.ask("registry", Join(member=b.describe()), timeout_s=5)
+    assert (caught.value.code, caught.value.retryable) == ("registry_full", True)
+    assert mesh.registry.metrics.value("mesh_members_refused_total", code="registry_full") >= 1
+    await a.stop()
+    await until(lambda: "b#1" in mesh.members(), 30.0)
 
 
 @pytest.mark.parametrize("roles", [("nobody",), None])

@@ -93,15 +93,17 @@ def test_nobody_announces_so_much_that_others_cannot_be_told_of_all() -> None:
         version += 1
         roll.take(MembersChanged(registry_epoch=1, version=version, upserted=upserted, left=left))
 
-    with pytest.raises(FrameRefused, match=r"big#1 announces \d+ bytes, but at most 65536 are accepted"):
+    with pytest.raises(FrameRefused, match=r"big#1 announces \d+ bytes, but at most 65536 are accepted") as large:
         roll.require_room(announcing("big", MAX_MEMBER_BYTES))
+    assert large.value.code == "too_large"
     each = MAX_MEMBER_BYTES - 200
     for number in range(MAX_BYTES // MAX_MEMBER_BYTES):
         roll.require_room(announcing(f"a{number}", each))
         change([announcing(f"a{number}", each)], [])
     SYSTEM_CODEC.encode(Joined(registry_epoch=1, version=1, members=read(roll.shown_to(REGISTRY))))
-    with pytest.raises(FrameRefused, match="all members together would announce"):
+    with pytest.raises(FrameRefused, match="all members together would announce") as full:
         roll.require_room(announcing("b", each))
+    assert full.value.code == "registry_full"
     # As one that is a member already, and where one has left.
     roll.require_room(announcing("a7", each))
     change([announcing("a0", 10)], [])
