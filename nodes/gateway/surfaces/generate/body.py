@@ -8,6 +8,7 @@ from msgspec import Meta, Raw, Struct
 
 from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.named_calls import check_names
 from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
 from nodes.gateway.unsupported import NEUTRAL_VALUES, is_neutral
 from nodes.gateway.validation import Job, Validator
@@ -133,9 +134,7 @@ def _rids(rid: str | list[str] | None, num_prompts: int) -> list[str]:
     """The name of each prompt, if each has one of its own."""
     if not isinstance(rid, list):
         return []
-    if len(rid) != num_prompts or "" in rid:
-        message = f"'rid' must be one name, or a list of one for each of the {num_prompts} prompts."
-        raise BadRequest(message, param="rid", code="invalid_value")
+    check_names(rid, num_prompts)
     return rid
 
 

@@ -111,7 +111,7 @@ class FormReader:
             priority=body.priority or 0,
             skip_special_tokens=True,
             unknown_fields=decoded.unknown_fields,
-            client_id=body.request_id or body.rid or "",
+            client_id=body.request_id or (body.rid if isinstance(body.rid, str) else ""),
             own=work,
             kind=pooling.pool,
         )
