@@ -55,10 +55,15 @@ Answer = Callable[[Computed], Iterator[bytes]]
 
 
 class Work(NamedTuple):
-    """What one body asks for; `Job.own` of these routes."""
+    """What one body asks for; `Job.own` of these routes. `cut`: what else to send, so that inputs are cut to fit."""
 
     inputs: Inputs
     answer: Answer
+    cut: str = "'truncate_prompt_tokens': -1"
+
+
+CUT_AS_AT_TEI: Final = "'truncate': true"
+"""`Work.cut` where a body is that of text-embeddings-inference."""
 
 
 class Form(Protocol):
