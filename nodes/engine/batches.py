@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import ApiError, BadRequest
 from nodes.gateway.named_calls import prompt_names
 
 MAX_PROMPTS: Final = 32
@@ -25,6 +25,8 @@ _NAME: Final = "rid"
 would count them anew."""
 _NAMED: Final = ("text", "input_ids")
 """Fields of prompts at routes that take such a list."""
+_PLACED: Final = (*_NAMED, "documents", _NAME)
+"""Lists of which a call has its part; `token_ids_logprob` is the same for all."""
 
 
 class Batch(NamedTuple):
@@ -128,6 +130,14 @@ class Prompts:
 
     def _is_of_each(self, name: str, value: Any) -> bool:
         return self.is_list and ((name in _OF_EACH and is_list(value)) or (name == _IDS and _is_nested(value)))
+
+
+def place_among_all(error: ApiError, first: int) -> None:
+    """Have an error of a call name what it is about by its place among all prompts, of which `first` was its first."""
+    field, _, place = (error.param or "").partition(".")
+    if field in _PLACED and place.isdecimal():
+        placed = f"{field}.{first + int(place)}"
+        error.message, error.param = error.message.replace(f"'{error.param}'", f"'{placed}'"), placed
 
 
 def is_list(value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from mesh.errors import MeshError
+from nodes.engine.batches import place_among_all
 from nodes.engine.errors import EngineClosed, EngineError, MeshGone, StartFailed
 from nodes.engine.event_buffer import EventBuffer
 from nodes.engine.feeder import Ticket
@@ -27,7 +28,8 @@ Result = TypeVar("Result")
 
 class Request(NamedTuple):
     """One call of a route. `shown` makes of an event of its stream what the reader gets; `where` says which it is, in
-    words, among many; `parts` are smaller ones that can take its place, if it can be divided.
+    words, among many, and `first` is the place of its first prompt; `parts` are smaller ones that can take its place,
+    if it can be divided.
     """
 
     path: str
@@ -35,6 +37,7 @@ class Request(NamedTuple):
     num_samples: int = 1
     shown: Callable[[Any], Any] | None = None
     where: str = ""
+    first: int = 0
     parts: "Callable[[], Iterable[Request]] | None" = None
 
 
@@ -207,6 +210,7 @@ class Inside:
         try:
             await seat.ask(exchange)
         except ApiError as error:
+            place_among_all(error, request.first)
             if request.where:
                 error.add_note(request.where)
             if exchange.has_begun:

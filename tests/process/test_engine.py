@@ -169,7 +169,7 @@ def test_what_is_wrong_is_named(engine):
         (lambda: engine.encode("a", dimensions=10**6), "dimensions"),
         (lambda: engine.encode("a", no_such=1), "no_such"),
         (lambda: engine.score("a", ["b"], [10**6]), "token_ids_logprob"),
-        (lambda: engine.score("a", ["b", ""]), "documents.1"),
+        (lambda: engine.score("a", ["b"] * 40 + [""]), "documents.40"),
     ]
     for ask, param in wrong:
         with pytest.raises(BadRequest) as caught:
@@ -276,6 +276,7 @@ def test_it_attaches_to_a_mesh_that_serves_http_and_answers_as_that_does(base, e
     [
         ({"model": "no-such-model"}, "cannot be served"),
         ({"port": 8000}, "port cannot be given to an Engine"),
+        ({"control": True}, "control cannot be given to an Engine"),
         ({"modle": "echo"}, "there is no setting modle"),
     ],
 )

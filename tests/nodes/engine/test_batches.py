@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.engine.batches import Prompts
+from nodes.engine.batches import Prompts, place_among_all
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.generate.body import GenerateBody
 
@@ -116,3 +116,14 @@ def test_what_does_not_fit_together_is_named(prompt: Any, input_ids: Any, fields
     with pytest.raises(BadRequest) as caught:
         Prompts(prompt, input_ids, fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("param", "placed"),
+    [("text.3", "text.67"), ("documents.0", "documents.64"), ("text", "text"), (None, None),
+     ("token_ids_logprob.3", "token_ids_logprob.3"), ("sampling_params.stop.1", "sampling_params.stop.1")],
+)  # fmt: skip
+def test_an_error_names_the_place_among_all(param: str | None, placed: str | None) -> None:
+    error = BadRequest(f"'{param}' is empty.", param=param)
+    place_among_all(error, 64)
+    assert (error.param, str(error)) == (placed, f"'{placed}' is empty.")
