@@ -67,7 +67,7 @@ def _attach(wish: AttachTo) -> Begun:
     host = mesh.directory.run.host()
     gateway = on_host(wish.gateway, host.name if host is not None else "")
     proved = mesh.ask(ProveActor(actor_id=gateway, epoch=wish.epoch, role=GATEWAY), ActorProof)
-    return Begun(gateway=gateway, proof=proved.proof, config=proved.config)
+    return Begun(gateway=gateway, proof=proved.proof, config=proved.config, supervisor_pid=mesh.manifest.pid)
 
 
 def _serve(wish: StartMesh, owner: Owner) -> ExitCode:

@@ -269,6 +269,15 @@ def test_it_attaches_to_a_mesh_that_serves_http_and_answers_as_that_does(base, e
     with pytest.raises(EngineClosed):
         attached.generate("x")
     assert json.loads(post("/generate", {"text": "it serves on", "sampling_params": GREEDY}))["text"] == "it serve"
+    with Engine.attach(host.name) as attached:
+        stream = attached.generate("x" * 4000, {"max_new_tokens": 4000}, stream=True)
+        next(stream)
+        os.kill(listed["supervisor"]["pid"], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(MeshGone, match="its supervisor has ended"):
+            for _ in stream:
+                pass
+        assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.parametrize(
