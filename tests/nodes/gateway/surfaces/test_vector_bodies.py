@@ -168,6 +168,8 @@ def test_errors_say_what_to_do() -> None:
         job_of(EMBED, None, {"input": "a"})
     with pytest.raises(ApiError, match=r'Engine\(…, pooling="last"\)'):
         job_of("/encode", None, {"text": "a"})
+    with pytest.raises(ApiError, match=r"'stream' is not supported at this route\. Leave it out"):
+        job_of(EMBED, EMBEDDING, {"input": "a", "stream": True})
     with pytest.raises(ApiError, match="ask /v1/embeddings, /score or /rerank"):
         job_of("/classify", EMBEDDING, {"input": "a"})
 
