@@ -56,8 +56,8 @@ class PoolPlan:
         # Groups with the fewest ranks have the largest pages.
         self._layout = max((group.layouts[0] for group in groups), key=lambda layout: layout.page_bytes)
         self._is_on_host = groups[0].devices[0] == CPU
-        self._wanted_context = settings.context_length or spec.context_length
-        self._least_context = settings.context_length or min(spec.context_length, _LEAST_CONTEXT)
+        self._wanted_context = _wanted_context(settings, spec)
+        self._least_context = settings.context_length or min(self._wanted_context, _LEAST_CONTEXT)
         if settings.hosts and settings.kv.pages is None and settings.kv.memory is None:
             # Sized by its own free memory each host would serve another context, and no host knows what others have.
             self._least_context = self._wanted_context
@@ -192,7 +192,7 @@ def context_elsewhere(settings: Settings, spec: ModelSpec) -> ServedContext:
 
     All hosts go by one file: pools are as large as it says, or hold the context that is wanted (`PoolPlan`).
     """
-    wanted = settings.context_length or spec.context_length
+    wanted = _wanted_context(settings, spec)
     # Groups with the fewest ranks have the largest pages.
     phases = zip(("prefill", "decode", "mixed"), settings.mesh_groups, strict=True)
     tp_size = min((settings.tp_size(phase) for phase, count in phases if count), default=1)
@@ -205,6 +205,12 @@ def context_elsewhere(settings: Settings, spec: ModelSpec) -> ServedContext:
     length = min(wanted, kv_tokens)
     more_by = "" if length == wanted else "--kv-memory" if kv.pages is None else "--kv-pages"
     return ServedContext(length=length, model_length=spec.context_length, kv_tokens=kv_tokens, more_by=more_by)
+
+
+def _wanted_context(settings: Settings, spec: ModelSpec) -> int:
+    """What is asked for, or what the model can use: one that makes vectors alone may have a longest input."""
+    longest = 0 if spec.has_head or spec.pooling is None else spec.pooling.max_length
+    return settings.context_length or min(longest or spec.context_length, spec.context_length)
 
 
 def _whole_mib(num_bytes: int) -> int:

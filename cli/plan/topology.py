@@ -102,7 +102,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> str:
-        return f"{self.context}\nends with {self.ends or 'no token'}"
+        # A vector is no answer that could end.
+        return str(self.context) if self.vectors else f"{self.context}\nends with {self.ends or 'no token'}"
 
     @property
     def has_gateway(self) -> bool:

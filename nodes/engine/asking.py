@@ -74,7 +74,7 @@ class Asking:
             where = f"{which} of {len(prompts)}" if len(prompts) > 1 else ""
             parts = None if batch.num_prompts == 1 else lambda: map(request, prompts.one_by_one(batch))
             shown = _indexed(batch) if is_indexed else None
-            return Request(path, batch.body, batch.num_samples + num_beside, shown, where, parts)
+            return Request(path, batch.body, batch.num_samples + num_beside, shown, where, first, parts)
 
         # A streamed call begins with its first sample's text, and then cannot be made again if another one is refused.
         return map(request, prompts.batches(most_samples, lambda: 1 if stream else max(1, inside.room_now // _SHARE)))

@@ -9,16 +9,24 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.named_calls import prompt_names
 
 MAX_PROMPTS: Final = 32
 """Of one call. Its prompts share one ask of a tokenizer: 300 of them took a tenth longer in calls of one each."""
 _MAX_CHARS: Final = 1 << 20
 """Of one call, characters or ids: a body may have 8 MiB, of which a character takes up to six bytes."""
-_OF_EACH: Final = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid")
+_OF_EACH: Final = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
 """Fields that may be a list with an entry for each prompt."""
 _IDS: Final = "token_ids_logprob"
 """The same, but a list by itself: of each if it is a list of lists."""
+_NAME: Final = "rid"
+"""One name for all or a list of one for each: each call gets the list of its prompts' own. With one name for all it
+would count them anew."""
+_NAMED: Final = ("text", "input_ids")
+"""Fields of prompts at routes that take such a list."""
+_PLACED: Final = (*_NAMED, "documents", _NAME)
+"""Lists of which a call has its part; `token_ids_logprob` is the same for all."""
 
 
 class Batch(NamedTuple):
@@ -53,8 +61,9 @@ class Prompts:
             message = f"'{self._name}' cannot be given beside the prompts: it is what they become."
             raise BadRequest(message, param=self._name, code="invalid_value")
         self._of_each = {name: value for name, value in self._fields.items() if self._is_of_each(name, value)}
-        for name, values in self._of_each.items():
-            if len(values) != len(self):
+        self._names = self._names_of_each()
+        for name, values in [*self._of_each.items(), (_NAME, self._names)]:
+            if values is not None and len(values) != len(self):
                 message = f"'{name}' has {len(values)} entries, but there are {len(self)} prompts. Give one for each."
                 raise BadRequest(message, param=name, code="invalid_value")
 
@@ -104,14 +113,31 @@ class Prompts:
     def _body(self, start: int, end: int) -> bytes:
         prompts = list(self._prompts[start:end]) if self.is_list else self._prompts[0]
         fields = {name: self._field(name, start) for name in self._fields}
+        if self._names is not None:
+            fields[_NAME] = self._names[start:end]
         body = {self._name: prompts} | {name: value for name, value in fields.items() if value is not None}
         return msgspec.json.encode(body, enc_hook=encodable)
 
     def _field(self, name: str, number: int) -> Any:
         return self._of_each[name][number] if name in self._of_each else self._fields.get(name)
 
+    def _names_of_each(self) -> Sequence[Any] | None:
+        """What each prompt is called, if the user says so and the route can be told."""
+        name = self._fields.get(_NAME)
+        if not self.is_list or self._name not in _NAMED or not isinstance(name, str | list | tuple):
+            return None
+        return prompt_names(name, len(self)) if isinstance(name, str) else cast("Sequence[Any]", name)
+
     def _is_of_each(self, name: str, value: Any) -> bool:
         return self.is_list and ((name in _OF_EACH and is_list(value)) or (name == _IDS and _is_nested(value)))
+
+
+def place_among_all(error: ApiError, first: int) -> None:
+    """Have an error of a call name what it is about by its place among all prompts, of which `first` was its first."""
+    field, _, place = (error.param or "").partition(".")
+    if field in _PLACED and place.isdecimal():
+        placed = f"{field}.{first + int(place)}"
+        error.message, error.param = error.message.replace(f"'{error.param}'", f"'{placed}'"), placed
 
 
 def is_list(value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from mesh.errors import MeshError
+from nodes.engine.batches import place_among_all
 from nodes.engine.errors import EngineClosed, EngineError, MeshGone, StartFailed
 from nodes.engine.event_buffer import EventBuffer
 from nodes.engine.feeder import Ticket
@@ -19,7 +20,7 @@ from nodes.engine.launch import Launched
 from nodes.engine.room import NoRoom, Room
 from nodes.engine.seat import Seat
 from nodes.engine.startup import StartMesh, Wish
-from nodes.engine.supervisor_process import SupervisorProcess
+from nodes.engine.supervisor_process import ProcessEnd, SupervisorProcess
 from nodes.gateway.errors import ApiError
 
 Result = TypeVar("Result")
@@ -27,7 +28,8 @@ Result = TypeVar("Result")
 
 class Request(NamedTuple):
     """One call of a route. `shown` makes of an event of its stream what the reader gets; `where` says which it is, in
-    words, among many; `parts` are smaller ones that can take its place, if it can be divided.
+    words, among many, and `first` is the place of its first prompt; `parts` are smaller ones that can take its place,
+    if it can be divided.
     """
 
     path: str
@@ -35,6 +37,7 @@ class Request(NamedTuple):
     num_samples: int = 1
     shown: Callable[[Any], Any] | None = None
     where: str = ""
+    first: int = 0
     parts: "Callable[[], Iterable[Request]] | None" = None
 
 
@@ -60,6 +63,7 @@ class Inside:
         self._wish = wish
         self._is_own = isinstance(wish, StartMesh)
         self._process = SupervisorProcess(launched)
+        self._others: ProcessEnd | None = None
         self._seat: Seat | None = None
         self._room: Room | None = None
         self._end: EngineError | None = None
@@ -83,6 +87,8 @@ class Inside:
         """Join the mesh, and wait until it serves if it is this engine's own. Raises StartFailed; nothing is left."""
         try:
             begun = await self._process.begun()
+            if begun.supervisor_pid:
+                self._others = ProcessEnd(begun.supervisor_pid)
             seat = self._seat = Seat(self._wish.mesh, self._wish.epoch, begun)
             config = seat.config
             self._room = Room(config.max_inflight, config.request_timeout_s, seat.ctx)
@@ -118,9 +124,9 @@ class Inside:
 
     async def _watch(self, seat: Seat) -> None:
         over = asyncio.ensure_future(seat.over())
-        ends = {self._process.ended, over} if self._is_own else {over}
+        ended = self._process.ended if self._others is None else self._others.done
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, over}, return_when=asyncio.FIRST_COMPLETED)
             why = f"its registry says so: {over.result()}" if over.done() else "its supervisor has ended"
             mesh = self._wish.mesh
             self._fail(MeshGone(f"the mesh {mesh!r} is gone: {why}; close this engine, and make another one"))
@@ -141,6 +147,8 @@ class Inside:
             self._watching.cancel()
         if self._running:
             await asyncio.wait(self._running)
+        if self._others is not None:
+            self._others.close()
         if self._room is not None:
             self._room.close()
         if self._seat is not None:
@@ -207,6 +215,7 @@ class Inside:
         try:
             await seat.ask(exchange)
         except ApiError as error:
+            place_among_all(error, request.first)
             if request.where:
                 error.add_note(request.where)
             if exchange.has_begun:
@@ -219,6 +228,8 @@ class Inside:
         task = asyncio.current_task()
         assert task is not None, "called from a task"
         self._running.add(task)
+        # Who waited may have gone, and then asyncio would say that nobody took what it ended with.
+        task.add_done_callback(_seen)
         try:
             return await work
         except asyncio.CancelledError:
@@ -227,6 +238,11 @@ class Inside:
             raise
         finally:
             self._running.discard(task)
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 async def started(wish: Wish, launched: Launched) -> Inside:

@@ -26,6 +26,7 @@ class Launched:
     """
 
     def __init__(self, wish: Wish) -> None:
+        wished = encoded(wish)
         stdin, self._lifeline = os.pipe()
         _lifelines.add(self)
         self.out, its_out = os.pipe()
@@ -35,7 +36,7 @@ class Launched:
         # Nobody reads it before the process runs: a wish that is larger than a pipe would be waited for, for ever.
         os.set_blocking(self._lifeline, False)
         try:
-            _write_whole(self._lifeline, msgspec.json.encode(wish) + b"\n")
+            _write_whole(self._lifeline, wished + b"\n")
             self.pid = _spawn(stdin, its_out, its_err)
         except OSError as error:
             # Its ends alone: those of the process are closed below, as after a good start.
@@ -54,6 +55,15 @@ class Launched:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+
+
+def encoded(wish: Wish) -> bytes:
+    """As JSON. Raises StartFailed for a setting that is no data; a path is its text."""
+    try:
+        return msgspec.json.encode(wish, enc_hook=os.fspath)
+    except TypeError as error:
+        message = f"a setting cannot be told to the supervisor: {error}; give it as text, a number, a list or a dict"
+        raise StartFailed(message) from error
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:

@@ -39,11 +39,13 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The gateway can join as `gateway` with this proof (`mesh/membership/proof.py`).
 
     `config` are the fields of its `GatewayConfig`. A mesh that is starting serves later, or is refused later.
+    `supervisor_pid` is the process whose end is that of a mesh to attach to; 0: the one that says this.
     """
 
     gateway: str
     proof: bytes
     config: dict[str, Any]
+    supervisor_pid: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -29,6 +29,32 @@ _LAST_LINES: Final = 5
 _log = logging.getLogger("kvmesh")
 
 
+class ProcessEnd:
+    """The end of a process that somebody else has started. `done` is done once it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._pidfd = -1
+            self.done.set_result(None)
+        else:
+            self._loop.add_reader(self._pidfd, self._on_end)
+
+    def close(self) -> None:
+        """Wait for it no longer; calling this again is harmless."""
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _on_end(self) -> None:
+        self.close()
+        self.done.set_result(None)
+
+
 class SupervisorProcess:
     """One process, from the engine's loop. `ended` is done once it has ended."""
 

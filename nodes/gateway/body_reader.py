@@ -83,7 +83,8 @@ def _check_fields(fields: dict[str, Raw], known: frozenset[str], neutral: Neutra
         if name not in neutral:
             unknown.append(name)
         elif not is_neutral(msgspec.json.decode(raw), neutral[name]):
-            raise BadRequest(f"'{name}' is not supported by this server.", param=name, code="unsupported_parameter")
+            message = f"'{name}' is not supported at this route. Leave it out."
+            raise BadRequest(message, param=name, code="unsupported_parameter")
     return unknown
 
 

@@ -11,6 +11,13 @@ from nodes.models.fill_in import FillIn
 from nodes.models.pooling import Pooling
 from nodes.request import SamplingDefaults
 
+_GIVEN = {
+    "embedding": "embeddings: ask /v1/embeddings, /score or /rerank",
+    "classify": "classes: ask /classify",
+    "score": "scores: ask /score, /rerank or /classify",
+    "yes_no": "scores: ask /score, /rerank or /classify",
+}
+
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway. All `_s` are seconds; every limit has a defined answer for when it is reached.
@@ -107,6 +114,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     def served_names(self) -> tuple[str, ...]:
         """All names of the model; the first is the one that answers carry."""
         return (self.model_name, *self.aliases)
+
+    @property
+    def gives(self) -> str:
+        """What the model's vectors are, and the routes that have them."""
+        return "no vectors" if self.pooling is None else _GIVEN[self.pooling.kind]
 
     @property
     def longest_input(self) -> int:

@@ -11,6 +11,7 @@ their requests the same one. All samples of a prompt go by the name of the promp
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
+from nodes.gateway.errors import BadRequest
 from nodes.gateway.outputs import Generation
 
 
@@ -19,6 +20,13 @@ def prompt_names(name: str | Sequence[str], num_prompts: int) -> list[str]:
     if not isinstance(name, str):
         return list(name)
     return [name] if num_prompts == 1 else [f"{name}_{number}" for number in range(num_prompts)]
+
+
+def check_names(names: Sequence[str], num_prompts: int) -> None:
+    """Raise `BadRequest` unless there is a name for each prompt."""
+    if len(names) != num_prompts or "" in names:
+        message = f"'rid' must be one name, or a list of one for each of the {num_prompts} prompts."
+        raise BadRequest(message, param="rid", code="invalid_value")
 
 
 def _prompts_by_name(names: Iterable[str | Sequence[str]], num_prompts: int) -> dict[str, list[int]]:

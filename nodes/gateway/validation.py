@@ -299,7 +299,7 @@ class Validator:
     def _check_makes_text(self) -> None:
         if not self._config.makes_text:
             name = self._config.model_name
-            message = f"The model '{name}' makes vectors and no text: ask /v1/embeddings, /rerank or /classify."
+            message = f"The model '{name}' makes no text. It gives {self._config.gives}."
             raise BadRequest(message, code="unsupported_model")
 
     def _text_job(self, data: bytes, request_id: str) -> Job:

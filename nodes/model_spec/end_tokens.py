@@ -36,7 +36,7 @@ def with_vocabulary(spec: ModelSpec, facts: VocabularyFacts) -> ModelSpec:
             f"{spec.name}'s tokenizer has {num_more:,} tokens more than the model has embeddings: prompts with one of"
             " them are refused"
         )
-    if not ends:
+    if not ends and spec.has_head:
         notes.append(f"no file of {spec.name} names an end token: answers run until max_tokens or a stop string")
     return msgspec.structs.replace(spec, eos_token_ids=ends, said_by=said_by, notes=tuple(notes), fill_in=facts.fill_in)
 

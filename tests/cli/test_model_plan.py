@@ -21,7 +21,7 @@ from nodes.sizes import size_text
 from nodes.tokenizer.errors import Overloaded
 from tests.cli.launches import MACHINE, configs
 from tests.cli.refused import refused
-from tests.nodes.checkpoints import LLAMA, write_model
+from tests.nodes.checkpoints import LLAMA, write_model, write_modules
 
 ECHO = resolve_model("echo")
 HALF = msgspec.structs.replace(resolve_model("random:tiny-llama"), dtype="float16", name="half")
@@ -82,6 +82,20 @@ def test_a_network_without_a_head_needs_to_be_told_how_it_makes_vectors(tmp_path
     # All hosts of a mesh must make the same vectors.
     assert host_spec(plan.settings, plan.spec, topology.context, "")["pooling"] == "mean,normalize"
     assert shared_settings(plan.settings, "m")["pooling"] == "mean,normalize"
+
+
+def test_of_vectors_alone_the_longest_input_is_the_context_and_nothing_ends(tmp_path):
+    directory = write_model(tmp_path / "m", LLAMA | {"architectures": ["LlamaModel"], "max_position_embeddings": 64})
+    mean = {"embedding_dimension": LLAMA["hidden_size"], "pooling_mode": "mean"}
+    write_modules(directory, ("Pooling", mean), sentence_bert_config__json={"max_seq_length": 24})
+    plan, _ = planned(tmp_path, model=str(directory))
+    topology = plan_topology(plan.settings, plan.spec, plan.argument, MACHINE)
+    assert (topology.context.length, topology.context.model_length) == (24, 64)
+    assert "ends with" not in topology.limits
+    assert not [note for note in plan.notes if "end token" in note]
+    # A longer one is served where it is asked for.
+    plan, _ = planned(tmp_path, model=str(directory), context_length=48)
+    assert plan_topology(plan.settings, plan.spec, plan.argument, MACHINE).context.length == 48
 
 
 YARN = LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}

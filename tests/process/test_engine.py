@@ -129,7 +129,7 @@ def test_vectors_and_scores_of_any_number_of_texts(engine):
     assert len({one["meta_info"]["id"] for one in found}) == 150
     named = engine.encode(input_ids=[[*text.encode()] for text in texts[:2]], rid=["a", "b"])
     assert [one["embedding"] for one in named] == vectors[:2]
-    assert [one["meta_info"]["id"] for one in named] == ["a-0", "b-0"]
+    assert [one["meta_info"]["id"] for one in named] == ["a", "b"]
     # Each call has the query beside its items, and room for both.
     cosines = [sum(map(operator.mul, vectors[7], vector)) for vector in vectors]
     assert engine.score(texts[7], texts) == pytest.approx(cosines, abs=1e-6)
@@ -169,7 +169,7 @@ def test_what_is_wrong_is_named(engine):
         (lambda: engine.encode("a", dimensions=10**6), "dimensions"),
         (lambda: engine.encode("a", no_such=1), "no_such"),
         (lambda: engine.score("a", ["b"], [10**6]), "token_ids_logprob"),
-        (lambda: engine.score("a", ["b", ""]), "documents.1"),
+        (lambda: engine.score("a", ["b"] * 40 + [""]), "documents.40"),
     ]
     for ask, param in wrong:
         with pytest.raises(BadRequest) as caught:
@@ -269,6 +269,15 @@ def test_it_attaches_to_a_mesh_that_serves_http_and_answers_as_that_does(base, e
     with pytest.raises(EngineClosed):
         attached.generate("x")
     assert json.loads(post("/generate", {"text": "it serves on", "sampling_params": GREEDY}))["text"] == "it serve"
+    with Engine.attach(host.name) as attached:
+        stream = attached.generate("x" * 4000, {"max_new_tokens": 4000}, stream=True)
+        next(stream)
+        os.kill(listed["supervisor"]["pid"], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(MeshGone, match="its supervisor has ended"):
+            for _ in stream:
+                pass
+        assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.parametrize(
@@ -276,6 +285,7 @@ def test_it_attaches_to_a_mesh_that_serves_http_and_answers_as_that_does(base, e
     [
         ({"model": "no-such-model"}, "cannot be served"),
         ({"port": 8000}, "port cannot be given to an Engine"),
+        ({"control": True}, "control cannot be given to an Engine"),
         ({"modle": "echo"}, "there is no setting modle"),
     ],
 )

@@ -92,6 +92,19 @@ def test_streamed_events_are_cumulative_and_a_death_does_not_show(mesh: Any) -> 
             assert without_cached(last[number]) == without_cached(one)
 
 
+def test_events_of_a_list_of_one_have_its_place(mesh: Any) -> None:
+    params = {**GREEDY, "max_new_tokens": 3}
+    assert {event["index"] for event in streamed(mesh, "", text=PROMPTS[:1], sampling_params=params)} == {0}
+    assert not [event for event in streamed(mesh, "", text=PROMPTS[0], sampling_params=params) if "index" in event]
+
+
+def test_what_cannot_be_compiled_goes_by_the_name_of_this_body(mesh: Any) -> None:
+    status, answer = mesh.post("/generate", {"text": "a", "sampling_params": {"regex": "["}})
+    error = answer["error"]
+    assert (status, error["param"]) == (400, "sampling_params.regex")
+    assert error["message"].startswith("'sampling_params.regex' cannot be compiled")
+
+
 def without_cached(answer: dict[str, Any]) -> dict[str, Any]:
     """How much was in the cache is a matter of who died."""
     return answer | {"meta_info": answer["meta_info"] | {"cached_tokens": 0}}

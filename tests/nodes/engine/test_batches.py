@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.engine.batches import Prompts
+from nodes.engine.batches import Prompts, place_among_all
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.generate.body import GenerateBody
 
@@ -56,14 +56,28 @@ def test_entries_of_each_are_of_their_prompts_and_others_of_all() -> None:
     first, second = bodies(prompts)
     assert first == {
         "input_ids": [[1, 2]], "sampling_params": {"n": 2}, "return_logprob": True, "logprob_start_len": 3,
-        "token_ids_logprob": [1], "rid": "a",
+        "token_ids_logprob": [1], "rid": ["a"],
     }  # fmt: skip
-    assert (second["input_ids"], second["rid"], second["token_ids_logprob"]) == ([[3]], "b", [2, 3])
+    assert (second["input_ids"], second["rid"], second["token_ids_logprob"]) == ([[3]], ["b"], [2, 3])
     assert [batch.first_sample for batch in prompts.batches(MOST_SAMPLES)] == [0, 2]
     # A list of ids is one value for all, and so is any list beside a single prompt.
     assert bodies(Prompts(["a", "b"], None, {"token_ids_logprob": [1, 2]})) == [
         {"text": ["a", "b"], "token_ids_logprob": [1, 2]}
     ]
+
+
+@pytest.mark.parametrize(
+    ("rid", "names"),
+    [("r", [f"r_{n}" for n in range(70)]), ([f"mine-{n}" for n in range(70)], [f"mine-{n}" for n in range(70)])],
+)
+def test_every_prompt_of_a_long_list_has_a_name_of_its_own(rid: Any, names: list[str]) -> None:
+    calls = bodies(Prompts(["x"] * 70, None, {"rid": rid}))
+    assert [len(call["text"]) for call in calls] == [32, 32, 6]
+    assert [name for call in calls for name in call["rid"]] == names
+    assert bodies(Prompts(["x"], None, {"rid": "r"})) == [{"text": ["x"], "rid": ["r"]}]
+    assert bodies(Prompts("x", None, {"rid": "r"})) == [{"text": "x", "rid": "r"}]
+    # Of a call that scores only all of it has a name.
+    assert bodies(Prompts(["x", "y"], None, {"rid": "r"}, field="documents")) == [{"documents": ["x", "y"], "rid": "r"}]
 
 
 @pytest.mark.parametrize(
@@ -102,3 +116,14 @@ def test_what_does_not_fit_together_is_named(prompt: Any, input_ids: Any, fields
     with pytest.raises(BadRequest) as caught:
         Prompts(prompt, input_ids, fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("param", "placed"),
+    [("text.3", "text.67"), ("documents.0", "documents.64"), ("text", "text"), (None, None),
+     ("token_ids_logprob.3", "token_ids_logprob.3"), ("sampling_params.stop.1", "sampling_params.stop.1")],
+)  # fmt: skip
+def test_an_error_names_the_place_among_all(param: str | None, placed: str | None) -> None:
+    error = BadRequest(f"'{param}' is empty.", param=param)
+    place_among_all(error, 64)
+    assert (error.param, str(error)) == (placed, f"'{placed}' is empty.")

@@ -59,6 +59,8 @@ from tests.mesh.mesh_under_test import until
 
 END_OF_TEXT = 256
 END_TEXT = b"<end>"
+MOST_CHARS = 25_000
+"""Longer texts are not encoded, unless they are cut."""
 VECTOR_SIZE = 8
 QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, retry_min_s=0.01, retry_max_s=0.1)
 CONFIG = GatewayConfig(
@@ -150,8 +152,11 @@ class FakeTokenizer(Actor):
         texts = [
             one + other + message.after for one, other in zip(texts, message.seconds or [""] * len(texts), strict=True)
         ]
-        prompts = message.token_ids or [list(text.encode()) for text in texts]
         most = message.truncate_to
+        if not most and any(len(text) > MOST_CHARS for text in texts):
+            call.fail("context_length_exceeded", f"more than {MOST_CHARS} characters in your prompt", param="prompt")
+            return
+        prompts = message.token_ids or [list(text.encode()) for text in texts]
         prompts = [prompt[:most] if most and message.truncate_end else prompt[-most:] for prompt in prompts]
         routes = [self.route([]) for _ in prompts] if message.route else []
         starts = [] if message.seconds is None else [len(one.encode()) for one in message.texts or ()]

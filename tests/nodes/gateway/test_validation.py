@@ -489,7 +489,12 @@ def test_a_model_that_makes_no_text_is_not_asked_for_any_and_is_probed_for_a_vec
         GatewayConfig(model_name="m", context_length=64, pooling=Pooling(pool="cls"), makes_text=False)
     )
     for read, body in ((validator.text, b'{"prompt": "p"}'), (validator.chat, b'{"messages": []}')):
-        with pytest.raises(BadRequest, match="makes vectors and no text: ask /v1/embeddings"):
+        with pytest.raises(BadRequest, match=r"makes no text\. It gives embeddings: ask /v1/embeddings, /score"):
             read(body, "r")
+    scores = GatewayConfig(
+        model_name="m", context_length=64, pooling=Pooling(pool="cls", kind="score"), makes_text=False
+    )
+    with pytest.raises(BadRequest, match="It gives scores: ask /score, /rerank or /classify"):
+        Validator(scores).text(b'{"prompt": "p"}', "r")
     probe = validator.probe(b'{"prompt": "p", "max_tokens": 1}', "r")
     assert (probe.kind, probe.prepare.asks) == ("cls", [VECTORS])

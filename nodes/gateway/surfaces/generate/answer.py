@@ -36,7 +36,9 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
 
 
 class GenerateAnswer(Struct, frozen=True, kw_only=True):
-    """One sample. In a stream each event has all text and tokens so far, and `index` if there are several."""
+    """One sample. In a stream each event has all text and tokens so far, and `index` if a list was sent, or `n`
+    asks for several.
+    """
 
     text: str
     output_ids: list[int]
@@ -52,7 +54,7 @@ class GrowingAnswer:
         self._details: TokenDetails = answering.details
         self._shown: Shown = answering.job.own
         self._name = _name_of(answering, number)
-        self._has_others = len(answering.generation.output.samples) > 1
+        self._is_listed = self._shown.is_list or len(answering.generation.output.samples) > 1
         self._text = ""
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -85,7 +87,7 @@ class GrowingAnswer:
                 cached_tokens=sample.num_cached_tokens if end is None else end.num_cached_tokens,
                 **self._all_logprobs(),
             ),
-            index=number if is_indexed and self._has_others else UNSET,
+            index=number if is_indexed and self._is_listed else UNSET,
         )
 
     def _reason(self, end: End | None) -> dict[str, Any] | None:

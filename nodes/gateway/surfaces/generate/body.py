@@ -5,12 +5,15 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
+from nodes.asks.grammar import Grammar
 from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.named_calls import check_names
 from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
 from nodes.gateway.unsupported import NEUTRAL_VALUES, is_neutral
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.validation import Job, Validator, with_asks
 from nodes.request import TokenId
 
 DEFAULT_TOKENS: Final = 128
@@ -109,6 +112,12 @@ def read(validator: Validator, data: bytes, request_id: str) -> Job:
     except ApiError as error:
         _rename(error, prompt_param)
         raise
+    if job.prepare.checks:
+        # A tokenizer tries these out later, and names the field that they say.
+        asks = [
+            replace(ask, param=f"sampling_params.{ask.param}") if isinstance(ask, Grammar) else ask for ask in job.asks
+        ]
+        job = with_asks(job, asks, [ask for ask in asks if ask.is_checked])
     unknown_fields = [*decoded.unknown_fields, *unknown, *job.unknown_fields]
     rids = _rids(body.rid, job.num_prompts)
     return job._replace(
@@ -133,9 +142,7 @@ def _rids(rid: str | list[str] | None, num_prompts: int) -> list[str]:
     """The name of each prompt, if each has one of its own."""
     if not isinstance(rid, list):
         return []
-    if len(rid) != num_prompts or "" in rid:
-        message = f"'rid' must be one name, or a list of one for each of the {num_prompts} prompts."
-        raise BadRequest(message, param="rid", code="invalid_value")
+    check_names(rid, num_prompts)
     return rid
 
 

@@ -83,10 +83,13 @@ class EmbedBody(VectorBody, frozen=True, kw_only=True):
 
 
 class EncodeBody(VectorBody, frozen=True, kw_only=True):
-    """POST /encode, as at SGLang: `text` or `input_ids`. The fields behind them are those of /v1/embeddings."""
+    """POST /encode, as at SGLang: `text` or `input_ids`; `rid` is one name, or a list of one for each input. The fields
+    behind them are those of /v1/embeddings.
+    """
 
     text: Texts | None = None
     input_ids: Annotated[list[TokenId | list[TokenId]], Meta(min_length=1)] | None = None
+    rid: _Name | list[_Name] | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - lists only here
     dimensions: Dimensions | None = None
     normalize: bool | None = None
     prompt_name: str | None = None

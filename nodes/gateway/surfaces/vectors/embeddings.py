@@ -12,7 +12,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.vectors.answers import Embedding
 from nodes.gateway.surfaces.vectors.bodies import EmbedBody, EmbeddingsBody
-from nodes.gateway.surfaces.vectors.form import EMBEDDING, Computed, Form, Work, prompt_of
+from nodes.gateway.surfaces.vectors.form import CUT_AS_AT_TEI, EMBEDDING, Computed, Form, Work, prompt_of
 from nodes.gateway.surfaces.vectors.inputs import Inputs, inputs_of
 from nodes.gateway.surfaces.vectors.numbers import Row, bytes_of, shortened
 from nodes.models.pooling import Pooling
@@ -62,7 +62,7 @@ class EmbedForm(Form):
         check_dimensions(body.dimensions, pooling, config)
         inputs = prompted(inputs_of("inputs", body.inputs, config), body.prompt_name, pooling)
         shape = _Shape(body.dimensions, body.normalize is not False)
-        return Work(inputs, partial(_bare, shape=shape))
+        return Work(inputs, partial(_bare, shape=shape), CUT_AS_AT_TEI)
 
 
 def normalizes(wanted: bool | None, dimensions: int | None, pooling: Pooling) -> bool:

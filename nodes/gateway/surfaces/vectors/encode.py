@@ -1,6 +1,6 @@
 """/encode: rows of numbers as SGLang answers them, each with what is known of its input. Pure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
+from nodes.gateway.named_calls import check_names, prompt_names
 from nodes.gateway.surfaces.vectors.answers import PooledMeta, PooledRow
 from nodes.gateway.surfaces.vectors.bodies import OF_EMBEDDINGS, EncodeBody
 from nodes.gateway.surfaces.vectors.embeddings import check_dimensions, in_brackets, normalizes, prompted
@@ -39,18 +40,25 @@ class EncodeForm(Form):
             of_row = partial(shortened, dimensions=body.dimensions, normalize=normalize)
         else:
             _check_is_embedding(body)
-        name, is_alone = body.rid or body.request_id or "", list(inputs.names) == [field]
-        return Work(inputs, partial(rows, is_alone=is_alone, name=name, of_row=of_row))
+        rid, num = body.rid or body.request_id, len(inputs.names)
+        if isinstance(rid, list):
+            check_names(rid, num)
+        names = prompt_names(rid, num) if rid else ()
+        return Work(inputs, partial(rows, is_alone=list(inputs.names) == [field], names=names, of_row=of_row))
 
 
 def rows(
-    computed: Computed, *, is_alone: bool, name: str = "", of_row: Callable[[Row], Row] | None = None
+    computed: Computed,
+    *,
+    is_alone: bool,
+    names: Sequence[str] = (),
+    of_row: Callable[[Row], Row] | None = None,
 ) -> Iterator[bytes]:
-    """One row, or a list of all. `name`: the client's of this call; `of_row` makes of a row what is shown of it."""
-    name = name or computed.id
+    """One row, or a list of all. `names`: the client's of each; `of_row` makes of a row what is shown of it."""
 
     def encoded(index: int, row: Row, num_tokens: int) -> bytes:
-        meta = PooledMeta(id=name if is_alone else f"{name}-{index}", prompt_tokens=num_tokens)
+        ours = computed.id if is_alone else f"{computed.id}-{index}"
+        meta = PooledMeta(id=names[index] if names else ours, prompt_tokens=num_tokens)
         return _ENCODE(PooledRow(embedding=(row if of_row is None else of_row(row)).tolist(), meta_info=meta))
 
     each = (encoded(index, *one) for index, one in enumerate(zip(computed.rows, computed.num_tokens, strict=True)))

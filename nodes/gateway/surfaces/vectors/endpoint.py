@@ -15,7 +15,7 @@ from typing import Final
 from typing_extensions import override
 
 from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.errors import ApiError, TooManyRequests
+from nodes.gateway.errors import ApiError, BadRequest, TooManyRequests
 from nodes.gateway.event_stream import failed
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.job_endpoint import JobEndpoint
@@ -25,7 +25,7 @@ from nodes.gateway.outputs import Generation
 from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.vectors.form import Computed, Form, FormReader, Work
-from nodes.gateway.surfaces.vectors.inputs import Part, check_lengths, parts_of
+from nodes.gateway.surfaces.vectors.inputs import Part, check_lengths, parts_of, too_long
 from nodes.gateway.surfaces.vectors.numbers import Row, row_of
 from nodes.gateway.validation import Job
 from nodes.protocol import Prepared
@@ -72,11 +72,19 @@ class VectorEndpoint(JobEndpoint):
 
     async def _prepare(self, job: Job) -> list[tuple[Part, Prepared]]:
         work: Work = job.own
+        config = self._service.config
         prepared: list[tuple[Part, Prepared]] = []
         for part in parts_of(work.inputs, job.prepare):
             param = part.names[0] if len(part.names) == 1 else job.prompt_param
-            answer = await self._service.prepare(part.prepare, prompt_param=param)
-            check_lengths(part, answer, self._service.config)
+            try:
+                answer = await self._service.prepare(part.prepare, prompt_param=param)
+            except BadRequest as error:
+                if error.code != "context_length_exceeded":
+                    raise
+                # Not even encoded: more characters than any context takes, and then an input is a part by itself.
+                size = f"{sum(map(len, (*(part.prepare.texts or ()), *(part.prepare.seconds or ()))))} characters"
+                raise too_long(part.names[0], size, config, work.cut) from error
+            check_lengths(part, answer, config, work.cut)
             prepared.append((part, answer))
         return prepared
 

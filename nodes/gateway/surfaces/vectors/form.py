@@ -3,7 +3,7 @@
 body -> `Work`: inputs, and how to answer -> a `Job` without outputs -> rows of numbers -> the answer's pieces
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -22,12 +22,6 @@ from nodes.request import VECTORS, Sampling, StopRules
 
 EMBEDDING: Final = frozenset({"embedding"})
 SCORES: Final = frozenset({"classify", "score", "yes_no"})
-_SERVED_BY: Final[Mapping[str, str]] = {
-    "embedding": "embeddings: ask /v1/embeddings, /score or /rerank",
-    "classify": "classes: ask /classify",
-    "score": "scores: ask /score, /rerank or /classify",
-    "yes_no": "scores: ask /score, /rerank or /classify",
-}
 
 
 class Computed(NamedTuple):
@@ -55,10 +49,15 @@ Answer = Callable[[Computed], Iterator[bytes]]
 
 
 class Work(NamedTuple):
-    """What one body asks for; `Job.own` of these routes."""
+    """What one body asks for; `Job.own` of these routes. `cut`: what else to send, so that inputs are cut to fit."""
 
     inputs: Inputs
     answer: Answer
+    cut: str = "'truncate_prompt_tokens': -1"
+
+
+CUT_AS_AT_TEI: Final = "'truncate': true"
+"""`Work.cut` where a body is that of text-embeddings-inference."""
 
 
 class Form(Protocol):
@@ -111,7 +110,7 @@ class FormReader:
             priority=body.priority or 0,
             skip_special_tokens=True,
             unknown_fields=decoded.unknown_fields,
-            client_id=body.request_id or body.rid or "",
+            client_id=body.request_id or (body.rid if isinstance(body.rid, str) else ""),
             own=work,
             kind=pooling.pool,
         )
@@ -152,7 +151,7 @@ def _pooling_of(config: GatewayConfig, form: Form) -> Pooling:
         )
         raise BadRequest(message, code="no_pooling")
     if pooling.kind not in form.kinds:
-        message = f"The model '{config.model_name}' gives {_SERVED_BY[pooling.kind]}."
+        message = f"The model '{config.model_name}' gives {config.gives}."
         raise BadRequest(message, code="unsupported_model")
     return pooling
 

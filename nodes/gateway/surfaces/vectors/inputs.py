@@ -100,22 +100,30 @@ def parts_of(inputs: Inputs, prepare: Prepare) -> Iterator[Part]:
         begin = end
 
 
-def check_lengths(part: Part, prepared: Prepared, config: GatewayConfig) -> None:
-    """Raises `BadRequest` for an input that has no token, or more than the model takes."""
-    most = config.longest_input
+def check_lengths(part: Part, prepared: Prepared, config: GatewayConfig, advice: str) -> None:
+    """Raises `BadRequest` for an input that has no token, or more than the model takes or the request wants."""
+    most, wanted = config.longest_input, part.prepare.truncate_to
     for name, ids in zip(part.names, prepared.token_ids, strict=True):
         if not ids:
             raise BadRequest(f"'{name}' has no tokens. Give at least one.", param=name, code="empty_prompt")
+        if wanted and len(ids) > wanted:
+            # Of a pair in a template: what is around the second text is never cut.
+            message = (
+                f"This model's maximum context length is {most} tokens. '{name}' cannot be cut to {wanted}: the query "
+                f"and the template take {len(ids)} without it. Please shorten the query, or allow more tokens."
+            )
+            raise BadRequest(message, param=name, code="context_length_exceeded")
         if len(ids) > most:
-            raise BadRequest(too_long(name, f"{len(ids)} tokens", most), param=name, code="context_length_exceeded")
+            raise too_long(name, f"{len(ids)} tokens", config, advice)
 
 
-def too_long(name: str, what: str, most: int) -> str:
-    """In OpenAI's words, which clients look for."""
-    return (
-        f"This model's maximum context length is {most} tokens. However, '{name}' has {what}. Please reduce its length,"
-        " or send 'truncate_prompt_tokens': -1, which keeps as much of each input as fits."
+def too_long(name: str, what: str, config: GatewayConfig, advice: str) -> BadRequest:
+    """In OpenAI's words, which clients look for. `advice`: the field that has inputs cut, and its value."""
+    message = (
+        f"This model's maximum context length is {config.longest_input} tokens. However, '{name}' has {what}. Please "
+        f"reduce its length, or send {advice}, which keeps as much of each input as fits."
     )
+    return BadRequest(message, param=name, code="context_length_exceeded")
 
 
 def _checked(names: Sequence[str], given: Sequence[str] | Sequence[list[int]]) -> Sequence[str]:

@@ -14,7 +14,16 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.vectors.answers import Rank, Reranked, RerankedList, Score, ScoreList
 from nodes.gateway.surfaces.vectors.bodies import AnyRerankBody, DocumentText, RerankBody, ScoreBody, ScoredBody
-from nodes.gateway.surfaces.vectors.form import EMBEDDING, SCORES, Computed, Form, Work, prompt_of, second_form
+from nodes.gateway.surfaces.vectors.form import (
+    CUT_AS_AT_TEI,
+    EMBEDDING,
+    SCORES,
+    Computed,
+    Form,
+    Work,
+    prompt_of,
+    second_form,
+)
 from nodes.gateway.surfaces.vectors.inputs import Inputs, texts_of
 from nodes.gateway.surfaces.vectors.numbers import Row, activated, cosine
 from nodes.models.pooling import Pooling
@@ -126,7 +135,8 @@ class RerankForm(Form):
             ranked = sorted(enumerate(scores), key=lambda one: -one[1])
             yield _ENCODE(_ranks(body, texts, ranked) if is_other else _reranked(body, texts, ranked, computed))
 
-        return Work(pairs.inputs(body, pooling, config), answer)
+        work = Work(pairs.inputs(body, pooling, config), answer)
+        return work._replace(cut=CUT_AS_AT_TEI) if is_other else work
 
 
 def check_scores(pooling: Pooling, config: GatewayConfig) -> None:

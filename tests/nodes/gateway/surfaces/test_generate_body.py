@@ -95,6 +95,15 @@ def test_errors_name_the_field(fields: dict[str, Any], param: str, code: str) ->
     assert not any(f"'{theirs}'" in refused.value.message for name, theirs in SAMPLING.items() if name != theirs)
 
 
+@pytest.mark.parametrize(("field", "value"), [("regex", "["), ("ebnf", "root ::="), ("json_schema", '{"type": 5}')])
+def test_what_is_tried_out_later_goes_by_its_name_here(field: str, value: str) -> None:
+    job = job_of(text="a", sampling_params={field: value})
+    (grammar,) = job.asks
+    assert grammar.field == f"sampling_params.{field}"
+    (checked,) = job.prepare.checks
+    assert grammar.field.encode() in checked.value
+
+
 @pytest.mark.parametrize(
     ("prompts", "is_list"),
     [({"text": "a"}, False), ({"text": ["a"]}, True), ({"input_ids": [3]}, False), ({"input_ids": [[3]]}, True)],

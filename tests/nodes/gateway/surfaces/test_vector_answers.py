@@ -156,10 +156,12 @@ def test_rows_are_vectors_as_elsewhere_or_what_a_head_says() -> None:
             assert [one["embedding"] for one in listed] == [one["embedding"] for one in data]
     named = answer_of("/encode", CLASSES, lambda text: [len(text)] * 3, text=["x", "yz"], rid="mine")
     assert named == [
-        {"embedding": [1, 1, 1], "meta_info": {"id": "mine-0", "prompt_tokens": 1}},
-        {"embedding": [2, 2, 2], "meta_info": {"id": "mine-1", "prompt_tokens": 2}},
+        {"embedding": [1, 1, 1], "meta_info": {"id": "mine_0", "prompt_tokens": 1}},
+        {"embedding": [2, 2, 2], "meta_info": {"id": "mine_1", "prompt_tokens": 2}},
     ]
-    assert answer_of("/encode", SCORE, lambda _: [0.5], input_ids=[[9]], rid="mine")[0]["meta_info"]["id"] == "mine-0"
+    assert answer_of("/encode", SCORE, lambda _: [0.5], input_ids=[[9]], rid="mine")[0]["meta_info"]["id"] == "mine"
+    each = answer_of("/encode", SCORE, lambda _: [0.5], text=["x", "yz"], rid=["a", "b"])
+    assert [one["meta_info"]["id"] for one in each] == ["a", "b"]
 
 
 @given(ROWS, ROWS)

@@ -168,6 +168,8 @@ def test_errors_say_what_to_do() -> None:
         job_of(EMBED, None, {"input": "a"})
     with pytest.raises(ApiError, match=r'Engine\(…, pooling="last"\)'):
         job_of("/encode", None, {"text": "a"})
+    with pytest.raises(ApiError, match=r"'stream' is not supported at this route\. Leave it out"):
+        job_of(EMBED, EMBEDDING, {"input": "a", "stream": True})
     with pytest.raises(ApiError, match="ask /v1/embeddings, /score or /rerank"):
         job_of("/classify", EMBEDDING, {"input": "a"})
 
@@ -203,10 +205,17 @@ def test_parts_have_all_inputs_in_order_and_what_is_long_by_itself(sizes: list[i
 def test_an_input_that_does_not_fit_is_named() -> None:
     (part,) = parts_of(Inputs(["input.7", "input.8"], ["a", "b"]), Prepare(request_id="r"))
     config = config_of(EMBEDDING)
-    check_lengths(part, Prepared(token_ids=[[1] * 50, [1]]), config)
+    check_lengths(part, Prepared(token_ids=[[1] * 50, [1]]), config, "more")
     for ids, code in (([1] * 51, "context_length_exceeded"), ([], "empty_prompt")):
         with pytest.raises(ApiError) as refused:
-            check_lengths(part, Prepared(token_ids=[[1], ids]), config)
+            check_lengths(part, Prepared(token_ids=[[1], ids]), config, "more")
         assert (refused.value.param, refused.value.code) == ("input.8", code)
     # A prompt needs no room for an output.
-    check_lengths(part, Prepared(token_ids=[[1] * 100, [1]]), config_of(SCORE))
+    check_lengths(part, Prepared(token_ids=[[1] * 100, [1]]), config_of(SCORE), "more")
+
+
+def test_what_cannot_be_cut_to_what_is_wanted_is_named() -> None:
+    (part,) = parts_of(Inputs(["documents.0"], ["a"], ["b"]), Prepare(request_id="r", truncate_to=10))
+    check_lengths(part, Prepared(token_ids=[[1] * 10]), config_of(YES_NO), "more")
+    with pytest.raises(ApiError, match=r"'documents.0' cannot be cut to 10: .* take 11 .*shorten the query"):
+        check_lengths(part, Prepared(token_ids=[[1] * 11]), config_of(YES_NO), "more")

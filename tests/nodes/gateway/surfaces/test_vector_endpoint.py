@@ -84,6 +84,18 @@ async def test_what_is_too_long_is_named_before_anything_is_computed(ring, clien
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, name, code)
         assert error["message"].startswith("This model's maximum context length is 200 tokens.")
+        assert "'truncate_prompt_tokens': -1" in error["message"]
+    # What is advised is a field of the body that was sent.
+    for path, body in (
+        ("/embed", {"inputs": "b" * 201}),
+        ("/embed", {"inputs": "b" * 30_000}),
+        ("/rerank", {"query": "a", "texts": ["b" * 30_000]}),
+    ):
+        answer = await client.post(path, json=body)
+        assert "'truncate': true" in answer.json()["error"]["message"], answer.text
+        assert (await client.post(path, json={**body, "truncate": True})).status_code == 200
+    assert len(ring.seen.submits) == 4
+    ring.seen.submits.clear()
     assert not ring.seen.submits
     assert await embed(client, ["a" * 200]) == [letters("a" * 200)], "no room is kept for an output"
     assert await embed(client, ["a" * 150 + "b" * 150], truncate_prompt_tokens=-1) == [[150, 50, 0, 0, 0, 0, 0, 0]]
