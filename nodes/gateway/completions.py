@@ -72,7 +72,7 @@ class CompletionEndpoint(JobEndpoint):
         generation: Generation | None = None
         try:
             told = await self._unless_gone(self._ask(job), watcher)
-            generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.key)
+            generation = self._service.open(told.job, told.prepared, arrived_at, call.names, call.place)
             self._service.end_aborted(named.opened(generation))
             output = generation.output
             watcher.add_done_callback(lambda _: output.gone())
@@ -84,7 +84,7 @@ class CompletionEndpoint(JobEndpoint):
         finally:
             watcher.cancel()
             if generation is not None:
-                self._service.abandon(generation, call.key)
+                self._service.abandon(generation, call.place)
 
     async def _ask(self, job: Job) -> _Prepared:
         form = _PLAIN

@@ -39,6 +39,7 @@ from nodes.gateway.events import (
     DeliverPrompt,
     DetokenizersChanged,
     Event,
+    Evicted,
     Failure,
     Opened,
     PeerLost,
@@ -94,6 +95,11 @@ class GatewayCore:
     @property
     def num_requests(self) -> int:
         return len(self.requests)
+
+    def is_new(self, request_id: str) -> bool:
+        """Whether a request is here that has no output yet."""
+        state = self.requests.get(request_id)
+        return state is not None and not state.output_ids
 
     @property
     def num_waiting(self) -> int:
@@ -161,6 +167,9 @@ class GatewayCore:
             case Aborted():
                 if (state := self.requests.get(event.request_id)) is not None:
                     self._end(state, ABORT, None, now)
+            case Evicted():
+                if (state := self.requests.get(event.request_id)) is not None:
+                    self._end(state, None, event.failure, now)
             case Stopping():
                 failure = Failure("shutting_down", "this gateway is shutting down")
                 for state in list(self.requests.values()):

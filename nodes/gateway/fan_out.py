@@ -10,6 +10,7 @@ import msgspec
 
 from nodes.asks import Ask
 from nodes.context_length import over_context
+from nodes.gateway.clients import NOBODY, Client
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.events import Opened
@@ -65,6 +66,7 @@ def fan_out(
     tokenize_s: float = 0.0,
     words: Sequence[list[int]] = (),
     second_from: Sequence[int] = (),
+    client: Client = NOBODY,
 ) -> list[Opened]:
     """Requests in the order of the answer's choices; `seed` is used if the client gave none.
 
@@ -92,6 +94,7 @@ def fan_out(
                     list(job.shown_ids),
                     job.kind,
                     second,
+                    *client,
                 ),
                 route=route,
                 arrived_at=arrived_at,

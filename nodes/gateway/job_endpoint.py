@@ -29,7 +29,7 @@ class JobEndpoint(ABC):
     async def __call__(self, call: HttpCall) -> None:
         """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
         arrived_at = self._service.now()
-        self._service.enter_call(call.key)
+        place = call.entered(self._service.enter_call(call.client, call.key))
         try:
             self._observer.came(call.names)
             if call.names.traceparent:
@@ -48,7 +48,7 @@ class JobEndpoint(ABC):
             with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
                 await self._generate(call, job, arrived_at, named)
         finally:
-            self._service.leave_call(call.key)
+            self._service.leave_call(place)
 
     @abstractmethod
     async def _read(self, call: HttpCall, body: bytes) -> Job:

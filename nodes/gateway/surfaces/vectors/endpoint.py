@@ -106,7 +106,7 @@ class _AtWork:
     def abandon(self) -> None:
         for task, (_, generation) in self._running.items():
             task.cancel()
-            self._service.abandon(generation, self._call.key)
+            self._service.abandon(generation, self._call.place)
 
     def _open(self, waiting: deque[tuple[Part, Prepared]]) -> None:
         most = self._service.config.max_samples_per_call
@@ -116,7 +116,7 @@ class _AtWork:
             part, answer = waiting[0]
             job = self._job._replace(prepare=part.prepare)
             try:
-                opened = self._service.open(job, answer, self._arrived_at, self._call.names, self._call.key)
+                opened = self._service.open(job, answer, self._arrived_at, self._call.names, self._call.place)
             except TooManyRequests:
                 # What this call has at work itself will make room.
                 if not self._running:
@@ -128,7 +128,7 @@ class _AtWork:
 
     def _take(self, part: Part, generation: Generation) -> None:
         # At once, so that the parts that wait find its place free.
-        self._service.abandon(generation, self._call.key)
+        self._service.abandon(generation, self._call.place)
         output = generation.output
         if output.failure is not None:
             raise self._failed(part, generation)
