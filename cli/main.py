@@ -31,6 +31,14 @@ OriginsOption = Annotated[
         "--cors-origin", metavar="ORIGIN", help="Web origin that browsers may call from, or `*`; may be repeated."
     ),
 ]
+ProxiesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted-proxies",
+        metavar="ADDRESS",
+        help="Proxy (address or network) whose X-Forwarded-For says who a client is; may be repeated.",
+    ),
+]
 ApiKeyFileOption = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Hashes of the API keys that clients must send (`meshctl keys api`)."),
@@ -133,6 +141,7 @@ def up(
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origins: OriginsOption = None,
+    trusted_proxies: ProxiesOption = None,
     api_key_file: ApiKeyFileOption = None,
     control: ControlOption = None,
     logprobs_of: LogprobsOption = None,

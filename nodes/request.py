@@ -35,6 +35,10 @@ VECTORS: Final = "vectors/1"
 """Beside the names of asks: that a worker makes vectors."""
 
 
+MAX_WEIGHT: Final = 1000
+"""Of a client, beside 1 of the others: more than anybody has clients that wait at one scheduler in earnest."""
+
+
 class Asked(HotPart, frozen=True):
     """One thing that a request asks of its draws, as it travels: its name with a version, and its value as bytes.
 
@@ -122,7 +126,9 @@ class RequestSpec(HotPart, frozen=True):
     A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. `shown_ids` are
     special tokens that are part of the text even so with `skip_special_tokens`. `kind` is `TOKENS` or one
     of `VECTOR_KINDS`: then nothing is drawn, and `sampling` and `stop` mean nothing. Of a pair of texts, the second
-    begins at token `second_from` (0: it is no pair), for models that tell them apart.
+    begins at token `second_from` (0: it is no pair), for models that tell them apart. `client` is who asks: all
+    requests of one name share its part of a scheduler, which is `weight` (1 to `MAX_WEIGHT`) times that of a client of
+    weight 1.
     """
 
     sampling: Sampling
@@ -133,6 +139,8 @@ class RequestSpec(HotPart, frozen=True):
     shown_ids: list[int] = []
     kind: str = TOKENS
     second_from: int = 0
+    client: str = ""
+    weight: int = 1
 
     @property
     def is_vector(self) -> bool:

@@ -106,6 +106,9 @@ def api(
     ] = None,
     requests: Annotated[int, typer.Option(min=0, help="Most requests at work at once; 0: no limit.")] = 0,
     tokens: Annotated[int, typer.Option(min=0, help="Most tokens at work at once; 0: no limit.")] = 0,
+    weight: Annotated[
+        int, typer.Option(min=1, max=1000, help="Its part where clients wait for each other; that of others is 1.")
+    ] = 1,
     admin: Annotated[
         bool, typer.Option("--admin", help="It may change the mesh: abort, flush, release; see `up --control`.")
     ] = False,
@@ -114,4 +117,4 @@ def api(
     """Make an API key for a client: prints the key, this once, and the line for the file of hashes."""
     from cli.commands.api_key import new as run
 
-    raise typer.Exit(run(name, to, requests, tokens, output, admin=admin))
+    raise typer.Exit(run(name, to, requests, tokens, output, admin=admin, weight=weight))

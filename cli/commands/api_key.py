@@ -11,14 +11,16 @@ from nodes.api_keys.entries import ApiKey, BadApiKeys, check_name, new_key, sha2
 from nodes.api_keys.file import read_key_file
 
 
-def new(name: str, file: Path | None, requests: int, tokens: int, output: str, *, admin: bool = False) -> ExitCode:
+def new(
+    name: str, file: Path | None, requests: int, tokens: int, output: str, *, admin: bool = False, weight: int = 1
+) -> ExitCode:
     """Print a key, and the line that lets it in; with `file`, add the line there. Raises WrongUsage, BadKeys."""
     try:
         check_name(name)
     except BadApiKeys as error:
         raise WrongUsage(f"{name!r} cannot be the name of a key", why=error.message, do="choose another") from error
     secret = new_key()
-    line = ApiKey(name, sha256_of(secret), requests, tokens, admin).line()
+    line = ApiKey(name, sha256_of(secret), requests, tokens, admin, weight).line()
     if file is not None:
         _add(file, name, line)
     if output == "json":

@@ -38,6 +38,7 @@ def _filled_in(settings: Settings) -> dict[str, Any]:
         "chunk": settings.chunk_tokens,
         "max_step_ms": settings.max_step_s * 1e3,
         "cors_origins": list(settings.allowed_origins),
+        "trusted_proxies": list(settings.proxies),
     }
     if settings.local_prefill_max is None:
         defaults = {field.name: field.default for field in msgspec.structs.fields(SchedulerConfig)}

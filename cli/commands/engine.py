@@ -33,8 +33,9 @@ _OF_OPTIONS: Final = {"kv_pages": "kv__pages", "kv_memory": "kv__memory"}
 """Options that are named otherwise than their settings."""
 _OF_SERVERS: Final = frozenset(
     {
-        "name", "host", "port", "gateways", "cors_origins", "api_key_file", "control", "responses_store", "hosts", "on",
-        "join", "address", "ports", "keys", "insecure", "registry_port", "detach", "dry_run",
+        "name", "host", "port", "gateways", "cors_origins", "trusted_proxies", "api_key_file", "control",
+        "responses_store", "hosts", "on", "join", "address", "ports", "keys", "insecure", "registry_port", "detach",
+        "dry_run",
     }
 )  # fmt: skip
 """Options and settings of `meshctl up` that mean nothing without HTTP, on one host, under the engine's own name."""
@@ -102,7 +103,14 @@ def _settings(wish: StartMesh) -> Settings:
             why="it describes a mesh of several hosts",
             do="start it with `meshctl up` on each host, and attach to it with `Engine.attach(NAME)`",
         )
-    return msgspec.structs.replace(settings, api_key_file="", control=False, responses_store="", cors_origins=())
+    of_servers = {
+        "api_key_file": "",
+        "control": False,
+        "responses_store": "",
+        "cors_origins": (),
+        "trusted_proxies": (),
+    }
+    return msgspec.structs.replace(settings, **of_servers)
 
 
 def _topology(settings: Settings, progress: Progress) -> Topology:

@@ -29,6 +29,7 @@ from cli.plan.role_configs import CONFIG_TYPES, typed_roles
 from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
 from nodes.asks import LogprobsOf
+from nodes.gateway.clients import read_networks
 from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import PoolingChoice, Quantization
 
@@ -103,16 +104,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     groups of that kind. `served_name` is what clients call the model, by default the model's own name; several names
     are a list, or one text with commas between them, and answers carry the first. `chat_template` is a file to use
     instead of the model's own template. `cors_origins`, a list or a text with commas, are the web origins from which
-    browsers may send requests, or `*`. `api_key_file` is this host's file of the API keys that clients must send
-    (`cli/plan/api_keys.py`); "": none. With `control`, admin keys may change the mesh by way of gateways: abort
-    everybody's requests, flush caches, release memory. `logprobs_of` is the distribution of which logprobs are
-    answered: the model's own, `raw`, or the one drawn from, `processed` by penalties, masks and temperature. With
-    `keep_attribution` a line that Claude Code writes about itself, another one in each conversation, stays in prompts.
-    `tool_call_parser` and `reasoning_parser` name what reads calls of tools and reasoning in answers; empty: what fits
-    the chat template; `none`: nothing. `responses_store` is how much is kept on each host of responses that clients may
-    come back to, like `1GiB`; by default nothing is. `roles` overrides fields of a role's own configuration:
-    `[roles.gateway] max_inflight = 100`. With `external`, actors that no supervisor of the mesh knows may have its
-    roles too, and are sent requests.
+    browsers may send requests, or `*`. `trusted_proxies`, written alike, are addresses and networks of proxies: of
+    what comes from there, `X-Forwarded-For` says which client it is. `api_key_file` is this host's file of the API
+    keys that clients must send (`cli/plan/api_keys.py`); "": none. With `control`, admin keys may change the mesh
+    by way of gateways: abort everybody's requests, flush caches, release memory. `logprobs_of` is the distribution
+    of which logprobs are answered: the model's own, `raw`, or the one drawn from, `processed` by penalties, masks
+    and temperature. With `keep_attribution` a line that Claude Code writes about itself, another one in each
+    conversation, stays in prompts. `tool_call_parser` and `reasoning_parser` name what reads calls of tools and
+    reasoning in answers; empty: what fits the chat template; `none`: nothing. `responses_store` is how much is kept
+    on each host of responses that clients may come back to, like `1GiB`; by default nothing is. `roles` overrides
+    fields of a role's own configuration: `[roles.gateway] max_inflight = 100`. With `external`, actors that no
+    supervisor of the mesh knows may have its roles too, and are sent requests.
 
     With `hosts`, each host has its own counts instead of these, and `on` is the host that this machine is: it is never
     in the file but comes from `--host`, which without `hosts` sets `host`, where gateways listen for HTTP. The registry
@@ -134,6 +136,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: Port = 8000
     cors_origins: tuple[str, ...] | str = ()
+    trusted_proxies: tuple[str, ...] | str = ()
     api_key_file: str = ""
     control: bool = False
     logprobs_of: LogprobsOf = "raw"
@@ -228,6 +231,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     do="write it like https://chat.example or http://localhost:3000, or `*` for all",
                 )
         return origins
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """`trusted_proxies` as a list, each checked. Raises BadConfig."""
+        given = self.trusted_proxies.split(",") if isinstance(self.trusted_proxies, str) else self.trusted_proxies
+        proxies = tuple(filter(None, (one.strip() for one in given)))
+        try:
+            read_networks(proxies)
+        except ValueError as error:
+            raise BadConfig(
+                "the trusted proxies cannot be used",
+                why=str(error),
+                do="write addresses or networks, like 10.0.0.7, 10.0.0.0/8 or ::1",
+            ) from None
+        return proxies
 
     @property
     def parsers(self) -> tuple[str, str]:

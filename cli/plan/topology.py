@@ -289,6 +289,9 @@ class _Planner:
             host=settings.host,
             port=settings.port,
             cors_origins=settings.allowed_origins,
+            trusted_proxies=settings.proxies,
+            # What all hosts of a mesh have in common, and no other mesh has.
+            client_salt=settings.name,
             api_key_file=settings.api_key_file,
             control=settings.control and bool(settings.own_counts.gateways),
             logprobs_of=settings.logprobs_of,

@@ -2,6 +2,7 @@
 
     # name  SHA-256 of the key                                                 at work at once, over all gateways
     alice   5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8   requests=8 tokens=100000
+    paid    2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae   weight=4
     trainer 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08   admin
 
 Whoever reads the file learns no key. Made by `meshctl keys api`, read by gateways.
@@ -24,7 +25,7 @@ MAX_KEYS: Final = 10_000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _ADMIN: Final = "admin"
-_LIMIT: Final = re.compile(r"(requests|tokens)=([1-9][0-9]{0,11})")
+_LIMIT: Final = re.compile(r"(requests|tokens)=([1-9][0-9]{0,11})|(weight)=(1000|[1-9][0-9]{0,2})")
 
 
 class BadApiKeys(MeshError, code="bad_api_keys"):
@@ -34,7 +35,8 @@ class BadApiKeys(MeshError, code="bad_api_keys"):
 class ApiKey(msgspec.Struct, frozen=True):
     """One client's key: its name in logs and answers, the SHA-256 of what the client sends, and its limits.
 
-    `requests` and `tokens` may be at work at once, over all gateways of the mesh; 0: no limit. An `admin` may change
+    `requests` and `tokens` may be at work at once, over all gateways of the mesh; 0: no limit. Where clients wait for
+    each other, this one's part is `weight` (to 1000) times that of a client of weight 1. An `admin` may change
     the mesh for everybody, at a gateway with `--control`.
     """
 
@@ -43,10 +45,12 @@ class ApiKey(msgspec.Struct, frozen=True):
     requests: int = 0
     tokens: int = 0
     admin: bool = False
+    weight: int = 1
 
     def line(self) -> str:
         """The line of the file, without its end."""
         limits = [f"{name}={most}" for name, most in (("requests", self.requests), ("tokens", self.tokens)) if most]
+        limits += [f"weight={self.weight}"] * (self.weight != 1)
         return " ".join([self.name, self.sha256.hex(), *limits, *([_ADMIN] if self.admin else [])])
 
 
@@ -98,12 +102,13 @@ def _read_line(words: list[str], number: int) -> ApiKey:
         limit = _LIMIT.fullmatch(word)
         if word == _ADMIN and not is_admin:
             is_admin = True
-        elif limit is None or limit[1] in limits:
+        elif limit is None or (limit[1] or limit[3]) in limits:
             raise BadApiKeys(
-                f"line {number}: after the SHA-256 there may be requests=N and tokens=N, N from 1, and admin"
+                f"line {number}: after the SHA-256 there may be requests=N and tokens=N, N from 1, weight=N, N from"
+                " 1 to 1000, and admin"
             )
         else:
-            limits[limit[1]] = int(limit[2])
+            limits[limit[1] or limit[3]] = int(limit[2] or limit[4])
     return ApiKey(words[0], bytes.fromhex(words[1]), **limits, admin=is_admin)
 
 

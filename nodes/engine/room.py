@@ -7,8 +7,9 @@ from typing import Final, TypeVar
 from mesh.runtime.timers import Clock, DeadlineTimer
 from nodes.engine.feeder import Feeder, Ticket
 from nodes.gateway.errors import ApiError
+from nodes.protocol.attempts import OVER_SHARE
 
-_NO_ROOM: Final = frozenset({"overloaded", "too_many_requests"})
+_NO_ROOM: Final = frozenset({"overloaded", "too_many_requests", OVER_SHARE})
 """Codes of refusals because of what else is under way: at a tokenizer, the schedulers, the engine's own gateway."""
 
 Answer = TypeVar("Answer")

@@ -8,26 +8,11 @@ stalls has to start again.
 """
 
 from collections import Counter
-from ipaddress import IPv6Address, ip_address, ip_network
 
 from nodes.gateway.config import GatewayConfig
 
 SMALL_BYTES = 64 << 10
 """An ordinary chat. 256 MiB, a quarter of which are kept for these parts, hold them of 1,024 bodies and more."""
-
-
-def client_of(host: str) -> str:
-    """Whose share a connection takes: an IPv4 address, or the /64 of an IPv6 one, all of which one client may use."""
-    if ":" not in host:
-        return host
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    # A provider gives each customer a /64 or more: counted by address, one client could be as many as it likes.
-    return str(ip_network((int(address), 64), strict=False))
 
 
 class BodyBudget:

@@ -74,7 +74,7 @@ class CompletionEndpoint(JobEndpoint):
         try:
             told = await self._unless_gone(self._ask(job), watcher)
             track.prepared(self._service.now(), told.prepared.elapsed_s)
-            generation = self._service.open(told.job, told.prepared, track.arrived_at, call.names, call.key, track)
+            generation = self._service.open(told.job, told.prepared, track.arrived_at, call.names, call.place, track)
             self._service.end_aborted(named.opened(generation))
             output = generation.output
             watcher.add_done_callback(lambda _: output.gone())
@@ -86,7 +86,7 @@ class CompletionEndpoint(JobEndpoint):
         finally:
             watcher.cancel()
             if generation is not None:
-                self._service.abandon(generation, call.key)
+                self._service.abandon(generation, call.place)
 
     async def _ask(self, job: Job) -> _Prepared:
         form = _PLAIN

@@ -4,6 +4,7 @@ import msgspec
 
 from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
+from nodes.gateway.clients import read_networks
 from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.gateway.records.request_log import RequestLog
 from nodes.model_spec import Quantization
@@ -40,6 +41,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     With `control`, admin keys may have the mesh changed: its caches flushed, its memory released.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
     `keep_attribution` the line that Claude Code writes about itself, another in each conversation, stays in prompts.
+    Clients without a key are told apart by their address, under a hash with `client_salt`, which all gateways of a mesh
+    have in common; from `trusted_proxies` (addresses, networks) the address is that which `X-Forwarded-For` names.
     `/health/generate` waits `health_timeout_s` for its token, and who has memory released or resumed `memory_timeout_s`
     for that. `tool_call_parser` and `reasoning_parser` name what reads calls and reasoning in answers: by default what
     fits the model's chat template; `none`: nothing. Raises ValueError for a parser that is not there, and for `control`
@@ -61,6 +64,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     reuse_port: bool = False
     cors_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
+    client_salt: str = ""
     api_key_file: str = ""
     control: bool = False
     request_log: RequestLog = "all"
@@ -105,6 +110,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.control and not self.api_key_file:
             raise ValueError("control needs an api_key_file with an admin key: anybody could change the mesh")
+        # Raises ValueError for what is no address.
+        read_networks(self.trusted_proxies)
         try:
             check_names(self.tool_call_parser, self.reasoning_parser)
         except ParserUnusable as error:

@@ -39,6 +39,7 @@ from nodes.gateway.events import (
     DeliverPrompt,
     DetokenizersChanged,
     Event,
+    Evicted,
     Failure,
     Opened,
     PeerLost,
@@ -66,6 +67,7 @@ from nodes.gateway.retrying import (
     pause_before,
 )
 from nodes.protocol import AttemptFailed, Pooled, PromptRead, TextBatch, TextDelta
+from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.memory import MEMORY_RELEASED
 
 REQUEST: Final = "request"
@@ -93,6 +95,11 @@ class GatewayCore:
     @property
     def num_requests(self) -> int:
         return len(self.requests)
+
+    def is_new(self, request_id: str) -> bool:
+        """Whether a request is here that has no output yet."""
+        state = self.requests.get(request_id)
+        return state is not None and not state.output_ids
 
     @property
     def num_waiting(self) -> int:
@@ -160,6 +167,9 @@ class GatewayCore:
             case Aborted():
                 if (state := self.requests.get(event.request_id)) is not None:
                     self._end(state, ABORT, None, now)
+            case Evicted():
+                if (state := self.requests.get(event.request_id)) is not None:
+                    self._end(state, None, event.failure, now)
             case Stopping():
                 failure = Failure("shutting_down", "this gateway is shutting down")
                 for state in list(self.requests.values()):
@@ -310,11 +320,12 @@ class GatewayCore:
         failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
         # A scheduler that restarted does not know the attempt, but may have its pages: it is as good as any other.
         excluded = [] if event.code == "unknown_attempt" else [state.scheduler]
+        # Nor has it run, if it gave up its place to another client's.
+        has_run = event.code not in (MEMORY_RELEASED, DRAINING, OVER_SHARE)
         # An operator's command is not a failure of the request, and gives it new time to find a place.
-        is_wish = event.code in (MEMORY_RELEASED, DRAINING)
-        if is_wish:
+        if event.code in (MEMORY_RELEASED, DRAINING):
             state.recover_by = now + (ELSEWHERE_S if event.code == DRAINING else self._config.recovery_timeout_s)
-        self._next_attempt(state, failure, excluded, now, has_run=not is_wish)
+        self._next_attempt(state, failure, excluded, now, has_run=has_run)
 
     def _on_peer_lost(self, event: PeerLost, now: float) -> None:
         self._cancels.lost(event.actor_id)
@@ -411,6 +422,7 @@ class GatewayCore:
         if retryable and state.failure is not None:
             failure = state.failure
         all_full = failure.code == "overloaded" and state.attempt == 0
+        all_full |= failure.code == OVER_SHARE and not state.output_ids
         if not retryable or all_full or now >= state.recover_by:
             self._end(state, None, failure, now)
             return

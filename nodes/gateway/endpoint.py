@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Receive, Scope, Send
 
 from nodes.gateway.authorization import Authorization
+from nodes.gateway.clients import ClientNames
 from nodes.gateway.errors import OPENAI_ERRORS, ApiError, ErrorForm, Internal
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
@@ -26,6 +27,7 @@ class Endpoint:
         id_prefix: str = "req-",
         errors: ErrorForm = OPENAI_ERRORS,
         keys: Authorization | None = None,
+        clients: ClientNames | None = None,
     ) -> None:
         self._route = route
         self._handler = handler
@@ -33,10 +35,11 @@ class Endpoint:
         self._id_prefix = id_prefix
         self._errors = errors
         self._keys = keys
+        self._clients = clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises nothing but cancellation."""
-        call = HttpCall(scope, receive, send, self._id_prefix, self._errors)
+        call = HttpCall(scope, receive, send, self._id_prefix, self._errors, self._clients)
         try:
             await self._guard(call)
         except ClientLeft:

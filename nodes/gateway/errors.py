@@ -11,7 +11,8 @@
       Conflict          409     undone, already_released
       BodyTooLarge      413     body_too_large
       WrongMediaType    415     unsupported_media_type
-      TooManyRequests   429     too_many_requests, rate_limit_exceeded, with Retry-After
+      TooManyRequests   429     too_many_requests, rate_limit_exceeded, over_share, with
+                                  Retry-After
       Internal          500     internal_error, poisoned_request
       NotYet            501     not_implemented
       Unavailable       503     with Retry-After
@@ -25,6 +26,7 @@ from typing import Protocol
 import msgspec
 
 from nodes.gateway.events import Failure
+from nodes.protocol.attempts import OVER_SHARE
 
 
 class ApiError(Exception):
@@ -227,6 +229,8 @@ def error_from(failure: Failure, *, retry_after_s: int, default_param: str | Non
         param = default_param
     if code == "request_timeout":
         return TimedOut(message)
+    if code == OVER_SHARE:
+        return TooManyRequests(message, code=code, retry_after_s=retry_after_s)
     if failure.retryable:
         return Unavailable(message, code=code, param=param, retry_after_s=retry_after_s)
     if code in ("grammar_failed", "nothing_left"):

@@ -134,6 +134,13 @@ class Aborted(NamedTuple):
     request_id: str
 
 
+class Evicted(NamedTuple):
+    """It gives up its place, before it has any output, to a request of another client."""
+
+    request_id: str
+    failure: Failure
+
+
 class Stopping(NamedTuple):
     """The gateway ends now; what it has will not be finished."""
 
@@ -160,6 +167,7 @@ Event = (
     | SchedulersChanged
     | ClientGone
     | Aborted
+    | Evicted
     | Stopping
     | Tick
 )

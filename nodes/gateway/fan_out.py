@@ -10,6 +10,7 @@ import msgspec
 
 from nodes.asks import Ask
 from nodes.context_length import over_context
+from nodes.gateway.clients import NOBODY, Client
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.events import Opened
@@ -64,6 +65,7 @@ def fan_out(
     config: GatewayConfig,
     words: Sequence[list[int]] = (),
     second_from: Sequence[int] = (),
+    client: Client = NOBODY,
 ) -> list[Opened]:
     """Requests in the order of the answer's choices; `seed` is used if the client gave none.
 
@@ -91,6 +93,7 @@ def fan_out(
                     list(job.shown_ids),
                     job.kind,
                     second,
+                    *client,
                 ),
                 route=route,
                 arrived_at=arrived_at,

@@ -8,8 +8,10 @@ from uuid import uuid4
 
 import msgspec
 
+from nodes.gateway.clients import HEALTH
 from nodes.gateway.errors import ApiError
 from nodes.gateway.http_call import HttpCall
+from nodes.gateway.in_flight import Place
 from nodes.gateway.openai_types import Readiness
 from nodes.gateway.service import GatewayService
 from nodes.gateway.validation import Validator
@@ -38,21 +40,21 @@ class HealthPages:
     async def _what_hinders(self) -> list[str]:
         timeout_s = self._config.health_timeout_s
         try:
-            self._service.enter_call()
+            place = self._service.enter_call(HEALTH)
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._generate()
+                    return await self._generate(place)
             finally:
-                self._service.leave_call()
+                self._service.leave_call(place)
         except TimeoutError:
             return [f"no token came within {timeout_s:g} s"]
         except ApiError as error:
             return [error.message]
 
-    async def _generate(self) -> list[str]:
+    async def _generate(self, place: Place) -> list[str]:
         job = self._validator.probe(_PROBE, f"health-{uuid4().hex}")
         prepared = await self._service.prepare(job.prepare, prompt_param=job.prompt_param)
-        generation = self._service.open(job, prepared, self._service.now())
+        generation = self._service.open(job, prepared, self._service.now(), place=place)
         try:
             output = generation.output
             while not output.is_finished:
@@ -62,7 +64,7 @@ class HealthPages:
             first = output.samples[0]
             return [] if first.num_tokens or first.vector else ["a request ended without a token"]
         finally:
-            self._service.abandon(generation)
+            self._service.abandon(generation, place)
 
     async def _answer(self, call: HttpCall, reasons: list[str]) -> None:
         if not reasons:

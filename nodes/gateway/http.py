@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nodes.actor_figures import actor_figures
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.clients import ClientNames
 from nodes.gateway.codex_models import codex_model
 from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.control.pages import NOT_YET, ControlPages, not_yet
@@ -170,12 +171,12 @@ class Pages:
         await call.respond(200, page, content_type=HTML)
 
     async def _read(self, call: HttpCall) -> bytes:
-        self._service.enter_call(call.key)
+        place = self._service.enter_call(call.client, call.key)
         try:
             return await call.read_body(self._budget)
         finally:
             call.forget_body()
-            self._service.leave_call(call.key)
+            self._service.leave_call(place)
 
     def _card(self, name: str) -> ModelCard:
         config = self._config
@@ -243,12 +244,14 @@ class GatewayApp:
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
         self._observer = observer
         self._keys = keys
+        clients = ClientNames(config.trusted_proxies, config.client_salt)
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
         id_prefixes = {path: one.id_prefix for path, one in (surfaces | dict(VECTORS)).items()}
 
         def endpoint(path: str, handler: Handler) -> Endpoint:
             its_keys = None if path in OPEN else keys
-            return Endpoint(path, handler, observer, id_prefixes.get(path, "req-"), errors_of(path), its_keys)
+            prefix = id_prefixes.get(path, "req-")
+            return Endpoint(path, handler, observer, prefix, errors_of(path), its_keys, clients)
 
         responses = ResponsePages(kept)
         control = ControlPages(service, observer, budget, server_version())

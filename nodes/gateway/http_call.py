@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from nodes.api_keys.entries import ApiKey
-from nodes.gateway.bodies import ArrivingBody, BodyBudget, client_of
+from nodes.gateway.bodies import ArrivingBody, BodyBudget
+from nodes.gateway.clients import NOBODY, Client, ClientNames
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import (
     OPENAI_ERRORS,
@@ -23,6 +24,7 @@ from nodes.gateway.errors import (
     Unavailable,
     WrongMediaType,
 )
+from nodes.gateway.in_flight import Place
 from nodes.gateway.request_names import names_of
 
 _STREAM_HEADERS = (
@@ -58,7 +60,10 @@ class ClientLeft(Exception):
 
 
 class HttpCall:
-    """Headers, body and answer of one request, whose id begins with `id_prefix`; `errors` is how those are told."""
+    """Headers, body and answer of one request, whose id begins with `id_prefix`; `errors` is how those are told.
+
+    `clients` names its client; without, it is nobody's (an engine's).
+    """
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class HttpCall:
         send: Send,
         id_prefix: str = "req-",
         errors: ErrorForm = OPENAI_ERRORS,
+        clients: ClientNames | None = None,
     ) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.names = names_of(self.headers, id_prefix, scope["path"])
@@ -75,6 +81,7 @@ class HttpCall:
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.status = 0
         self.key: ApiKey | None = None
+        self.place: Place | None = None
         self._errors = errors
         self._error_event: Callable[[ApiError], bytes] = lambda error: errors.event(error, self.request_id)
         self._receive = receive
@@ -82,7 +89,9 @@ class HttpCall:
         extensions: dict[str, dict[str, PieceWriter]] = scope.get("extensions") or {}
         # Taken out: it refers back to this scope, and a reference cycle per call is work for the garbage collector.
         self._pieces = extensions.pop(PIECES, {}).get("writer")
-        self._client = client_of((scope.get("client") or ("",))[0])
+        self._clients = clients
+        peer = (scope.get("client") or ("",))[0]
+        self._address = peer if clients is None else clients.address(peer, scope["headers"])
         self._arriving: ArrivingBody | None = None
         self._is_read = False
         self._is_late = False
@@ -93,6 +102,16 @@ class HttpCall:
         self.key = key
         self.names = self.names._replace(key=key.name)
 
+    def entered(self, place: Place) -> Place:
+        """Its place among the gateway's calls."""
+        self.place = place
+        return place
+
+    @property
+    def client(self) -> Client:
+        """Whose part of the mesh it takes: by its key, if it has brought one by now."""
+        return NOBODY if self._clients is None else self._clients.of(self.key, self._address)
+
     async def read_body(self, budget: BodyBudget) -> bytes:
         """The whole body. Raises `ApiError` over a limit, `ClientLeft` if the connection closes first."""
         config = budget.config
@@ -101,7 +120,7 @@ class HttpCall:
         if length.isdigit() and int(length) > config.max_body_bytes:
             raise _too_large(config)
         now = asyncio.get_running_loop().time
-        arriving = self._arriving = budget.open(self._client, now())
+        arriving = self._arriving = budget.open(self._address, now())
         if arriving is None:
             message = (
                 "Too many request bodies from this client are arriving at once. Send fewer, or each without pauses."

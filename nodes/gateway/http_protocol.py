@@ -19,7 +19,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from nodes.gateway.bodies import ArrivingBody, BodyBudget, client_of
+from nodes.gateway.bodies import ArrivingBody, BodyBudget
+from nodes.gateway.clients import client_of
 from nodes.gateway.errors import ApiError, BadRequest, TooSlow
 from nodes.gateway.http_call import PIECES
 from nodes.gateway.request_names import names_of

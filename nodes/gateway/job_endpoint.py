@@ -51,7 +51,7 @@ class JobEndpoint(ABC):
             self._service.account.end(track, status, code)
 
     async def _serve(self, call: HttpCall, track: CallTrack) -> None:
-        self._service.enter_call(call.key)
+        place = call.entered(self._service.enter_call(call.client, call.key))
         try:
             self._observer.came(call.names)
             if call.names.traceparent:
@@ -71,7 +71,7 @@ class JobEndpoint(ABC):
             with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
                 await self._generate(call, job, track, named)
         finally:
-            self._service.leave_call(call.key)
+            self._service.leave_call(place)
 
     @abstractmethod
     async def _read(self, call: HttpCall, body: bytes) -> Job:

@@ -87,6 +87,8 @@ class LocalGateway(Actor):
         core = self._service.core
         return {
             "mesh_gateway_calls_inflight": float(self._service.num_calls),
+            "mesh_gateway_clients": float(len(self._service.in_flight)),
+            "mesh_gateway_over_share_total": float(self._service.num_over_share),
             "mesh_gateway_requests_running": float(core.num_requests - core.num_waiting),
             "mesh_gateway_requests_waiting": float(core.num_waiting),
             "mesh_gateway_cancels_inflight": float(core.num_cancels),

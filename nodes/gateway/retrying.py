@@ -3,11 +3,11 @@
 from typing import Final
 
 from mesh.errors import NOT_SERVED
-from nodes.protocol.attempts import UNSUPPORTED_ASK
+from nodes.protocol.attempts import OVER_SHARE, UNSUPPORTED_ASK
 
 DRAINING: Final = "draining"
 NOT_HELD: Final = frozenset(
-    {"unreachable", "mailbox_full", "overloaded", DRAINING, "not_ready", NOT_SERVED, UNSUPPORTED_ASK}
+    {"unreachable", "mailbox_full", "overloaded", OVER_SHARE, DRAINING, "not_ready", NOT_SERVED, UNSUPPORTED_ASK}
 )
 """Codes after which the scheduler certainly does not hold the attempt, so its number can be used again."""
 

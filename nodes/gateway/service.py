@@ -22,6 +22,7 @@ from mesh.transport.base import Channel
 from nodes.api_keys.entries import ApiKey
 from nodes.gateway.answer_form import form_of
 from nodes.gateway.asked_once import AskedOnce
+from nodes.gateway.clients import NOBODY, Client
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
@@ -40,6 +41,7 @@ from nodes.gateway.events import (
     DetokenizersChanged,
     End,
     Event,
+    Evicted,
     Failure,
     PeerLost,
     RouteChosen,
@@ -54,6 +56,7 @@ from nodes.gateway.events import (
     Tick,
 )
 from nodes.gateway.fan_out import fan_out
+from nodes.gateway.in_flight import InFlight, Place
 from nodes.gateway.key_use import KeyUse
 from nodes.gateway.named_calls import NamedCalls
 from nodes.gateway.outputs import CallOutput, Generation
@@ -80,6 +83,7 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenizerIs,
 )
+from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
 from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
@@ -117,7 +121,8 @@ class GatewayService:
         self._draw_seed = draw_seed
         self.is_draining = False
         self._turns_away = False
-        self.num_calls = 0
+        self.num_calls = self.num_over_share = 0
+        self.in_flight = InFlight()
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ctx = ctx
         gateway = ctx.address.actor_id
@@ -163,18 +168,46 @@ class GatewayService:
     def continue_trace(self, traceparent: str) -> None:
         self.ctx.continue_trace(traceparent)
 
-    def enter_call(self, key: ApiKey | None = None) -> None:
-        """Called before the body is read; raises `ApiError` if the call, or another one of `key`, cannot be taken."""
+    def enter_call(self, client: Client = NOBODY, key: ApiKey | None = None) -> Place:
+        """Called before the body is read; raises `ApiError` if the call, or another one of `key`, cannot be taken.
+
+        `leave_call` has to be called with what is returned.
+        """
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
-        if self.num_calls >= self.config.max_inflight:
-            message = f"{self.num_calls} calls are in flight, the maximum for this gateway."
-            raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         self.key_use.enter(key)
+        most, num = self.config.max_inflight, self.in_flight.num_calls
+        if num >= most and not self._make_room(client, 1, 1):
+            self.key_use.leave(key)
+            message = f"{num} calls are in flight, the maximum for this gateway (max_inflight)."
+            raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
+        place = Place(client, key)
+        self.in_flight.enter(place)
         self.num_calls += 1
+        return place
 
-    def leave_call(self, key: ApiKey | None = None) -> None:
-        self.key_use.leave(key)
+    def _make_room(self, client: Client, size: int, num_needed: int) -> bool:
+        """Refuse calls without output of clients that have more than `client`; False if it is the one to be refused."""
+        refused = self.in_flight.to_refuse(client, size, num_needed, self._is_new)
+        for place in refused or ():
+            most, num = self.config.max_inflight, self.in_flight.num_of(place.client)
+            message = (
+                f"This gateway has as many requests as it may (max_inflight {most}); this client has most of them,"
+                f" {num} calls, and the newest of these gives way to another client's: send fewer at once, or try again"
+                " later."
+            )
+            self.in_flight.leave(place)
+            self.num_over_share += 1
+            for request_id in place.request_ids:
+                self.handle(Evicted(request_id, Failure(OVER_SHARE, message)))
+        return refused is not None
+
+    def _is_new(self, place: Place) -> bool:
+        return bool(place.request_ids) and all(map(self._core.is_new, place.request_ids))
+
+    def leave_call(self, place: Place) -> None:
+        self.key_use.leave(place.key)
+        self.in_flight.leave(place)
         self.num_calls -= 1
         if self.num_calls == 0:
             self._emptied.set()
@@ -221,14 +254,15 @@ class GatewayService:
         prepared: Prepared,
         arrived_at: float,
         names: RequestNames = UNNAMED,
-        key: ApiKey | None = None,
+        place: Place | None = None,
         track: CallTrack | None = None,
     ) -> Generation:
-        """Start all requests of a call; raises `ApiError` if the context, this gateway or `key` has no room for them.
+        """Start all requests of a call; raises `ApiError` if the context, this gateway or its key has no room for them.
 
-        `abandon` has to be called with what is returned.
+        `place` is the call's, from `enter_call`. `abandon` has to be called with both.
         """
-        self.key_use.check_tokens(key, prepared.token_ids)
+        place = place or Place()
+        self.key_use.check_tokens(place.key, prepared.token_ids)
         requests = fan_out(
             job,
             prepared.token_ids,
@@ -238,10 +272,13 @@ class GatewayService:
             config=self.config,
             words=prepared.words,
             second_from=prepared.second_from,
+            client=place.client,
         )
         # Counted in requests here; `enter_call` counts calls, which may have many samples each.
-        if self._core.num_requests + len(requests) > self.config.max_inflight:
-            most, num = self.config.max_inflight, self._core.num_requests
+        most, num = self.config.max_inflight, self._core.num_requests
+        num_needed = num + len(requests) - most
+        # What is larger than the whole gateway would refuse all others for nothing.
+        if num_needed > 0 and (len(requests) > most or not self._make_room(place.client, len(requests), num_needed)):
             message = f"{num} requests are in flight; {len(requests)} more would exceed the limit of {most}."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         samples_per_prompt = len(requests) // len(prepared.token_ids)
@@ -252,7 +289,8 @@ class GatewayService:
             hides_output=job.tokens.hides_output,
         )
         generation = Generation(requests, output, len(prepared.token_ids))
-        self.key_use.begin(key, generation)
+        self.key_use.begin(place.key, generation)
+        self.in_flight.opened(place, generation.request_ids)
         if track is not None:
             track.opened(generation)
         for index, request in enumerate(requests):
@@ -260,8 +298,10 @@ class GatewayService:
             self.handle(request)
         return generation
 
-    def abandon(self, generation: Generation, key: ApiKey | None = None) -> None:
-        self.key_use.end(key, generation)
+    def abandon(self, generation: Generation, place: Place | None = None) -> None:
+        if place is not None:
+            self.key_use.end(place.key, generation)
+            self.in_flight.closed(place, generation.request_ids)
         for request_id in generation.request_ids:
             self.handle(ClientGone(request_id))
 

@@ -7,6 +7,8 @@ from nodes.request import AttemptRef, RequestSpec, Stages
 
 UNSUPPORTED_ASK: Final = "unsupported_ask"
 """A worker cannot do something that a request asks of its draws."""
+OVER_SHARE: Final = "over_share"
+"""There is no room, and the client of the request has more of it than any other that waits."""
 
 
 class Submit(Part, frozen=True):
@@ -45,8 +47,9 @@ class AttemptRefused(Part, frozen=True):
 
     Codes: `never_fits` (400, more tokens than context or pool can hold), `empty_prompt` and `bad_token_id` (400),
     `bad_asks` (400, too many), `unsupported_ask` (this group's worker cannot do what the request asks of its draws),
-    `overloaded` (503, queue full), `draining` (try another scheduler), `attempt_over` (this attempt or a later one was
-    here and has been cancelled, superseded or forgotten).
+    `overloaded` (503, queue full), `over_share` (429, queue full, and most in it is its client's), `draining` (try
+    another scheduler), `attempt_over` (this attempt or a later one was here and has been cancelled, superseded or
+    forgotten).
     """
 
     request_id: str
@@ -139,7 +142,7 @@ class AttemptFailed(Message, frozen=True):
     """The attempt is over without a finish. `retryable`: the gateway may submit the next attempt.
 
     Codes: `unknown_attempt`, `worker_lost`, `poisoned_request`, `preempted_for_good`, `draining`,
-    `memory_released`, and those of `RowError`.
+    `memory_released`, `over_share` (it gave up its place in the queue to another client's), and those of `RowError`.
     """
 
     request_id: str

@@ -14,6 +14,7 @@ class PrefillOrder(Part, frozen=True):
     the output of earlier attempts; `num_prompt_tokens` says where the prompt ends (randomness counts from there).
     An accepted order ends in `PrefillDone` or `PrefillFailed`, told repeatedly until `CancelPrefill`.
     Idempotent, and asked again as long as the pages are wanted: an asker that is silent for a lease counts as dead.
+    `client`, `weight` and `priority` are those of the request (`RequestSpec`): it waits here among all others.
     """
 
     grant_id: str
@@ -26,6 +27,9 @@ class PrefillOrder(Part, frozen=True):
     agent: str
     extra_key: str = ""
     timeout_s: float = 60.0
+    client: str = ""
+    weight: int = 1
+    priority: int = 0
 
 
 class OrderPrefills(Message, frozen=True):

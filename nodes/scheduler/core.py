@@ -60,10 +60,12 @@ from nodes.scheduler.handoff.decode import DecodeHandoffQueue, Outcome
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.load_reports import LoadReports
 from nodes.scheduler.metrics import gauges, leaks
+from nodes.scheduler.queue import turnover
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.queue.turnover import Turnover
 from nodes.scheduler.rpc_handlers import RpcHandlers
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.worker_link import pipeline, worker_drain
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
@@ -99,10 +101,14 @@ class SchedulerCore:
         self.deadlines = Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
         self.growth = GrowthEstimate(config.page_size)
-        self.queue = WaitingQueue(
-            config.policy, self._match_pages, starvation_s=config.starvation_s, page_size=config.page_size
-        )
         self.running = Running(config.page_size, self.growth)
+        self.queue = WaitingQueue(
+            config.policy,
+            self._match_pages,
+            starvation_s=config.starvation_s,
+            page_size=config.page_size,
+            running=self.running,
+        )
         self.attempts = Attempts(config, self.deadlines)
         self.streams = Streams(self.outbox)
         self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)
@@ -114,6 +120,7 @@ class SchedulerCore:
         self.admission = Admission(
             config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.recovered
         )
+        self.turnover = Turnover(self.queue, self.running, self.grants, self.admission.waits_for_prefix)
         self.handlers = RpcHandlers(
             config,
             cache,
@@ -200,6 +207,7 @@ class SchedulerCore:
             case StepResult():
                 if (step := self.pipeline.on_result(sender, message, now)) is not None:
                     self.admission.is_due |= self.results.acknowledge(step, now)
+                    self.queue.shares.acknowledged()
             case StepMismatch():
                 self.pipeline.on_mismatch(sender, message, now)
             case TransferNews():
@@ -282,6 +290,7 @@ class SchedulerCore:
         for outcome in outcomes:
             if outcome is not None:
                 self.results.take_handoff(outcome, now)
+                self.queue.shares.acknowledged()
                 self.admission.is_due = True
 
     def _leave(self, sequence: Sequence | None, now: float) -> None:
@@ -317,6 +326,8 @@ class SchedulerCore:
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
             cache_news.RESTATE: self.news.restate,
             RECOVERY: lambda _, __: self._release_recovered(),
+            # As for the next one: every wake looks.
+            turnover.LOOK: lambda _, __: None,
             worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),
             # Nothing to do but wake: every wake reports the load.
             load_reports.LOAD: lambda _, __: None,
@@ -329,6 +340,13 @@ class SchedulerCore:
 
     def _plan(self, now: float) -> None:
         self._admit(now)
+        # A worker that is away is no client's fault.
+        if self.pipeline.adopted is not None and len(self.queue):
+            if (one := self.turnover.find(now)) is not None:
+                self._make_room(one, now)
+            if not len(self.running):
+                # No step's result wakes it then.
+                self.deadlines.set_default((turnover.LOOK, ""), now + turnover.WAIT_S)
         while self.pipeline.can_send:
             self._secure_pages(now)
             decoding, prefilling = self.running.decoding.values(), self.running.prefilling.values()
@@ -365,6 +383,18 @@ class SchedulerCore:
         self.recovered.release()
         self.deadlines.clear((RECOVERY, ""))
         self.admission.is_due = True
+
+    def _make_room(self, sequence: Sequence, now: float) -> None:
+        """Put a running sequence back for another client's."""
+        if sequence.stage is Stage.HANDOFF:
+            prefill = sequence.prefill
+            self._on_outcomes((self.grants.revoke(sequence, now),), now)
+            # Nothing has failed there: it may be ordered again.
+            sequence.prefill = prefill
+        elif self.running.leave(sequence, Stage.PREEMPTED):
+            self.endings.put_back(sequence)
+        self.admission.is_due = True
+        self._admit(now)
 
     def _secure_pages(self, now: float) -> None:
         preempted, stuck = self.running.secure_pages()

@@ -20,6 +20,7 @@ from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.queue.turnover import Turnover
 from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.worker_link.pipeline import Pipeline
 
@@ -39,6 +40,7 @@ class Parts(Protocol):
     config: SchedulerConfig
     cache: PrefixCache
     queue: WaitingQueue
+    turnover: Turnover
     running: Running
     attempts: Attempts
     grants: DecodeHandoffQueue
@@ -94,6 +96,9 @@ def gauges(core: Parts) -> dict[str, float]:
         'mesh_scheduler_orders_total{outcome="done"}': orders.num_done,
         'mesh_scheduler_orders_total{outcome="failed"}': orders.num_failed,
         "mesh_preemptions_total": core.running.num_preemptions,
+        "mesh_scheduler_clients": core.queue.shares.num_active,
+        "mesh_scheduler_put_back_total": core.turnover.num_put_back,
+        "mesh_scheduler_over_share_total": core.handlers.num_over_share,
         "mesh_recomputed_tokens_total": core.admission.num_recomputed_tokens + pipeline.num_recomputed_tokens,
     }
     figures |= {
@@ -110,6 +115,7 @@ def leaks(core: Parts) -> list[str]:
         "running sequences": len(core.running),
         "leaving sequences": core.running.num_leaving,
         "waiting sequences": len(core.queue),
+        "clients": core.queue.shares.num_active,
         "handoffs": len(core.grants),
         "grants being closed": core.grants.num_closing,
         "orders": len(core.orders),

@@ -31,9 +31,9 @@ from nodes.protocol import (
     Submit,
     SubmitAttempts,
 )
-from nodes.protocol.attempts import UNSUPPORTED_ASK
+from nodes.protocol.attempts import OVER_SHARE, UNSUPPORTED_ASK
 from nodes.protocol.control import BUSY
-from nodes.request import MAX_ASK_BYTES, MAX_ASKS, VECTOR_KINDS, VECTORS, AttemptRef, Sampling
+from nodes.request import MAX_ASK_BYTES, MAX_ASKS, VECTOR_KINDS, VECTORS, AttemptRef, RequestSpec, Sampling
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
@@ -79,6 +79,8 @@ class RpcHandlers:
         # What the worker can do for a draw; None while not known: a row that it cannot draw then fails by itself.
         self.asks: frozenset[str] | None = None
         self.num_prompt_tokens = 0
+        # Requests refused so that another client's could wait.
+        self.num_over_share = 0
 
     def on_ask(self, event: Asked, now: float) -> None:
         match event.message:
@@ -171,14 +173,26 @@ class RpcHandlers:
             return "draining", f"no worker group can take this request now: {self._what_drains}", True, None
         if problem := self._problem_of(submit):
             return problem
-        if len(self._queue) >= self._config.max_waiting:
-            message = f"{self._config.max_waiting} requests are already waiting; try again later or elsewhere"
-            return "overloaded", message, True, None
+        if len(self._queue) >= self._config.max_waiting and (problem := self._make_place(submit.spec, now)):
+            return problem
         older = self._attempts.up_to(submit.request_id, submit.attempt)
         # The gateway has given the older attempt up, or it would not submit a higher number.
         if older is not None:
             self._endings.cancel(older, now)
         self._take(sender, submit, now)
+        return None
+
+    def _make_place(self, spec: RequestSpec, now: float) -> Problem | None:
+        """The queue is full: the newest of whoever has most in it is refused, or, as returned, this one."""
+        most, num_own = self._config.max_waiting, self._queue.num_waiting_of(spec.client)
+        if not num_own < len(self._queue):
+            return "overloaded", f"{most} requests are already waiting; try again later or elsewhere", True, None
+        newest = self._queue.newest_of_heaviest(spec.client, spec.weight)
+        self.num_over_share += 1
+        if newest is None:
+            return OVER_SHARE, _over_share(most, num_own), True, None
+        num = self._queue.num_waiting_of(newest.spec.client)
+        self._endings.fail(newest, OVER_SHARE, _over_share(most, num), True, now)
         return None
 
     def _take(self, sender: Address, submit: Submit, now: float) -> None:
@@ -295,6 +309,13 @@ class RpcHandlers:
     def _next_row(self) -> int:
         self._num_rows += 1
         return self._num_rows
+
+
+def _over_share(most: int, num: int) -> str:
+    return (
+        f"{most} requests wait at this scheduler, its limit (max_waiting), {num} of them of this client,"
+        " which has had its part: send fewer at once, or try again later"
+    )
 
 
 def _unknown(request_id: str, attempt: int) -> AttemptFailed:

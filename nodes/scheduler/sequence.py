@@ -7,7 +7,7 @@
 
     WAITING -> PREFILL -> DECODE -> ENDED       prefilled here
     WAITING -> HANDOFF -> DECODE                prefilled elsewhere; back to WAITING if that fails
-    PREFILL, DECODE -> PREEMPTED -> WAITING     its pages were needed; tokens stay, KV is computed again
+    PREFILL, DECODE -> PREEMPTED -> WAITING     its pages or its place were needed; tokens stay, KV is computed again
     PREFILL -> RETAINED -> ENDED                prefilled for another scheduler: pages are kept until they are pulled
 
 `num_inflight` counts the steps sent and unacknowledged that have a row of the sequence: until it is 0 its pages may
@@ -39,6 +39,21 @@ class Stage(enum.IntEnum):
 
 
 NO_STOP = StopRules(max_tokens=1)
+NEVER = float("-inf")
+
+
+class Share:
+    """What a client has been served here, in weighted tokens. Written by `queue/shares.py` and `queue/turnover.py`."""
+
+    __slots__ = ("name", "num_held", "ran_at", "served", "weight")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.weight = 1
+        self.served = 0.0
+        self.num_held = 0
+        # When something of it was last seen to run, while others waited.
+        self.ran_at = NEVER
 
 
 class Sequence:
@@ -58,6 +73,7 @@ class Sequence:
         "is_open",
         "is_private",
         "is_vector",
+        "keeps_until",
         "kv",
         "length",
         "max_length",
@@ -65,6 +81,7 @@ class Sequence:
         "num_computed",
         "num_deaths",
         "num_inflight",
+        "num_paid",
         "num_placed",
         "num_preemptions",
         "num_prior_outputs",
@@ -78,9 +95,11 @@ class Sequence:
         "pooled",
         "prefill",
         "prefill_s",
+        "put_back_at",
         "reading",
         "request_id",
         "row_id",
+        "share",
         "slot",
         "spec",
         "stage",
@@ -118,12 +137,14 @@ class Sequence:
 
         self.stage = Stage.WAITING
         self.finish_reason = ""
-        self.num_computed = 0
-        self.num_scheduled = 0
-        self.num_inflight = 0
-        self.num_preemptions = 0
+        self.num_computed = self.num_scheduled = self.num_inflight = self.num_preemptions = 0
         # Workers that died with a step of it, since the last acknowledged one.
         self.num_deaths = 0
+        # Its client's, while it is held, and how many of its outputs are counted there.
+        self.share: Share | None = None
+        self.num_paid = 0
+        # When it last made room for another client, and how many tokens it has to have before it does so again.
+        self.put_back_at, self.keeps_until = NEVER, 0
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
         # At the worker: its slot, the table it was last opened in (0: none), and how many pages it was given there.
@@ -132,9 +153,8 @@ class Sequence:
 
         self.kv: BlockTable | None = None
         self.page_ids = array("i")
-        self.capacity = 0
-        # Number of computed tokens at which the next page is full.
-        self.commit_at = 0
+        # `commit_at`: the number of computed tokens at which the next page is full.
+        self.capacity = self.commit_at = 0
 
         # When it left the queue for the first time; -1 before that. The next four are set by a prefill elsewhere.
         self.entered_at = -1.0
@@ -182,7 +202,14 @@ class Sequence:
     @classmethod
     def from_order(cls, row_id: int, order: PrefillOrder, now: float) -> "Sequence":
         """A prefill that another scheduler orders: one token is drawn, for that scheduler."""
-        spec = RequestSpec(order.sampling, NO_STOP, extra_key=order.extra_key)
+        spec = RequestSpec(
+            order.sampling,
+            NO_STOP,
+            order.priority,
+            order.extra_key,
+            client=order.client,
+            weight=order.weight,
+        )
         self = cls(row_id, order.token_ids, order.num_prompt_tokens, spec, now)
         self.request_id, self.attempt = order.request_id, order.attempt
         self.order_id = order.grant_id
@@ -195,6 +222,11 @@ class Sequence:
         queue_s = entered_at - self.arrived_at + self.order_queue_s
         self.stages = Stages(queue_s, self.grant_s, prefill_s, self.transfer_s)
         return self.stages
+
+    @property
+    def has_made_room(self) -> bool:
+        """Whether it ever went back to the queue so that another client had its turn."""
+        return self.put_back_at > NEVER
 
     @property
     def num_tokens(self) -> int:
@@ -294,6 +326,8 @@ class Sequence:
         self.page_ids = array("i")
         self.pooled = b""
         self.capacity = self.num_computed = self.num_scheduled = self.table = 0
+        # Of steps that were taken back, what they would have drawn is not known either.
+        self.length = len(self.token_ids)
 
     def commit_full_pages(self, page_size: int) -> None:
         """Enter acknowledged full pages into page table and cache if they are not there yet; due at `commit_at`.

@@ -97,6 +97,8 @@ def test_a_new_key_is_shown_once_and_its_line_lets_it_in(tmp_path, capsys):
     said = capsys.readouterr()
     key, line = said.out.strip(), said.err.splitlines()[-1]
     assert line == f"alice {sha256_of(key).hex()} requests=8"
+    assert new("paid", None, 0, 0, "table", weight=4) is ExitCode.OK
+    assert capsys.readouterr().err.rstrip().endswith(" weight=4")
     path = tmp_path / "keys"
     assert new("alice", path, 0, 5, "json") is ExitCode.OK
     made = json.loads(capsys.readouterr().out)

@@ -167,6 +167,13 @@ def test_an_origin_that_no_browser_sends_is_refused(origin):
         _ = load_settings(None, {}, {"cors_origins": [origin]}).allowed_origins
 
 
+def test_proxies_are_a_list_or_a_text_with_commas():
+    assert load_settings(None, {"KVMESH_TRUSTED_PROXIES": "10.0.0.0/8, ::1"}, {}).proxies == ("10.0.0.0/8", "::1")
+    assert load_settings(None, {}, {"trusted_proxies": ["10.0.0.7"]}).proxies == ("10.0.0.7",)
+    with refused(BadConfig, "10.0.0.0/33", do="10.0.0.0/8"):
+        _ = load_settings(None, {}, {"trusted_proxies": ["10.0.0.0/33"]}).proxies
+
+
 def test_several_names_are_a_list_or_a_text_with_commas():
     assert Settings().served_names == ()
     assert load_settings(None, {"KVMESH_SERVED_NAME": "a, b"}, {}).served_names == ("a", "b")

@@ -112,6 +112,14 @@ def test_gateways_know_the_pages_that_may_ask():
     assert gateway.cors_origins == ("https://chat.example",)
 
 
+def test_gateways_of_a_mesh_know_the_proxies_and_hash_addresses_alike():
+    settings = {"trusted_proxies": ["10.0.0.0/8"], "name": "shop", "gateways": 2}
+    gateways = configs(planned(**settings), "gateway")
+    assert {(one.trusted_proxies, one.client_salt) for one in gateways} == {(("10.0.0.0/8",), "shop")}
+    salted = planned(**settings, roles={"gateway": {"client_salt": "nobody knows"}})
+    assert {one.client_salt for one in configs(salted, "gateway")} == {"nobody knows"}
+
+
 def test_gateways_know_whose_logprobs_to_answer():
     (gateway,) = configs(planned(logprobs_of="processed"), "gateway")
     assert gateway.logprobs_of == "processed"
@@ -137,7 +145,7 @@ def test_gateways_know_whether_to_keep_attribution():
 
 def test_only_what_differs_from_the_defaults_is_written():
     gateway = next(launch for launch in planned().actors if launch.role == "gateway")
-    written = {"model_name", "model", "context_length", "context", "vocab_size", "request_log_folder"}
+    written = {"model_name", "model", "context_length", "context", "vocab_size", "request_log_folder", "client_salt"}
     assert set(gateway.config) == written
 
 

@@ -185,8 +185,8 @@ class ControlPages:
     @contextmanager
     def _entered(self, call: HttpCall) -> Generator[None]:
         """A call that a drain waits for."""
-        self._service.enter_call(call.key)
+        place = self._service.enter_call(call.client, call.key)
         try:
             yield
         finally:
-            self._service.leave_call(call.key)
+            self._service.leave_call(place)

@@ -101,10 +101,11 @@ class Endings:
         if sequence.stage is Stage.HANDOFF:
             self._grants.revoke(sequence, now)
         self._queue.remove(sequence)
+        self._queue.shares.release(sequence)
         self._running.leave(sequence, Stage.ENDED)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Have it wait again, ahead of all that were never admitted."""
+        """Have it wait again, ahead of all of its client's that were never admitted."""
         sequence.stage = Stage.WAITING
         self._queue.put_back(sequence)
 

@@ -69,6 +69,9 @@ class Handoff:
             extra_key=sequence.spec.extra_key,
             # The time left for the handoff at each renewal: the prefill is given up no later there than here.
             timeout_s=max(0.0, self.deadline - now),
+            client=sequence.spec.client,
+            weight=sequence.spec.weight,
+            priority=sequence.spec.priority,
         )
 
 

@@ -25,6 +25,7 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.queue.turnover import entered
 from nodes.scheduler.sequence import Sequence, Stage
 
 MAX_SKIPPED = 32
@@ -125,6 +126,11 @@ class Admission:
             # A prefill elsewhere takes pages here, but no part of a step.
             room -= 0 if is_elsewhere else min(num_left, chunk_tokens)
 
+    def waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence is passed over because a running one computes what it begins with."""
+        match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
+        return self._is_being_computed(sequence, match.num_tokens)
+
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.page_size)
 
@@ -156,7 +162,10 @@ class Admission:
         self._queue.remove(sequence)
         if sequence.entered_at < 0:
             sequence.entered_at = now
-        if sequence.num_preemptions or sequence.num_prior_outputs:
+            # What is computed again is no more service.
+            self._queue.shares.charge(sequence, sequence.num_tokens - num_computed)
+        entered(sequence, num_computed)
+        if sequence.num_preemptions or sequence.num_prior_outputs or sequence.has_made_room:
             # All its tokens but the last were computed before.
             self.num_recomputed_tokens += sequence.num_tokens - 1 - num_computed
         if lent is not None:

@@ -39,6 +39,9 @@ def test_a_file_has_a_key_a_line_with_limits_and_comments():
         (f"alice {A} requests=0\n", "requests=N and tokens=N"),
         (f"alice {A} requests=1 requests=2\n", "requests=N and tokens=N"),
         (f"alice {A} requests=-1\n", "requests=N and tokens=N"),
+        (f"alice {A} weight=0\n", "weight=N"),
+        (f"alice {A} weight=1001\n", "1 to 1000"),
+        (f"alice {A} weight=2 weight=3\n", "weight=N"),
         (f"alice {A} seats=1\n", "requests=N and tokens=N"),
     ],
 )
@@ -47,6 +50,13 @@ def test_a_file_with_a_broken_line_is_refused_and_never_quoted(text, why):
         read_lines(text)
     assert "sk-secret" not in str(refused.value)
     assert A[:8] not in str(refused.value)
+
+
+def test_a_key_may_have_a_weight():
+    (key,) = read_lines(f"paid {A} weight=1000 requests=2\n")
+    assert (key.weight, key.requests) == (1000, 2)
+    assert read_lines(key.line()) == (key,)
+    assert read_lines(f"alice {A}\n")[0].weight == 1
 
 
 def test_more_keys_than_allowed_are_refused(monkeypatch):

@@ -294,6 +294,8 @@ class Request:
     reading: PromptPayloads | None = None
     kind: str = TOKENS
     vector: bytes = b""
+    client: str = ""
+    weight: int = 1
 
     @property
     def is_over(self) -> bool:
@@ -515,11 +517,14 @@ class World:
         priority: int = 0,
         is_read: bool = False,
         kind: str = TOKENS,
+        client: str = "",
+        weight: int = 1,
         **stop: Any,
     ) -> Request:
         request_id = request_id or f"r{len(self.requests)}"
         request = Request(request_id, prompt, StopRules(**{"max_tokens": 8, **stop}), scheduler, prefill)
         request.extra_key, request.priority, request.kind = extra_key, priority, kind
+        request.client, request.weight = client, weight
         request.reading = PromptPayloads(0, len(prompt)) if is_read else None
         self.requests[request_id] = request
         self.send_submit(request)
@@ -534,7 +539,13 @@ class World:
             detokenizer=EDGE,
             prompt_ids=request.prompt,
             spec=RequestSpec(
-                Sampling(seed=7, asks=asks), request.stop, request.priority, request.extra_key, kind=request.kind
+                Sampling(seed=7, asks=asks),
+                request.stop,
+                request.priority,
+                request.extra_key,
+                kind=request.kind,
+                client=request.client,
+                weight=request.weight,
             ),
             output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
             prefill=request.prefill,
@@ -649,6 +660,15 @@ class World:
         request.output_ids.extend(new[num_known:])
 
     # time
+
+    def step(self, name: str = "m", seconds: float = 0.02) -> None:
+        """One step of a group's worker, and all that comes of it; so much time passes meanwhile."""
+        self.flush(f"w-{name}")
+        for link in ((name, f"w-{name}"), (f"w-{name}", name)):
+            if self.links.get(link):
+                self.deliver(link)
+        self.flush(f"w-{name}")
+        self.advance(self.now + seconds)
 
     def flush(self, *without: str | tuple[str, str]) -> None:
         """Deliver everything, link by link in turn; nothing on the links or to and from the actors in `without`."""

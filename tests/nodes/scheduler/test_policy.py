@@ -84,7 +84,7 @@ def admitted(waiting: WaitingQueue, now: float, number: int) -> list[int]:
     """Whom one admission at a time lets in, the queue looked at anew for each."""
     found: list[int] = []
     for _ in range(number):
-        first = waiting.order(now)[0]
+        first = next(iter(waiting.order(now)))
         waiting.remove(first)
         found.append(first.row_id)
     return found

@@ -43,6 +43,7 @@ def disturb(world: World, draw: random.Random, prefixes: list[list[int]]) -> Non
             min_tokens=draw.choice([0, 0, 5, 20]), stop_token_ids=draw.sample(range(2, 900), draw.choice([0, 0, 60])),
             ignore_eos=draw.random() < 0.3, priority=draw.randrange(3),
             kind=draw.choice([*VECTOR_KINDS, *[TOKENS] * 9]),
+            client=draw.choice(["", "", "a", "b"]), weight=draw.choice([1, 1, 3]),
         )  # fmt: skip
     elif what < 0.8 and links:
         world.deliver(draw.choice(links))

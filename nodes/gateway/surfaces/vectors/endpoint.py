@@ -116,7 +116,7 @@ class _AtWork:
     def abandon(self) -> None:
         for task, (_, generation) in self._running.items():
             task.cancel()
-            self._service.abandon(generation, self._call.key)
+            self._service.abandon(generation, self._call.place)
 
     def _open(self, waiting: deque[tuple[Part, Prepared]]) -> None:
         most = self._service.config.max_samples_per_call
@@ -127,7 +127,7 @@ class _AtWork:
             job = self._job._replace(prepare=part.prepare)
             try:
                 call, track = self._call, self._track
-                opened = self._service.open(job, answer, track.arrived_at, call.names, call.key, track)
+                opened = self._service.open(job, answer, track.arrived_at, call.names, call.place, track)
             except TooManyRequests:
                 # What this call has at work itself will make room.
                 if not self._running:
@@ -139,7 +139,7 @@ class _AtWork:
 
     def _take(self, part: Part, generation: Generation) -> None:
         # At once, so that the parts that wait find its place free.
-        self._service.abandon(generation, self._call.key)
+        self._service.abandon(generation, self._call.place)
         output = generation.output
         if output.failure is not None:
             raise self._failed(part, generation)
