@@ -29,6 +29,7 @@ STEPS: Final = 8_192
 UNMAPPED: Final = 64
 """Of an actor without a run directory, as in a simulation of hundreds: only its tests look at them."""
 KEPT_INCARNATIONS: Final = 3
+"""The present one, and two that died: a crash that repeats is seen twice."""
 MAX_FILES: Final = 80
 """Of 0.8 MB each: 64 MB on a host, however many actors it has."""
 TRACE: Final = "trace"
@@ -66,35 +67,47 @@ def key_of(name: str) -> int:
 
 
 class TraceRing:
-    """Written by one actor, on its loop's thread."""
+    """Written by one actor, on its loop's thread. `open_memory` is called for the first record: most actors have none.
 
-    def __init__(self, now: Callable[[], float], memory: mmap.mmap | None = None) -> None:
+    It returns None where there is nothing to be mapped.
+    """
+
+    def __init__(self, now: Callable[[], float], open_memory: Callable[[], mmap.mmap | None] = lambda: None) -> None:
         self._now = now
-        self._memory: mmap.mmap | bytearray = bytearray(_size(UNMAPPED, UNMAPPED)) if memory is None else memory
-        self._num_notes, self._num_steps = (UNMAPPED, UNMAPPED) if memory is None else (NOTES, STEPS)
-        self._first_step = _HEADER.size + self._num_notes * _RECORD.size
+        self._open_memory = open_memory
+        self._memory: mmap.mmap | bytearray | None = None
+        self._num_notes = self._num_steps = self._first_step = 0
         self._note = self._step = 0
 
     def note(self, kind: int, name: str, a: int = 0, b: int = 0) -> None:
         """Something happened to what goes by `name`; `a` and `b` are cut to 32 bits."""
+        memory = self._memory or self._begin()
         number = self._note = (self._note + 1) & _U32
         offset = _HEADER.size + number % self._num_notes * _RECORD.size
         key = zlib.crc32(name.encode())
-        _RECORD.pack_into(self._memory, offset, number, kind, 0, self._now(), key, a & _U32, b & _U32, number)
+        _RECORD.pack_into(memory, offset, number, kind, 0, self._now(), key, a & _U32, b & _U32, number)
 
     def step(self, kind: int, number_of_step: int, a: int, b: int) -> None:
         """A step ended."""
+        memory = self._memory or self._begin()
         number = self._step = (self._step + 1) & _U32
         offset = self._first_step + number % self._num_steps * _RECORD.size
         key = number_of_step & _U32
-        _RECORD.pack_into(self._memory, offset, number, kind, 0, self._now(), key, a & _U32, b & _U32, number)
+        _RECORD.pack_into(memory, offset, number, kind, 0, self._now(), key, a & _U32, b & _U32, number)
 
-    def read(self, address: Address) -> ActorTrace:
-        """What is in it."""
-        header = _HEADER.pack(_MAGIC, 1, self._num_notes, self._num_steps, address.epoch, b"")
-        found = read_trace(header + bytes(self._memory[_HEADER.size :]), address.actor_id)
-        assert found is not None, "its own header is whole"
-        return found
+    def _begin(self) -> mmap.mmap | bytearray:
+        memory = self._open_memory()
+        self._num_notes, self._num_steps = (UNMAPPED, UNMAPPED) if memory is None else (NOTES, STEPS)
+        self._first_step = _HEADER.size + self._num_notes * _RECORD.size
+        self._memory = bytearray(_size(UNMAPPED, UNMAPPED)) if memory is None else memory
+        if memory is None:
+            _HEADER.pack_into(self._memory, 0, _MAGIC, 1, UNMAPPED, UNMAPPED, 0, b"")
+        return self._memory
+
+    @property
+    def content(self) -> bytes:
+        """As `read_trace` reads it."""
+        return bytes(self._memory or self._begin())
 
 
 def _size(num_notes: int, num_steps: int) -> int:
@@ -106,6 +119,10 @@ def map_ring(folder: Path, address: Address, now: Callable[[], float]) -> TraceR
 
     The files of its earlier incarnations but the last two are removed.
     """
+    return TraceRing(now, lambda: _map(folder, address))
+
+
+def _map(folder: Path, address: Address) -> mmap.mmap | None:
     size = _size(NOTES, STEPS)
     path = folder / f"{address.actor_id}.{address.epoch}"
     try:
@@ -123,9 +140,9 @@ def map_ring(folder: Path, address: Address, now: Callable[[], float]) -> TraceR
             os.close(descriptor)
     except OSError:
         # Nobody can look into this actor then; that it serves matters more.
-        return TraceRing(now)
+        return None
     _HEADER.pack_into(memory, 0, _MAGIC, 1, NOTES, STEPS, address.epoch, address.actor_id.encode()[-38:])
-    return TraceRing(now, memory)
+    return memory
 
 
 def _make_room(folder: Path, actor_id: str) -> None:
