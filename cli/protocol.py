@@ -4,6 +4,7 @@ meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartA
                          ProveActor -> ActorProof; ListLogs -> LogList; ReadLogs -> LogParts
 supervisor -> supervisor TakeAllowList -> AllowListTaken
 meshctl -> supervisor -> gateway     FindCalls -> CallsFound (`nodes/protocol/records.py`)
+meshctl -> supervisor    FindNotes -> NotesFound
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
@@ -18,7 +19,7 @@ from mesh.wire.message import Message, Part
 from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
-from nodes.protocol.records import CallsFound, FindCalls
+from nodes.protocol.records import CallsFound, FindCalls, FindNotes, NotesFound
 
 
 class ListActors(Message, frozen=True):
@@ -212,11 +213,10 @@ class AllowListTaken(Message, frozen=True):
 
 
 _Memory = ReleaseMemory | ResumeMemory | ListMemory
-_Looks = ListLogs | ReadLogs | FindCalls
+_Looks = ListLogs | ReadLogs | FindCalls | FindNotes
 _Questions = ListActors | StopMesh | RestartActors | ProveActor | TakeAllowList | _Looks | _Memory
-_Answers = (
-    ActorList | Stopping | Restarting | ActorProof | LogList | LogParts | AllowListTaken | CallsFound | MemoryList
-)
+_Found = LogList | LogParts | CallsFound | NotesFound
+_Answers = ActorList | Stopping | Restarting | ActorProof | AllowListTaken | MemoryList | _Found
 
 SUPERVISOR_CODEC: Final = Codec(
     _Questions | _Answers,

@@ -14,6 +14,7 @@ from mesh.membership.registration import Registration
 from mesh.pubsub.publishing import Publishing
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import current_trace, new_traceparent
+from mesh.runtime.trace_ring import TraceRing
 from mesh.wire.frames import StatsReply
 
 
@@ -45,6 +46,7 @@ class Context:
         tasks: TaskSupervisor,
         stats: Callable[[], StatsReply],
         random: Random,
+        trace: TraceRing | None = None,
     ) -> None:
         self._me = me
         self._links = links
@@ -58,6 +60,8 @@ class Context:
         """This actor's counters, gauges and histograms."""
         self.log = me.log
         """A logger bound to this actor and epoch."""
+        self.trace = trace or TraceRing(tasks.now)
+        """What this actor did last, for those who look into it from outside."""
         self.now = tasks.now
         """The loop's clock, seconds."""
         self.tell = tells.tell

@@ -11,6 +11,7 @@ from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import Member
 from mesh.runtime.process_usage import ProcessUsage
+from mesh.runtime.trace_ring import TraceRing
 from mesh.wire.header import Limits
 
 MAX_PEERS: Final = 4096
@@ -28,7 +29,8 @@ class SystemOptions:
     `secret` is the supervisor's, with which this actor proves its identity and checks others; without it, it checks no
     proofs, and shows the `proof` that it was given, if any. `vet_host` raises `FrameRefused` for a member of another
     host that its key does not allow, where links between hosts have keys. `log` is where it logs, if that is not the
-    log of the whole process: in a program of somebody else's.
+    log of the whole process: in a program of somebody else's. `trace` is where it notes what it does, if that is to
+    outlive it.
     """
 
     mesh: str = ""
@@ -41,6 +43,7 @@ class SystemOptions:
     proof: bytes = b""
     vet_host: Callable[[Member], None] | None = None
     log: structlog.stdlib.BoundLogger | None = None
+    trace: TraceRing | None = None
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
     heartbeat_s: float = 0.5

@@ -26,6 +26,7 @@ from mesh.options import SystemOptions
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, setup_log
+from mesh.runtime.trace_ring import TRACE, map_ring
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
@@ -110,6 +111,7 @@ class _Process:
         if supervisor_fd is not None:
             os.set_blocking(supervisor_fd, False)
             loop.add_reader(supervisor_fd, partial(self._on_supervisor, loop, supervisor_fd))
+        options = replace(options, trace=map_ring(run_directory.path / TRACE, self._address, loop.time))
         transport = ZeroMQTransport(self._listen)
         system = ActorSystem(self._actor, self._address, transport, run_directory.bootstrap(options.secret), options)
         life = asyncio.ensure_future(self._live(system))

@@ -88,7 +88,17 @@ class ActorSystem:
             Ping: lambda call: call.reply(Pong()),
         }
         actor.ctx = Context(
-            me, links, tells, asking, publishing, registration, changes, tasks, self.stats, options.random
+            me,
+            links,
+            tells,
+            asking,
+            publishing,
+            registration,
+            changes,
+            tasks,
+            self.stats,
+            options.random,
+            options.trace,
         )
 
     @property

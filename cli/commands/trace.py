@@ -13,9 +13,10 @@ from cli.output import print_json, print_table
 from cli.supervisor.mesh_directory import MeshDirectory
 from cli.trace.chrome import events
 from cli.trace.lines import newest, read_calls
+from cli.trace.notes import placed, read_notes
 from cli.trace.spans import sample_spans
-from cli.trace.text import HEADER, row, story
-from nodes.protocol.records import CallRecord, CallsFound, FindCalls
+from cli.trace.text import HEADER, detail, row, story
+from nodes.protocol.records import ActorNotes, CallRecord, CallsFound, FindCalls, FindNotes, NotesFound
 
 _POLL_S: Final = 0.5
 """A gateway keeps a thousand calls, so at 2,000 a second none is missed; each look asks all gateways."""
@@ -51,19 +52,32 @@ def trace(mesh: str, wanted: Wanted, output: Literal["text", "json", "chrome"], 
         calls = read_calls(directory.requests, query)
         found = CallsFound(calls=newest(calls, query), num=len(calls))
         sys.stderr.write(f"{mesh} is not running: this is what its request logs on this host have\n")
-    for name in found.silent:
+    notes = _notes(running, directory, found.calls)
+    for name in [*found.silent, *notes.silent]:
         sys.stderr.write(f"{name} does not answer, so what only it knows is missing\n")
-    return _show(found, wanted, output)
+    return _show(found, notes.actors, wanted, output)
 
 
-def _show(found: CallsFound, wanted: Wanted, output: Literal["text", "json", "chrome"]) -> ExitCode:
+def _notes(running: RunningMesh | None, directory: MeshDirectory, calls: list[CallRecord]) -> NotesFound:
+    """What was noted of a call that is shown by itself; of a list of them nothing."""
+    ids = [sample.request_id for call in calls for sample in call.samples]
+    if len(calls) != 1 or not ids:
+        return NotesFound(actors=[])
+    if running is None:
+        return NotesFound(actors=read_notes(directory.traces, ids, calls[0].host))
+    return running.ask(FindNotes(request_ids=ids, whole_mesh=True), NotesFound, _TIMEOUT_S)
+
+
+def _show(
+    found: CallsFound, notes: list[ActorNotes], wanted: Wanted, output: Literal["text", "json", "chrome"]
+) -> ExitCode:
     calls = found.calls
     if output == "chrome":
-        print_json(events(calls))
+        print_json(events(calls, placed(calls[0], notes) if len(calls) == 1 else []))
     elif output == "json":
-        print_json([_entry(call) for call in calls])
+        print_json([_entry(call) | _noted(call, notes) for call in calls])
     elif len(calls) == 1:
-        sys.stdout.write("\n".join(story(calls[0])) + "\n")
+        sys.stdout.write("\n".join([*story(calls[0]), *detail(calls[0], notes)]) + "\n")
     elif calls:
         print_table(HEADER, [row(call) for call in calls])
         if found.num > len(calls) and wanted.name:
@@ -80,6 +94,10 @@ def _show(found: CallsFound, wanted: Wanted, output: Literal["text", "json", "ch
     if output == "text":
         sys.stdout.write("no call has ended yet\n")
     return ExitCode.OK
+
+
+def _noted(call: CallRecord, notes: list[ActorNotes]) -> dict[str, Any]:
+    return {"notes": [note._asdict() for note in placed(call, notes)]} if notes else {}
 
 
 def _follow(running: RunningMesh, output: Literal["text", "json", "chrome"]) -> ExitCode:

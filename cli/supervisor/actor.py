@@ -28,7 +28,7 @@ from cli.protocol import (
     TakeAllowList,
 )
 from cli.supervisor.allow_list import AllowListPush
-from cli.supervisor.call_finder import find_calls
+from cli.supervisor.call_finder import find_calls, find_notes
 from cli.supervisor.deaths import Deaths
 from cli.supervisor.keeper import ProcessKeeper
 from cli.supervisor.log_files import LogFolder
@@ -52,7 +52,7 @@ from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.api_keys.note import api_keys_notes
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
-from nodes.protocol.records import FindCalls
+from nodes.protocol.records import FindCalls, FindNotes
 from nodes.roles import GATEWAY, SupervisorAttributes
 from nodes.stats import ask_stats
 
@@ -132,6 +132,8 @@ class SupervisorActor(Actor):
                 return LogList(roles=LogFolder(self._keeper.directory).roles(), hosts=sorted(hosts - {self._host}))
             case FindCalls():
                 return find_calls(self.ctx, message, self._keeper.directory.requests)
+            case FindNotes():
+                return find_notes(self.ctx, message, self._keeper.directory.traces)
             case TakeAllowList() if self._push is not None:
                 return self._push.take(call.sender, message)
             case ReleaseMemory() | ResumeMemory() | ListMemory():

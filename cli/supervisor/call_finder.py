@@ -10,10 +10,11 @@ import msgspec
 
 from cli.supervisor.whole_mesh import ask_each, other_supervisors
 from cli.trace.lines import newest, read_calls
+from cli.trace.notes import read_notes
 from mesh.actor import Context
 from mesh.address import host_of
 from mesh.membership.view import Member
-from nodes.protocol.records import CallsFound, FindCalls
+from nodes.protocol.records import ActorNotes, CallsFound, FindCalls, FindNotes, NotesFound
 from nodes.roles import GATEWAY
 
 
@@ -35,6 +36,17 @@ async def find_calls(ctx: Context, query: FindCalls, requests: Path) -> CallsFou
         ended={name: num for answer in said.values() for name, num in answer.ended.items()},
         silent=sorted({*asked}.difference(said).union(*(answer.silent for answer in said.values()))),
     )
+
+
+async def find_notes(ctx: Context, query: FindNotes, traces: Path) -> NotesFound:
+    """What actors of this host, living and dead, noted of some requests, or with `whole_mesh` those of all hosts."""
+    of_host = msgspec.structs.replace(query, whole_mesh=False)
+    peers = [peer.actor_id for peer in other_supervisors(ctx)] if query.whole_mesh else []
+    # In a thread: 80 rings are 64 MB to look through.
+    here = asyncio.to_thread(read_notes, traces, query.request_ids, ctx.describe().host)
+    said, own = await asyncio.gather(ask_each(ctx, dict.fromkeys(peers, of_host), NotesFound, ctx.log.debug), here)
+    actors: list[ActorNotes] = [*own, *(actor for answer in said.values() for actor in answer.actors)]
+    return NotesFound(actors=actors, silent=sorted({*peers} - said.keys()))
 
 
 def _is_own(ctx: Context, member: Member) -> bool:

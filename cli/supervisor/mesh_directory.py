@@ -8,11 +8,12 @@
         actors.json       the roles of the actors of the last mesh, running or not, by id
         logs/             one file per actor, and one rotated away
         requests/         one file per gateway with a line for each call, and one before it
+        trace/            what each actor did last, one file for each incarnation (`mesh/runtime/trace_ring.py`)
         errors/           why an actor gave up, in its own words
         api_keys          hashes of the keys that KVMESH_API_KEYS has, while the mesh runs
 
-The supervisor is the only writer (except in requests/ and errors/). `meshctl ps|down|logs|trace` and the next `up`
-read.
+The supervisor is the only writer (except in requests/, trace/ and errors/). `meshctl ps|down|logs|trace` and the next
+`up` read.
 """
 
 import contextlib
@@ -33,6 +34,7 @@ from mesh.address import MAX_EPOCH, Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
 from mesh.runtime.run_directory import NOT_JSON, RunDirectory, read_file, replace_file
+from mesh.runtime.trace_ring import TRACE
 from nodes.roles import GATEWAY
 
 REQUESTS: Final = "requests"
@@ -107,6 +109,7 @@ class MeshDirectory:
         self.is_new = False
         self.logs = self.path / "logs"
         self.requests = self.path / REQUESTS
+        self.traces = self.path / TRACE
         self._manifest = self.path / "manifest.json"
         self._epochs = self.path / "epochs.json"
         self._actors = self.path / "actors.json"

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cli.trace.notes import PlacedNote
 from cli.trace.spans import sample_spans
 from nodes.protocol.records import CallRecord
 
 
-def events(calls: Sequence[CallRecord]) -> dict[str, Any]:
-    """One document: a process for each call, in it a thread for each sample; times in microseconds."""
+def events(calls: Sequence[CallRecord], notes: Sequence[PlacedNote] = ()) -> dict[str, Any]:
+    """One document: a process for each call, in it a thread for each sample; times in microseconds. `notes` are of the
+    only call.
+    """
     told: list[dict[str, Any]] = []
     first = min((call.at for call in calls), default=0.0)
     for pid, call in enumerate(calls, 1):
@@ -34,4 +37,8 @@ def events(calls: Sequence[CallRecord]) -> dict[str, Any]:
              "args": {"reason": death.reason}}
             for death in call.deaths
         ]  # fmt: skip
+    told += [
+        {"name": note.text, "ph": "i", "s": "t", "pid": 1, "tid": note.actor_id, "ts": note.at_s * 1e6}
+        for note in notes
+    ]
     return {"traceEvents": told, "displayTimeUnit": "ms"}

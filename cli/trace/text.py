@@ -1,10 +1,12 @@
 """Calls as people read them in a terminal: a list of them, or one with its timeline. Pure."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from cli.trace.notes import placed
 from cli.trace.spans import Span, sample_spans
-from nodes.protocol.records import CallRecord, SampleRecord
+from nodes.protocol.records import ActorNotes, CallRecord, SampleRecord
 
 _BAR: Final = 40
 """Columns of a timeline: beside names and numbers it fits a terminal of 100."""
@@ -55,6 +57,21 @@ def story(call: CallRecord) -> list[str]:
         lines.append(f"  {call.num_samples - len(call.samples)} more samples are not kept")
     lines += [f"  at {seconds(death.at_s)} {death.actor} died: {death.reason}" for death in call.deaths]
     return lines
+
+
+def detail(call: CallRecord, actors: Sequence[ActorNotes]) -> list[str]:
+    """What actors noted of it, in order of time, and what is not known any more."""
+    notes = placed(call, actors)
+    if not notes:
+        return ["  nothing is noted of it any more" if call.samples else "  it came to no scheduler"]
+    error_s = max(note.error_s for note in notes)
+    lines = [f"  noted, times of other hosts within {seconds(error_s)}:" if error_s else "  noted:"]
+    lines += [f"    {seconds(note.at_s):>10}  {note.actor_id:<22} {note.text}" for note in notes]
+    return lines + [
+        f"  {one.num_lost} older notes of {one.actor_id}.{one.epoch} were written over"
+        for one in actors
+        if one.num_lost
+    ]
 
 
 def _line(span: Span, total_s: float) -> str:

@@ -33,7 +33,7 @@ class RequestAccount:
         chooser = Chooser(
             config.request_log, slow_s=config.slow_request_s, slow_first_token_s=config.slow_first_token_s
         )
-        self._calls = CallLog(me, chooser)
+        self._calls = CallLog(me, ctx.describe().host, chooser)
         folder = config.request_log_folder
         self._lines = LineFile(Path(folder) / f"{me}.jsonl", config.request_log_bytes) if folder else None
         self._failed_at: float | None = None

@@ -82,7 +82,8 @@ class DeathRecord(Part, frozen=True):
 class CallRecord(Part, frozen=True):
     """One HTTP call with all of its samples.
 
-    `at` is Unix time by the gateway's clock, for people. `read_s`: its body was read. `tokenize_s` is what tokenizers
+    `at` is Unix time by the gateway's clock, for people; `clock_s` the time of its arrival by the clock that all
+    processes of the gateway's `host` share. `read_s`: its body was read. `tokenize_s` is what tokenizers
     took, by their own clocks; `prepared_s` when their answers were there. `first_token_s`, `queue_s` … are those of
     the sample that had its first token last; `stall_s` the longest pause in anybody's output. `attempts` is the largest
     number of any sample. `code` is that of the error that it was answered with. `sampled`: the line stands for so many
@@ -92,6 +93,8 @@ class CallRecord(Part, frozen=True):
     request_id: str
     gateway: str = ""
     at: float = 0.0
+    clock_s: float = 0.0
+    host: str = ""
     route: str = ""
     client_id: str = ""
     traceparent: str = ""
@@ -131,6 +134,54 @@ class FindCalls(Message, frozen=True):
     after: dict[str, int] = {}
     follows: bool = False
     whole_mesh: bool = False
+
+
+class FindNotes(Message, frozen=True):
+    """Ask a supervisor what the actors of its host, or of the `whole_mesh`, noted of the requests of these ids, also
+    those that are dead. With their host's clock: `CallRecord.clock_s` is on that of the gateway's.
+    """
+
+    request_ids: Annotated[list[str], Meta(max_length=MAX_CALLS)]
+    whole_mesh: bool = False
+
+
+class NotePart(Part, frozen=True):
+    """One note: when, by the clock of its host, and what, in words."""
+
+    at: float
+    request_id: str
+    text: str
+
+
+class StepPart(Part, frozen=True):
+    """A step of a scheduler's that ended `at`, after `took_s`, with so many rows and tokens."""
+
+    at: float
+    number: int
+    num_rows: int
+    num_tokens: int
+    took_s: float
+
+
+class ActorNotes(Part, frozen=True):
+    """What one incarnation noted; `num_lost` older notes, of whatever requests, were written over. `steps` are its
+    longest ones while it had these requests. `arrived` is when it took each attempt, by request id and attempt.
+    """
+
+    actor_id: str
+    epoch: int
+    host: str = ""
+    notes: list[NotePart] = []
+    steps: list[StepPart] = []
+    arrived: list[tuple[str, int, float]] = []
+    num_lost: int = 0
+
+
+class NotesFound(Message, frozen=True):
+    """Answer to `FindNotes`, without actors that noted nothing of them. `silent` hosts did not answer."""
+
+    actors: list[ActorNotes]
+    silent: list[str] = []
 
 
 class CallsFound(Message, frozen=True):

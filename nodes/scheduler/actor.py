@@ -111,6 +111,7 @@ class SchedulerActor(Actor):
         core = self.core = SchedulerCore(
             self._config, address, handle, found.cache, os.urandom(8).hex(), found.recovered
         )
+        core.outbox.note, core.outbox.step = self.ctx.trace.note, self.ctx.trace.step
         self._driver = CoreDriver(
             self,
             "scheduler",

@@ -28,12 +28,14 @@ from nodes.protocol import (
     StopAt,
 )
 from nodes.protocol.memory import MEMORY_RELEASED
+from nodes.protocol.steps import RowColumn
 from nodes.scheduler import asks, attempts, cache_news, load_reports
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.batching import compose_step
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
+from nodes.scheduler.batch.step import Step
 from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import (
@@ -70,6 +72,7 @@ from nodes.scheduler.worker_link import pipeline, worker_drain
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.scheduler.worker_link.worker_drain import WorkerDrain
+from nodes.trace_notes import Noted
 
 ADMIT_EVERY_STEPS = 8
 """The growth estimate sinks by 0.001 a step, which makes room after several steps, not after each."""
@@ -117,9 +120,8 @@ class SchedulerCore:
         self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
         self.deaths = WorkerDeaths(config, self.running, self.results, self.orders, self.endings)
-        self.admission = Admission(
-            config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.recovered
-        )
+        room = (self.queue, self.running, self.growth, self.grants, self.orders, self.recovered)
+        self.admission = Admission(config, cache, *room, self.outbox)
         self.turnover = Turnover(self.queue, self.running, self.grants, self.admission.waits_for_prefix)
         self.handlers = RpcHandlers(
             config,
@@ -361,6 +363,7 @@ class SchedulerCore:
             link.send(step, now)
             self.growth.stepped()
             if self.running.prefilling:
+                self._note_chunks(step)
                 self.running.on_step_sent(step.sequences)
                 self.admission.is_due = True
             self._steps_since_admission += 1
@@ -369,6 +372,13 @@ class SchedulerCore:
             self._admit(now)
         if not len(self.running):
             self.growth.idle()
+
+    def _note_chunks(self, step: Step) -> None:
+        starts, counts = step.column(RowColumn.START), step.column(RowColumn.COUNT)
+        for sequence, start, count in zip(step.sequences, starts, counts, strict=True):
+            # Rows of one token are output, which the gateway sees for itself.
+            if count > 1:
+                self.outbox.note(Noted.CHUNK, sequence.request_id, start, count)
 
     def _admit(self, now: float) -> None:
         if self.admission.is_due:

@@ -4,7 +4,7 @@
 `Answered` or `AskFailed` with the command's tag.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mesh.address import Address
@@ -166,13 +166,29 @@ class Measured(NamedTuple):
 Command = Tell | Ask | SendStep | FenceWorker | Reply | Refuse | Publish | Announce | Measured
 
 
-class Outbox:
-    """The commands of the event being handled; shared by the core's parts, emptied by the core."""
+Note = Callable[[int, str, int, int], None]
+"""Kind, request id, and two numbers."""
+StepNote = Callable[[int, int, int, int], None]
+"""Kind, number of the step, and two numbers."""
 
-    __slots__ = ("commands",)
+
+def _unheard(kind: int, what: str | int, a: int, b: int) -> None:
+    """Until an actor says where to, and in tests of the core."""
+
+
+class Outbox:
+    """The commands of the event being handled; shared by the core's parts, emptied by the core.
+
+    `note` and `step` are told at once what happens to requests and of steps that ended (`nodes/trace_notes.py`): they
+    are read when an actor is looked into, and nothing depends on them.
+    """
+
+    __slots__ = ("commands", "note", "step")
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
+        self.note: Note = _unheard
+        self.step: StepNote = _unheard
 
     def add(self, command: Command) -> None:
         self.commands.append(command)

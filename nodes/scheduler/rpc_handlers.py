@@ -42,6 +42,7 @@ from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
+from nodes.trace_notes import Noted
 
 Problem = tuple[str, str, bool, str | None]
 """Why something is refused: code, message, whether it may be tried again, and the parameter at fault."""
@@ -203,6 +204,7 @@ class RpcHandlers:
         )
         sequence.is_private = self._config.is_encoder
         self._attempts.add(sequence)
+        self._outbox.note(Noted.ARRIVED, sequence.request_id, sequence.attempt, sequence.num_tokens)
         self.num_prompt_tokens += sequence.num_prompt_tokens
         # A retry that brings all its tokens, only the finish having been lost: nothing is left to compute. A vector's
         # prompt is all that it may ever have, and is yet to be computed.

@@ -78,7 +78,7 @@ class CallTrack:
             # They end in the order of time: the first one took the least.
             del self._samples[0]
 
-    def record(self, gateway: str, open_samples: Iterable[SampleRecord] = ()) -> CallRecord:
+    def record(self, gateway: str, host: str, open_samples: Iterable[SampleRecord] = ()) -> CallRecord:
         """What there is, with those samples that still run."""
         totals, samples = self.totals, list(self._samples)
         for sample in open_samples:
@@ -90,7 +90,9 @@ class CallTrack:
             totals,
             request_id=names.ours,
             gateway=gateway,
+            host=host,
             at=self.at,
+            clock_s=round(self.arrived_at, 4),
             route=names.path,
             client_id=names.client,
             traceparent=names.traceparent,
@@ -137,8 +139,9 @@ def _added(to: CallRecord, sample: SampleRecord, *, counts_prompt: bool) -> Call
 class CallLog:
     """All calls of one gateway; `chooser` says which get lines."""
 
-    def __init__(self, gateway: str, chooser: Chooser) -> None:
+    def __init__(self, gateway: str, host: str, chooser: Chooser) -> None:
         self._gateway = gateway
+        self._host = host
         self._chooser = chooser
         self._under_way: dict[str, CallTrack] = {}
         self._kept: deque[CallRecord] = deque(maxlen=NUM_KEPT)
@@ -168,7 +171,7 @@ class CallLog:
         return msgspec.json.encode(msgspec.structs.replace(record, sampled=share)) + b"\n"
 
     def _record(self, track: CallTrack, samples: Iterable[SampleRecord] = ()) -> CallRecord:
-        record = track.record(self._gateway, samples)
+        record = track.record(self._gateway, self._host, samples)
         if not self._deaths or self._deaths[-1][0] < track.arrived_at:
             return record
         heard = [

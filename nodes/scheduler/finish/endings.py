@@ -17,6 +17,7 @@ from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence, Stage
+from nodes.trace_notes import Noted
 
 
 class Endings:
@@ -98,6 +99,7 @@ class Endings:
 
     def leave(self, sequence: Sequence, now: float) -> None:
         """Give back all that it holds; pages that a step or a transfer may still write follow once that has ended."""
+        self._outbox.note(Noted.LEFT, sequence.request_id, sequence.num_tokens, 0)
         if sequence.stage is Stage.HANDOFF:
             self._grants.revoke(sequence, now)
         self._queue.remove(sequence)
@@ -106,6 +108,7 @@ class Endings:
 
     def put_back(self, sequence: Sequence) -> None:
         """Have it wait again, ahead of all of its client's that were never admitted."""
+        self._outbox.note(Noted.PUT_BACK, sequence.request_id, sequence.num_tokens, 0)
         sequence.stage = Stage.WAITING
         self._queue.put_back(sequence)
 

@@ -46,6 +46,7 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox, Tag
 from nodes.scheduler.handoff.handoff import Handoff, HandoffDone, HandoffFailed, Outcome, ended
 from nodes.scheduler.sequence import Sequence
+from nodes.trace_notes import Noted
 
 OPEN = "open_grant"
 ORDER = "order_prefill"
@@ -180,6 +181,7 @@ class DecodeHandoffQueue:
         handoff.is_ordered = True
         handoff.heard_at = now
         handoff.sequence.grant_s = now - handoff.opened_at
+        self._outbox.note(Noted.GRANTED, handoff.sequence.request_id, len(handoff.lent.pages), 0)
         self._order(handoff, now)
         return None
 
@@ -212,6 +214,7 @@ class DecodeHandoffQueue:
         # Tells may be repeated and overtaken by others: neither fact is ever taken back.
         handoff.is_pulled |= message.complete
         handoff.num_pulled = max(handoff.num_pulled, message.num_pages)
+        self._outbox.note(Noted.PULLED, handoff.sequence.request_id, message.num_pages, message.complete)
         return self._settle(handoff, now)
 
     def on_done(self, sender: Address, message: PrefillDone, now: float) -> Outcome | None:
@@ -223,6 +226,7 @@ class DecodeHandoffQueue:
         # The first of repeats counts: `transfer_s` is how long the copy took beyond the drawing of the token.
         if handoff.done is None:
             handoff.done_at = now
+            self._outbox.note(Noted.PREFILLED, handoff.sequence.request_id, message.num_cached_tokens, 0)
         handoff.done = message
         return self._settle(handoff, now)
 

@@ -26,6 +26,7 @@ from nodes.protocol import PrefillDone, PrefillFailed, PrefillNews, PrefillOrder
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.sequence import Sequence
+from nodes.trace_notes import Noted
 
 ANNOUNCE: Final = "announce"
 LEASE: Final = "order_lease"
@@ -115,6 +116,7 @@ class PrefillHandoffQueue:
     def accept(self, holder: Address, message: PrefillOrder, sequence: Sequence, now: float) -> None:
         order = _Order(holder, message, sequence, self._config.page_size)
         self._orders[message.grant_id] = order
+        self._outbox.note(Noted.ORDERED, sequence.request_id, sequence.attempt, sequence.num_tokens)
         self._renew(order, now)
         # Seconds that are left, not a time of day: clocks of two hosts need not agree.
         self._deadlines.set((TIMEOUT, order.grant_id), now + message.timeout_s)

@@ -22,11 +22,13 @@ from kvstore.cache.rebuild import RecoveredSequences
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.events import Outbox
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.turnover import entered
 from nodes.scheduler.sequence import Sequence, Stage
+from nodes.trace_notes import Noted
 
 MAX_SKIPPED = 32
 """Each skipped one costs a lookup in the tree (274 µs for 10,000 tokens) at every admission; 2,048 may wait."""
@@ -83,9 +85,11 @@ class Admission:
         grants: DecodeHandoffQueue,
         orders: PrefillHandoffQueue,
         recovered: RecoveredSequences,
+        outbox: Outbox,
     ) -> None:
         self._config = config
         self._recovered = recovered
+        self._outbox = outbox
         self._cache = cache
         self._queue = queue
         self._running = running
@@ -160,6 +164,7 @@ class Admission:
             sequence.drop_pages()
             return False
         self._queue.remove(sequence)
+        self._outbox.note(Noted.ADMITTED, sequence.request_id, num_computed, is_elsewhere)
         if sequence.entered_at < 0:
             sequence.entered_at = now
             # What is computed again is no more service.

@@ -44,6 +44,7 @@ from nodes.scheduler.worker_link.result_check import (
     find_problem,
 )
 from nodes.scheduler.worker_link.step_times import StepTimes
+from nodes.trace_notes import STEP, step_size
 
 ADOPT: Tag = ("adopt", "")
 """Tag of the ask to rank 0; those to other ranks name the rank."""
@@ -265,6 +266,8 @@ class Pipeline:
         del self._sent[0]
         num_rows, num_tokens, num_pages = _size(sent.step)
         self._times.observe(num_rows, num_tokens, num_pages, result.elapsed_s)
+        took_us = int(result.elapsed_s * 1e6)
+        self._outbox.step(STEP, result.step, step_size(num_rows, num_tokens), took_us)
         self.pace.observe(num_rows, num_tokens, result.elapsed_s)
         acknowledged = _acknowledge(sent, result)
         self._num_silences, self._is_mismatched = 0, False

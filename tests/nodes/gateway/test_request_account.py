@@ -17,6 +17,7 @@ from nodes.protocol.records import AttemptRecord, CallRecord, FindCalls, SampleR
 def context(now: float = 0.0) -> Mock:
     ctx = Mock()
     ctx.address.actor_id, ctx.address.epoch = "gateway-0", 3
+    ctx.describe.return_value.host = "a"
     ctx.now.return_value = now
     return ctx
 

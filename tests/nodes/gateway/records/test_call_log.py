@@ -15,7 +15,7 @@ from nodes.request import Stages
 
 
 def log(which: RequestLog = "all") -> CallLog:
-    return CallLog("g", Chooser(which, slow_s=30.0, slow_first_token_s=10.0))
+    return CallLog("g", "a", Chooser(which, slow_s=30.0, slow_first_token_s=10.0))
 
 
 def sample(number: int, ended_s: float, *, first_token_s: float = 0.5, queue_s: float = 0.1) -> SampleRecord:
