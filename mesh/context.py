@@ -42,7 +42,7 @@ class Context:
         registration: Registration,
         changes: Changes,
         tasks: TaskSupervisor,
-        stats: Callable[[], StatsReply],
+        stats: Callable[[int | None], StatsReply],
         random: Random,
     ) -> None:
         self._me = me
