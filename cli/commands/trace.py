@@ -13,8 +13,8 @@ from cli.output import print_json, print_table
 from cli.supervisor.mesh_directory import MeshDirectory
 from cli.trace.chrome import events
 from cli.trace.lines import newest, read_calls
-from cli.trace.spans import sample_spans
 from cli.trace.text import HEADER, row, story
+from nodes.call_spans import sample_spans
 from nodes.protocol.records import CallRecord, CallsFound, FindCalls
 
 _POLL_S: Final = 0.5
