@@ -51,7 +51,6 @@ READ_OTHERWISE = {
     "ServerInfo.ep_size": HTTP,
     "ServerInfo.internal_states": HTTP,
     "ServerInfo.pp_size": HTTP,
-    "ActorFigures.output_tokens_per_s": "in `meshctl ps -o json`",
     "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,
     "_Engine.mover": UNPACKED,
