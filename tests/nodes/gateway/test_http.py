@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -190,7 +190,7 @@ def test_openapi_describes_every_route(served: Any, client: httpx.Client) -> Non
     document = client.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     ctx, config = served.gateway.ctx, served.config
-    feed = MeshFeed(ctx, served.gateway.service, None)
+    feed = cast("MeshFeed", object())
     app = GatewayApp(served.gateway.service, Scraper(ctx, config), HttpObserver(ctx), BodyBudget(config), feed=feed)
     routes = {(one.path.replace(":path}", "}"), way) for one in app._routed.routes for way in one.methods - {"HEAD"}}
     assert ("/v1/models/{model_id}", "GET") in routes
