@@ -18,7 +18,7 @@ function draw(tag, attributes, ...children) {
 const byId = (id) => document.getElementById(id);
 
 function seconds(value) {
-  if (value === undefined || value === null || value < 0) return "-";
+  if (!isKnown(value) || value < 0) return "-";
   if (value >= 100) return `${Math.round(value)} s`;
   return value >= 1 ? `${value.toFixed(2)} s` : `${(value * 1000).toFixed(value >= 0.1 ? 0 : 1)} ms`;
 }
@@ -35,6 +35,8 @@ function number(value) {
   return value >= 100 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
 }
 
+// Figures that an actor does not have are left out of what is told.
+const isKnown = (value) => value !== null && value !== undefined;
 const percent = (value) => `${Math.round(value * 100)}%`;
 const clock = (at) => new Date(at * 1000).toTimeString().slice(0, 8);
 const cut = (text, most) => (text.length > most ? text.slice(0, Math.max(1, most - 1)) + "…" : text);

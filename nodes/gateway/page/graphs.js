@@ -98,8 +98,12 @@ class Graph {
     const at = this.cursor === null ? now : begin + this.cursor * TEN_MINUTES_S;
     [...lines].forEach(([actor, pieces], index) => {
       const colour = `s${index % 8}`;
-      const d = pieces.map((piece) => piece.map(([when, value], place) => `${place ? "L" : "M"}${x(when).toFixed(1)} ${y(value).toFixed(1)}`).join("") + (piece.length === 1 ? "h0.1" : "")).join("");
+      const d = pieces.map((piece) => piece.map(([when, value], place) => `${place ? "L" : "M"}${x(when).toFixed(1)} ${y(value).toFixed(1)}`).join("")).join("");
       parts.push(draw("path", { class: `line ${colour}`, d }));
+      // A line of one point would not be seen.
+      for (const [[when, value]] of pieces.filter((piece) => piece.length === 1)) {
+        parts.push(draw("circle", { class: `part ${colour}`, cx: x(when), cy: y(value), r: 2.2 }));
+      }
       const near = pieces.flat().filter(([when]) => Math.abs(when - at) <= GAP_S).sort(([a], [b]) => Math.abs(a - at) - Math.abs(b - at))[0];
       keys.push(make("li", {}, make("span", { className: `swatch ${colour}` }), `${actor} `, make("b", { textContent: near ? this.show(near[1]) : "-" })));
     });

@@ -72,7 +72,12 @@ class Page {
         const told = JSON.parse(data);
         if (told.error) return told.error.code === "invalid_api_key" ? "key" : "lost";
         this.heard = true;
-        this.take(told);
+        try {
+          this.take(told);
+        } catch (error) {
+          // A fault of this page is not the mesh's: it must not look like one.
+          console.error(error);
+        }
       }
       return "lost";
     } catch {
@@ -112,7 +117,7 @@ class Page {
   // Who is away is shown in its place for a while: it usually comes back there.
   meet(told, before) {
     const seconds = before ? Math.max(0.5, told.now - before.now) : 1;
-    const pulled = (one) => Object.values(one.figures.pulled_bytes).reduce((sum, value) => sum + value, 0);
+    const pulled = (one) => Object.values(one.figures.pulled_bytes || {}).reduce((sum, value) => sum + value, 0);
     for (const one of told.actors) {
       const known = this.actors.get(one.id);
       const same = known && !known.gone && known.epoch === one.epoch;
@@ -153,7 +158,7 @@ class Page {
   actorRow(one) {
     const { group, phase, cpu_cores: cpu, memory_bytes: memory, num_running: running, num_waiting: waiting, kv_usage: kv, tokens_per_s: rate } = one.figures;
     const state = one.gone ? "gone" : one.answers ? one.state : "does not answer";
-    const known = (value, show) => (value === null || value === undefined ? "-" : show(value));
+    const known = (value, show) => (isKnown(value) ? show(value) : "-");
     const cells = [one.id, one.host || "-", one.role, state, one.epoch, one.pid, [group, phase].filter(Boolean).join(" ") || "-", known(cpu, percent),
       known(memory, amount), known(running, String), known(waiting, String), known(kv, percent), known(rate, number)];
     return make("tr", {}, ...cells.map((text, index) => make("td", { textContent: String(text), className: index === 3 && state !== "ready" ? "bad" : "" })));

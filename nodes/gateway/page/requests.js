@@ -23,11 +23,14 @@ function timeline(spans, total) {
   return svg;
 }
 
+const counted = (num, words) => (num === 1 ? "" : `, ${num} ${words}`);
+
 function storyOf(call) {
-  const cell = make("td", { className: "story", colSpan: 7 });
+  const cell = make("div", { className: "story" });
   const cached = call.cached_tokens ? ` (${call.cached_tokens} cached)` : "";
   cell.append(make("p", { className: "quiet", textContent: `${call.id} at ${call.gateway}: ${call.prompt_tokens} prompt tokens${cached}, ` +
-    `${call.output_tokens} output tokens, ${call.num_samples} samples, ${call.attempts} attempts, end ${call.code || call.finish || "-"}` }));
+    `${call.output_tokens} output tokens${counted(call.num_samples, "samples")}${counted(call.attempts, "attempts")}, ` +
+    `end ${call.code || call.finish || "-"}` }));
   for (const sample of call.samples) {
     const rows = sample.spans.map(([name, begin, end, note]) => make("tr", {},
       make("td", {}, make("span", { className: `swatch ${kindOf(name)}` }), name), make("td", { textContent: seconds(end - begin) }),
@@ -36,7 +39,7 @@ function storyOf(call) {
     cell.append(make("table", {}, make("tbody", {}, ...rows)));
   }
   for (const { actor, at_s: at, reason } of call.deaths) cell.append(make("p", { className: "bad", textContent: `at ${seconds(at)} ${actor} died: ${reason}` }));
-  return make("tr", {}, cell);
+  return make("tr", {}, make("td", { colSpan: 7 }, cell));
 }
 
 function rowOf(call) {
@@ -47,7 +50,8 @@ function rowOf(call) {
   const end = call.code ? `${call.status} ${call.code}` : String(call.status);
   const row = make("tr", {}, make("td", { textContent: clock(call.at + call.total_s) }), make("td", {}, button),
     make("td", { className: call.status >= 400 || call.code ? "bad" : "", textContent: cut(end, 40) }), make("td", { textContent: seconds(call.total_s) }),
-    make("td", { textContent: seconds(call.first_token_s) }), make("td", { textContent: `${call.prompt_tokens}+${call.output_tokens}` }),
+    make("td", { className: "room", textContent: seconds(call.first_token_s) }),
+    make("td", { className: "room", textContent: `${call.prompt_tokens}+${call.output_tokens}` }),
     make("td", { className: "wide" }, timeline(first.spans, call.total_s)));
   const one = { row, story: null, at: call.at + call.total_s };
   button.addEventListener("click", () => {

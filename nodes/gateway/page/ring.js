@@ -91,6 +91,12 @@ function wayBetween(a, b) {
   return a.y < b.y ? [x1, a.y + a.h, x2, b.y] : [x1, a.y, x2, b.y + b.h];
 }
 
+// Its role is written above it, so where there is little room that part of its name goes first.
+function nameIn({ id, role }, chars) {
+  const prefix = `${role.replace("_", "-")}-`;
+  return id.length > chars && id.startsWith(prefix) ? cut(id.slice(prefix.length), chars) : cut(id, chars);
+}
+
 function actorParts(one, x, y, w) {
   const state = one.gone || !one.answers ? "bad" : one.state === "ready" ? "good" : "warn";
   const { num_running: running, num_waiting: waiting, kv_usage: kv, cpu_cores: cpu } = one.figures;
@@ -99,16 +105,16 @@ function actorParts(one, x, y, w) {
   else if (!one.answers) words.push("does not answer");
   else {
     if (one.state !== "ready") words.push(one.state);
-    if (running !== null) words.push(`${running} run`);
+    if (isKnown(running)) words.push(`${running} run`);
     if (waiting) words.push(`${waiting} wait`);
-    if (kv !== null) words.push(`KV ${percent(kv)}`);
-    else if (cpu !== null) words.push(`CPU ${percent(cpu)}`);
+    if (isKnown(kv)) words.push(`KV ${percent(kv)}`);
+    else if (isKnown(cpu)) words.push(`CPU ${percent(cpu)}`);
   }
   const load = one.gone ? 0 : Math.min(1, kv ?? cpu ?? 0);
   const chars = Math.floor((w - 30) / 6.6);
   return [
     draw("circle", { cx: x + 12, cy: y + 8, r: 4, class: `dot ${state}` }),
-    draw("text", { x: x + 22, y: y + 12 }, cut(one.id, chars)),
+    draw("text", { x: x + 22, y: y + 12 }, nameIn(one, chars)),
     draw("text", { x: x + 22, y: y + 26, class: "quiet", "font-size": 11 }, cut(words.join(" · "), chars + 2)),
     draw("rect", { x: x + 22, y: y + 30, width: w - 34, height: 3, rx: 1.5, class: "rail" }),
     draw("rect", { x: x + 22, y: y + 30, width: (w - 34) * load, height: 3, rx: 1.5, class: "load" }),
