@@ -14,8 +14,8 @@ import httpx
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 ARGUMENTS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class Browser:
         self._driver.terminate()
         self._driver.wait(10)
         # Its last processes may still write there.
-        self._profile._ignore_cleanup_errors = True  # noqa: SLF001
+        self._profile._ignore_cleanup_errors = True
         self._profile.cleanup()
 
     def open(self, url: str) -> None:

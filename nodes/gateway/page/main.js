@@ -19,6 +19,7 @@ class Page {
     byId("keys").addEventListener("submit", (event) => {
       event.preventDefault();
       sessionStorage.setItem("kvmesh-key", byId("key").value);
+      byId("key").value = "";
       byId("keys").hidden = true;
       if (this.given) this.given();
     });
