@@ -6,24 +6,25 @@ const ROW = 38, HEAD = 24, GAP = 34;
 
 const sumOf = (actors, name) => actors.reduce((sum, one) => sum + (one.figures[name] || 0), 0);
 
-// What an arrow says: how much flows, and the words for it. Pulled pages are a rate made by `withRates`.
+// What flows along an arrow, by the actors in the two boxes that it joins: how much, and the words for it.
 const FLOWS = [
   ["gateway", "tokenizer", () => [0, ""]],
-  ["gateway", "scheduler", (all) => {
-    const num = sumOf(all.gateway, "num_running") + sumOf(all.gateway, "num_waiting");
+  ["gateway", "scheduler", (from, to) => {
+    const num = sumOf(to, "num_running") + sumOf(to, "num_waiting");
     return [num, `${num} open`];
   }],
-  ["scheduler", "worker", (all) => {
-    const rate = sumOf(all.scheduler, "tokens_per_s");
+  ["scheduler", "worker", (from) => {
+    const rate = sumOf(from, "tokens_per_s");
     return [rate, `${number(rate)} tok/s`];
   }],
-  ["scheduler", "detokenizer", (all) => {
-    const rate = sumOf(all.scheduler, "output_tokens_per_s");
+  ["scheduler", "detokenizer", (from) => {
+    const rate = sumOf(from, "output_tokens_per_s");
     return [rate, `${number(rate)} tok/s`];
   }],
-  ["detokenizer", "gateway", (all) => [sumOf(all.scheduler, "output_tokens_per_s"), "text"]],
-  ["kv_agent", "scheduler", (all) => {
-    const rate = sumOf(all.kv_agent, "pulled_per_s");
+  ["detokenizer", "gateway", (from, to) => [sumOf(to, "num_running"), "text"]],
+  // `pulled_per_s` is made from two states, one after the other (`Page.meet`).
+  ["kv_agent", "scheduler", (from) => {
+    const rate = sumOf(from, "pulled_per_s");
     return [rate, rate ? `KV ${amount(rate)}/s` : "KV"];
   }],
 ];
@@ -111,7 +112,7 @@ function actorParts(one, x, y, w) {
     else if (isKnown(cpu)) words.push(`CPU ${percent(cpu)}`);
   }
   const load = one.gone ? 0 : Math.min(1, kv ?? cpu ?? 0);
-  const chars = Math.floor((w - 30) / 6.6);
+  const chars = Math.floor((w - 30) / 6.2);
   return [
     draw("circle", { cx: x + 12, cy: y + 8, r: 4, class: `dot ${state}` }),
     draw("text", { x: x + 22, y: y + 12 }, nameIn(one, chars)),
@@ -161,7 +162,7 @@ function arrowsOf(boxes) {
 }
 
 function ringOf(actors, width) {
-  const hosts = hostsOf(actors), all = hostsOf(actors.map((one) => ({ ...one, host: "" }))).get("") || {};
+  const hosts = hostsOf(actors);
   const frames = [], boxes = [];
   let top = 8;
   for (const [host, roles] of [...hosts].sort(([a], [b]) => (a < b ? -1 : 1))) {
@@ -190,8 +191,8 @@ function ringOf(actors, width) {
   }
   const arrows = arrowsOf(boxes);
   // Arrows between hosts lie behind the boxes that they cross.
-  for (const { a, b, flow } of arrows.filter(({ a, b }) => a.host !== b.host)) svg.append(...arrowParts(a, b, flow(all)[0], ""));
+  for (const { a, b, flow } of arrows.filter(({ a, b }) => a.host !== b.host)) svg.append(...arrowParts(a, b, flow(a.actors, b.actors)[0], ""));
   for (const box of boxes) svg.append(...boxParts(box));
-  for (const { a, b, flow } of arrows.filter(({ a, b }) => a.host === b.host)) svg.append(...arrowParts(a, b, ...flow(all)));
+  for (const { a, b, flow } of arrows.filter(({ a, b }) => a.host === b.host)) svg.append(...arrowParts(a, b, ...flow(a.actors, b.actors)));
   return svg;
 }
