@@ -1,6 +1,6 @@
 """Which pages are open, when the mesh is asked for them, and what each of them has not been told yet. Pure.
 
-    open -> due -> (the mesh is asked) -> gathered -> take, page by page -> due a second later …
+    open -> due -> begin (the mesh is asked) gathered, end -> take, page by page -> due a second later …
 
 While no page is open nothing is asked and nothing is kept but the last deaths. A page that reads slowly misses rounds,
 and with the next one is told all of what it has missed that is still kept: there is no queue of events.
@@ -20,10 +20,13 @@ MAX_PAGES: Final = 64
 EVERY_S: Final = 1.0
 """People read no faster; a round asks each actor once."""
 MAX_CALLS: Final = 100
+"""Twice what a page shows: some 100 KB for one that is opened."""
 MAX_DEATHS: Final = 64
+"""As many as a gateway remembers beside its calls."""
 MAX_SAMPLES: Final = 120
 """Of an actor: ten minutes."""
 MAX_REASON_CHARS: Final = 400
+"""A supervisor's words with the last lines of a log, which it cuts there too."""
 
 _Item = TypeVar("_Item")
 
@@ -93,8 +96,8 @@ class FeedCore:
     def begin(self, now: float) -> None:
         self._is_asking, self._began_at = True, now
 
-    def failed(self) -> None:
-        """The round that was begun brings nothing."""
+    def end(self) -> None:
+        """The round that was begun is over, whatever it brought."""
         self._is_asking = False
 
     def died(self, death: DeathShown) -> None:
@@ -106,8 +109,7 @@ class FeedCore:
         samples: Mapping[Address, Sequence[SampleShown]],
         calls: Sequence[CallShown],
     ) -> None:
-        """The round is over. `samples` has an entry for each incarnation that there is; others are forgotten."""
-        self._is_asking = False
+        """A round brought this. `samples` has an entry for each incarnation that there is; others are forgotten."""
         if not self._pages:
             return
         self._round += 1

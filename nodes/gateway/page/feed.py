@@ -135,10 +135,8 @@ class MeshFeed:
     async def _round(self) -> None:
         try:
             await self._gather()
-        except BaseException:
-            self._core.failed()
-            raise
         finally:
+            self._core.end()
             self._wake()
             self._arm()
 

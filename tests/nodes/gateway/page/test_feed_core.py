@@ -42,11 +42,12 @@ def test_nothing_is_asked_while_no_page_is_open_and_once_a_second_for_all() -> N
     second = core.open()
     assert core.due(5.0) is None, "a round is under way, for both"
     core.gathered(STATE, {}, [])
+    core.end()
     assert (core.due(5.25), core.due(9.0)) == (0.75, 0.0)
     assert core.take(1) == core.take(2) is not None
     assert core.take(1) is None, "nothing is new"
     core.begin(6.0)
-    core.failed()
+    core.end()
     assert core.due(6.5) == 0.5
     core.close(1)
     core.close(1)
