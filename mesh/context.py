@@ -44,7 +44,7 @@ class Context:
         registration: Registration,
         changes: Changes,
         tasks: TaskSupervisor,
-        stats: Callable[[], StatsReply],
+        stats: Callable[[int | None], StatsReply],
         random: Random,
         trace: TraceRing | None = None,
     ) -> None:

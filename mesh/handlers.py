@@ -27,6 +27,8 @@ class Handlers:
     """Bodies of the mesh's own frames that this actor answers in `on_ask` (the registry: `Join`, `Leave`, …)."""
     joins: ClassVar[bool] = True
     """If False, the system does not join it to the registry (the registry itself, `meshctl` as a client)."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Gauges of `stats` and histograms of which ten minutes are kept; of an actor that names any, its rates, too."""
 
     async def start(self) -> None:
         """Acquire the actor's own resources. On return the actor is announced `ready`; see `ready_after_start`."""

@@ -84,7 +84,7 @@ class ActorSystem:
             PeerDown: lambda sender, down: registration.may_say_dead(sender, down) and changes.peer_down(sender, down),
         }
         self.serving.of_system |= {
-            StatsRequest: lambda call: call.reply(self.stats()),
+            StatsRequest: lambda call: call.reply(self.stats(call.message.history_after)),
             Ping: lambda call: call.reply(Pong()),
         }
         actor.ctx = Context(
@@ -173,7 +173,7 @@ class ActorSystem:
         self.registration.peer_lost(peer.address)
         self.tasks.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
-    def stats(self) -> StatsReply:
+    def stats(self, history_after: int | None = None) -> StatsReply:
         now = self.tasks.now()
         gauges = {
             "mesh_calls_pending": float(len(self.asking)),
@@ -182,4 +182,4 @@ class ActorSystem:
             "mesh_members": float(len(self.registration.view.all())),
             "mesh_uptime_seconds": now - self._started_at,
         }
-        return self._figures.reply(now, gauges)
+        return self._figures.reply(now, gauges, history_after)

@@ -81,7 +81,8 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (WORKER,): (StepResult, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),
     (KV_AGENT,): (MapPool, TransferNews, OfferPair, SendPages, ClosePair, LetGo, TakeUp),
-    (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory, FindCalls),
+    (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory),
+    (SUPERVISOR, GATEWAY): (FindCalls,),
 }  # fmt: skip
 """By roles: the messages that an actor accepts from another host only if the sender has one of these roles."""
 

@@ -91,6 +91,7 @@ CORES: Final = {
         "nodes/tokenizer/routing.py",
         "nodes/tokenizer/cache_index.py",
     ),
+    "page": ("nodes/gateway/page/core.py", "mesh/runtime/history.py"),
     "text": (
         "nodes/detokenizer/core.py",
         "nodes/detokenizer/incremental.py",

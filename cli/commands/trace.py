@@ -14,8 +14,8 @@ from cli.supervisor.mesh_directory import MeshDirectory
 from cli.trace.chrome import events
 from cli.trace.lines import newest, read_calls
 from cli.trace.notes import placed, read_notes
-from cli.trace.spans import sample_spans
 from cli.trace.text import HEADER, detail, row, story
+from nodes.call_spans import sample_spans
 from nodes.protocol.records import ActorNotes, CallRecord, CallsFound, FindCalls, FindNotes, NotesFound
 
 _POLL_S: Final = 0.5

@@ -59,6 +59,7 @@ PLANNED: Final = {
     "makes_text": "model",
     "model": "model",
     "model_name": "served_name",
+    "page": "page",
     "page_size": "kv.page_size",
     "phase": _GROUPS,
     "pools": "kv.memory or kv.pages",

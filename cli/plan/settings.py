@@ -110,7 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     by way of gateways: abort everybody's requests, flush caches, release memory. `logprobs_of` is the distribution
     of which logprobs are answered: the model's own, `raw`, or the one drawn from, `processed` by penalties, masks
     and temperature. With `keep_attribution` a line that Claude Code writes about itself, another one in each
-    conversation, stays in prompts. `tool_call_parser` and `reasoning_parser` name what reads calls of tools and
+    conversation, stays in prompts. Without `page` gateways have no page at `/`.
+    `tool_call_parser` and `reasoning_parser` name what reads calls of tools and
     reasoning in answers; empty: what fits the chat template; `none`: nothing. `responses_store` is how much is kept
     on each host of responses that clients may come back to, like `1GiB`; by default nothing is. `roles` overrides
     fields of a role's own configuration: `[roles.gateway] max_inflight = 100`. With `external`, actors that no
@@ -142,6 +143,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     logprobs_of: LogprobsOf = "raw"
     responses_store: str = ""
     keep_attribution: bool = False
+    page: bool = True
     tool_call_parser: str = ""
     reasoning_parser: str = ""
     prefill: Count | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cli.trace.notes import PlacedNote
-from cli.trace.spans import sample_spans
+from nodes.call_spans import sample_spans
 from nodes.protocol.records import CallRecord
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from cli.trace.notes import placed
-from cli.trace.spans import Span, sample_spans
+from nodes.call_spans import Span, sample_spans
 from nodes.protocol.records import ActorNotes, CallRecord, SampleRecord
 
 _BAR: Final = 40

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from mesh.handlers import Handlers
+from mesh.runtime.history import FigureHistory
 from mesh.runtime.process_usage import ProcessUsage
 from mesh.runtime.rates import Rates
 from mesh.runtime.task_supervisor import TaskSupervisor
@@ -24,11 +27,16 @@ class OwnFigures:
         self._tasks = tasks
         self._usage = usage
         self._rates = Rates()
+        self._history = FigureHistory()
 
     def sample(self, now: float) -> None:
-        self._rates.sample(now, self._totals(self._usage() if self._usage is not None else None))
+        """Called with every heartbeat."""
+        totals = self._totals(self._usage() if self._usage is not None else None)
+        self._rates.sample(now, totals)
+        if self._actor.kept and self._history.is_due(now):
+            self._keep(now, totals)
 
-    def reply(self, now: float, gauges: Mapping[str, float]) -> StatsReply:
+    def reply(self, now: float, gauges: Mapping[str, float], history_after: int | None = None) -> StatsReply:
         usage = self._usage() if self._usage is not None else None
         figures = dict(gauges)
         rates = self._rates.per_second(now, self._totals(usage))
@@ -39,7 +47,17 @@ class OwnFigures:
                 figures["mesh_resident_memory_bytes"] = float(usage.memory_bytes)
         figures |= {f"{name}_per_second": rate for name, rate in rates.items()}
         figures |= self._said("stats", self._actor.stats)
-        return self._metrics.snapshot(figures)
+        said = self._metrics.snapshot(figures)
+        if history_after is None:
+            return said
+        return msgspec.structs.replace(said, history=self._history.after(history_after, now))
+
+    def _keep(self, now: float, totals: Mapping[str, float]) -> None:
+        rates = self._rates.per_second(now, totals)
+        figures = {f"{name}_per_second": rate for name, rate in rates.items() if name != _CPU}
+        said = self._said("stats", self._actor.stats)
+        figures |= {name: said[name] for name in self._actor.kept if name in said}
+        self._history.add(now, figures, self._metrics.observed(self._actor.kept))
 
     def _totals(self, usage: ProcessUsage | None) -> dict[str, float]:
         return ({} if usage is None else {_CPU: usage.cpu_s}) | self._said("totals", self._actor.totals)

@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Final, NamedTuple, TextIO, cast
 
@@ -81,6 +81,11 @@ class Metrics:
     def value(self, name: str, **labels: str) -> float:
         key = series(name, labels)
         return self._counters.get(key, self._gauges.get(key, 0.0))
+
+    def observed(self, names: Iterable[str]) -> dict[str, tuple[int, float]]:
+        """Of those names that are histograms: how many observations there were, and their sum."""
+        found = ((name, self._histograms.get(name)) for name in names)
+        return {name: (sum(kept.counts), kept.total) for name, kept in found if kept is not None}
 
     def snapshot(self, gauges: dict[str, float] | None = None) -> StatsReply:
         return StatsReply(

@@ -209,8 +209,24 @@ class Histogram(Part, frozen=True):
     total: float
 
 
+class History(Part, frozen=True):
+    """Samples of a few figures, one every 5 s, of the last ten minutes at most. `number` counts those of this
+    incarnation; the last sample here has it. `ages_s` says how long ago each was taken, oldest first, and `columns` its
+    figures by series; -1 where there was none. Of a histogram it is the mean of what was observed since the sample
+    before.
+    """
+
+    number: int
+    ages_s: list[float] = []
+    columns: dict[str, list[float]] = {}
+
+
 class StatsRequest(Message, frozen=True):
-    """Ask an actor for its metrics. Answer: `StatsReply`."""
+    """Ask an actor for its metrics, and for the samples of its history later than the number `history_after` if that is
+    set. Answer: `StatsReply`.
+    """
+
+    history_after: int | None = None
 
 
 class StatsReply(Message, frozen=True):
@@ -219,6 +235,7 @@ class StatsReply(Message, frozen=True):
     counters: dict[str, float]
     gauges: dict[str, float]
     histograms: dict[str, Histogram] = {}
+    history: History | None = None
 
 
 class Draining(Message, frozen=True):

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing_extensions import override
 
 from mesh.actor import Call
+from mesh.address import Address
+from mesh.wire.frames import PeerDown
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http import GatewayApp
 from nodes.gateway.local import LocalGateway
 from nodes.gateway.observer import HttpObserver
+from nodes.gateway.page.feed import MeshFeed
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.server import HttpServer, bind
 from nodes.gateway.surfaces.responses.kept import KeptResponses
@@ -24,6 +27,7 @@ class Gateway(LocalGateway):
         super().__init__(config)
         self.server: HttpServer | None = None
         self._kept: KeptResponses | None = None
+        self._feed: MeshFeed | None = None
         self._bodies = BodyBudget(config)
 
     @property
@@ -42,7 +46,9 @@ class Gateway(LocalGateway):
         observer = HttpObserver(self.ctx)
         if config.responses_store_bytes:
             self._kept = KeptResponses(self.ctx, config)
-        app = GatewayApp(self.service, scraper, observer, self._bodies, keys, self._kept)
+        if config.page:
+            self._feed = MeshFeed(self.ctx, self.service, keys)
+        app = GatewayApp(self.service, scraper, observer, self._bodies, keys, self._kept, self._feed)
         self.server = HttpServer(app, listener, config, self._bodies, observer.refused)
         await self.server.start()
         host = f"[{config.host}]" if ":" in config.host else config.host
@@ -61,18 +67,31 @@ class Gateway(LocalGateway):
             super().on_ask(call)
 
     @override
+    def on_peer_down(self, sender: Address, down: PeerDown) -> None:
+        super().on_peer_down(sender, down)
+        if self._feed is not None:
+            self._feed.died(down)
+
+    @override
     async def drain(self) -> None:
         """Finish what is here. With `reuse_port`, other gateways get new connections; else new calls get a 503."""
-        if self.server is None or not self.config.reuse_port:
+        shares_port = self.server is not None and self.config.reuse_port
+        if self.server is not None and shares_port:
+            self.server.leave_port()
+        if self._feed is not None:
+            # After the port was left: pages that ask again find another gateway.
+            self._feed.end()
+        if self.server is None or not shares_port:
             await super().drain()
             return
-        self.server.leave_port()
         self.service.begin_drain(turn_away=False)
         await self.server.quiet()
         await self.service.emptied()
 
     @override
     async def stop(self) -> None:
+        if self._feed is not None:
+            self._feed.end()
         await super().stop()
         if self.server is not None:
             await self.server.stop()
@@ -86,4 +105,5 @@ class Gateway(LocalGateway):
         return super().stats() | {
             "mesh_gateway_bodies": float(self._bodies.num_bodies),
             "mesh_gateway_body_bytes": float(self._bodies.num_bytes),
+            "mesh_gateway_pages": float(self._feed.num_pages if self._feed is not None else 0),
         }

@@ -39,6 +39,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     With `control`, admin keys may have the mesh changed: its caches flushed, its memory released.
+    Without `page` there is no page at `/`, and no events for it.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
     `keep_attribution` the line that Claude Code writes about itself, another in each conversation, stays in prompts.
     Clients without a key are told apart by their address, under a hash with `client_salt`, which all gateways of a mesh
@@ -68,6 +69,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     client_salt: str = ""
     api_key_file: str = ""
     control: bool = False
+    page: bool = True
     request_log: RequestLog = "all"
     request_log_folder: str = ""
     request_log_bytes: int = 16 << 20

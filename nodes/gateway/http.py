@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nodes.actor_figures import actor_figures
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.clients import ClientNames
@@ -40,10 +39,11 @@ from nodes.gateway.metrics import CONTENT_TYPE
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, ServerLoad, Tokenized, Version
 from nodes.gateway.openapi import document
+from nodes.gateway.page.feed import MeshFeed
+from nodes.gateway.page.shell import HEADERS, PAGE
 from nodes.gateway.request_names import names_of
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
-from nodes.gateway.status_page import status_page
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.generate.surface import GENERATE
 from nodes.gateway.surfaces.messages.surface import MESSAGES
@@ -57,7 +57,6 @@ from nodes.gateway.surfaces.vectors.endpoint import VectorEndpoint
 from nodes.gateway.surfaces.vectors.routes import VECTORS
 from nodes.gateway.tool_fields import ToolUse
 from nodes.gateway.validation import Validator
-from nodes.stats import silent_hosts
 
 SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES, MESSAGES, GENERATE)
 """The routes that generate."""
@@ -68,10 +67,12 @@ HTML = b"text/html; charset=utf-8"
 OPEN: Final = frozenset(
     {
         "/health", "/health/live", "/health/ready", "/health/generate", "/ping", "/healthz", "/health_generate",
-        "/metrics", "/api/hello",
+        "/metrics", "/api/hello", "/",
     }
 )  # fmt: skip
-"""Answered without an API key: what asks for these often cannot send one, and they say nothing of requests."""
+"""Answered without an API key: what asks for these often cannot send one, and they say nothing of requests. The page
+at `/` is empty until its script has a key.
+"""
 
 
 def errors_of(path: str) -> ErrorForm:
@@ -160,15 +161,8 @@ class Pages:
     async def docs(self, call: HttpCall) -> None:
         await call.respond(200, DOCS_PAGE, content_type=HTML)
 
-    async def status(self, call: HttpCall) -> None:
-        # The address by which this client reached us; one that we listen on may mean nothing to it.
-        base_url = "http://" + call.headers.get(b"host", b"127.0.0.1").decode("latin-1")
-        members = self._service.members()
-        answers = await self._scraper.answers()
-        figures = actor_figures(members, answers)
-        missing, silent = self._service.missing_roles(), silent_hosts(answers)
-        page = status_page(self._config, members, figures, missing, base_url, silent)
-        await call.respond(200, page, content_type=HTML)
+    async def page(self, call: HttpCall) -> None:
+        await call.respond(200, PAGE, content_type=HTML, headers=HEADERS)
 
     async def _read(self, call: HttpCall) -> bytes:
         place = self._service.enter_call(call.client, call.key)
@@ -239,6 +233,7 @@ class GatewayApp:
         budget: BodyBudget,
         keys: Authorization | None = None,
         kept: KeptResponses | None = None,
+        feed: MeshFeed | None = None,
     ) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
@@ -262,7 +257,7 @@ class GatewayApp:
             "/detokenize": pages.detokenize,
         }
         gets: dict[str, Handler] = {
-            "/": pages.status,
+            **({} if feed is None else {"/": pages.page, "/events/mesh": feed}),
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
             RESPONSE: responses.get,

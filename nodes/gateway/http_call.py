@@ -5,7 +5,7 @@ token. Made by `endpoint.py` for each request.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -52,6 +52,10 @@ class PieceWriter(Protocol):
 
     def write(self, data: bytes) -> None:
         """A piece of the stream; dropped if the client has left."""
+        ...
+
+    def cut(self) -> None:
+        """End the connection now, whatever is still to be sent."""
         ...
 
 
@@ -165,6 +169,7 @@ class HttpCall:
         body: bytes,
         *,
         content_type: bytes = b"application/json",
+        headers: Iterable[tuple[bytes, bytes]] = (),
         retry_after_s: int | None = None,
         closes: bool = False,
     ) -> None:
@@ -176,6 +181,7 @@ class HttpCall:
         headers = [
             (b"content-type", content_type),
             (b"content-length", str(len(body)).encode()),
+            *headers,
             *self.names.headers(),
         ]
         if retry_after_s is not None:
@@ -225,6 +231,11 @@ class HttpCall:
     def write_now(self, data: bytes) -> None:
         assert self._pieces is not None, "write_now needs can_write_now"
         self._pieces.write(data)
+
+    def cut(self) -> None:
+        """End the connection of a client that does not read; `watch` is done then."""
+        if self._pieces is not None:
+            self._pieces.cut()
 
     @property
     def _asked_first(self) -> bool:

@@ -362,3 +362,7 @@ class _Pieces:
     def write(self, data: bytes) -> None:
         if not self._cycle.disconnected:
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def cut(self) -> None:
+        # Not `close`, which waits until the buffer is sent.
+        self._cycle.transport.abort()

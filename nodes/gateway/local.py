@@ -27,6 +27,10 @@ class LocalGateway(Actor):
 
     role: ClassVar[str] = GATEWAY
     codec: ClassVar[Codec] = NODE_CODEC
+    kept: ClassVar[tuple[str, ...]] = (
+        "mesh_gateway_requests_running", "mesh_gateway_requests_waiting",
+        "mesh_time_to_first_token_seconds", "mesh_inter_token_latency_seconds",
+    )  # fmt: skip
 
     def __init__(self, config: GatewayConfig, *, draw_seed: DrawSeed = draw_secret_seed) -> None:
         self.config = config

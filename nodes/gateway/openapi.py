@@ -277,13 +277,15 @@ OPERATIONS = (
     Operation("/load", "get", "How many calls this gateway is working on", ServerLoad),
     Operation("/openapi.json", "get", "This document", "application/json"),
     Operation("/docs", "get", "A page that shows this document", "text/html"),
-    Operation("/", "get", "A status page", "text/html"),
+    Operation("/", "get", "A page that shows the mesh", "text/html"),
 )
 
 
 def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> bytes:
     types: list[Any] = []
     operations = [operation for operation in OPERATIONS if is_served(operation.path, config)]
+    if not config.page:
+        operations = [operation for operation in operations if operation.path != "/"]
     for operation in operations:
         types += [*operation.answers, *filter(None, (operation.body, operation.error))]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")

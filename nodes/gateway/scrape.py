@@ -1,4 +1,4 @@
-"""The current statistics of every member of the mesh, for `/metrics` and for the page at `/`."""
+"""The current statistics of every member of the mesh, for `/metrics`."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ class Scraper:
         return render(await self.answers(), self._config.model_name)
 
     async def answers(self) -> list[ActorStats]:
-        # Shared: otherwise several scrapers and the page at `/` would each ask every actor of the mesh.
+        # Shared: otherwise several scrapers would each ask every actor of the mesh.
         if self._running is None or self._running.done():
             asks = ask_stats(self._ctx, self._ctx.members.all(), self._config.scrape_timeout_s)
             self._running = self._ctx.spawn(asks, name="scrape")

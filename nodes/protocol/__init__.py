@@ -17,7 +17,7 @@
     detokenizer -> scheduler            StopAt, Resend
     scheduler -> gateway                AttemptFailed, PromptRead, Pooled
     gateway -> schedulers               FlushCache                     -> CacheFlushed
-    supervisor -> gateway               FindCalls                      -> CallsFound
+    supervisor, gateway -> gateway      FindCalls                      -> CallsFound
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 

@@ -1,7 +1,7 @@
 """What a gateway remembers of a call: when each of its stages began and ended, attempt by attempt.
 
-    supervisor -> gateway      FindCalls -> CallsFound
-    meshctl -> supervisor      the same, of one host or of all
+    supervisor, gateway -> gateway    FindCalls -> CallsFound
+    meshctl -> supervisor             the same, of one host or of all
 
 A record is also a line of the gateway's request log, as JSON. All times are seconds on one clock, the gateway's own,
 from the call's arrival on; a time of -1 has not come (yet). What schedulers report are durations, each measured on the

@@ -30,6 +30,7 @@ from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
+from nodes.actor_figures import KV_USAGE, RUNNING, WAITING
 from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepResult
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.redaction import PromptRedactor
@@ -70,6 +71,7 @@ class SchedulerActor(Actor):
 
     role: ClassVar[str] = SCHEDULER
     codec: ClassVar[Codec] = NODE_CODEC
+    kept: ClassVar[tuple[str, ...]] = (*RUNNING, *WAITING, KV_USAGE)
     # Ready once the worker is ours: before that every request would only wait.
     ready_after_start: ClassVar[bool] = False
 

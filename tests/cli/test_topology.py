@@ -138,6 +138,11 @@ def test_gateways_of_a_host_keep_responses_in_one_file():
         planned(responses_store="much")
 
 
+def test_gateways_have_a_page_unless_it_is_switched_off():
+    assert configs(planned(), "gateway")[0].page
+    assert not configs(planned(page=False), "gateway")[0].page
+
+
 def test_gateways_know_whether_to_keep_attribution():
     assert not configs(planned(), "gateway")[0].keep_attribution
     assert configs(planned(keep_attribution=True), "gateway")[0].keep_attribution

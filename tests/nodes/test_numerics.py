@@ -10,8 +10,8 @@ from mesh.address import Endpoint
 from mesh.membership.view import Member, Membership
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import SchedulersChanged
+from nodes.gateway.page.shown import mesh_shown
 from nodes.gateway.scheduler_view import SchedulerView
-from nodes.gateway.status_page import status_page
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 
 NOTE = "worker groups compute with different numerics, so their results are not bit-identical: g-a, g-c (x); g-b (<y>)"
@@ -45,13 +45,14 @@ def test_rounded_weights_are_told_once_and_at_the_root() -> None:
     assert quantization_note(workers) == "weights are int8, rounded when they were loaded"
     assert quantization_note([member("w", role="worker", quantization="none"), *UNEQUAL]) == ""
     config = GatewayConfig(model_name="m", context_length=100)
-    assert "weights are int8" in status_page(config, workers, {}, [], "http://x").decode()
+    notes = mesh_shown(config, "g", 1.0, workers, [], []).notes
+    assert notes == ["weights are int8, rounded when they were loaded"]
 
 
 def test_the_page_at_the_root_says_which_groups_have_unequal_numerics() -> None:
     config = GatewayConfig(model_name="m", context_length=100)
-    assert "g-b (&lt;y&gt;)" in status_page(config, UNEQUAL, {}, [], "http://x").decode()
-    assert "numerics" not in status_page(config, UNEQUAL[:1], {}, [], "http://x").decode()
+    assert mesh_shown(config, "g", 1.0, UNEQUAL, [], []).notes == [NOTE]
+    assert mesh_shown(config, "g", 1.0, UNEQUAL[:1], [], []).notes == []
 
 
 def test_a_gateway_is_told_all_numerics_and_logs_unequal_ones_once() -> None:

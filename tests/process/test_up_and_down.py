@@ -1,6 +1,5 @@
 """Whole meshes of processes with the echo model: start, stop by every way, and what they say when they cannot."""
 
-import html
 import json
 import os
 import pty
@@ -58,8 +57,11 @@ def test_foreground_life(host):
     assert table[2].split()[:2] == ["ACTOR", "ROLE"]
     with urllib.request.urlopen(host.url + "/v1/models") as response:
         assert json.loads(response.read())["data"][0]["max_model_len"] == 4096
-    with urllib.request.urlopen(host.url + "/") as response:
-        assert html.escape(context) in response.read().decode()
+    with urllib.request.urlopen(host.url + "/events/mesh") as response:
+        event = json.loads(response.readline().removeprefix(b"data: "))
+    assert event["context"] == context
+    histories = {sample["actor"] for sample in event["samples"]}
+    assert histories == {one["id"] for one in event["actors"] if one["role"] in ("gateway", "scheduler")}
     assert host.meshctl("chat", "good day").stdout == "good day\n"
     assert '"event":"joined"' in host.meshctl("logs", "gateway-0").stdout
 

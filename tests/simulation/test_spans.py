@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from cli.trace.spans import sample_spans
 from mesh.simulation.faults import Faults
 from mesh.simulation.virtual_time import run
+from nodes.call_spans import sample_spans
 from nodes.protocol.records import CallRecord, FindCalls
 from tests.simulation.scenario import LIMIT_S
 from tests.simulation.whole_mesh import SimulatedMesh

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cli.trace.chrome import events
 from cli.trace.lines import newest, read_calls
-from cli.trace.spans import Span, sample_spans
 from cli.trace.text import row, story
+from nodes.call_spans import Span, sample_spans
 from nodes.protocol.records import (
     NOT_YET,
     AttemptRecord,

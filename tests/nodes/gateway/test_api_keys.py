@@ -53,7 +53,7 @@ def test_all_routes_but_those_of_health_and_metrics_want_a_key(tmp_path: Path) -
             # Of stored responses there is none, and whoever has a key may not change the mesh.
             status = 404 if "{response_id}" in operation.path else 403 if path in CONTROLLED else 200
             assert allowed.status_code == status, path
-        assert len(OPEN) == 9
+        assert len(OPEN) == 10
         for method, path in (("GET", "/nope"), ("POST", "/v1/models"), ("OPTIONS", "/v1/models")):
             assert (await client.request(method, path)).status_code == 401
             assert (await client.request(method, path, headers=ALICE)).status_code in (404, 405)

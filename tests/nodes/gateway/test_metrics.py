@@ -11,7 +11,7 @@ from mesh.runtime.telemetry import Metrics, series
 from mesh.wire.frames import Histogram, StatsReply
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.metrics import merge_histograms, parse_series, render
-from nodes.gateway.status_page import status_page
+from nodes.gateway.page.shown import mesh_shown
 from nodes.stats import ActorStats, hosts_of, silent_hosts
 
 
@@ -48,9 +48,13 @@ def test_of_several_hosts_each_series_says_which_and_silent_ones_are_known() -> 
     found = samples([gone, there])
     assert found[("mesh_actor_up", (("actor", "w0.d"), ("host", "d"), ("role", "worker")))] == 0
     assert found[("mesh_x", (("actor", "registry"), ("host", "head"), ("role", "registry")))] == 1
-    page = status_page(GatewayConfig(model_name="m", context_length=1), [member("w0.d", "")], {}, [], "u", ["d"])
-    assert b"host d does not answer" in page
-    assert b"<td>w0.d<td>d<td>worker" in page
+    config, members = GatewayConfig(model_name="m", context_length=1), [member("w0.d", ""), member("registry", "head")]
+    shown = mesh_shown(config, "g", 1.0, members, [gone, there], [])
+    assert shown.silent == ["d"]
+    assert [(one.id, one.host, one.answers) for one in shown.actors] == [
+        ("w0.d", "d", False),
+        ("registry", "head", True),
+    ]
 
 
 def test_every_actor_s_series_with_their_labels() -> None:
