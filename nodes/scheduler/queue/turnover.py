@@ -64,6 +64,7 @@ class Turnover:
         late = now - WAIT_S
         if all(max(one.ran_at, queue.waits_since(one)) > late for one in queue.waiting_clients()):
             return None
+        shares.refresh()
         head = next(iter(queue.order(now)))
         waits = head.share
         assert waits is not None, "what waits is held"

@@ -224,6 +224,30 @@ def test_a_client_with_nothing_running_gets_a_place(depth: int) -> None:
     check_a_client_with_nothing_running_gets_a_place(depth)
 
 
+def test_pages_are_taken_from_whoever_was_served_most() -> None:
+    """Not from the small one, which has drawn least."""
+    world = started(num_pages={"m": 31}, max_running=MAX_RUNNING)
+    core = world.cores["m"]
+    for base in range(3):
+        world.submit(prompt(8, base), "m", client="heavy", max_tokens=60, ignore_eos=True)
+        core.growth.new_token_ratio = 0.1
+        world.step()
+    for _ in range(8):
+        core.growth.new_token_ratio = 0.1
+        world.step()
+    world.submit(prompt(5, 500), "m", client="light", max_tokens=30, ignore_eos=True)
+    light = None
+    while not core.running.num_preemptions:
+        core.growth.new_token_ratio = 0.1
+        world.step()
+        light = light or next((one for one in core.running if one.spec.client == "light"), None)
+    assert light is not None
+    assert (light.num_preemptions, light.stage) == (0, Stage.DECODE)
+    assert light.num_output_tokens < min(one.num_output_tokens for one in core.running if one is not light)
+    world.settle()
+    world.check()
+
+
 def test_who_made_room_goes_back_to_its_own_place_and_keeps_its_pages() -> None:
     world = crowded(8, max_tokens=100)
     core = world.cores["m"]
