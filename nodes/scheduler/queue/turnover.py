@@ -83,6 +83,7 @@ class Turnover:
             return None
         victim = self._last = max(able)[-1]
         victim.put_back_at = now
+        waits.is_owed = True
         self.num_put_back += 1
         return victim
 

@@ -224,6 +224,27 @@ def test_a_client_with_nothing_running_gets_a_place(depth: int) -> None:
     check_a_client_with_nothing_running_gets_a_place(depth)
 
 
+def test_one_sequence_makes_room_however_much_the_others_may_grow() -> None:
+    """The pool is promised twice over: otherwise each of them had to go first."""
+    world = started(num_pages={"m": 60}, max_running=8)
+    core = world.cores["m"]
+    for base in range(5):
+        core.growth.new_token_ratio = 0.1
+        world.submit(prompt(8, base), "m", client="heavy", max_tokens=200, ignore_eos=True)
+        world.step()
+    assert len(core.running) == 5
+    light = world.submit(prompt(5, 500), "m", client="light", max_tokens=5, ignore_eos=True)
+    for _ in range(40):
+        core.growth.new_token_ratio = 1.0
+        world.step()
+        if light.output_ids:
+            break
+    assert light.output_ids
+    assert core.turnover.num_put_back == 1
+    world.settle()
+    world.check()
+
+
 def test_pages_are_taken_from_whoever_was_served_most() -> None:
     """Not from the small one, which has drawn least."""
     world = started(num_pages={"m": 31}, max_running=MAX_RUNNING)
