@@ -112,6 +112,7 @@ class SchedulerCore:
             page_size=config.page_size,
             running=self.running,
         )
+        self.running.count_output = self.queue.shares.refresh
         self.attempts = Attempts(config, self.deadlines)
         self.streams = Streams(self.outbox)
         self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)

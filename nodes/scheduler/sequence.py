@@ -45,13 +45,15 @@ NEVER = float("-inf")
 class Share:
     """What a client has been served here, in weighted tokens. Written by `queue/shares.py` and `queue/turnover.py`."""
 
-    __slots__ = ("name", "num_held", "ran_at", "served", "weight")
+    __slots__ = ("is_owed", "name", "num_held", "ran_at", "served", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.weight = 1
         self.served = 0.0
         self.num_held = 0
+        # A sequence of another client has gone to make room for its next one.
+        self.is_owed = False
         # When something of it was last seen to run, while others waited.
         self.ran_at = NEVER
 

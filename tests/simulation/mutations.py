@@ -379,7 +379,7 @@ SCENARIO = {
         bug(9, (BlockTable, "abort", lambda abort, self, *, quiesced: abort(self, quiesced=True))),
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its request for the pool.
     "a dead scheduler's grants stay open":
-        bug(59, (AgentCore, "_revoke_older", no_items), (AgentCore, "_peer_gone", _forget_holders), MAPPED_AT_ONCE),
+        bug(207, (AgentCore, "_revoke_older", no_items), (AgentCore, "_peer_gone", _forget_holders), MAPPED_AT_ONCE),
     "a pool is mapped while copies write": bug(153, MAPPED_AT_ONCE),
     # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not. The
     # last guard is the worker's table, which is empty then: such a step is not run.

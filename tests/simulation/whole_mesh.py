@@ -30,7 +30,9 @@ from nodes.asks import RowReads
 from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
+from nodes.gateway.clients import Client
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.in_flight import Place
 from nodes.gateway.local import LocalGateway
 from nodes.gateway.outputs import Generation
 from nodes.gateway.request_names import RequestNames
@@ -397,7 +399,9 @@ class SimulatedMesh:
         track = service.account.begin(RequestNames(job.prepare.request_id), service.now())
         prepared = await service.prepare(job.prepare, prompt_param=job.prompt_param)
         track.prepared(service.now(), prepared.elapsed_s)
-        generation = service.open(job, prepared, track.arrived_at, track=track)
+        # Two clients, told apart by what a seed draws anyway.
+        place = Place(Client("odd" if len(prepared.token_ids[0]) % 2 else "even"))
+        generation = service.open(job, prepared, track.arrived_at, place=place, track=track)
         outcomes.extend(Outcome() for _ in generation.request_ids)
         leaves_at = None if abandon_after_s is None else service.now() + abandon_after_s
         while not (all(outcome.num_ends for outcome in outcomes) or any(outcome.failure for outcome in outcomes)):

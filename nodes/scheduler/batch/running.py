@@ -1,16 +1,16 @@
 """Sequences that take part in steps: which are in, get pages, or are preempted, and when pages are given back.
 
 A decoding sequence needs another page every `page_size` tokens. When the pool has none left, cached pages are evicted
-(by the prefix cache), then sequences are preempted: fewest outputs first, among equals the youngest. Their tokens stay;
-their full pages stay in the cache as long as nobody needs them, so that starting again is often cheap. The last
-sequence is not preempted for others: it waits for pages that transfers and orders still hold, or takes back granted
-ones.
+(by the prefix cache), then sequences are preempted: of the most served client the one with fewest outputs, among
+equals the youngest. Their tokens stay; their full pages stay in the cache as long as nobody needs them, so that
+starting again is often cheap. The last sequence is not preempted for others: it waits for pages that transfers and
+orders still hold, or takes back granted ones.
 
 Pages of a sequence that left are given back when no unacknowledged step can write them any more. Pure; owned by the
 core.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.slots import Slots
@@ -28,6 +28,8 @@ class Running:
         self._leaving: dict[int, Sequence] = {}
         self.slots = Slots()
         self.num_preemptions = 0
+        # Counts the output of all of them for their clients, before these are compared.
+        self.count_output: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding)
@@ -154,4 +156,10 @@ class Running:
         candidates = [sequence for sequence in self if not sequence.order_id]
         if len(candidates) < 2:
             return None
-        return min(candidates, key=lambda one: (one.num_output_tokens, -one.arrived_at, -one.row_id))
+        self.count_output()
+        # By client first: whoever was just let in has the fewest outputs, and would be the first to go again.
+        return min(candidates, key=lambda one: (-_served(one), one.num_output_tokens, -one.arrived_at, -one.row_id))
+
+
+def _served(sequence: Sequence) -> float:
+    return 0.0 if sequence.share is None else sequence.share.served

@@ -54,7 +54,9 @@ class Credit:
             return False
         growth = self._growth.num_pages(sequence)
         # Alone it may take all: `never_fits` has refused what exceeds the pool, so waiting to grow is never in vain.
-        if self._someone_runs and num_pages + growth + self._num_promised > self._num_available:
+        is_owed = sequence.share is not None and sequence.share.is_owed
+        # Whoever was made room for does not wait until growth is provided for, too: others' pages are taken first.
+        if self._someone_runs and not is_owed and num_pages + growth + self._num_promised > self._num_available:
             return False
         self._num_available -= num_pages
         self._num_promised += growth
@@ -170,6 +172,8 @@ class Admission:
             # What is computed again is no more service.
             self._queue.shares.charge(sequence, sequence.num_tokens - num_computed)
         entered(sequence, num_computed)
+        if sequence.share is not None:
+            sequence.share.is_owed = False
         if sequence.num_preemptions or sequence.num_prior_outputs or sequence.has_made_room:
             # All its tokens but the last were computed before.
             self.num_recomputed_tokens += sequence.num_tokens - 1 - num_computed

@@ -67,6 +67,7 @@ class Shares:
         share.num_held -= 1
         if share.num_held:
             return
+        share.is_owed = False
         del self._active[share.name]
         if not self._active:
             # Nobody is there to whom anybody owes anything.

@@ -64,6 +64,7 @@ class Turnover:
         late = now - WAIT_S
         if all(max(one.ran_at, queue.waits_since(one)) > late for one in queue.waiting_clients()):
             return None
+        shares.refresh()
         head = next(iter(queue.order(now)))
         waits = head.share
         assert waits is not None, "what waits is held"
@@ -82,6 +83,7 @@ class Turnover:
             return None
         victim = self._last = max(able)[-1]
         victim.put_back_at = now
+        waits.is_owed = True
         self.num_put_back += 1
         return victim
 

@@ -14,6 +14,7 @@ from nodes.api_keys.entries import ApiKey, sha256_of
 from nodes.api_keys.file import write_key_file
 from nodes.gateway.clients import MAX_HOPS, Client, ClientNames
 from nodes.gateway.in_flight import InFlight, Place
+from nodes.protocol import AttemptFailed
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import Ring, play
 
@@ -184,6 +185,28 @@ def test_a_key_is_a_client_wherever_it_comes_from(tmp_path: Path) -> None:
         assert {(one.spec.client, one.spec.weight) for one in ring.seen.submits} == {("key:alice", 7)}
 
     play(test, trusted_proxies=("127.0.0.1",), api_key_file=str(path))
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_full_scheduler_refuses_one_of_the_heaviest(is_held: bool) -> None:
+    """Before it holds the attempt, or afterwards; there is no other scheduler."""
+
+    async def test(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.silent = is_held
+        ring.faults.refuse_submits = "" if is_held else "over_share"
+        asked = asyncio.ensure_future(client.post("/v1/completions", json=body()))
+        if is_held:
+            await until(lambda: bool(ring.scheduler.held))
+            request_id, _ = ring.scheduler.held.popitem()
+            ring.scheduler.ctx.tell(
+                "g0", AttemptFailed(request_id=request_id, attempt=0, code="over_share", message="as told")
+            )
+        answer = await asked
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert (answer.json()["error"]["code"], answer.json()["error"]["message"]) == ("over_share", "as told")
+        ring.faults.silent, ring.faults.refuse_submits = False, ""
+
+    play(test)
 
 
 def full(stream: bool, fields: dict[str, Any], is_full: Callable[[Ring], bool]) -> None:

@@ -224,6 +224,51 @@ def test_a_client_with_nothing_running_gets_a_place(depth: int) -> None:
     check_a_client_with_nothing_running_gets_a_place(depth)
 
 
+def test_one_sequence_makes_room_however_much_the_others_may_grow() -> None:
+    """The pool is promised twice over: otherwise each of them had to go first."""
+    world = started(num_pages={"m": 60}, max_running=8)
+    core = world.cores["m"]
+    for base in range(5):
+        core.growth.new_token_ratio = 0.1
+        world.submit(prompt(8, base), "m", client="heavy", max_tokens=200, ignore_eos=True)
+        world.step()
+    assert len(core.running) == 5
+    light = world.submit(prompt(5, 500), "m", client="light", max_tokens=5, ignore_eos=True)
+    for _ in range(40):
+        core.growth.new_token_ratio = 1.0
+        world.step()
+        if light.output_ids:
+            break
+    assert light.output_ids
+    assert core.turnover.num_put_back == 1
+    world.settle()
+    world.check()
+
+
+def test_pages_are_taken_from_whoever_was_served_most() -> None:
+    """Not from the small one, which has drawn least."""
+    world = started(num_pages={"m": 31}, max_running=MAX_RUNNING)
+    core = world.cores["m"]
+    for base in range(3):
+        world.submit(prompt(8, base), "m", client="heavy", max_tokens=60, ignore_eos=True)
+        core.growth.new_token_ratio = 0.1
+        world.step()
+    for _ in range(8):
+        core.growth.new_token_ratio = 0.1
+        world.step()
+    world.submit(prompt(5, 500), "m", client="light", max_tokens=30, ignore_eos=True)
+    light = None
+    while not core.running.num_preemptions:
+        core.growth.new_token_ratio = 0.1
+        world.step()
+        light = light or next((one for one in core.running if one.spec.client == "light"), None)
+    assert light is not None
+    assert (light.num_preemptions, light.stage) == (0, Stage.DECODE)
+    assert light.num_output_tokens < min(one.num_output_tokens for one in core.running if one is not light)
+    world.settle()
+    world.check()
+
+
 def test_who_made_room_goes_back_to_its_own_place_and_keeps_its_pages() -> None:
     world = crowded(8, max_tokens=100)
     core = world.cores["m"]
