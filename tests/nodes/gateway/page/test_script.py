@@ -129,3 +129,54 @@ def test_events_are_read_whatever_the_pieces_they_come_in() -> None:
     assert told["all"] == [[["", '{"a": "ü"}'], ["bye", "{}"]]] * 3
     assert told["base"] == "/behind"
     assert told["amounts"] == ["12 B", "1.5 KiB", "200 MiB", "12.3 ms", "-", "2.00 s"]
+
+
+CHAT_DOM = """
+Node.prototype.insertBefore = function (one, before) { this.children.splice(this.children.indexOf(before), 0, one); };
+Object.defineProperty(Node.prototype, "shown", {
+  get() { return (this.textContent || "") + this.children.map((one) => one.shown ?? one).join(""); },
+});
+globalThis.sessionStorage = { getItem: () => "sk-1" };
+const talk = Object.assign(new Node("div"), { scrollHeight: 0, scrollTop: 0, clientHeight: 0 });
+document.getElementById = () => talk;
+const asked = [];
+const streamOf = (...chunks) => async (url, options) => {
+  asked.push([url, options.headers]);
+  const lines = chunks.map((one) => `data: ${typeof one === "string" ? one : JSON.stringify(one)}\\n\\n`);
+  return { ok: true, body: ReadableStream.from([new TextEncoder().encode(lines.join(""))]) };
+};
+const delta = (delta, finish_reason = null) => ({ choices: [{ delta, finish_reason }] });
+const answered = async (fetches) => {
+  globalThis.fetch = fetches;
+  const turn = new Node("div"), words = new Node("span");
+  turn.append(words);
+  const answer = new Answer({ turn, words });
+  const error = await answer.read({}, null).then(() => "", (one) => one.message);
+  return { text: answer.text, shown: turn.children.map((one) => [one.tag, one.shown]), error };
+};
+"""
+
+
+def test_an_answer_has_reasoning_and_calls_folded_before_its_text_and_says_how_it_broke() -> None:
+    test = f"""{CHAT_DOM}
+      told.whole = await answered(streamOf(
+        delta({{ role: "assistant" }}), delta({{ reasoning: "hm", reasoning_content: "hm" }}),
+        delta({{ content: "<b>4" }}),
+        delta({{ tool_calls: [{{ index: 0, function: {{ name: "add", arguments: '{{"a"' }} }}] }}),
+        delta({{ tool_calls: [{{ index: 0, function: {{ arguments: ":1}}" }} }}] }}), delta({{}}, "length"), "[DONE]"));
+      told.failed = await answered(streamOf(delta({{ content: "ab" }}), {{ error: {{ message: "worker lost" }} }}));
+      told.cut = await answered(streamOf(delta({{ content: "ab" }})));
+      const error = {{ error: {{ message: "no such model" }} }};
+      told.refused = await answered(async () => ({{ ok: false, status: 404, json: async () => error }}));
+      told.asked = asked[0];
+    """
+    told = in_node("base.js", "chat.js", test=test)
+    reasoning, call = ["details", "reasoninghm"], ["details", 'calls add{"a":1}']
+    assert told["whole"] == {
+        "text": "<b>4", "shown": [reasoning, call, ["span", "<b>4"], ["div", "cut at its length"]], "error": "",
+    }  # fmt: skip
+    assert (told["failed"]["text"], told["failed"]["error"]) == ("ab", "worker lost")
+    assert (told["cut"]["text"], told["cut"]["error"]) == ("ab", "the connection ended; send it again")
+    assert told["refused"]["error"] == "no such model"
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-1"}
+    assert told["asked"] == ["/behind/v1/chat/completions", headers]
