@@ -165,7 +165,11 @@ async def test_what_has_come_is_shown_at_ctrl_c() -> None:
     async with streaming(answer) as server:
         words = ("--url", server.url, "--concurrency", "1", "--warm-up", "0", "--model", "m")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli", "bench", *words, stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            *("-m", "cli", "bench", *words),
+            stdout=asyncio.subprocess.PIPE,
+            # What a shell starts in the background has it ignored, and so have its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         await asyncio.wait_for(stalled.wait(), 30)
         process.send_signal(signal.SIGINT)

@@ -10,6 +10,7 @@ from mesh.actor import Answer
 from mesh.address import Address
 from mesh.membership.view import Member, Membership
 from mesh.runtime.telemetry import Metrics
+from mesh.runtime.trace_ring import TraceRing
 from mesh.transport.base import Channel
 
 
@@ -31,6 +32,7 @@ class RecordingContext:
         self.announced: list[tuple[str | None, dict[str, Any]]] = []
         self.ended: list[str] = []
         self.news = asyncio.Event()
+        self.trace = TraceRing(self.now)
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -28,6 +28,7 @@ SAYS = {
     "ps": "TOKENS/S",
     "status": "gateway-0",
     "top": "DRAWN/S",
+    "trace": "/v1/chat/completions",
     "logs": '"event":"joined"',
     "chat": "82",
     "bench": "8 of 8 requests whole",
