@@ -34,8 +34,8 @@ GOAL_SHARE = 0.95
 class Result:
     """First tokens of the small client, in seconds, and what all got."""
 
-    first_s: list[float] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list[float])
+    failed: list[str] = field(default_factory=list[str])
     num_tokens: int = 0
     num_refused: int = 0
     wall_s: float = 0.0

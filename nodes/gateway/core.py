@@ -168,7 +168,7 @@ class GatewayCore:
                 if (state := self.requests.get(event.request_id)) is not None:
                     self._end(state, ABORT, None, now)
             case Evicted():
-                if (state := self.requests.get(event.request_id)) is not None:
+                for state in [one for name in event.request_ids if (one := self.requests.get(name)) is not None]:
                     self._end(state, None, event.failure, now)
             case Stopping():
                 failure = Failure("shutting_down", "this gateway is shutting down")

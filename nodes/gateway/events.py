@@ -135,9 +135,9 @@ class Aborted(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """It gives up its place, before it has any output, to a request of another client."""
+    """They give up their places, before they have any output, to requests of another client."""
 
-    request_id: str
+    request_ids: list[str]
     failure: Failure
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from secrets import randbits
-from typing import NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from mesh import errors
 from mesh.actor import Answer, Context
@@ -96,6 +96,10 @@ _SUBMIT_BYTES = 1024
 _SUBMIT_TIMEOUT_S = 5.0
 """A scheduler answers in its next turn: without an answer for so long, most likely it never had the ask."""
 
+RESERVE: Final = 16
+"""One part in so many more than `max_inflight` is for first calls of clients, if all others are being answered and none
+can give way any more."""
+
 DrawSeed = Callable[[], int]
 
 
@@ -177,7 +181,8 @@ class GatewayService:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
         self.key_use.enter(key)
         most, num = self.config.max_inflight, self.in_flight.num_calls
-        if num >= most and not self._make_room(client, 1, 1):
+        has_room = num < most or self._make_room(client, 1, 1)
+        if not has_room and (self.in_flight.num_of(client) or num >= most + most // RESERVE):
             self.key_use.leave(key)
             message = f"{num} calls are in flight, the maximum for this gateway (max_inflight)."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
@@ -198,8 +203,8 @@ class GatewayService:
             )
             self.in_flight.leave(place)
             self.num_over_share += 1
-            for request_id in place.request_ids:
-                self.handle(Evicted(request_id, Failure(OVER_SHARE, message)))
+            # In one event: what is cancelled at a scheduler is one ask then.
+            self.handle(Evicted(place.request_ids, Failure(OVER_SHARE, message)))
         return refused is not None
 
     def _is_new(self, place: Place) -> bool:
@@ -278,7 +283,10 @@ class GatewayService:
         most, num = self.config.max_inflight, self._core.num_requests
         num_needed = num + len(requests) - most
         # What is larger than the whole gateway would refuse all others for nothing.
-        if num_needed > 0 and (len(requests) > most or not self._make_room(place.client, len(requests), num_needed)):
+        has_room = num_needed <= 0 or (
+            len(requests) <= most and self._make_room(place.client, len(requests), num_needed)
+        )
+        if not has_room and (self.in_flight.num_of(place.client) > 1 or num_needed > most // RESERVE):
             message = f"{num} requests are in flight; {len(requests)} more would exceed the limit of {most}."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         samples_per_prompt = len(requests) // len(prepared.token_ids)

@@ -187,6 +187,10 @@ def test_a_key_is_a_client_wherever_it_comes_from(tmp_path: Path) -> None:
     play(test, trusted_proxies=("127.0.0.1",), api_key_file=str(path))
 
 
+async def post(client: httpx.AsyncClient, host: str, **more: Any) -> httpx.Response:
+    return await client.post("/v1/completions", json=body(**more), headers=of(host))
+
+
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_full_scheduler_refuses_one_of_the_heaviest(is_held: bool) -> None:
     """Before it holds the attempt, or afterwards; there is no other scheduler."""
@@ -213,19 +217,16 @@ def full(stream: bool, fields: dict[str, Any], is_full: Callable[[Ring], bool]) 
     async def test(ring: Ring, client: httpx.AsyncClient) -> None:
         ring.faults.silent = True
 
-        async def post(host: str, **more: Any) -> httpx.Response:
-            return await client.post("/v1/completions", json=body(**more), headers=of(host))
-
-        heavy = [asyncio.ensure_future(post("192.0.2.7", **fields, stream=stream)) for _ in range(2)]
+        heavy = [asyncio.ensure_future(post(client, "192.0.2.7", **fields, stream=stream)) for _ in range(2)]
         await until(lambda: is_full(ring))
-        light = asyncio.ensure_future(post("192.0.2.8"))
+        light = asyncio.ensure_future(post(client, "192.0.2.8"))
         done, _ = await asyncio.wait(heavy, return_when=asyncio.FIRST_COMPLETED)
         answer = done.pop().result()
         assert '"over_share"' in answer.text
         assert "max_inflight" in answer.text
         if not stream:
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-        again = await post("192.0.2.7", **fields)
+        again = await post(client, "192.0.2.7", **fields)
         assert (again.status_code, again.json()["error"]["code"]) == (429, "too_many_requests")
         ring.faults.silent = False
         ring.scheduler.wake()
@@ -234,6 +235,23 @@ def full(stream: bool, fields: dict[str, Any], is_full: Callable[[Ring], bool]) 
         assert ring.gateway.service.num_over_share == 1
 
     play(test, trusted_proxies=("127.0.0.1",), max_inflight=4 if "n" in fields else 2)
+
+
+def test_a_first_call_is_taken_though_all_others_are_being_answered() -> None:
+    """Out of a reserve, which has an end."""
+
+    async def test(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.step_s = 0.02
+        heavy = [asyncio.ensure_future(post(client, "192.0.2.7", n=8)) for _ in range(2)]
+        core = ring.gateway.service.core
+        await until(lambda: len(core.requests) == 16 and all(one.output_ids for one in core.requests.values()))
+        first = asyncio.ensure_future(post(client, "192.0.2.8"))
+        await until(lambda: len(core.requests) == 17)
+        refused = [await post(client, host) for host in ("192.0.2.7", "192.0.2.8", "192.0.2.9")]
+        assert [one.status_code for one in refused] == [429, 429, 429]
+        assert [one.status_code for one in [await first, *(await asyncio.gather(*heavy))]] == [200, 200, 200]
+
+    play(test, trusted_proxies=("127.0.0.1",), max_inflight=16)
 
 
 @pytest.mark.parametrize("stream", [False, True])
