@@ -5,8 +5,6 @@ from pathlib import Path
 from typing_extensions import override
 
 from mesh.actor import Call
-from mesh.address import Address
-from mesh.wire.frames import PeerDown
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
@@ -65,12 +63,6 @@ class Gateway(LocalGateway):
                 self.ctx.spawn(self._kept.answer(call, call.message), name="read_response")
         else:
             super().on_ask(call)
-
-    @override
-    def on_peer_down(self, sender: Address, down: PeerDown) -> None:
-        super().on_peer_down(sender, down)
-        if self._feed is not None:
-            self._feed.died(down)
 
     @override
     async def drain(self) -> None:

@@ -69,7 +69,7 @@ class LocalGateway(Actor):
 
     def on_peer_down(self, sender: Address, down: PeerDown) -> None:
         if self._service is not None:
-            self._service.account.died(down.actor_id, down.reason)
+            self._service.account.died(down.actor_id, down.epoch, down.reason)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         if self._service is not None:

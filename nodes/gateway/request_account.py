@@ -60,9 +60,9 @@ class RequestAccount:
                     self._lines.close()
                 self._ctx.log.warning("request_line_lost", error=str(error), do="make room, or set request_log = none")
 
-    def died(self, actor_id: str, reason: str) -> None:
+    def died(self, actor_id: str, epoch: int, reason: str) -> None:
         """A supervisor says that an actor is dead: calls that are under way say so too."""
-        self._calls.died(actor_id, reason, self._ctx.now())
+        self._calls.died(actor_id, epoch, reason, self._ctx.now())
 
     def find(self, query: FindCalls, open_sample: Callable[[str], SampleRecord | None]) -> CallsFound:
         return self._calls.find(query, self._ctx.now(), open_sample, epoch=self._ctx.address.epoch)

@@ -122,10 +122,20 @@ class CallRecord(Part, frozen=True):
     deaths: list[DeathRecord] = []
 
 
+class HeardDeath(Part, frozen=True):
+    """An incarnation that a supervisor said is dead, how many seconds ago a gateway heard that, and the reason told."""
+
+    actor: str
+    epoch: int
+    ago_s: float
+    reason: str
+
+
 class FindCalls(Message, frozen=True):
     """Ask for calls: those that `name` means (our id, that of a sample, `X-Request-Id`, traceparent or its trace id),
     or the `last` ones that ended, or the `slowest`, those that still run included, or of a gateway those that ended
     `after` the number that its last answer told. To a supervisor: of its host, or of the `whole_mesh`.
+    To a gateway, also for the deaths that it heard of in the last `deaths_s` seconds.
     """
 
     name: str = ""
@@ -134,6 +144,7 @@ class FindCalls(Message, frozen=True):
     after: dict[str, int] = {}
     follows: bool = False
     whole_mesh: bool = False
+    deaths_s: float = 0.0
 
 
 class FindNotes(Message, frozen=True):
@@ -193,6 +204,7 @@ class CallsFound(Message, frozen=True):
     num: int = 0
     ended: dict[str, int] = {}
     silent: list[str] = []
+    deaths: list[HeardDeath] = []
 
 
 def since(begin: float, at: float) -> float:

@@ -2,8 +2,8 @@
 
     open -> due -> begin (the mesh is asked) gathered, end -> take, page by page -> due a second later …
 
-While no page is open nothing is asked and nothing is kept but the last deaths. A page that reads slowly misses rounds,
-and with the next one is told all of what it has missed that is still kept: there is no queue of events.
+While no page is open nothing is asked and nothing is kept. A page that reads slowly misses rounds, and with the next
+one is told all of what it has missed that is still kept: there is no queue of events.
 """
 
 from collections import deque
@@ -22,11 +22,9 @@ EVERY_S: Final = 1.0
 MAX_CALLS: Final = 100
 """Twice what a page shows: some 100 KB for one that is opened."""
 MAX_DEATHS: Final = 64
-"""As many as a gateway remembers beside its calls."""
+"""As many as a gateway remembers beside its calls (`CallLog`)."""
 MAX_SAMPLES: Final = 120
 """Of an actor: ten minutes."""
-MAX_REASON_CHARS: Final = 400
-"""A supervisor's words with the last lines of a log, which it cuts there too."""
 
 _Item = TypeVar("_Item")
 
@@ -58,6 +56,7 @@ class FeedCore:
         self._numbers: dict[Address, int] = {}
         self._calls = _Told[CallShown](MAX_CALLS)
         self._known: deque[str] = deque(maxlen=MAX_CALLS)
+        self._dead: deque[Address] = deque(maxlen=MAX_DEATHS)
         self._deaths = _Told[DeathShown](MAX_DEATHS)
         self._encoded: dict[int, bytes] = {}
 
@@ -85,7 +84,9 @@ class FeedCore:
             self._state = None
             self._samples, self._numbers, self._encoded = {}, {}, {}
             self._calls = _Told[CallShown](MAX_CALLS)
+            self._deaths = _Told[DeathShown](MAX_DEATHS)
             self._known.clear()
+            self._dead.clear()
 
     def due(self, now: float) -> float | None:
         """In how many seconds a round has to begin; None: none has to, or one is under way."""
@@ -100,14 +101,12 @@ class FeedCore:
         """The round that was begun is over, whatever it brought."""
         self._is_asking = False
 
-    def died(self, death: DeathShown) -> None:
-        self._deaths.add(self._round + 1, msgspec.structs.replace(death, reason=death.reason[:MAX_REASON_CHARS]))
-
     def gathered(
         self,
         state: MeshShown,
         samples: Mapping[Address, Sequence[SampleShown]],
         calls: Sequence[CallShown],
+        deaths: Sequence[DeathShown] = (),
     ) -> None:
         """A round brought this. `samples` has an entry for each incarnation that there is; others are forgotten."""
         if not self._pages:
@@ -126,6 +125,11 @@ class FeedCore:
             if call.id not in self._known:
                 self._known.append(call.id)
                 self._calls.add(self._round, call)
+
+        for death in sorted(deaths, key=lambda one: one.at):
+            if (dead := Address(death.actor, death.epoch)) not in self._dead:
+                self._dead.append(dead)
+                self._deaths.add(self._round, death)
 
     def take(self, page: int) -> bytes | None:
         """What a page has to be told now, as JSON; None: nothing that is new."""

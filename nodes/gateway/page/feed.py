@@ -12,14 +12,13 @@ from typing import Any, Final
 from mesh.actor import Context
 from mesh.errors import CallError
 from mesh.membership.view import Member
-from mesh.wire.frames import PeerDown
 from nodes.gateway.authorization import Authorization
 from nodes.gateway.errors import Unavailable
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.page.core import MAX_PAGES, FeedCore
-from nodes.gateway.page.shown import DeathShown, SampleShown, call_shown, mesh_shown, samples_shown
+from nodes.gateway.page.shown import SampleShown, call_shown, death_shown, mesh_shown, samples_shown
 from nodes.gateway.service import GatewayService
-from nodes.protocol.records import CallRecord, CallsFound, FindCalls
+from nodes.protocol.records import CallsFound, FindCalls
 from nodes.roles import GATEWAY
 from nodes.stats import ActorStats, ask_stats
 
@@ -28,6 +27,10 @@ _BYE_S: Final = 1.0
 """A page that reads takes it within a round trip; one that does not must not hold up a drain."""
 _FIRST_CALLS: Final = 50
 """Of each gateway, when the first page is opened."""
+_FIRST_DEATHS_S: Final = 86_400.0
+"""A gateway remembers 64 deaths; those of another day are told by its log."""
+_DEATHS_S: Final = 10.0
+"""Several rounds, of which some may fail; a death that is told twice is known by its epoch."""
 
 
 class MeshFeed:
@@ -45,10 +48,6 @@ class MeshFeed:
     @property
     def num_pages(self) -> int:
         return self._core.num_pages
-
-    def died(self, down: PeerDown) -> None:
-        """A supervisor says that an actor is dead."""
-        self._core.died(DeathShown(actor=down.actor_id, epoch=down.epoch, at=time.time(), reason=down.reason))
 
     def end(self) -> None:
         """Tell all pages `bye`, and take no more of them. Calling this again is harmless."""
@@ -145,21 +144,24 @@ class MeshFeed:
         if not self._core.numbers:
             # Nobody has read for a while: what was read then is forgotten.
             self._ended = {}
-        stats, calls = await asyncio.gather(
-            ask_stats(self._ctx, members, timeout_s, self._core.numbers), self._ask_calls(members, timeout_s)
+        stats, found = await asyncio.gather(
+            ask_stats(self._ctx, members, timeout_s, self._core.numbers), self._ask_gateways(members, timeout_s)
         )
         now, me = time.time(), self._ctx.address.actor_id
         state = mesh_shown(self._service.config, me, now, members, stats, self._service.missing_roles())
         samples = {member.address: _samples(one, now) for member, one in zip(members, stats, strict=True)}
-        self._core.gathered(state, samples, [call_shown(call) for call in calls])
+        calls = [call_shown(call) for answer in found for call in answer.calls]
+        self._core.gathered(state, samples, calls, [death_shown(one, now) for answer in found for one in answer.deaths])
 
-    async def _ask_calls(self, members: list[Member], timeout_s: float) -> list[CallRecord]:
-        query = FindCalls(follows=True, after=self._ended) if self._ended else FindCalls(last=_FIRST_CALLS)
+    async def _ask_gateways(self, members: list[Member], timeout_s: float) -> list[CallsFound]:
+        query = FindCalls(last=_FIRST_CALLS, deaths_s=_FIRST_DEATHS_S)
+        if self._ended:
+            query = FindCalls(follows=True, after=self._ended, deaths_s=_DEATHS_S)
         gateways = [member.actor_id for member in members if member.role == GATEWAY]
         answers = await asyncio.gather(*(self._ask_gateway(one, query, timeout_s) for one in gateways))
         for answer in answers:
             self._ended |= answer.ended
-        return [call for answer in answers for call in answer.calls]
+        return answers
 
     async def _ask_gateway(self, gateway: str, query: FindCalls, timeout_s: float) -> CallsFound:
         if gateway == self._ctx.address.actor_id:

@@ -153,7 +153,7 @@ class Page {
       graph.draw(new Map(found), deaths, now);
     }
     const told = deaths.map(({ actor, epoch, at, reason }) => make("li", { textContent: `${clock(at)} ${actor} (epoch ${epoch}) died: ${reason}` }));
-    byId("deaths").replaceChildren(...(told.length ? told : [make("li", { className: "quiet", textContent: "Nobody has died since this gateway began." })]));
+    byId("deaths").replaceChildren(...(told.length ? told : [make("li", { className: "quiet", textContent: "No gateway has heard of a death." })]));
   }
 
   actorRow(one) {

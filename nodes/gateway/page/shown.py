@@ -11,7 +11,7 @@ from nodes.actor_figures import KV_USAGE, RUNNING, WAITING, ActorFigures, actor_
 from nodes.call_spans import sample_spans
 from nodes.gateway.config import GatewayConfig
 from nodes.numerics import kernels_note, numerics_note, quantization_note
-from nodes.protocol.records import CallRecord, DeathRecord, SampleRecord
+from nodes.protocol.records import CallRecord, DeathRecord, HeardDeath, SampleRecord
 from nodes.stats import ActorStats, hosts_of, silent_hosts
 
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -180,6 +180,11 @@ def call_shown(call: CallRecord) -> CallShown:
         samples=[_spans_shown(call, sample) for sample in samples],
         deaths=call.deaths,
     )
+
+
+def death_shown(death: HeardDeath, now: float) -> DeathShown:
+    """A death that a gateway told at `now`, Unix time."""
+    return DeathShown(actor=death.actor, epoch=death.epoch, at=round(now - death.ago_s, 2), reason=death.reason)
 
 
 def _spans_shown(call: CallRecord, sample: SampleRecord | None) -> SpansShown:

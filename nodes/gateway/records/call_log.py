@@ -20,6 +20,7 @@ from nodes.protocol.records import (
     CallsFound,
     DeathRecord,
     FindCalls,
+    HeardDeath,
     SampleRecord,
     is_meant,
     since,
@@ -145,7 +146,7 @@ class CallLog:
         self._chooser = chooser
         self._under_way: dict[str, CallTrack] = {}
         self._kept: deque[CallRecord] = deque(maxlen=NUM_KEPT)
-        self._deaths: deque[tuple[float, str, str]] = deque(maxlen=_MAX_DEATHS)
+        self._deaths: deque[tuple[float, str, int, str]] = deque(maxlen=_MAX_DEATHS)
         self.num_ended = 0
 
     def begin(self, names: RequestNames, now: float, at: float) -> CallTrack:
@@ -153,9 +154,9 @@ class CallLog:
         track = self._under_way[names.ours] = CallTrack(names, now, at)
         return track
 
-    def died(self, actor_id: str, reason: str, now: float) -> None:
+    def died(self, actor_id: str, epoch: int, reason: str, now: float) -> None:
         """A supervisor says so."""
-        self._deaths.append((now, actor_id, reason[:_MAX_REASON_CHARS]))
+        self._deaths.append((now, actor_id, epoch, reason[:_MAX_REASON_CHARS]))
 
     def end(self, track: CallTrack, status: int, code: str, now: float) -> bytes | None:
         """The call was answered with this HTTP status, and with this error if any. A line if it is to be written."""
@@ -176,7 +177,7 @@ class CallLog:
             return record
         heard = [
             DeathRecord(actor=actor, at_s=since(track.arrived_at, at), reason=reason)
-            for at, actor, reason in self._deaths
+            for at, actor, _, reason in self._deaths
             if at >= track.arrived_at
         ]
         return msgspec.structs.replace(record, deaths=heard[-_MAX_DEATHS_OF_CALL:])
@@ -188,8 +189,8 @@ class CallLog:
         me = f"{self._gateway}.{epoch}"
         if query.follows:
             # One that came since, in place of a dead one perhaps, is told from its first call on.
-            since = self.num_ended - query.after.get(me, 0 if query.after else self.num_ended)
-            found = list(self._kept)[len(self._kept) - min(since, len(self._kept)) :]
+            num_new = self.num_ended - query.after.get(me, 0 if query.after else self.num_ended)
+            found = list(self._kept)[len(self._kept) - min(num_new, len(self._kept)) :]
         elif query.name:
             found = [one for one in self._kept if is_meant(one.request_id, one.client_id, one.traceparent, query.name)]
             names = ((track, track.names) for track in self._under_way.values())
@@ -202,7 +203,12 @@ class CallLog:
             found = sorted([*self._kept, *running], key=lambda call: call.total_s)[-query.slowest :]
         else:
             found = list(self._kept)[max(0, len(self._kept) - query.last) :]
-        return CallsFound(calls=found[-MAX_CALLS:], num=len(found), ended={me: self.num_ended})
+        deaths = [
+            HeardDeath(actor=actor, epoch=its, ago_s=since(at, now), reason=reason)
+            for at, actor, its, reason in self._deaths
+            if now - at < query.deaths_s
+        ]
+        return CallsFound(calls=found[-MAX_CALLS:], num=len(found), ended={me: self.num_ended}, deaths=deaths)
 
     def _running(self, track: CallTrack, now: float, open_sample: Callable[[str], SampleRecord | None]) -> CallRecord:
         # Of a call with thousands of inputs those that began first, which are the ones that take long.

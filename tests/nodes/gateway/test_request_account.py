@@ -89,7 +89,7 @@ def test_a_call_under_way_is_told_as_far_as_it_is() -> None:
     ctx = context(1.5)
     account = RequestAccount(ctx, config())
     account.begin(RequestNames("req-1", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01"), 0.0)
-    account.died("worker-0", "killed by SIGKILL")
+    account.died("worker-0", 3, "killed by SIGKILL")
     (call,) = account.find(FindCalls(name="a" * 32), lambda _: None).calls
     assert (call.status, call.total_s, [death.actor for death in call.deaths]) == (0, 1.5, ["worker-0"])
     assert account.find(FindCalls(slowest=3), lambda _: None).calls == [call]

@@ -30,7 +30,7 @@ def rounds_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def events(client: httpx.AsyncClient, **headers: str) -> AsyncIterator[AsyncIterator[Any]]:
-    async with client.stream("GET", "/events/mesh", headers=headers) as answer:
+    async with asyncio.timeout(20), client.stream("GET", "/events/mesh", headers=headers) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
 
@@ -79,7 +79,7 @@ async def test_a_page_is_told_the_mesh_its_history_and_its_calls_and_then_what_i
     assert ring.gateway.service.num_calls == 0
     again = await first(client)
     assert len(again["calls"]) == 1
-    assert again["deaths"], "it is remembered"
+    assert [(one["actor"], one["epoch"]) for one in again["deaths"]] == [("w0", 1)], "it is remembered"
 
 
 async def test_another_gateway_s_calls_are_told_and_too_many_pages_refused(ring, client) -> None:
@@ -87,6 +87,10 @@ async def test_another_gateway_s_calls_are_told_and_too_many_pages_refused(ring,
     await until(lambda: not other.service.missing_roles())
     async with events(client) as read, httpx.AsyncClient(base_url=f"http://127.0.0.1:{other.port}") as beside:
         await anext(read)
+        other.on_peer_down(other.ctx.address, PeerDown(actor_id="w9", epoch=4, reason="only g1 heard it"))
+        while not (event := await anext(read))["deaths"]:
+            pass
+        assert (event["deaths"][0]["actor"], event["deaths"][0]["epoch"]) == ("w9", 4)
         await beside.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3})
         while not (event := await anext(read))["calls"]:
             pass

@@ -152,3 +152,13 @@ def test_a_slow_model_does_not_stall_at_each_token() -> None:
     told = sample_log.record("c-0", prompt_tokens=1, cached_tokens=0, output_tokens=1, last_token=5.0, ended=5.0)
     assert not told.stalls
     assert sample_log.stall_s == 1.0
+
+
+def test_deaths_are_told_to_whoever_asks_for_them() -> None:
+    calls = CallLog("g", "a", Chooser("all", slow_s=0, slow_first_token_s=0))
+    for epoch in range(100):
+        calls.died("w", epoch, "x" * 1000, float(epoch))
+    assert calls.find(FindCalls(last=1), 100.0, lambda _: None, epoch=1).deaths == []
+    heard = calls.find(FindCalls(deaths_s=1000.0), 100.0, lambda _: None, epoch=1).deaths
+    assert (len(heard), heard[0].epoch, heard[-1].ago_s, len(heard[0].reason)) == (64, 36, 1.0, 200)
+    assert [one.epoch for one in calls.find(FindCalls(deaths_s=2.5), 100.0, lambda _: None, epoch=1).deaths] == [98, 99]
