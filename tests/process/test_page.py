@@ -74,7 +74,8 @@ def test_a_mesh_is_followed_through_the_deaths_of_a_worker_and_of_the_gateway_th
 
         page.open(host.url)
         page.until(lambda: is_ready(page))
-        page.until(lambda: page.text("#calls"), 5)
+        # Calls of the dead gateway went with it; of deaths the other one has heard.
+        page.until(lambda: all(dead in page.text("#deaths") for dead in ("worker-decode-0", serving)), 5)
         for width in (360, 768, 1600):
             page.look(width)
             page.until(lambda: page.run("return document.documentElement.scrollWidth <= window.innerWidth"), 5)
