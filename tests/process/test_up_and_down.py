@@ -99,7 +99,8 @@ def test_background_and_down(host):
     (call,) = json.loads(host.meshctl("trace", "-o", "json").stdout)
     assert (call["status"], call["finish"], call["attempts"]) == (200, "stop", 1)
     (spans,) = call["spans"].values()
-    assert {"prefill", "output"} <= {span["name"] for span in spans}
+    # Each of its stages may have taken less than the loop's clock tells.
+    assert (spans[0]["begin_s"], spans[-1]["end_s"]) == (0, call["total_s"])
     os.kill(host.ps()["worker-decode-0"]["pid"], signal.SIGKILL)
     killed = 'mesh_supervisor_deaths_total{actor="worker-decode-0",reason="SIGKILL",role="worker"} 1.0'
     host.wait_until(lambda: killed in host.metrics(), "the death is counted")
