@@ -15,6 +15,8 @@ from mesh.membership.view import READY
 from nodes import roles
 from nodes.actor_figures import FIGURE_NAMES, ActorFigures, figure_texts
 from nodes.amounts import amount
+from nodes.call_spans import sample_spans
+from nodes.protocol.records import CallsFound
 
 _COLUMNS: Final = (
     "ACTOR", "HOST", "STATE", "UPTIME", "CPU", "PSS", "RSS", "RUNNING", "WAITING", "KV", "HITS", "TOKENS/S", "DRAWN/S",
@@ -22,6 +24,8 @@ _COLUMNS: Final = (
 )  # fmt: skip
 _DISPENSABLE: Final = ("HOST", "RSS", "UPTIME", "STARTS", "STATE")
 """What a narrow terminal goes without, in this order."""
+_CALL_COLUMNS: Final = ("REQUEST", "AGE", "PHASE", "AT", "TOKENS", "SAMPLES", "TRIES", "KEY")
+_CALL_DISPENSABLE: Final = ("KEY", "SAMPLES", "TRIES", "AT")
 _ORDER: Final = (roles.SCHEDULER, roles.WORKER, roles.GATEWAY, roles.TOKENIZER, roles.DETOKENIZER)
 """Who has most to show stands first, where a low terminal does not cut it off."""
 _LEAST_LINES: Final = 3
@@ -81,6 +85,22 @@ def sections(mesh: ActorList, width: int | None) -> list[Section]:
         printable(f"{actor.actor_id}  {_restarts(actor.num_restarts)}{line}") for actor in told for line in story(actor)
     ]
     return [Section("", actors), *([Section("RESTARTS", happened)] if happened else [])]
+
+
+def calls_section(found: CallsFound, width: int | None) -> list[Section]:
+    """The calls that run, the one first that has taken longest, and what each of its first samples waits for."""
+    if not found.calls:
+        return []
+    rows: list[list[str]] = []
+    for call in reversed(found.calls):
+        sample = call.samples[0] if call.samples else None
+        phase = sample_spans(call, sample)[-1]
+        tokens = f"{call.prompt_tokens}+{call.output_tokens}"
+        cells = (call.request_id, duration(call.total_s), phase.name, phase.note or "-", tokens, str(call.num_samples))
+        rows.append([printable(cell) for cell in (*cells, str(call.attempts), call.key or "-")])
+    lines, _ = table_lines(_CALL_COLUMNS, rows, width=width, dispensable=_CALL_DISPENSABLE)
+    more = found.num - len(found.calls)
+    return [Section("REQUESTS", [*lines, *([f"... {more} more"] if more > 0 else [])])]
 
 
 def screen(

@@ -12,15 +12,18 @@ import msgspec
 
 from cli.client import Ask, RunningMesh, connected, find_mesh
 from cli.commands.ps import actor_fields
-from cli.errors import NotRunning
+from cli.errors import CliError, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import print_json
 from cli.protocol import ActorList, ListActors
 from cli.supervisor.processes import is_alive
-from cli.top_screen import Memory, head_lines, screen, sections
+from cli.top_screen import Memory, calls_section, head_lines, screen, sections
+from nodes.protocol.records import CallsFound, FindCalls
 
 _REFRESH_S: Final = 1.0
 """Two heartbeats, with which figures come; each look asks the supervisors of all hosts, who ask their actors."""
+_NUM_CALLS: Final = 20
+"""As many as are read; the rest are counted."""
 _PSS_S: Final = 5.0
 """The kernel needs up to 20 ms of CPU for each actor's: asked for each second it would show in what is shown."""
 
@@ -49,6 +52,7 @@ def top(name: str, output: str, interval_s: float | None) -> ExitCode:
 async def _look(running: RunningMesh, output: str, interval_s: float | None, *, on_screen: bool) -> None:
     memory, looked_s = Memory(), 0.0
     mesh: ActorList | None = None
+    calls = CallsFound(calls=[])
     async with connected(running) as ask:
         while True:
             began_s = time.monotonic()
@@ -64,7 +68,8 @@ async def _look(running: RunningMesh, output: str, interval_s: float | None, *, 
                     looked_s = began_s
                     memory.take(answer.actors)
                 mesh = memory.filled(answer)
-            _show(mesh, output, repeats=interval_s is not None, on_screen=on_screen)
+                calls = await _calls(ask)
+            _show(mesh, calls, output, repeats=interval_s is not None, on_screen=on_screen)
             if interval_s is None:
                 return
             await asyncio.sleep(max(0.0, began_s + interval_s - time.monotonic()))
@@ -80,11 +85,20 @@ async def _asked(running: RunningMesh, ask: Ask, *, with_pss: bool, has_shown: b
         raise
 
 
-def _show(mesh: ActorList, output: str, *, repeats: bool, on_screen: bool) -> None:
+async def _calls(ask: Ask) -> CallsFound:
+    try:
+        return await ask(FindCalls(running=_NUM_CALLS, whole_mesh=True), CallsFound)
+    except CliError:
+        # Actors were shown, which is what this is for; a supervisor of an older release knows no calls.
+        return CallsFound(calls=[])
+
+
+def _show(mesh: ActorList, calls: CallsFound, output: str, *, repeats: bool, on_screen: bool) -> None:
     if output == "json":
         document: dict[str, Any] = {
             "mesh": mesh.mesh, "url": mesh.url, "model": mesh.model, "ready": mesh.ready, "at": time.time(),
             "notes": mesh.notes, "silent": mesh.silent, "actors": [actor_fields(actor) for actor in mesh.actors],
+            "calls": calls.calls,
         }  # fmt: skip
         if repeats:
             # A line each, as programs read what does not end.
@@ -94,7 +108,7 @@ def _show(mesh: ActorList, output: str, *, repeats: bool, on_screen: bool) -> No
     else:
         width, height = shutil.get_terminal_size() if on_screen else (None, None)
         head = head_lines(mesh, time.strftime("%H:%M:%S"))
-        lines = screen(head, sections(mesh, width), width, height)
+        lines = screen(head, [*sections(mesh, width), *calls_section(calls, width)], width, height)
         if on_screen:
             # Written over what is there, and in one piece: clearing it first would flicker.
             sys.stdout.write(_HOME + "\r\n".join(line + _TO_LINE_END for line in lines) + _TO_SCREEN_END)

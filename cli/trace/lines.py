@@ -30,14 +30,16 @@ def newest(calls: Iterable[CallRecord], query: FindCalls) -> list[CallRecord]:
     first: dict[str, CallRecord] = {}
     for call in calls:
         first.setdefault(call.request_id, call)
-    if query.slowest:
-        return heapq.nlargest(query.slowest, first.values(), key=lambda call: call.total_s)[::-1]
+    if query.slowest or query.running:
+        # Of those that run, the slowest is the oldest.
+        return heapq.nlargest(query.slowest or query.running, first.values(), key=lambda call: call.total_s)[::-1]
     in_order = sorted(first.values(), key=lambda call: call.at + call.total_s)
     return in_order[-(query.last or MAX_CALLS) :]
 
 
 def _chosen(path: Path, query: FindCalls) -> list[CallRecord]:
-    if query.follows:
+    if query.follows or query.running:
+        # What has a line has ended.
         return []
     try:
         with path.open("rb") as file:

@@ -133,9 +133,10 @@ class HeardDeath(Part, frozen=True):
 
 class FindCalls(Message, frozen=True):
     """Ask for calls: those that `name` means (our id, that of a sample, `X-Request-Id`, traceparent or its trace id),
-    or the `last` ones that ended, or the `slowest`, those that still run included, or of a gateway those that ended
-    `after` the number that its last answer told. To a supervisor: of its host, or of the `whole_mesh`.
-    To a gateway, also for the deaths that it heard of in the last `deaths_s` seconds.
+    or the `last` ones that ended, or the `slowest`, those that still run included, or of these alone as many as
+    `running` says, the oldest ones; or of a gateway those that ended `after` the number that its last answer told.
+    To a supervisor: of its host, or of the `whole_mesh`. To a gateway, also for the deaths that it heard of in the last
+    `deaths_s` seconds.
     """
 
     name: str = ""
@@ -145,6 +146,7 @@ class FindCalls(Message, frozen=True):
     follows: bool = False
     whole_mesh: bool = False
     deaths_s: float = 0.0
+    running: Annotated[int, Meta(ge=0, le=MAX_CALLS)] = 0
 
 
 class FindNotes(Message, frozen=True):

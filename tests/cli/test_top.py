@@ -17,9 +17,10 @@ from cli.exit_codes import ExitCode
 from cli.protocol import ActorList, ListActors
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.processes import proportional_bytes
-from cli.top_screen import Memory, Section, head_lines, screen, sections
+from cli.top_screen import Memory, Section, calls_section, head_lines, screen, sections
 from mesh.address import Address
 from nodes.actor_figures import ActorFigures
+from nodes.protocol.records import AttemptRecord, CallRecord, CallsFound, FindCalls, SampleRecord
 from tests.cli.statuses import actor
 
 BUSY = ActorFigures(
@@ -102,8 +103,13 @@ class Supervisor:
     def __init__(self, *answers: ActorList | NotRunning) -> None:
         self.answers = list(answers)
         self.asked: list[ListActors] = []
+        self.calls = CallsFound(calls=[])
 
-    async def ask(self, question: ListActors, kind: type[ActorList], timeout_s: float = 3.0) -> ActorList:
+    async def ask(
+        self, question: ListActors | FindCalls, kind: type[ActorList | CallsFound], timeout_s: float = 3.0
+    ) -> ActorList | CallsFound:
+        if isinstance(question, FindCalls):
+            return self.calls
         self.asked.append(question)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, NotRunning):
@@ -204,3 +210,24 @@ def test_memory_that_is_shared_is_divided() -> None:
     assert found > 1 << 20
     assert found % 1024 == 0
     assert proportional_bytes(0) is None
+
+
+def test_calls_that_run_say_what_they_wait_for_the_oldest_first() -> None:
+    waiting = SampleRecord(
+        request_id="c-0", attempts=[AttemptRecord(attempt=0, scheduler="d", submitted_s=0.1, accepted_s=0.2)]
+    )
+    calls = [
+        CallRecord(request_id="young", total_s=1.0),
+        CallRecord(
+            request_id="old\x1b[0m", total_s=75.0, read_s=0.0, prepared_s=0.1, prompt_tokens=7, num_samples=1,
+            attempts=1, key="alice", samples=[waiting],
+        ),
+    ]  # fmt: skip
+    (section,) = calls_section(CallsFound(calls=calls, num=5), None)
+    head, old, young, more = section.lines
+    assert head.split() == ["REQUEST", "AGE", "PHASE", "AT", "TOKENS", "SAMPLES", "TRIES", "KEY"]
+    assert old.split()[1:] == ["1", "m", "15", "s", "waiting", "d", "7+0", "1", "1", "alice"]
+    assert "\x1b" not in old
+    assert young.split()[:4] == ["young", "1", "s", "body"]
+    assert more == "... 3 more"
+    assert calls_section(CallsFound(calls=[]), None) == []

@@ -196,6 +196,10 @@ class CallLog:
             names = ((track, track.names) for track in self._under_way.values())
             meant = [track for track, its in names if is_meant(its.ours, its.client, its.traceparent, query.name)]
             found += [self._running(track, now, open_sample) for track in meant[:MAX_CALLS]]
+        elif query.running:
+            # The oldest: those are the ones that somebody waits for.
+            oldest = list(self._under_way.values())[: query.running]
+            found = [self._running(track, now, open_sample) for track in oldest]
         elif query.slowest:
             # Of those under way the oldest have taken longest, so no more of them can be among the slowest.
             oldest = list(self._under_way.values())[: query.slowest]
@@ -203,12 +207,13 @@ class CallLog:
             found = sorted([*self._kept, *running], key=lambda call: call.total_s)[-query.slowest :]
         else:
             found = list(self._kept)[max(0, len(self._kept) - query.last) :]
+        num = len(self._under_way) if query.running else len(found)
         deaths = [
             HeardDeath(actor=actor, epoch=its, ago_s=since(at, now), reason=reason)
             for at, actor, its, reason in self._deaths
             if now - at < query.deaths_s
         ]
-        return CallsFound(calls=found[-MAX_CALLS:], num=len(found), ended={me: self.num_ended}, deaths=deaths)
+        return CallsFound(calls=found[-MAX_CALLS:], num=num, ended={me: self.num_ended}, deaths=deaths)
 
     def _running(self, track: CallTrack, now: float, open_sample: Callable[[str], SampleRecord | None]) -> CallRecord:
         # Of a call with thousands of inputs those that began first, which are the ones that take long.
