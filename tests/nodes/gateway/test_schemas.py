@@ -210,6 +210,8 @@ OF_OTHERS = re.compile(
     r"|input\.\d+\.call_id|(tool_choice\.)?tools\.\d+(\.name)?"
 )
 """What depends on what is stored or what the model's template takes; on the calls and tools before it."""
+OF_CALLS = re.compile(r"messages\.\d+\.(tool_call_id|name)")
+"""Which call or function of an earlier message a result belongs to."""
 CONVERSATION = re.compile(r"messages($|\.\d+(\.role|\.content(\.\d+\.(id|tool_use_id))?)?$)")
 """What is wrong with the turns of Anthropic's API if each of them by itself is right."""
 
@@ -244,6 +246,8 @@ def is_beyond_schemas(name: str, body: dict[str, Any], param: str | None) -> boo
     if param is not None and param.partition(".")[0] in STRUCTURED:
         return True
     if name in ("MessagesBody", "CountTokensBody") and CONVERSATION.match(param or ""):
+        return True
+    if name in ("ChatCompletionBody", "TokenizeBody") and OF_CALLS.fullmatch(param or ""):
         return True
     if name == "ResponsesBody" and OF_OTHERS.fullmatch(param or ""):
         return True
