@@ -7,7 +7,7 @@ the names that existing dashboards and autoscalers know from vLLM, made from the
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -47,6 +47,25 @@ def parse_series(text: str) -> Series | None:
         labels[label[1]] = _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], label[2])
         position = label.end()
     return Series(whole[1], labels)
+
+
+_UNITS: Final = {
+    "_per_second": "per second",
+    "_seconds": "seconds",
+    "_bytes": "bytes",
+    "_cores": "cores",
+    "_ratio": "0 to 1",
+    "_tokens": "tokens",
+    "_pages": "pages",
+}
+"""What a name's end says of its unit; all others count things."""
+
+
+def help_of(name: str) -> str:
+    """The help text of a series of the mesh's own, without `_total`: what its name says, and the unit."""
+    words = name.removeprefix("mesh_").replace("_", " ")
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "number")
+    return f"{words[:1].upper()}{words[1:]} of each actor ({unit})."
 
 
 class _Alias(NamedTuple):
@@ -138,16 +157,14 @@ class MeshCollector(Collector):
             is_counter = series.name.endswith("_total")
             name = series.name.removesuffix("_total")
             kind: Callable[[str, str], Metric] = CounterMetricFamily if is_counter else GaugeMetricFamily
-            family = families.setdefault(series.name, kind(name, f"{name.replace('_', ' ')} of each actor"))
+            family = families.setdefault(series.name, kind(name, help_of(name)))
             # A supervisor's series are about the actors that its labels name; no other actor may speak for others.
             labels = own | series.labels if actor.role == SUPERVISOR else series.labels | own
             family.add_sample(series.name, labels, value)
         for text, histogram in stats.histograms.items():
             series = parse_series(text)
             if series is not None:
-                family = families.setdefault(
-                    series.name, HistogramMetricFamily(series.name, f"{series.name.replace('_', ' ')} of each actor")
-                )
+                family = families.setdefault(series.name, HistogramMetricFamily(series.name, help_of(series.name)))
                 _add_histogram(family, series.name, {**series.labels, **own}, histogram)
 
     def _aliases(self) -> Iterable[Metric]:

@@ -10,7 +10,7 @@ from mesh.membership.view import Member
 from mesh.runtime.telemetry import Metrics, series
 from mesh.wire.frames import Histogram, StatsReply
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.metrics import merge_histograms, parse_series, render
+from nodes.gateway.metrics import help_of, merge_histograms, parse_series, render
 from nodes.gateway.page.shown import mesh_shown
 from nodes.stats import ActorStats, hosts_of, silent_hosts
 
@@ -153,3 +153,10 @@ def test_histograms_of_other_bounds_are_left_out() -> None:
 def test_series_of_no_form_are_left_out_of_histograms() -> None:
     reply = StatsReply(counters={}, gauges={}, histograms={"a b": Histogram(bounds=[1.0], counts=[1, 2], total=3.0)})
     assert samples([ActorStats("x", "y", 1, reply)])
+
+
+def test_help_texts_say_the_unit() -> None:
+    assert help_of("mesh_request_queue_seconds") == "Request queue seconds of each actor (seconds)."
+    assert help_of("mesh_scheduler_computed_tokens_per_second").endswith("(per second).")
+    assert help_of("mesh_scheduler_kv_usage_ratio").endswith("(0 to 1).")
+    assert help_of("mesh_preemptions").endswith("(number).")
