@@ -9,11 +9,9 @@ gateway's clock, and what is left is one span behind them.
 
 from typing import Final, NamedTuple
 
-from nodes.protocol.records import AttemptRecord, CallRecord, SampleRecord
+from nodes.protocol.records import STALL_S, AttemptRecord, CallRecord, SampleRecord
 
 WAYS: Final = "ways"
-_STALL_S: Final = 0.25
-"""As of the pauses that a gateway notes (`nodes/gateway/records/sample_log.py`)."""
 
 
 class Span(NamedTuple):
@@ -51,23 +49,23 @@ class _Tiles:
 def sample_spans(call: CallRecord, sample: SampleRecord | None) -> list[Span]:
     """The spans of a call with one of its samples. They tile the time from 0 to `call.total_s`."""
     tiles = _Tiles(call.total_s)
-    failure = ""
     tiles.until("body", call.read_s)
     if call.prepared_s >= 0:
         tiles.until("tokenizer's way", max(tiles.at_s, call.prepared_s - call.tokenize_s))
         tiles.until("tokenize", call.prepared_s)
+    # What the time up to the next submission is: the gateway's own, or that of finding another place.
+    between, why = "gateway", ""
     if sample is not None:
         for attempt in sample.attempts:
-            waits = f"after {failure}" if failure else ""
-            tiles.until("retry" if failure else "gateway", attempt.submitted_s, waits)
+            tiles.until(between, attempt.submitted_s, why)
             _add_attempt(tiles, attempt, sample, call.total_s)
-            failure = attempt.failure
-        tiles.until("retry", sample.ended_s, f"after {failure}")
-    if sample is not None and sample.ended_s >= 0:
-        # It waits for other samples, or for a client that reads slowly.
-        tiles.until("answer", call.total_s)
-    else:
-        tiles.until("retry" if failure else _last_stage(call), call.total_s, f"after {failure}" if failure else "")
+            if attempt.failure:
+                between, why = "retry", f"after {attempt.failure}"
+        tiles.until(between, sample.ended_s, why)
+        if sample.ended_s >= 0:
+            # It waits for other samples, or for a client that reads slowly.
+            between = "answer"
+    tiles.until(_last_stage(call) if between == "gateway" else between, call.total_s, why if between == "retry" else "")
     return tiles.spans
 
 
@@ -104,7 +102,7 @@ def _add_attempt(tiles: _Tiles, attempt: AttemptRecord, sample: SampleRecord, no
         # Its end may be lost and told again, long after the last token.
         tiles.until("output", sample.last_token_s, where)
         tiles.until("finish", end_s, where)
-    elif attempt.ended_s < 0 and end_s - sample.last_token_s > _STALL_S:
+    elif attempt.ended_s < 0 and end_s - sample.last_token_s > STALL_S:
         # The gateway notes a pause when it ends, and whoever asks now asks because of it.
         tiles.until("output", sample.last_token_s, where)
         tiles.until("stall", end_s, f"{sample.output_tokens} tokens came")

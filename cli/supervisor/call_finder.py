@@ -8,19 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from cli.supervisor.whole_mesh import ask_each, other_supervisors
+from cli.supervisor.whole_mesh import ask_each, is_own, other_supervisors
 from cli.trace.lines import newest, read_calls
 from cli.trace.notes import read_notes
 from mesh.actor import Context
-from mesh.address import host_of
-from mesh.membership.view import Member
 from nodes.protocol.records import ActorNotes, CallsFound, FindCalls, FindNotes, NotesFound
 from nodes.roles import GATEWAY
 
 
 async def find_calls(ctx: Context, query: FindCalls, requests: Path) -> CallsFound:
     """What this host knows, or with `whole_mesh` what all do. Who does not answer is named in `silent`."""
-    here = [member for member in ctx.members.by_role(GATEWAY, ready=False) if _is_own(ctx, member)]
+    here = [member for member in ctx.members.by_role(GATEWAY, ready=False) if is_own(ctx, member)]
     of_host = msgspec.structs.replace(query, whole_mesh=False)
     asked = dict.fromkeys([member.actor_id for member in here], of_host)
     if query.whole_mesh:
@@ -47,8 +45,3 @@ async def find_notes(ctx: Context, query: FindNotes, traces: Path) -> NotesFound
     said, own = await asyncio.gather(ask_each(ctx, dict.fromkeys(peers, of_host), NotesFound, ctx.log.debug), here)
     actors: list[ActorNotes] = [*own, *(actor for answer in said.values() for actor in answer.actors)]
     return NotesFound(actors=actors, silent=sorted({*peers} - said.keys()))
-
-
-def _is_own(ctx: Context, member: Member) -> bool:
-    own = host_of(ctx.address.actor_id)
-    return not own or (host_of(member.actor_id) or member.host) == own

@@ -12,11 +12,10 @@ without a registry from the connection that ended.
 
 import msgspec
 
-from cli.supervisor.whole_mesh import other_supervisors
+from cli.supervisor.whole_mesh import home_of, is_own, other_supervisors
 from mesh.actor import Context
 from mesh.address import Address, host_of
 from mesh.errors import CallError
-from mesh.membership.view import Member
 from mesh.transport.base import Channel
 from mesh.wire.frames import Leave, PeerDown
 
@@ -39,7 +38,7 @@ class Deaths:
         if own := self._host:
             heard = {host_of(peer.actor_id) for peer in other_supervisors(self._ctx) if self._tell(peer.actor_id, down)}
             for member in self._ctx.members.all():
-                if (host := _host_of(member)) != own and host not in heard:
+                if (host := home_of(member)) != own and host not in heard:
                     self._tell(member.actor_id, down)
         self._ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
 
@@ -52,11 +51,8 @@ class Deaths:
         return host_of(self._ctx.address.actor_id)
 
     def _tell_own(self, down: PeerDown) -> None:
-        own = self._host
         for member in self._ctx.members.all():
-            # On a mesh of one host no id names a host, not even the supervisor's.
-            is_own = not own or _host_of(member) == own
-            if is_own and member.actor_id not in (down.actor_id, self._ctx.address.actor_id):
+            if is_own(self._ctx, member) and member.actor_id not in (down.actor_id, self._ctx.address.actor_id):
                 self._tell(member.actor_id, down)
 
     def _tell(self, actor_id: str, down: PeerDown) -> bool:
@@ -70,7 +66,3 @@ class Deaths:
             except CallError:
                 # Its lease ends by itself.
                 return
-
-
-def _host_of(member: Member) -> str:
-    return host_of(member.actor_id) or member.host

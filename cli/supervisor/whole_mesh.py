@@ -31,6 +31,17 @@ def other_supervisors(ctx: Context) -> list[Member]:
     return [peer for peer in ctx.members.by_role(SUPERVISOR, ready=False) if peer.actor_id != ctx.address.actor_id]
 
 
+def is_own(ctx: Context, member: Member) -> bool:
+    """Whether a member is of the asker's own host. On a mesh of one host all are, whatever they call the machine."""
+    own = host_of(ctx.address.actor_id)
+    return not own or home_of(member) == own
+
+
+def home_of(member: Member) -> str:
+    """The host of a member of a mesh of several: an id names it, except for actors that were started by hand."""
+    return host_of(member.actor_id) or member.host
+
+
 async def ask(ctx: Context, actor_id: str, question: Message, kind: type[Said]) -> Said:
     """What an actor answers within 2 s. Raises CallError, also for an answer of another kind."""
     answer = (await ctx.ask(actor_id, question, timeout_s=ASK_TIMEOUT_S)).message

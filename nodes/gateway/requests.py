@@ -18,10 +18,10 @@ import enum
 from typing import NamedTuple
 
 from nodes.gateway.events import Deliver, DeliverVector, End, Failure, Opened, Tokens
-from nodes.gateway.records.sample_log import STALL_S, SampleLog
+from nodes.gateway.records.sample_log import SampleLog
 from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import ChooseRoute, Pooled, Submit, TextDelta
-from nodes.protocol.records import SampleRecord
+from nodes.protocol.records import STALL_S, SampleRecord
 
 
 class Phase(enum.IntEnum):

@@ -15,6 +15,8 @@ from msgspec import Meta
 from mesh.wire.message import Message, Part
 
 NOT_YET: Final = -1.0
+STALL_S: Final = 0.25
+"""Shorter pauses no reader notices; restarting a worker takes 0.3 s, which has to be among them."""
 MAX_CALLS: Final = 100
 """Of one answer: some 100 KB, and more than anybody reads in a terminal."""
 MAX_SAMPLES: Final = 8

@@ -125,7 +125,6 @@ class FeedCore:
             if call.id not in self._known:
                 self._known.append(call.id)
                 self._calls.add(self._round, call)
-
         for death in sorted(deaths, key=lambda one: one.at):
             if (dead := Address(death.actor, death.epoch)) not in self._dead:
                 self._dead.append(dead)

@@ -27,7 +27,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class ActorShown(Struct, frozen=True, kw_only=True):
-    """A member and its figures. `answers`: it answered the last ask. `released`: it was drained by an operator."""
+    """A member and its figures. `answers`: it answered the last ask."""
 
     id: str
     role: str

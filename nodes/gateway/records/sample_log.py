@@ -6,11 +6,9 @@ it costs is per attempt, not per token.
 
 from typing import Final
 
-from nodes.protocol.records import NOT_YET, AttemptRecord, SampleRecord, StallRecord, since
+from nodes.protocol.records import NOT_YET, STALL_S, AttemptRecord, SampleRecord, StallRecord, since
 from nodes.request import Stages
 
-STALL_S: Final = 0.25
-"""Shorter pauses no reader notices; restarting a worker takes 0.3 s, which has to be among them."""
 STALL_PACES: Final = 4
 """A model that takes 0.3 s for a token does not stall at each."""
 MAX_STALLS: Final = 8
@@ -54,17 +52,6 @@ class SampleLog:
         self._stalls: list[StallRecord] = []
         self.first_token_s = NOT_YET
         self.stall_s = 0.0
-
-    @property
-    def stages(self) -> Stages:
-        """Those of all attempts added up."""
-        told = [attempt.stages for attempt in self._attempts if attempt.stages is not None]
-        return Stages(
-            sum(stages.queue_s for stages in told),
-            sum(stages.grant_s for stages in told),
-            sum(stages.prefill_s for stages in told),
-            sum(stages.transfer_s for stages in told),
-        )
 
     def submitted(self, number: int, scheduler: str, prefill: str, detokenizer: str, now: float) -> None:
         if len(self._attempts) == MAX_ATTEMPTS:
