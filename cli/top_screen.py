@@ -93,6 +93,7 @@ def calls_section(found: CallsFound, width: int | None) -> list[Section]:
         return []
     rows: list[list[str]] = []
     for call in reversed(found.calls):
+        # Of many samples one line: they wait for much the same, and `meshctl trace` shows the others.
         sample = call.samples[0] if call.samples else None
         phase = sample_spans(call, sample)[-1]
         tokens = f"{call.prompt_tokens}+{call.output_tokens}"

@@ -97,6 +97,7 @@ class AnswerReader:
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take what arrived at `now_s`. Raises Misdeed: `error_event`, `garbled`, `no_usage`, `endless`."""
+        # Pieces end anywhere, also in the middle of a character.
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:

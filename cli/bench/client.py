@@ -188,6 +188,7 @@ class _Exchange(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self.over.done():
             return
+        # After `[DONE]` nothing is missing, however the connection ends.
         if exc is not None and not self._reader.is_done:
             self.fail("reset", str(exc))
         else:

@@ -46,6 +46,7 @@ async def closed_loop(
 ) -> Run:
     """`concurrency` clients, each sending its next request when the last has ended, `num_requests` in all."""
     run = Run() if run is None else run
+    # Shared by all clients: whoever is free takes the next, so that a slow answer holds up one of them.
     numbers = iter(range(num_requests))
 
     async def client() -> None:

@@ -64,6 +64,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 def summarize(*runs: Run) -> Summary:
     """All runs as one."""
+    # What still runs when a bench is broken off has no times yet, and has not failed.
     samples = [sample for run in runs for sample in run.samples if sample.end_s]
     whole = [sample for sample in samples if sample.is_whole]
     failed = [sample for sample in samples if sample.failure]
@@ -97,6 +98,7 @@ def summarize(*runs: Run) -> Summary:
 
 def times_ms(samples: Sequence[Sample]) -> dict[str, list[float]]:
     """All values of each of `TIMES`, in milliseconds; `samples` are whole answers."""
+    # An answer of special tokens alone has none, and one of a single token no pace.
     with_text = [sample for sample in samples if sample.event_times_s]
     several = [sample for sample in with_text if sample.num_tokens > 1]
     return {

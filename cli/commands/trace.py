@@ -106,6 +106,7 @@ def _follow(running: RunningMesh, output: Literal["text", "json", "chrome"]) -> 
         while True:
             found = running.ask(FindCalls(follows=True, after=after, whole_mesh=True), CallsFound, _TIMEOUT_S)
             after |= found.ended
+            # In one line each, whatever the width: what follows is mostly piped into grep.
             for call in found.calls:
                 text = msgspec.json.encode(_entry(call)).decode() if output == "json" else "  ".join(row(call))
                 sys.stdout.write(text + "\n")

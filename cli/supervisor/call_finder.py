@@ -20,6 +20,7 @@ async def find_calls(ctx: Context, query: FindCalls, requests: Path) -> CallsFou
     """What this host knows, or with `whole_mesh` what all do. Who does not answer is named in `silent`."""
     here = [member for member in ctx.members.by_role(GATEWAY, ready=False) if is_own(ctx, member)]
     of_host = msgspec.structs.replace(query, whole_mesh=False)
+    # Gateways that are not ready have calls as well: one that drains has those that somebody waits for.
     asked = dict.fromkeys([member.actor_id for member in here], of_host)
     if query.whole_mesh:
         asked |= dict.fromkeys([peer.actor_id for peer in other_supervisors(ctx)], of_host)
@@ -27,6 +28,7 @@ async def find_calls(ctx: Context, query: FindCalls, requests: Path) -> CallsFou
     lines = asyncio.to_thread(read_calls, requests, query)
     said, from_lines = await asyncio.gather(ask_each(ctx, asked, CallsFound, ctx.log.debug), lines)
     told = [call for answer in said.values() for call in answer.calls]
+    # A call that has ended is at its gateway and in its file: counted once.
     known = {call.request_id for call in told}
     return CallsFound(
         calls=newest([*told, *from_lines], query),

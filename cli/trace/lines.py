@@ -52,6 +52,7 @@ def _chosen(path: Path, query: FindCalls) -> list[CallRecord]:
         calls = _decoded(_lines_with(content, query.name.encode()))
         meant = (one for one in calls if is_meant(one.request_id, one.client_id, one.traceparent, query.name))
         return [*meant][-MAX_CALLS:]
+    # The first line of a tail is most likely half of one, which is passed over as any damaged one.
     calls = _decoded(content.split(b"\n"))
     return newest(calls, query) if query.slowest else [*calls][-query.last :]
 

@@ -34,6 +34,7 @@ def _of_actor(trace: ActorTrace, names: dict[int, str], host: str) -> ActorNotes
     mine = [note for note in trace.notes if note.key in names][-_MAX_NOTES:]
     steps: list[Note] = []
     if mine:
+        # Only steps during the request: a long one of another hour explains nothing.
         first, last = mine[0].at, mine[-1].at
         during = (step for step in trace.steps if step.kind == STEP and first <= step.at <= last)
         steps = sorted(sorted(during, key=lambda step: step.b)[-_MAX_STEPS:], key=lambda step: step.at)
@@ -64,6 +65,7 @@ def placed(call: CallRecord, actors: Iterable[ActorNotes]) -> list[PlacedNote]:
     for actor in actors:
         for request_id, attempt, at in actor.arrived:
             asked = _asked(call, request_id, attempt, actor)
+            # The first attempt of each host is enough, and the gateway's own host needs none.
             if asked is not None and actor.host not in offsets:
                 submitted_s, accepted_s = asked
                 offsets[actor.host] = at - (submitted_s + accepted_s) / 2, (accepted_s - submitted_s) / 2

@@ -35,6 +35,7 @@ class FigureHistory:
         means: dict[str, float] = {}
         for name, (count, total) in observed.items():
             count_before, total_before = self._seen.get(name, (0, 0.0))
+            # Of nothing there is no mean, and a 0 would be drawn as an answer without any delay.
             if count > count_before:
                 means[name] = (total - total_before) / (count - count_before)
         self._seen = dict(observed)
@@ -43,8 +44,10 @@ class FigureHistory:
 
     def after(self, number: int, now: float) -> History:
         """The samples later than `number` that are still there."""
+        # A reader may ask for more than is kept, or have a number of another incarnation.
         num = min(max(0, self._number - number), len(self._samples))
         chosen = list(self._samples)[len(self._samples) - num :]
+        # In columns: the names of six figures, 120 times over, would be most of an answer.
         names = sorted({name for sample in chosen for name in sample.figures})
         return History(
             number=self._number,

@@ -101,6 +101,7 @@ class TraceRing:
         self._first_step = _HEADER.size + self._num_notes * _RECORD.size
         self._memory = bytearray(_size(UNMAPPED, UNMAPPED)) if memory is None else memory
         if memory is None:
+            # So that tests read it as they would read a file.
             _HEADER.pack_into(self._memory, 0, _MAGIC, 1, UNMAPPED, UNMAPPED, 0, b"")
         return self._memory
 
@@ -147,6 +148,7 @@ def _map(folder: Path, address: Address) -> mmap.mmap | None:
 
 def _make_room(folder: Path, actor_id: str) -> None:
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    # By what the name begins with: ids may have dots, and epochs have none.
     own = [path for path in files if path.name.rpartition(".")[0] == actor_id]
     for path in {*own[: len(own) - KEPT_INCARNATIONS + 1], *files[: max(0, len(files) - MAX_FILES + 1)]}:
         # Another actor that starts may have removed it; one that still writes to it goes on without being read.
@@ -175,6 +177,7 @@ def read_trace(content: bytes, actor_id: str) -> ActorTrace | None:
     first_step = _HEADER.size + num_notes * _RECORD.size
     notes = _records(content[_HEADER.size : first_step], num_notes)
     steps = _records(content[first_step : first_step + num_steps * _RECORD.size], num_steps)
+    # Numbers begin at 1 and none is left out, so the last one says how many there were.
     last = notes[-1][0] if notes else 0
     return ActorTrace(
         actor_id, epoch, [note for _, note in notes], [step for _, step in steps], max(0, last - len(notes))

@@ -93,10 +93,12 @@ class InFlight:
         own = self._calls.get(client.name)
         load = ((own.size if own is not None else 0) + size) / max(1, client.weight)
         sizes = {name: calls.size for name, calls in self._calls.items() if name != client.name}
+        # Looked for lazily: of the heaviest client one call is enough as a rule, and it may have two thousand.
         newest = {name: (one for one in reversed(self._calls[name].places) if is_new(one)) for name in sizes}
         chosen: list[Place] = []
         while num_needed > 0:
             name = max(sizes, key=lambda one: sizes[one] / self._calls[one].weight, default=None)
+            # Who would have more than anybody else is the one to be refused, or the limit would move to its victims.
             if name is None or sizes[name] / self._calls[name].weight <= load:
                 return None
             place = next(newest[name], None)

@@ -46,6 +46,7 @@ class RequestAccount:
     def end(self, track: CallTrack, status: int, code: str) -> None:
         """The call is over: with this HTTP status, and the code of the error that it was answered with, if any."""
         line = self._calls.end(track, status, code, self._ctx.now())
+        # On the loop: a KB into the page cache, some hundred times a second at most, is not worth a thread.
         if line is None or self._lines is None:
             return
         try:

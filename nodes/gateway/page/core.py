@@ -81,6 +81,7 @@ class FeedCore:
         """Calling this again is harmless."""
         self._pages.pop(page, None)
         if not self._pages:
+            # What was gathered would be old when the next page comes, and to that one it would look new.
             self._state = None
             self._samples, self._numbers, self._encoded = {}, {}, {}
             self._calls = _Told[CallShown](MAX_CALLS)
@@ -110,6 +111,7 @@ class FeedCore:
     ) -> None:
         """A round brought this. `samples` has an entry for each incarnation that there is; others are forgotten."""
         if not self._pages:
+            # The last page was closed while the mesh was asked.
             return
         self._round += 1
         self._state = state

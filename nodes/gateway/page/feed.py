@@ -71,6 +71,7 @@ class MeshFeed:
             await call.start_stream()
             await self._tell(call, page, news)
         finally:
+            # Whatever ended it: a page that is counted for ever would in the end be the 64th.
             del self._news[page]
             self._core.close(page)
 
@@ -155,6 +156,7 @@ class MeshFeed:
 
     async def _ask_gateways(self, members: list[Member], timeout_s: float) -> list[CallsFound]:
         query = FindCalls(last=_FIRST_CALLS, deaths_s=_FIRST_DEATHS_S)
+        # With what each gateway said it had ended, so that a call is told once, whichever round fails.
         if self._ended:
             query = FindCalls(follows=True, after=self._ended, deaths_s=_DEATHS_S)
         gateways = [member.actor_id for member in members if member.role == GATEWAY]

@@ -85,6 +85,7 @@ class CallTrack:
         for sample in open_samples:
             totals = _added(totals, sample, counts_prompt=self.open_ids.get(sample.request_id, True))
             samples.append(sample)
+        # Those of the moment: the body may have named the call after it had begun.
         names = self.names
         samples = samples[-MAX_SAMPLES:]
         return msgspec.structs.replace(
@@ -161,11 +162,13 @@ class CallLog:
     def end(self, track: CallTrack, status: int, code: str, now: float) -> bytes | None:
         """The call was answered with this HTTP status, and with this error if any. A line if it is to be written."""
         self._under_way.pop(track.names.ours, None)
+        # Also of those that are not kept any more: whoever follows counts from it what was missed.
         self.num_ended += 1
         record = msgspec.structs.replace(
             self._record(track), status=status, code=code, total_s=since(track.arrived_at, now)
         )
         self._kept.append(record)
+        # Chosen after it was kept: a call without a line can still be looked at, as long as this gateway lives.
         share = self._chooser.share(record, now)
         if not share:
             return None
@@ -174,6 +177,7 @@ class CallLog:
     def _record(self, track: CallTrack, samples: Iterable[SampleRecord] = ()) -> CallRecord:
         record = track.record(self._gateway, self._host, samples)
         if not self._deaths or self._deaths[-1][0] < track.arrived_at:
+            # Nearly all calls: nobody has died since they came.
             return record
         heard = [
             DeathRecord(actor=actor, at_s=since(track.arrived_at, at), reason=reason)

@@ -63,6 +63,7 @@ class SampleLog:
         """The scheduler's incarnation `epoch` holds the attempt; told late, if its output overtook the answer."""
         last = self._attempts[-1]
         last.epoch = epoch
+        # An attempt that is submitted again, because the answer was lost, was held from the first one on.
         if last.accepted is None:
             last.accepted = now
 
@@ -80,6 +81,7 @@ class SampleLog:
         or than `STALL_S`.
         """
         self.stall_s = max(self.stall_s, took_s)
+        # Both: a quick model that pauses 20 ms is not noticed, and a slow one is as slow as that all the time.
         if took_s <= STALL_S or took_s <= STALL_PACES * pace_s:
             return
         self._stalls.append(StallRecord(position=position, ended_s=since(self._arrived_at, now), took_s=took_s))
@@ -105,6 +107,7 @@ class SampleLog:
         failure: str = "",
     ) -> SampleRecord:
         """All of it; `last_token` and `ended` (None: it runs) on the core's clock."""
+        # What ended the sample ended its last attempt, unless that had failed and nothing came after it.
         if ended is not None and self._attempts and self._attempts[-1].ended is None:
             self._attempts[-1].ended = ended
         return SampleRecord(
