@@ -2,7 +2,9 @@
 
 A separate copy for each page costs the host 3 to 5 microseconds, as long as the device takes for several MiB; one
 launch costs that once. Copies are cut into pieces; a block of threads finds its piece's copy by bisection and moves 16
-bytes per thread and load, four in flight, where both addresses allow it. The table for `n` copies, in words of 8 bytes:
+bytes per thread and load, four in flight, where both addresses allow it, past the caches, as nothing is read twice:
+pieces of 16 KiB then took 28 us in place of 34 on an H200, and pages of 2 MiB go at 0.88 of a plain copy's speed. The
+table for `n` copies, in words of 8 bytes:
 
     destinations[n]  sources[n]  sizes[n]  first[n + 1]: number of each copy's first piece, then of all pieces
 
@@ -19,8 +21,9 @@ from typing import Any, Final, NamedTuple
 PIECE_BYTES: Final = 32 << 10
 # Eight such blocks fill a multiprocessor's 2,048 threads.
 NUM_THREADS: Final = 256
-# Eight blocks for each of the 132 multiprocessors of an H100 or H200; a block takes piece after piece.
-MAX_BLOCKS: Final = 1056
+# Twice the eight blocks that each of the 132 multiprocessors of an H100 or H200 holds: the second half begins where the
+# first ends. A block takes piece after piece.
+MAX_BLOCKS: Final = 2112
 # A table of 64 KiB, in page-locked memory of which each stream has a few.
 MAX_RANGES: Final = 2048
 # The table of the docstring above, in words of 8 bytes.
@@ -43,12 +46,12 @@ static __device__ void copy_piece(unsigned char *to, const unsigned char *from, 
         const uint4 *wide_from = (const uint4 *)(from + head);
         word i = lane;
         for (; i + 3 * step < vectors; i += 4 * step) {
-            const uint4 a = wide_from[i], b = wide_from[i + step];
-            const uint4 c = wide_from[i + 2 * step], d = wide_from[i + 3 * step];
-            wide_to[i] = a;
-            wide_to[i + step] = b;
-            wide_to[i + 2 * step] = c;
-            wide_to[i + 3 * step] = d;
+            const uint4 a = __ldcs(wide_from + i), b = __ldcs(wide_from + i + step);
+            const uint4 c = __ldcs(wide_from + i + 2 * step), d = __ldcs(wide_from + i + 3 * step);
+            __stcs(wide_to + i, a);
+            __stcs(wide_to + i + step, b);
+            __stcs(wide_to + i + 2 * step, c);
+            __stcs(wide_to + i + 3 * step, d);
         }
         for (; i < vectors; i += step)
             wide_to[i] = wide_from[i];

@@ -32,6 +32,9 @@ DEFAULT_COPIES_PER_POLL: Final = 256
 # of a call. From how many copies on a launch is the cheaper one lies below that.
 DEFAULT_GATHER_FROM: Final = 4
 _GATHERED_PER_CALL: Final = 8
+# Of a long transfer so many copies are launched first, so that the device works while the host lays out the rest: 256
+# copies took an H200's host some 150 us, and the device 254. With fewer the device would wait for the second launch.
+_FIRST_GATHERED: Final = 96
 
 # 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; a transfer slower
 # than that (a device under load, another device) is polled once a millisecond.
@@ -57,6 +60,10 @@ class _Copy(MappedCopy):
         except DeviceError as fault:
             self.transfer.error = TransferError(fault.code, fault.message)
             return True
+
+    def take(self, most: int) -> list[Descriptor]:
+        """The next parts, so many at most, which are then no longer among `parts`."""
+        return [self.parts.popleft() for _ in range(min(most, len(self.parts)))]
 
     def progress(self) -> str:
         return f"{len(self.parts)} copies had not begun; those begun have {self.transfer.num_bytes} bytes"
@@ -159,17 +166,24 @@ class CudaIpcTransport(MappedTransport[_Copy]):
                 # Single calls instead, as many as a kernel makes copies, would hold up the loop when the device is
                 # busy.
                 return 0
-            limit = min(MAX_RANGES, budget * _GATHERED_PER_CALL) if gathers else budget
-            parts = [copy.parts.popleft() for _ in range(min(limit, len(copy.parts)))]
-            if gathers:
-                copy.mark = stream.gather(parts, target.pointer, source.pointer)
-            else:
+            if not gathers:
+                parts = copy.take(budget)
                 copy.mark = stream.copy([_range_of(part, target.pointer, source.pointer) for part in parts])
+                copy.transfer.num_bytes += sum(part.num_bytes for part in parts)
+                return len(parts)
+            limit, num_taken = min(MAX_RANGES, budget * _GATHERED_PER_CALL), 0
+            is_long = copy.mark is None and 2 * len(copy.parts) >= 3 * _FIRST_GATHERED
+            for most in (_FIRST_GATHERED, limit) if is_long else (limit,):
+                if num_taken and not stream.can_gather():
+                    break
+                parts = copy.take(min(most, limit - num_taken))
+                copy.mark = stream.gather(parts, target.pointer, source.pointer)
+                copy.transfer.num_bytes += sum(part.num_bytes for part in parts)
+                num_taken += len(parts)
         except KVError as error:
             copy.transfer.fail(error.code, f"{error.message}; {copy.progress()}")
             return 0
-        copy.transfer.num_bytes += sum(part.num_bytes for part in parts)
-        return -(-len(parts) // _GATHERED_PER_CALL) if gathers else len(parts)
+        return -(-num_taken // _GATHERED_PER_CALL)
 
     def _stream_of(self, device: int) -> CopyStream:
         stream = self._streams.get(device)
