@@ -8,37 +8,20 @@ halves of what rotates together. Rounding to bfloat16 is where those kernels rou
 CuPy compiles and launches it; `flashinfer_plans` owns a worker's. The source is also tested as C++ on the host.
 """
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from nodes.worker.errors import BackendMissing
+from nodes.worker.cuda.own_kernels import BFLOAT16, NUM_THREADS, WARP, Launcher, load_cupy, not_compiled, pointer
 from nodes.worker.ops.torch.attention import HeadForm
 
 NAME: Final = "kvmesh_place_heads"
-# Eight warps: eight such blocks fill a multiprocessor's 2,048 threads.
-NUM_THREADS: Final = 256
-_WARP: Final = 32
 
-SOURCE: Final = """
-typedef unsigned short bits;
-
-static __device__ float wide(bits x) { return __uint_as_float((unsigned)x << 16); }
-
-static __device__ bits narrow(float x)
-{
-    const unsigned u = __float_as_uint(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (bits)(u >> 16 | 64);
-    return (bits)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
-static __device__ float rounded(float x) { return wide(narrow(x)); }
-
+SOURCE: Final = (
+    BFLOAT16
+    + """
 extern "C" __global__ void kvmesh_place_heads(
     bits *rows, long long row_stride, int num_rows,
     const int *positions, const int *write_pages, const int *write_offsets,
@@ -91,6 +74,7 @@ extern "C" __global__ void kvmesh_place_heads(
         to[i] = narrow(a[i]), to[middle + i] = narrow(b[i]);
 }
 """
+)
 
 
 def options(head_dim: int) -> tuple[str, ...]:
@@ -108,13 +92,11 @@ class HeadsKernel:
     def __init__(self, cupy: Any, layers: Sequence[tuple[Tensor, Tensor]], num_heads: int) -> None:
         first = layers[0][0]
         num_kv, dim = first.shape[2:]
-        self._from_external = cupy.cuda.Stream.from_external
-        # torch has at most some dozens of streams.
-        self._streams: dict[int, Any] = {}
+        self._launcher = Launcher(cupy, first.device)
         self._of_layer: dict[int, tuple[Any, ...]] = {}
         self._kernel = cupy.RawKernel(SOURCE, NAME, options=options(dim))
         self._kernel.compile()
-        self._dim, self._num_heads, self._device = dim, num_heads + 2 * num_kv, first.device
+        self._dim, self._num_heads = dim, num_heads + 2 * num_kv
         self._shape = np.int32(num_heads), np.int32(num_kv)
         self._strides = np.int64(first.stride(0)), np.int32(first.stride(1))
         self._pages = [(np.uint64(k.data_ptr()), np.uint64(v.data_ptr())) for k, v in layers]
@@ -131,55 +113,30 @@ class HeadsKernel:
         The others are int32 `[rows]`. Put into torch's current stream, which may be capturing.
         """
         num_rows = heads.shape[0]
-        num_threads = num_rows * self._num_heads * _WARP
+        num_threads = num_rows * self._num_heads * WARP
         arguments = (
-            _pointer(heads), np.int64(heads.stride(0)), np.int32(num_rows),
-            _pointer(positions), _pointer(write_pages), _pointer(write_offsets),
+            pointer(heads), np.int64(heads.stride(0)), np.int32(num_rows),
+            pointer(positions), pointer(write_pages), pointer(write_offsets),
             *(self._of_layer.get(layer) or self._constants(layer, form)),
         )  # fmt: skip
-        with self._stream_of(torch.cuda.current_stream(self._device).cuda_stream):
-            self._kernel((-(-num_threads // NUM_THREADS),), (NUM_THREADS,), arguments)
+        self._launcher.launch(self._kernel, -(-num_threads // NUM_THREADS), arguments)
 
     def _constants(self, layer: int, form: HeadForm) -> tuple[Any, ...]:
         """Kept: making them took longer than the launch."""
         found = (
-            *self._shape, _pointer(form.q_weight), _pointer(form.k_weight),
-            np.float32(form.q_eps), np.float32(form.k_eps), np.float32(form.q_scale), _pointer(form.cos_sin),
+            *self._shape, pointer(form.q_weight), pointer(form.k_weight),
+            np.float32(form.q_eps), np.float32(form.k_eps), np.float32(form.q_scale), pointer(form.cos_sin),
             *self._pages[layer], *self._strides,
         )  # fmt: skip
         self._of_layer[layer] = found
         return found
 
-    def _stream_of(self, pointer: int) -> Any:
-        stream = self._streams.get(pointer)
-        if stream is None:
-            stream = self._streams[pointer] = self._from_external(_Stream(pointer))
-        return stream
-
-
-class _Stream:
-    """A stream of torch's, by the protocol that CuPy takes it by."""
-
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Version of the protocol, and the stream."""
-        return 0, self._pointer
-
-
-def _pointer(tensor: Tensor | None) -> np.uint64:
-    return np.uint64(0 if tensor is None else tensor.data_ptr())
-
 
 def load_heads_kernel(layers: Sequence[tuple[Tensor, Tensor]], num_heads: int) -> HeadsKernel:
     """The kernel through CuPy, which a worker has loaded to map its pool. Raises BackendMissing if that cannot be."""
+    what = "that norms and rotates heads"
+    cupy = load_cupy(what)
     try:
-        cupy: Any = importlib.import_module("cupy")
         return HeadsKernel(cupy, layers, num_heads)
-    # CuPy raises what the loader, NVRTC or the driver say; the message says what to install.
     except Exception as error:
-        raise BackendMissing(
-            f"the kernel that norms and rotates heads cannot be compiled ({type(error).__name__}: {error}): install"
-            " kvmesh with the extra cuda12 or cuda13, or set the worker's attention to torch"
-        ) from error
+        raise not_compiled(what, error) from error
