@@ -44,8 +44,6 @@ def run_one(model: str, device: str) -> None:
         attention="flashinfer",
         cuda_graphs=False,
         max_batch_tokens=64,
-        # "merged" needs the kernels of "paged" and one more.
-        prefill_attention="paged" if spec.sliding_layers else "merged",
     )
     print(load_cuda_runner(spec, config, pool).numerics)
     pool.close()

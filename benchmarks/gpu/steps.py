@@ -44,14 +44,15 @@ def run(model: str, args: argparse.Namespace, limits: Roofline) -> None:
     batches, prompts = args.batches, args.prompts
     room = max([batch * (args.context + args.steps) for batch in batches] + prompts)
     start = time.perf_counter()
-    loaded = load(model, room + 16 * max(batches), max(args.chunk, *batches), args.device, attention=args.attention)
-    name = model.removeprefix("random:")
+    options = {"attention": args.attention, "deterministic": args.deterministic}
+    loaded = load(model, room + 16 * max(batches), max(args.chunk, *batches), args.device, **options)
+    name = model.removeprefix("random:") + (", deterministic" if args.deterministic else "")
     print(f"{model} loaded in {time.perf_counter() - start:.1f} s: {loaded.runner.numerics}", flush=True)
     for batch in batches:
         found = decode(loaded, batch, args.context, args.steps)
         limit = limits.decode_tokens_s(loaded.spec, batch, args.context)
         goal = DECODE_GOALS.get((model, batch))
-        text = f"{goal:.2f}" if goal else "800 tok/s" if (name, batch) == ("qwen3-0.6b", 1) else ""
+        text = f"{goal:.2f}" if goal else "800 tok/s" if (model, batch) == ("random:qwen3-0.6b", 1) else ""
         say(f"{name} decode, batch {batch}", f"{found:,.0f} tok/s", of_limit(found, limit, "reading", "tok/s"), text)
     for num_tokens in prompts:
         found = prefill(loaded, num_tokens, args.chunk, 5)
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="decode steps measured")
     parser.add_argument("--chunk", type=int, default=4096)
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--deterministic", action="store_true", help="as workers with that setting")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--small", action="store_true", help="measure the limits on small data, to try it on the CPU")
     args = parser.parse_args()

@@ -32,11 +32,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `device` is `cpu`, `cuda` or `cuda:N`; the rest of this paragraph concerns CUDA. `attention` is `auto` (FlashInfer
     if it supports the model), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no
-    sequence and computes products in tiles of fixed rows, at a cost in speed. `prefill_attention` is `paged` (a chunk
-    attends over its pages in one call, new tokens and cached ones alike) or `merged` (new tokens attend to each other,
-    then to the cached ones, and the results are merged; not for models with sliding windows). `mem_fraction` is the
-    share of the device's memory that weights, activations and pool may take together. With `memory_saver` weights lie
-    in memory that can be released, with a copy in the host's memory meanwhile (torch-memory-saver).
+    sequence and computes products in tiles of fixed rows, at a cost in speed. `mem_fraction` is the share of the
+    device's memory that weights, activations and pool may take together. With `memory_saver` weights lie in memory that
+    can be released, with a copy in the host's memory meanwhile (torch-memory-saver).
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
     `nodes.models.tensor_parallel`), over a pool of its own. All ranks get the same steps. `workers` are the actor ids
@@ -65,7 +63,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[str, ...] = ()
     adopt_grace_s: float = 10.0
     map_retry_s: float = 0.2
-    prefill_attention: Literal["paged", "merged"] = "paged"
     end_token_ids: tuple[int, ...] = ()
     pooling: PoolingChoice = "auto"
 

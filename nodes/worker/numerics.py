@@ -31,8 +31,9 @@ from nodes.protocol.steps import Open
 from nodes.request import Sampling
 from nodes.worker.ops.torch.attention import SPLIT, TorchAttention
 from nodes.worker.ops.torch.batch import host_batch, pack, unpack
+from nodes.worker.ops.torch.hidden import Hidden, Value
 from nodes.worker.ops.torch.kinds import AttentionKind
-from nodes.worker.ops.torch.network import DeviceNetwork, Hidden, Value, rows_of
+from nodes.worker.ops.torch.network import DeviceNetwork, rows_of
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
 from nodes.worker.steps.sequence_table import OpenSequence

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.figures import figures_in
 from benchmarks.gpu.gaps import idle_times
 from benchmarks.gpu.loaded import GREEDY, decode_steps, load, prefill_steps, run_ahead, unload
-from benchmarks.gpu.prefill_attention import chunk_step
-from benchmarks.gpu.prefill_attention import main as prefill_attention_main
 from benchmarks.gpu.roofline import Roofline
 from benchmarks.gpu.throughput import Batcher, run_alone, workload
 from nodes.model_spec import resolve_model
@@ -89,21 +86,3 @@ def test_steps_run_on_any_device_and_draw_every_token():
     _, num_steps = run_alone(loaded, workload(3, 30), 32)
     assert num_steps > 20
     unload(loaded)
-
-
-def test_chunks_of_the_benchmark_of_merging_are_whole_steps():
-    step = chunk_step(20, 30, 3, 16)
-    assert [(row.start, row.num_tokens, row.page_offset) for row in step.rows] == [(30, 20, 4 * i) for i in range(3)]
-    assert len(step.token_ids) == 60
-    assert sorted(step.page_ids) == list(range(1, 13))
-
-
-def test_the_benchmark_of_merging_compares_both_ways(monkeypatch, capsys):
-    arguments = ["--model", "random:tiny-qwen3", "--device", "cpu", "--shapes", "8+0,8+40", "--repeats", "1"]
-    monkeypatch.setattr("sys.argv", ["prefill_attention", *arguments])
-    prefill_attention_main()
-    found = figures_in(capsys.readouterr().out)
-    assert [figure.name for figure in found] == [
-        f"tiny-qwen3 attention of 2 chunks of 8 behind {cached}, merged" for cached in (0, 40)
-    ]
-    assert all("of one paged call" in figure.beside for figure in found)

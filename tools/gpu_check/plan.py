@@ -49,7 +49,6 @@ STEPS: Final = (
     Step("gaps", ("-m", "benchmarks.gpu.gaps"), 90.0),
     Step("flashinfer-calls", ("-m", "pytest", "-q", "-p", "no:cacheprovider", *_FLASHINFER), 90.0),
     Step("attention", (*_PYTEST, "tests/gpu/worker/test_attention_gpu.py"), 90.0),
-    Step("prefill-attention", ("-m", "benchmarks.gpu.prefill_attention"), 60.0),
     Step("planning", ("-m", "benchmarks.gpu.planning"), 90.0),
     Step("transformers", ("-m", "benchmarks.gpu.transformers_peer"), 150.0),
     Step("handoff", ("-m", "benchmarks.gpu.handoff"), 150.0),

@@ -15,10 +15,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from nodes.models.parts import Activation
-from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Captured, HeadsLoader, Planner
 from nodes.worker.errors import BackendMissing
-from nodes.worker.ops.torch.attention import DeviceAttention, HeadForm, check_mergeable
+from nodes.worker.ops.torch.attention import DeviceAttention, HeadForm
 from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.ops.torch.kernels import Kernels
 from nodes.worker.ops.torch.kinds import AttentionKind
@@ -88,8 +87,7 @@ class FlashInferAttention(DeviceAttention):
     """Rows of decoding sequences go through one kernel, those of chunks through another.
 
     `kinds` are those of the layers; by default all layers see everything. A plan is made for each kind that occurs.
-    `merged`: chunks attend in two parts, see `flashinfer_merged`. `heads` makes the kernel for `place`. Raises
-    BackendMissing for shapes that FlashInfer has no kernels for, and for windows if `merged`.
+    `heads` makes the kernel for `place`. Raises BackendMissing for shapes that FlashInfer has no kernels for.
     """
 
     def __init__(
@@ -101,7 +99,6 @@ class FlashInferAttention(DeviceAttention):
         kinds: Sequence[AttentionKind] = (),
         *,
         deterministic: bool,
-        merged: bool = False,
         heads: HeadsLoader | None = None,
     ) -> None:
         layout = pool.layout
@@ -114,12 +111,8 @@ class FlashInferAttention(DeviceAttention):
             flashinfer, pool, num_heads, max_rows, kinds, deterministic=deterministic, heads=heads
         )
         self.can_capture = True
-        self._merged = None
-        if merged:
-            check_mergeable(planner.kinds)
-            self._merged = MergedPrefill(planner)
         self._decode = {kind: planner.decode_wrapper(kind) for kind in planner.distinct}
-        self._prefill = {} if merged else {kind: planner.prefill_wrapper() for kind in planner.distinct}
+        self._prefill = {kind: planner.prefill_wrapper() for kind in planner.distinct}
         self._arrays: DeviceBatch | None = None
         self._num_decodes = 0
 
@@ -152,9 +145,7 @@ class FlashInferAttention(DeviceAttention):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if split:
             self._decode[kind].run(q=q[:split], paged_kv_cache=pages, out=out[:split])
-        if split < q.shape[0] and self._merged is not None:
-            self._merged.run(q[split:], k[split:], v[split:], pages, out[split:])
-        elif split < q.shape[0]:
+        if split < q.shape[0]:
             self._prefill[kind].run(q=q[split:], paged_kv_cache=pages, out=out[split:])
         return out.view(q.shape[0], -1)
 
@@ -163,9 +154,6 @@ class FlashInferAttention(DeviceAttention):
         return FlashInferBucket(self._planner, num_rows, on_device)
 
     def _plan_chunks(self, chunks: PageTable, indices: Tensor) -> None:
-        if self._merged is not None:
-            self._merged.plan(chunks)
-            return
         table = self._planner.on_host(chunks)
         for kind, wrapper in self._prefill.items():
             self._planner.plan_prefill(wrapper, table, indices, kind)
@@ -183,10 +171,7 @@ class FlashInferBucket(DeviceAttention):
     @override
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
         """`on_device.indices` are copied to where the captured graph reads them."""
-        planner = self._planner
-        planner.wait()
-        self._captured.plan(planner.on_host(batch.table), on_device.indices)
-        planner.planned()
+        self._captured.plan(batch.table, on_device.indices)
 
     @override
     def place(self, layer: int, heads: Tensor, form: HeadForm, positions: Tensor) -> bool:

@@ -10,13 +10,14 @@ from kvstore.pool.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
+from nodes.worker.cuda.few_rows import load_few_rows
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
 from nodes.worker.cuda.heads import load_heads_kernel
 from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
-from nodes.worker.ops.torch.attention import DeviceAttention, TorchAttention, check_mergeable
+from nodes.worker.ops.torch.attention import DeviceAttention, TorchAttention
 from nodes.worker.ops.torch.kernels import Kernels, TorchKernels
 from nodes.worker.ops.torch.kinds import kinds_of
 from nodes.worker.ops.torch.network import DeviceNetwork
@@ -102,9 +103,12 @@ def build_runner(
         weights = open_weights(spec, dtype, shard.size)
         kernels, attention, version = _backends(spec, config, view, shard.num_heads)
         tile_rows = TILE_ROWS if config.deterministic else 0
+        # Not with `deterministic`: a row would have other bits where few are computed with it. Nor in torch's backend,
+        # the oracle of all others.
+        few_rows = load_few_rows(device) if isinstance(kernels, FlashInferKernels) and not tile_rows else None
         saver = load_memory_saver() if config.memory_saver else None
         with saver.region() if saver is not None else nullcontext():
-            network = DeviceNetwork(spec, weights, kernels, device, tile_rows, collectives)
+            network = DeviceNetwork(spec, weights, kernels, device, tile_rows, collectives, few_rows)
         graphs = _graphs(config, network, attention, view)
         numerics = fingerprint(
             device, dtype, version, graphs=graphs is not None, deterministic=config.deterministic, tp_size=shard.size
@@ -157,10 +161,7 @@ def _backends(
     spec: ModelSpec, config: WorkerConfig, view: PoolView, num_heads: int
 ) -> tuple[Kernels, DeviceAttention, str]:
     """Kernels and attention as configured, and their name for the fingerprint."""
-    kinds, merged = kinds_of(spec), config.prefill_attention == "merged"
-    if merged:
-        check_mergeable(kinds)
-    suffix = "-merged" if merged else ""
+    kinds = kinds_of(spec)
     if view.pages.device.type == "cuda" and config.attention != "torch" and not spec.is_encoder:
         try:
             flashinfer: Any = load_flashinfer()
@@ -171,14 +172,13 @@ def _backends(
                 config.max_batch_tokens,
                 kinds,
                 deterministic=config.deterministic,
-                merged=merged,
                 heads=load_heads_kernel if view.pages.dtype == torch.bfloat16 else None,
             )
         except WorkerError:
             if config.attention == "flashinfer":
                 raise
         else:
-            return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}{suffix}"
+            return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}"
     if config.attention == "flashinfer" and not spec.is_encoder:
         raise BackendMissing(f"FlashInfer needs a CUDA device, but the pool is on {view.pages.device}")
-    return TorchKernels(), TorchAttention(view, num_heads, kinds, merged=merged), f"torch{suffix}"
+    return TorchKernels(), TorchAttention(view, num_heads, kinds), "torch"

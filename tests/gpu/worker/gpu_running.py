@@ -2,12 +2,14 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import pytest
 import torch
 
 from nodes.model_spec import resolve_model
+from nodes.models.pooling import Pooling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.ops.torch.attention import DeviceAttention
@@ -52,18 +54,19 @@ def build(
     deterministic: bool = False,
     num_pages: int = 200,
     max_batch_tokens: int = 512,
-    prefill_attention: Literal["paged", "merged"] = "paged",
     group: Collectives | None = None,
     device: str = "cuda:0",
+    pooling: Pooling | None = None,
 ) -> Built:
-    """`group`: the runner is of that rank of it."""
+    """`group`: the runner is of that rank of it. `pooling`: of a model that makes vectors."""
     spec = resolve_model(str(model))
+    spec = spec if pooling is None else msgspec.structs.replace(spec, pooling=pooling)
     rank, size = (0, 1) if group is None else (group.rank, group.size)
     layout = spec.kv_layout(dtype, 16, rank, size)
     pages = Pages(num_pages * layout.page_bytes, device)
-    view = view_device_pages(pages, layout)
+    view = PoolView(pages.memory, layout) if device == "cpu" else view_device_pages(pages, layout)
     config = WorkerConfig(
         group="g", model=str(model), agent="a", dtype=dtype, device=device, attention=attention, cuda_graphs=graphs,
-        deterministic=deterministic, max_batch_tokens=max_batch_tokens, prefill_attention=prefill_attention,
+        deterministic=deterministic, max_batch_tokens=max_batch_tokens,
     )  # fmt: skip
     return Built(*build_runner(spec, config, view, group), view, pages)

@@ -44,29 +44,12 @@ def test_every_kind_agrees_with_torch(heads: tuple[int, int], deterministic: boo
             assert torch.allclose(found[layer].float(), expected[layer].float(), **NEAR), kind
 
 
-@pytest.mark.parametrize("shapes", [MIXED, CHUNKS, [Shape(0, 50)]], ids=["mixed", "chunks", "nothing cached"])
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("heads", HEADS)
-def test_merged_chunks_agree_with_torch(heads: tuple[int, int], deterministic: bool, shapes: list[Shape]) -> None:
-    kinds = (FULL, FULL)
-    view, _pages = random_pool(*heads, kinds)
-    batch = batch_of(shapes)
-    q, k, v = rows_of(batch, heads[0], view.layout, torch.bfloat16, "cuda")
-    fast = FlashInferAttention(load_flashinfer(), view, heads[0], 512, kinds, deterministic=deterministic, merged=True)
-    found = attend(fast, batch, q, k, v, kinds)
-    for merged in (False, True):
-        expected = attend(TorchAttention(view, heads[0], kinds, merged=merged), batch, q, k, v, kinds)
-        for layer in range(2):
-            assert torch.allclose(found[layer].float(), expected[layer].float(), **NEAR)
-
-
 def test_a_prefix_as_long_as_a_context() -> None:
-    """Splits of the cached part that the kernel joins itself, before they are joined with the new tokens."""
+    """The kernel splits it, and joins the parts itself."""
     view, _pages = random_pool(8, 2, (FULL,))
     batch = batch_of([Shape(1600, 30)])
     q, k, v = rows_of(batch, 8, view.layout, torch.bfloat16, "cuda")
     expected = attend(TorchAttention(view, 8, (FULL,)), batch, q, k, v, (FULL,))[0]
-    for merged in (False, True):
-        fast = FlashInferAttention(load_flashinfer(), view, 8, 64, (FULL,), deterministic=False, merged=merged)
-        found = attend(fast, batch, q, k, v, (FULL,))[0]
-        assert torch.allclose(found.float(), expected.float(), **NEAR)
+    fast = FlashInferAttention(load_flashinfer(), view, 8, 64, (FULL,), deterministic=False)
+    found = attend(fast, batch, q, k, v, (FULL,))[0]
+    assert torch.allclose(found.float(), expected.float(), **NEAR)

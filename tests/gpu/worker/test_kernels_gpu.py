@@ -5,15 +5,19 @@ import torch
 
 from nodes.asks.logit_bias import LogitBias
 from nodes.model_spec import resolve_model
+from nodes.models.parts import Activation
 from nodes.request import Sampling
+from nodes.worker.cuda.few_rows import load_few_rows
 from nodes.worker.cuda.flashinfer_backend import FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.heads import load_heads_kernel
 from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NOT_DRAWN, sample
 from nodes.worker.ops.torch.attention import HeadForm
+from nodes.worker.ops.torch.hidden import Hidden, Unnormed
 from nodes.worker.ops.torch.kernels import TorchKernels, cos_sin_table
 from nodes.worker.pool.device_view import view_device_pages
 from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
+from tests.nodes.worker.cuda.test_few_rows import by_torch
 from tests.nodes.worker.cuda.test_heads import placed_by_torch
 from tests.nodes.worker.torch_running import asking, drawing_of
 
@@ -97,6 +101,40 @@ def test_heads_are_placed_as_by_torch(has_norms: bool, rows: int) -> None:
     near = {"atol": 2**-5, "rtol": 2**-6}
     assert torch.allclose(heads.float(), expected.float(), **near)
     assert torch.allclose(view.pages.float(), expected_pages.float(), equal_nan=True, **near)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("activation", [None, "silu", "gelu_tanh"])
+def test_products_of_few_rows_are_those_of_operations(rows: int, activation: Activation | None) -> None:
+    """Under a graph, with norm and without, outputs and inputs that no block divides."""
+    kernel = load_few_rows(torch.device("cuda:0"))
+    for num_out, num_in, has_bias in ((1024, 3072, False), (4500, 896, True), (1532, 904, True), (24, 4096, False)):
+        weight = drawn(num_out * (2 if activation else 1), num_in) * 0.1
+        bias = drawn(len(weight)) if has_bias else None
+        assert kernel.takes(weight, rows, activation)
+        for is_pending in (None, False, True) if kernel.takes_norm(rows, num_in) else (None,):
+            x, pending, norm = drawn(rows, num_in), drawn(rows, num_in) if is_pending else None, drawn(num_in)
+
+            def taken(
+                x: torch.Tensor = x, pending: torch.Tensor | None = pending, norm: torch.Tensor = norm
+            ) -> torch.Tensor | Unnormed:
+                hidden = Hidden(x.clone(), None if pending is None else pending.clone())
+                return x if is_pending is None else Unnormed(hidden, norm, 1e-6, TorchKernels())  # noqa: B023
+
+            given = taken()
+            kernel.product(given, weight, bias, activation)
+            given = taken()
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                found = kernel.product(given, weight, bias, activation)
+            graph.replay()
+            torch.cuda.synchronize()
+            reference = taken()
+            expected = by_torch(reference, weight, bias, activation)
+            assert torch.allclose(found.float(), expected.float(), atol=2**-3, rtol=2**-6)
+            if is_pending:
+                assert torch.equal(given.hidden.rows, reference.hidden.rows)
 
 
 KINDS = [

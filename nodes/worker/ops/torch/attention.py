@@ -17,7 +17,6 @@ from kvstore.layout import PADDING_PAGE
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable, placed
 from nodes.worker.ops.torch.kinds import FULL, AttentionKind
-from nodes.worker.ops.torch.merged import attend_part, merge
 from nodes.worker.ops.torch.products import ROW_MULTIPLE
 from nodes.worker.pool.view import PoolView
 
@@ -25,18 +24,6 @@ SPLIT: Final = 64
 _TILE_ROWS: Final = (1, 4, 16, 64)
 _MOST_SCORES: Final = 8 << 20
 """32 MB in float32, about a server's last-level cache: more would go to memory and back, and take more of it."""
-
-
-def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
-    """Raises BackendMissing if a layer has a window, or sees what follows a position.
-
-    A window's start within the cached positions differs per row, which FlashInfer cannot express in one call.
-    """
-    if any(kind != FULL for kind in kinds):
-        raise BackendMissing(
-            "prefill_attention merged does not support sliding windows, nor encoders: set the worker's"
-            " prefill_attention to paged"
-        )
 
 
 class HeadForm(NamedTuple):
@@ -115,9 +102,8 @@ class TorchAttention(DeviceAttention):
     The query heads of one KV head are rows of one product, padded to a multiple of four. Rows of a sequence are
     computed in tiles, and tiles of one shape together.
 
-    `kinds` are those of the layers; by default all layers see everything. `merged`: sequences with several rows are
-    computed as in `nodes.worker.ops.torch.merged`. Raises BackendMissing if a layer has a window then, and for page
-    sizes that do not divide a split.
+    `kinds` are those of the layers; by default all layers see everything. Raises BackendMissing for page sizes that do
+    not divide a split.
     """
 
     def __init__(
@@ -126,8 +112,6 @@ class TorchAttention(DeviceAttention):
         num_heads: int,
         kinds: Sequence[AttentionKind] = (),
         static: DeviceBatch | None = None,
-        *,
-        merged: bool = False,
     ) -> None:
         """`static`: arrays at fixed addresses that are read instead of those that `plan` is given."""
         layout = pool.layout
@@ -135,20 +119,16 @@ class TorchAttention(DeviceAttention):
             raise BackendMissing(f"page size {layout.page_size} does not divide {SPLIT}: use 1, 2, 4, 8, 16, 32 or 64")
         self.can_capture = False
         self._kinds = tuple(kinds) or (FULL,) * layout.num_layers
-        if merged:
-            check_mergeable(self._kinds)
-        self._merged, self._static = merged, static
+        self._static = static
         self.pool, self.num_heads = pool, num_heads
         self._group = num_heads // layout.num_kv_heads
         self._table: PageTable | None = None
-        self._cached: PageTable | None = None
         self._on_device: DeviceBatch | None = None
         self._parts: dict[AttentionKind, list[_Part]] = {}
 
     @override
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
         self._table = batch.table
-        self._cached = batch.table.cached(self.pool.layout.page_size) if self._merged else None
         self._on_device = on_device if self._static is None else self._static
         self._parts = {kind: self._plan_kind(batch.table, kind) for kind in dict.fromkeys(self._kinds)}
 
@@ -164,17 +144,13 @@ class TorchAttention(DeviceAttention):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in self._parts[self._kinds[layer]]:
             out.index_copy_(0, part.rows.view(-1), self._attend_part(part, pages, q).to(out.dtype))
-        for i in range(table.num_sequences) if self._cached is not None else ():
-            rows = slice(int(table.query_indptr[i]), int(table.query_indptr[i + 1]))
-            if self._cached is not None and rows.stop - rows.start > 1:
-                out[rows] = self._attend_merged(q[rows], k[rows], v[rows], pages, self._cached, i).to(out.dtype)
         return out.view(q.shape[0], -1)
 
     @override
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "TorchAttention":
         """It cannot be captured, but a `Recorder` may run it again instead, as tests do."""
         del num_rows
-        return TorchAttention(self.pool, self.num_heads, self._kinds, on_device, merged=self._merged)
+        return TorchAttention(self.pool, self.num_heads, self._kinds, on_device)
 
     def _attend_part(self, part: _Part, pages: Tensor, q: Tensor) -> Tensor:
         """`[tiles * rows, heads, dim]`, float32."""
@@ -201,14 +177,12 @@ class TorchAttention(DeviceAttention):
         return total.transpose(1, 2).reshape(num_tiles * num_tokens, heads * group, dim)
 
     def _plan_kind(self, table: PageTable, kind: AttentionKind) -> list[_Part]:
-        """The tiles of all sequences; with `merged`, of those with one row."""
+        """The tiles of all sequences."""
         window = kind.window
         by_shape: dict[tuple[int, int], list[tuple[int, ...]]] = {}
         counts = np.diff(table.query_indptr)
         spans = zip(table.query_indptr.tolist(), counts.tolist(), table.lengths.tolist(), strict=False)
         for sequence, (first_row, count, length) in enumerate(spans):
-            if self._merged and count > 1:
-                continue
             # Scores take most of a tile's memory, and grow with the context: long prompts get smaller tiles.
             most = max(_MOST_SCORES // (self.num_heads * -(-length // SPLIT) * SPLIT), 1)
             size = max(one for one in _TILE_ROWS if one <= most)
@@ -262,18 +236,6 @@ class TorchAttention(DeviceAttention):
             placed(one, device) for one in (first_rows + offsets, pages.astype(np.int64), bias[:, :, None], *empty)
         )
         return _Part(num_splits, rows, pages, bias, (empty[0], empty[1], empty[2]))
-
-    @staticmethod
-    def _found(pages: Tensor, table: PageTable, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of sequence `number`, `[positions, kv_heads, dim]` each."""
-        indices = torch.from_numpy(table.indices[table.indptr[number] : table.indptr[number + 1]]).to(pages.device)
-        keys, values = pages[indices].transpose(0, 1).flatten(1, 2)[:, : int(table.lengths[number])].unbind(0)
-        return keys, values
-
-    def _attend_merged(self, q: Tensor, k: Tensor, v: Tensor, pages: Tensor, cached: PageTable, number: int) -> Tensor:
-        """Sequence `number`, whose new rows are `q`, `k` and `v`."""
-        keys, values = self._found(pages, cached, number)
-        return merge(*attend_part(q, k, v, causal=True), *attend_part(q, keys, values, causal=False))
 
 
 def _sum_in_order(items: Tensor) -> Tensor:

@@ -70,18 +70,6 @@ class PageTable(NamedTuple):
             self.lengths[begin:end],
         )
 
-    def cached(self, page_size: int) -> "PageTable":
-        """The same rows over the positions before each sequence's first row; some sequences may have no such pages."""
-        lengths = self.lengths - (self.query_indptr[1:] - self.query_indptr[:-1])
-        num_pages = (-(-lengths // page_size)).astype(np.int64)
-        return PageTable(
-            self.query_indptr,
-            _indptr(num_pages),
-            self.indices[runs(self.indptr[:-1].astype(np.int64), num_pages)],
-            np.where(num_pages > 0, lengths - (num_pages - 1) * page_size, 0).astype(np.int32),
-            lengths,
-        )
-
 
 class HostBatch(NamedTuple):
     """One step, on the host. Arrays of `[rows]`: the input token, its position, and the page and offset of its KV.
@@ -111,12 +99,19 @@ class HostBatch(NamedTuple):
         """Every sequence has one row."""
         return self.num_decodes == self.table.num_sequences
 
+    @property
+    def all_drawn(self) -> bool:
+        """Whether the step before draws every row's token, as in decoding that runs ahead."""
+        return bool((self.sources != KNOWN).all())
+
     def padded(self, num_rows: int) -> "HostBatch":
         """A decode batch filled up to `num_rows` with sequences of one position on the padding page."""
         extra = num_rows - self.num_rows
         if not extra:
             return self
         zeros, ones = np.zeros(extra, dtype=np.int32), np.ones(extra, dtype=np.int32)
+        # Where all tokens come from the step before, padding takes that of its first row: see `DeviceRunner._resolved`.
+        source = 0 if self.all_drawn else KNOWN
         more = np.arange(1, extra + 1, dtype=np.int32)
         table = self.table
         return self._replace(
@@ -124,7 +119,7 @@ class HostBatch(NamedTuple):
             positions=np.concatenate((self.positions, zeros)),
             write_pages=np.concatenate((self.write_pages, zeros + PADDING_PAGE)),
             write_offsets=np.concatenate((self.write_offsets, zeros)),
-            sources=np.concatenate((self.sources, zeros + KNOWN)),
+            sources=np.concatenate((self.sources, zeros + source)),
             table=PageTable(
                 np.concatenate((table.query_indptr, table.query_indptr[-1] + more)),
                 np.concatenate((table.indptr, table.indptr[-1] + more)),
@@ -137,7 +132,10 @@ class HostBatch(NamedTuple):
 
 
 class DeviceBatch(NamedTuple):
-    """The arrays of a `HostBatch` on the device, int32; all are parts of one tensor, in the order of `pack`."""
+    """The arrays of a `HostBatch` on the device, int32; all are parts of one tensor, in the order of `pack`.
+
+    `placing` is positions, pages and offsets as one array.
+    """
 
     token_ids: Tensor
     positions: Tensor
@@ -146,6 +144,7 @@ class DeviceBatch(NamedTuple):
     sources: Tensor
     sampled: Tensor
     indices: Tensor
+    placing: Tensor
 
 
 def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
@@ -223,7 +222,8 @@ def pack(batch: HostBatch) -> Ints:
 def unpack(packed: Tensor, num_rows: int, num_sampled: int) -> DeviceBatch:
     """The parts of a packed tensor; `indices` is everything behind the others."""
     sizes = [num_rows] * 5 + [num_sampled]
-    return DeviceBatch(*torch.split(packed, [*sizes, packed.shape[0] - sum(sizes)]))
+    parts = torch.split(packed, [*sizes, packed.shape[0] - sum(sizes)])
+    return DeviceBatch._make((*parts, packed[num_rows : 4 * num_rows]))
 
 
 def pinned(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.ops import Ops
 from nodes.models.parts import (
     Activated,
+    Activation,
     Attention,
     Embedding,
     Experts,
@@ -33,6 +34,8 @@ from nodes.models.parts import (
 )
 from nodes.models.registry import model_of
 from nodes.worker.ops.torch.attention import DeviceAttention, HeadForm
+from nodes.worker.ops.torch.few_rows import FewRows
+from nodes.worker.ops.torch.hidden import Hidden, Unnormed, Value
 from nodes.worker.ops.torch.kernels import Kernels, activated, cos_sin_table, layer_norm
 from nodes.worker.ops.torch.mixture import mixture
 from nodes.worker.ops.torch.products import Product, can_pack, make_product
@@ -40,19 +43,6 @@ from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_memory import SUMMED_ROWS
 from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.part_weights import PartWeights
-
-
-class Hidden:
-    """Hidden states: `rows`, to which `pending` is still to be added. The next norm does that in its own kernel."""
-
-    __slots__ = ("pending", "rows")
-
-    def __init__(self, rows: Tensor, pending: Tensor | None = None) -> None:
-        self.rows = rows
-        self.pending = pending
-
-
-Value = Tensor | Hidden
 
 
 class HeadTiles(NamedTuple):
@@ -81,7 +71,8 @@ class _Step(NamedTuple):
 class DeviceNetwork(Ops[Value]):
     """The weights of one model on `device`, or one rank's parts of them, and `Ops` on its tensors.
 
-    `tile_rows` as for `make_product`; with it, sums over ranks on a device are taken in the ranks' order.
+    `tile_rows` as for `make_product`; with it, sums over ranks on a device are taken in the ranks' order. `few_rows`
+    computes products of few rows, if it is given.
 
     Raises TensorParallelUnfit, or what `source` raises. `source` always has the tensors of the whole model.
     """
@@ -94,6 +85,7 @@ class DeviceNetwork(Ops[Value]):
         device: torch.device,
         tile_rows: int = 0,
         collectives: Collectives | None = None,
+        few_rows: FewRows | None = None,
     ) -> None:
         self.spec = spec
         self.model = model = model_of(spec)
@@ -113,6 +105,9 @@ class DeviceNetwork(Ops[Value]):
         self._norms = {one.weight.name: weights.norm(one).to(dtype) for one in parts_of((Norm,), parts)}
         for norm in parts_of((LayerNorm,), parts):
             self._norms |= zip((norm.weight.name, norm.bias.name), weights.layer_norm(norm), strict=True)
+        self._few_rows = few_rows
+        # Weight and bias of each product, for `few_rows`; other products may keep theirs in an order of their own.
+        self._weights: dict[str, tuple[Tensor, Tensor | None]] = {}
         self._products: dict[str, Product] = {}
         self._product_bytes = 0
         # Numbers in each row that a product takes, by its part's name.
@@ -121,6 +116,8 @@ class DeviceNetwork(Ops[Value]):
             own = (part.gate, part.up) if isinstance(part, Gated) else (part,)
             weight, bias = weights.product(*own)
             self._products[part.name] = make_product(weight, bias, tile_rows)
+            if few_rows is not None:
+                self._weights[part.name] = weight, bias
             self.depths[part.name] = weight.shape[1]
             taken = [one for one in (weight, bias) if one is not None and one is not self._embedding]
             self._product_bytes += sum(one.nbytes for one in taken)
@@ -206,13 +203,13 @@ class DeviceNetwork(Ops[Value]):
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
         """RMS norm of each row of `x`, with `add` added after it."""
         weight = self._norms[by.weight.name]
-        if isinstance(x, Tensor):
-            normed = self.kernels.rms_norm(x, weight, by.eps)
-        elif x.pending is None:
-            normed = self.kernels.rms_norm(x.rows, weight, by.eps)
+        if not isinstance(x, Hidden):
+            normed = self.kernels.rms_norm(rows_of(x), weight, by.eps)
         else:
-            normed, x.pending = x.pending, None
-            self.kernels.add_rms_norm(normed, x.rows, weight, by.eps)
+            later = Unnormed(x, weight, by.eps, self.kernels)
+            if add is None and self._few_rows is not None and self._few_rows.takes_norm(*x.rows.shape):
+                return later
+            normed = later.normed()
         return normed if add is None else _added(normed, add)
 
     @override
@@ -223,7 +220,7 @@ class DeviceNetwork(Ops[Value]):
     @override
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
-        product = self._products[by.name](rows_of(x))
+        product = self._product(by.name, x)
         if by.is_summed:
             product = self._summed(product)
         return product if add is None else _added(product, add)
@@ -231,11 +228,12 @@ class DeviceNetwork(Ops[Value]):
     @override
     def gated(self, x: Value, by: Gated) -> Value:
         """`activation(gate(x)) * up(x)`, `[rows, inner]`."""
-        return self.kernels.gated(self._products[by.name](rows_of(x)), by.activation)
+        by_few = self._by_few_rows(by.name, x, by.activation)
+        return self.kernels.gated(self._products[by.name](rows_of(x)), by.activation) if by_few is None else by_few
 
     @override
     def activated(self, x: Value, by: Activated) -> Value:
-        return activated(self._products[by.linear.name](rows_of(x)), by.activation)
+        return activated(self._product(by.linear.name, x), by.activation)
 
     @override
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
@@ -244,7 +242,7 @@ class DeviceNetwork(Ops[Value]):
 
         def expert(number: int, some: Tensor) -> Tensor:
             gated, down = by.experts[number]
-            return self._products[down.name](rows_of(self.gated(some, gated)))
+            return self._product(down.name, self.gated(some, gated))
 
         scores = self._products[by.router.name](rows)
         # Added up over ranks once, not for each expert.
@@ -307,10 +305,23 @@ class DeviceNetwork(Ops[Value]):
         return self._logits(drawn, by)
 
     def _logits(self, rows: Tensor, by: Linear) -> Tensor:
-        logits = self._products[by.name](rows)
+        logits = self._product(by.name, rows)
         if self.collectives is None:
             return logits
         return self.collectives.all_gather(logits)[:, : self.spec.vocab_size]
+
+    def _product(self, name: str, x: Value) -> Tensor:
+        by_few = self._by_few_rows(name, x)
+        return self._products[name](rows_of(x)) if by_few is None else by_few
+
+    def _by_few_rows(self, name: str, x: Value, activation: Activation | None = None) -> Tensor | None:
+        """The product by the kernel for few rows, norm and activation included; None if there is none for this."""
+        if self._few_rows is None:
+            return None
+        weight, bias = self._weights[name]
+        if not self._few_rows.takes(weight, _num_rows(x), activation):
+            return None
+        return self._few_rows.product(x if isinstance(x, Unnormed) else rows_of(x), weight, bias, activation)
 
     @property
     def _planned(self) -> _Step:
@@ -339,15 +350,21 @@ def rows_of(x: Value) -> Tensor:
     """`x` as a tensor to compute with; what was pending of hidden states is added first."""
     if isinstance(x, Tensor):
         return x
+    if isinstance(x, Unnormed):
+        return x.normed()
     if x.pending is not None:
         x.rows.add_(x.pending)
         x.pending = None
     return x.rows
 
 
+def _num_rows(x: Value) -> int:
+    return (x if isinstance(x, Tensor) else x.hidden.rows if isinstance(x, Unnormed) else x.rows).shape[0]
+
+
 def _selected(x: Value, which: Tensor) -> Value:
-    if isinstance(x, Tensor):
-        return x.index_select(0, which)
+    if not isinstance(x, Hidden):
+        return rows_of(x).index_select(0, which)
     return Hidden(x.rows.index_select(0, which), x.pending if x.pending is None else x.pending.index_select(0, which))
 
 

@@ -5,7 +5,6 @@ where that is installed. What FlashInfer demands of its arguments (int32, where 
 the backend's use of it is tested without a GPU. That the real kernels do the same is for `tests/gpu` to show.
 """
 
-import math
 from itertools import pairwise
 
 import torch
@@ -68,21 +67,9 @@ def append_paged_kv_cache(
     paged_kv_cache[1][pages, offsets] = append_value
 
 
-def merge_state_in_place(*, v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor) -> None:
-    assert all(x.is_contiguous() for x in (v, s, v_other, s_other))
-    assert s.dtype == s_other.dtype == torch.float32
-    assert v.shape == v_other.shape
-    assert s.shape == s_other.shape == v.shape[:2]
-    share = torch.sigmoid((s_other - s) * math.log(2)).unsqueeze(-1)
-    v.copy_(v.float() * (1 - share) + v_other.float() * share)
-    s.copy_(torch.logaddexp2(s, s_other))
-
-
-def _attend(rows: Tensor, keys: Tensor, values: Tensor, *, causal: bool, window_left: int) -> tuple[Tensor, Tensor]:
-    """The kernels' masks (`variants.cuh`): row r is position `keys - rows + r`. Sums of exponentials to base 2."""
+def _attend(rows: Tensor, keys: Tensor, values: Tensor, *, causal: bool, window_left: int) -> Tensor:
+    """The kernels' masks (`variants.cuh`): row r is position `keys - rows + r`."""
     num_rows, num_keys = len(rows), len(keys)
-    if not num_keys:
-        return torch.zeros_like(rows), torch.full(rows.shape[:2], -5e4)
     group = rows.shape[1] // keys.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (keys, values))
     scores = torch.einsum("rhd,phd->rhp", rows.float(), keys) * rows.shape[2] ** -0.5
@@ -91,17 +78,13 @@ def _attend(rows: Tensor, keys: Tensor, values: Tensor, *, causal: bool, window_
     if window_left >= 0:
         hidden = hidden | (positions < own - window_left)
     scores = scores.masked_fill(hidden.unsqueeze(1), -torch.inf)
-    sums = scores.logsumexp(-1)
-    attended = torch.einsum("rhp,phd->rhd", (scores - sums.unsqueeze(-1)).exp(), values)
-    return attended.to(rows.dtype), sums / math.log(2)
+    return torch.einsum("rhp,phd->rhd", scores.softmax(-1), values).to(rows.dtype)
 
 
 class _Planned:
     """What `plan` left: numbers on the host, page numbers where the device reads them."""
 
-    def attend(
-        self, q: Tensor, kv: tuple[Tensor, Tensor], query_indptr: list[int], *, causal: bool
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, kv: tuple[Tensor, Tensor], query_indptr: list[int], *, causal: bool) -> Tensor:
         assert kv[0].dtype == kv[1].dtype == q.dtype == self.dtype
         assert query_indptr[-1] == len(q)
         found = []
@@ -110,8 +93,7 @@ class _Planned:
             pages = self.indices[self.indptr[i] : self.indptr[i + 1]]
             keys, values = (part[pages].flatten(0, 1)[:length] for part in kv)
             found.append(_attend(rows, keys, values, causal=causal, window_left=self.window_left))
-        out, sums = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return out, sums
+        return torch.cat(found)
 
     def keep(
         self,
@@ -130,7 +112,7 @@ class _Planned:
         assert indptr[0] == 0
         used = (indptr[1:] - indptr[:-1] - 1).clamp(min=0) * page_size + last_page_len
         assert used.tolist() == seq_lens.tolist()
-        self.window_left = window_left
+        self.window_left, self.page_size = window_left, page_size
         self.indptr, self.indices, self.lengths, self.dtype = indptr.tolist(), indices, seq_lens.tolist(), dtype
 
 
@@ -198,7 +180,13 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
 
     def run(self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor | None = None) -> Tensor:
         assert len(q) == len(self.lengths)
-        result, _ = self.attend(q, paged_kv_cache, list(range(len(q) + 1)), causal=False)
+        if self.buffer is not None:
+            # A plan counts pages; how full the last ones are is read on the device when the kernel runs.
+            pages, last = (buffer.tolist() for buffer in self.buffers)
+            assert pages == self.indptr, "the schedule is of other numbers of pages"
+            counts = [end - begin for begin, end in pairwise(pages)]
+            self.lengths = [(count - 1) * self.page_size + used for count, used in zip(counts, last, strict=True)]
+        result = self.attend(q, paged_kv_cache, list(range(len(q) + 1)), causal=False)
         return result if out is None else out.copy_(result)
 
 
@@ -259,7 +247,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         max_token_per_sequence: int,
         disable_split_kv: bool,
     ) -> None:
-        self.causal = causal
+        assert causal
         assert q_data_type == kv_data_type
         assert num_qo_heads % num_kv_heads == 0
         assert head_dim_qk in (64, 128, 256)
@@ -270,51 +258,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         )
         self.query_indptr = qo_indptr.tolist()
 
-    def run(
-        self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor, return_lse: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def run(self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor) -> Tensor:
         assert self.query_indptr[0] == 0
-        result, sums = self.attend(q, paged_kv_cache, self.query_indptr, causal=self.causal)
-        out.copy_(result)
-        return (out, sums) if return_lse else out
-
-
-class BatchPrefillWithRaggedKVCacheWrapper:
-    def __init__(self, *, float_workspace_buffer: Tensor, kv_layout: str, backend: str) -> None:
-        assert (kv_layout, backend) == ("NHD", "fa2")
-        assert not float_workspace_buffer.any()
-
-    def plan(
-        self,
-        *,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        causal: bool,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype,
-        disable_split_kv: bool,
-    ) -> None:
-        assert num_qo_heads % num_kv_heads == 0
-        assert head_dim_qk in (64, 128, 256)
-        assert disable_split_kv in (False, True)
-        assert qo_indptr.dtype == kv_indptr.dtype == torch.int32
-        assert qo_indptr.device.type == kv_indptr.device.type == "cpu", "plan would wait for the device"
-        assert q_data_type == kv_data_type
-        self.rows, self.keys, self.causal, self.dtype = qo_indptr.tolist(), kv_indptr.tolist(), causal, q_data_type
-
-    def run(
-        self, *, q: Tensor, k: Tensor, v: Tensor, out: Tensor, return_lse: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        assert q.dtype == k.dtype == v.dtype == self.dtype
-        assert self.rows[-1] == len(q)
-        assert self.keys[-1] == len(k)
-        found = [
-            _attend(q[a:b], k[c:d], v[c:d], causal=self.causal, window_left=-1)
-            for (a, b), (c, d) in zip(pairwise(self.rows), pairwise(self.keys), strict=True)
-        ]
-        result, sums = (torch.cat(parts) for parts in zip(*found, strict=True))
-        out.copy_(result)
-        return (out, sums) if return_lse else out
+        return out.copy_(self.attend(q, paged_kv_cache, self.query_indptr, causal=True))

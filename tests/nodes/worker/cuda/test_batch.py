@@ -46,14 +46,6 @@ def test_every_row_is_where_its_sequence_says(given_rows: list[Row]) -> None:
         assert pages == row.pages[: -(-end // PAGE)]
         assert (len(pages) - 1) * PAGE + table.last_page_len[n] == end == table.lengths[n]
         assert table.query_indptr[n + 1] - table.query_indptr[n] == len(row.ids)
-    cached = table.cached(PAGE)
-    assert cached.query_indptr.tolist() == table.query_indptr.tolist()
-    for n, i in enumerate(order):
-        start = given_rows[i].start
-        pages = cached.indices[cached.indptr[n] : cached.indptr[n + 1]].tolist()
-        assert pages == given_rows[i].pages[: -(-start // PAGE)]
-        assert cached.lengths[n] == start == max(len(pages) - 1, 0) * PAGE + cached.last_page_len[n]
-    assert all(array.dtype == np.int32 for array in cached)
     split = batch.num_decodes
     parts = [table.part(0, split), table.part(split, len(order))]
     assert np.concatenate([part.indices for part in parts]).tolist() == table.indices.tolist()

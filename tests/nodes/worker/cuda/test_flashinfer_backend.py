@@ -13,6 +13,7 @@ from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInfer
 from nodes.worker.cuda.flashinfer_plans import HeadsLoader
 from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.errors import BackendMissing
+from nodes.worker.ops.torch.few_rows import FewRows
 from nodes.worker.ops.torch.kernels import TorchKernels
 from nodes.worker.ops.torch.kinds import kinds_of
 from nodes.worker.ops.torch.network import DeviceNetwork
@@ -31,8 +32,8 @@ def fake_runner(
     sizes: list[int] | None = None,
     *,
     deterministic: bool = False,
-    merged: bool = False,
     heads: HeadsLoader | None = None,
+    few_rows: FewRows | None = None,
 ) -> DeviceRunner:
     spec = resolve_model(model)
     view = host_pool(model, "bfloat16")
@@ -44,11 +45,10 @@ def fake_runner(
             512,
             kinds_of(spec),
             deterministic=deterministic,
-            merged=merged,
             heads=heads,
         )
         kernels, weights = FlashInferKernels(fake_flashinfer), RandomWeights(spec, torch.bfloat16)
-        network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"))
+        network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"), few_rows=few_rows)
         graphs = DecodeGraphs(network, attention, Buckets(sizes), Repeater(), 400) if sizes else None
     return DeviceRunner(network, attention, 16, 512, "test", graphs)
 
@@ -57,7 +57,6 @@ def fake_runner(
     ("model", "options"),
     [
         *((model, {"deterministic": deterministic}) for model in MODELS for deterministic in (False, True)),
-        ("random:tiny-qwen3", {"merged": True}),
     ],
 )
 def test_logits_are_those_of_the_torch_backend(model: str, options: dict[str, bool]) -> None:
@@ -67,10 +66,9 @@ def test_logits_are_those_of_the_torch_backend(model: str, options: dict[str, bo
     assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_mixed_step_gives_each_row_its_own(merged: bool) -> None:
+def test_a_mixed_step_gives_each_row_its_own() -> None:
     model = "random:tiny-qwen3"
-    expected, found = device_runner(model, "bfloat16"), fake_runner(model, merged=merged)
+    expected, found = device_runner(model, "bfloat16"), fake_runner(model)
     for runner in (expected, found):
         fill(runner, 1)
     rows, others = expected.logits(mixed_step(1)), found.logits(mixed_step(1))
@@ -83,14 +81,6 @@ def test_gates_go_through_the_kernel_of_their_activation(activation: Activation)
     gate_up = torch.randn(3, 64, dtype=torch.bfloat16)
     found = FlashInferKernels(fake_flashinfer).gated(gate_up, activation)
     assert torch.equal(found, TorchKernels().gated(gate_up, activation))
-
-
-def test_what_cannot_be_merged_is_refused() -> None:
-    with pytest.raises(BackendMissing, match="sliding windows"):
-        fake_runner("random:tiny-mistral", merged=True)
-    view = host_pool("random:tiny-qwen3", "bfloat16")
-    with pytest.raises(BackendMissing, match="does not support 130 heads of size 64"):
-        FlashInferAttention(fake_flashinfer, view, 130, 16, deterministic=False, merged=True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -108,10 +98,11 @@ def plans_of(runner: DeviceRunner, size: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("model", ["random:tiny-mistral", "random:tiny-qwen2-sliding", "random:tiny-qwen3"])
 def test_captured_steps_are_planned_without_a_maximum_in_python(model: str) -> None:
-    """Where tensor cores decode; the other kernel's plan takes none."""
+    """Where tensor cores decode; the other kernel's plan takes none. Only when a sequence gets another page."""
     plain, replaying = fake_runner(model), fake_runner(model, [1, 2, 4, 8])
-    assert text(replaying, 3, 5) == text(plain, 3, 5)
-    full, fast = ["full"] * 6, ["full"] + ["fast"] * 5
+    assert text(replaying, 3, 25) == text(plain, 3, 25)
+    # Captured; the first step; and three sequences of 10, 11 and 12 tokens that reach 17, and 33.
+    full, fast = ["full"] * 8, ["full"] + ["fast"] * 7
     expected = {"random:tiny-mistral": [fast], "random:tiny-qwen2-sliding": [full, fast], "random:tiny-qwen3": [full]}
     assert plans_of(replaying, 4) == expected[model]
 
@@ -120,8 +111,9 @@ def test_without_the_fast_plan_every_plan_is_whole(monkeypatch: pytest.MonkeyPat
     model = "random:tiny-mistral"
     monkeypatch.delattr(fake_flashinfer, "fast_decode_plan")
     plain, replaying = fake_runner(model), fake_runner(model, [4])
-    assert text(replaying, 3, 5) == text(plain, 3, 5)
-    assert plans_of(replaying, 4) == [["full"] * 6]
+    assert text(replaying, 3, 25) == text(plain, 3, 25)
+    # The first step has as many pages as the captured padding: its schedule stays.
+    assert plans_of(replaying, 4) == [["full"] * 7]
 
 
 def test_each_kind_of_layer_has_its_plan_and_its_schedule() -> None:

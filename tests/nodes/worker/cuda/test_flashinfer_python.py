@@ -16,7 +16,6 @@ from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flash
 from nodes.worker.cuda.graphs import padding_batch
 from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.ops.torch.batch import DeviceBatch, pack, unpack
-from nodes.worker.ops.torch.kinds import FULL
 from tests.nodes.worker.cuda import fake_flashinfer
 from tests.nodes.worker.cuda.attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of
 from tests.nodes.worker.cuda.fake_flashinfer import _attend
@@ -46,6 +45,7 @@ class PlayedModule:
             :15
         ]
         assert layout == 0
+        assert lse is None
         assert torch.equal(query_indptr, plan["query_indptr"])
         assert torch.equal(kv_indptr, plan["kv_indptr"])
         lengths = (kv_indptr.diff() - 1).clamp(min=0) * keys.shape[1] + last
@@ -54,20 +54,7 @@ class PlayedModule:
             rows = slice(int(query_indptr[i]), int(query_indptr[i + 1]))
             pages = indices[kv_indptr[i] : kv_indptr[i + 1]]
             k, v = (part[pages].flatten(0, 1)[:length] for part in (keys, values))
-            out[rows], sums = _attend(q[rows], k, v, causal=mask == 1, window_left=window_left)
-            if lse is not None:
-                lse[rows] = sums
-
-    def ragged_run(self, *args: Any) -> None:
-        _, _, plan, q, k, v, query_indptr, kv_indptr, out, lse, mask, layout, window_left = args[:13]
-        assert layout == 0
-        assert torch.equal(query_indptr, plan["query_indptr"])
-        assert torch.equal(kv_indptr, plan["kv_indptr"])
-        for i in range(len(query_indptr) - 1):
-            rows, among = (slice(int(x[i]), int(x[i + 1])) for x in (query_indptr, kv_indptr))
-            out[rows], sums = _attend(q[rows], k[among], v[among], causal=mask == 1, window_left=window_left)
-            if lse is not None:
-                lse[rows] = sums
+            out[rows] = _attend(q[rows], k, v, causal=mask == 1, window_left=window_left)
 
     def run(self, *args: Any) -> None:
         """Decode without tensor cores."""
@@ -91,9 +78,11 @@ def played(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **options: empty(*args, **options))
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    names = {name: getattr(fake_flashinfer, name) for name in ("append_paged_kv_cache", "merge_state_in_place")}
     wrappers = {name: getattr(real, name) for name in dir(fake_flashinfer) if name.startswith("Batch")}
-    return SimpleNamespace(**names, **wrappers, fast_decode_plan=real.fast_decode_plan, module=module)
+    append = fake_flashinfer.append_paged_kv_cache
+    return SimpleNamespace(
+        **wrappers, append_paged_kv_cache=append, fast_decode_plan=real.fast_decode_plan, module=module
+    )
 
 
 def near(found: list[Tensor], expected: list[Tensor]) -> bool:
@@ -101,19 +90,15 @@ def near(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1)])
-@pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_steps_of_every_kind(
-    played: SimpleNamespace, heads: tuple[int, int], merged: bool, deterministic: bool
-) -> None:
-    kinds = (FULL, FULL) if merged else KINDS
+def test_steps_of_every_kind(played: SimpleNamespace, heads: tuple[int, int], deterministic: bool) -> None:
     view = random_pool(*heads, 64, "bfloat16")
     for shapes in (MIXED, MIXED[:1], [Shape(40, 1)], [Shape(0, 9)]):
         batch = batch_of(shapes)
         q, k, v = rows_of(batch, heads[0], view.layout, torch.bfloat16)
-        expected = attend(TorchAttention(view, heads[0], kinds), batch, q, k, v, kinds)
-        fast = FlashInferAttention(played, view, heads[0], 400, kinds, deterministic=deterministic, merged=merged)
-        assert near(attend(fast, batch, q, k, v, kinds), expected)
+        expected = attend(TorchAttention(view, heads[0], KINDS), batch, q, k, v, KINDS)
+        fast = FlashInferAttention(played, view, heads[0], 400, KINDS, deterministic=deterministic)
+        assert near(attend(fast, batch, q, k, v, KINDS), expected)
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1)])
