@@ -6,7 +6,7 @@ from random import Random
 from mesh.address import Endpoint
 from mesh.calls.asking import Asking
 from mesh.calls.tells import Tells
-from mesh.errors import MeshError
+from mesh.errors import ActorFailed, MeshError
 from mesh.link.links import Links
 from mesh.membership.changes import Changes
 from mesh.membership.incarnation import Incarnation
@@ -99,6 +99,10 @@ class Context:
         """
         if self._me.end(reason, why):
             self.log.warning("ending", why=reason)
+
+    def fail(self, reason: str) -> None:
+        """`end`, because something is broken and not merely gone: a death, with a restart, a code and a count of it."""
+        self.end(reason, ActorFailed(reason))
 
     def traceparent(self) -> str:
         """The W3C trace context of the message being handled; starts a new trace if there is none."""

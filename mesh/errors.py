@@ -9,6 +9,7 @@
     │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
     ├── CoreFailed            core_failed            a core of this actor raised, and has ended it
     ├── DrainFailed           drain_failed           this actor could not finish its work, as it raised
+    ├── ActorFailed           actor_failed           this actor said that it cannot go on
     └── CallError                                    everything that `ask` raises
         ├── DeadlineExceeded  deadline_exceeded  r   the given time has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
@@ -155,6 +156,10 @@ class CoreFailed(MeshError, code="core_failed"):
 
 class DrainFailed(MeshError, code="drain_failed"):
     """The actor's `drain` raised: its log has the traceback, and whoever still waits for an answer of it gets none."""
+
+
+class ActorFailed(MeshError, code="actor_failed"):
+    """The actor itself said that it cannot go on, see `Context.fail`: its supervisor counts a death."""
 
 
 class CallError(MeshError, code="call_failed"):

@@ -66,6 +66,7 @@ def run_actor(
         BindError: an address is taken or may not be listened on. What the actor's `start` raises is passed on too.
         CoreFailed: a core of the actor raised.
         DrainFailed: its `drain` raised; it has been stopped.
+        ActorFailed: it said itself that it cannot go on.
         Superseded: a later incarnation of the actor is known; this one's resources have been released.
         WrongMesh: the registry that was found belongs to another mesh, or (WrongSpec) to one with another spec.
     """

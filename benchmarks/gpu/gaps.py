@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.gaps
 
 Steps run ahead of each other as in a worker. A gap is a time in which neither a kernel nor a copy runs on any stream;
-the profiler itself slows the host, so gaps are measured too long rather than too short. Not yet run on a GPU.
+the profiler itself slows the host, so gaps are measured too long rather than too short.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 The same steps three times. One by one: the host plans while the device idles, so the time of a launch is what the host
 costs and the time of the wait after it is what the device needs after that. Ahead: as in a worker, where a step is
 planned while the one before runs. And on the host alone: the arrays of a step, which need no device. If planning is
-hidden, steps that run ahead take as long as the device's part alone. Not yet run on a GPU.
+hidden, steps that run ahead take as long as the device's part alone.
 
 Last, a cost that captured steps avoid: FlashInfer's whole plan of a decode step by tensor cores (0.6.13) takes Python's
 `max` over the tensor of lengths, row by row; captured steps use `fast_decode_plan` instead (see

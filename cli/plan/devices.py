@@ -15,12 +15,12 @@ from nodes.worker.cuda.buckets import MAX_BUCKET
 from nodes.worker.pool.device_memory import activation_bytes, weight_bytes
 
 WORKER_OVERHEAD_BYTES: Final = 1280 << 20
-"""A worker's CUDA context and libraries (about 500 MiB), FlashInfer's workspace (129 MiB), captured graphs. Estimated,
-not yet measured on a GPU."""
-AGENT_OVERHEAD_BYTES: Final = 512 << 20
-"""The kv_agent's CUDA context. Estimated, not yet measured on a GPU."""
+"""A worker's CUDA context and libraries (796 MiB on an H200), FlashInfer's workspace (129 MiB), captured graphs (some
+90 MiB), with room for a larger context: `benchmarks.gpu.contexts`."""
+AGENT_OVERHEAD_BYTES: Final = 576 << 20
+"""The kv_agent's CUDA context: 527 MiB on an H200 (`benchmarks.gpu.contexts`)."""
 GROUP_OVERHEAD_BYTES: Final = 512 << 20
-"""NCCL's buffers for a tensor-parallel group, at each rank. Estimated, not yet measured on a GPU."""
+"""NCCL's buffers for a tensor-parallel group, at each rank. Estimated: two devices were never there."""
 _GIB: Final = 1 << 30
 
 

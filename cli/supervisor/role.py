@@ -21,7 +21,7 @@ from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import BadSetting, BindError, CoreFailed, DrainFailed, Superseded, WrongMesh
+from mesh.errors import ActorFailed, BadSetting, BindError, CoreFailed, DrainFailed, Superseded, WrongMesh
 from mesh.membership.proof import HostSecret
 from mesh.options import SystemOptions
 from mesh.run import run_actor
@@ -99,7 +99,7 @@ def run_role(run: RoleRun) -> int:
         return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
     except CliError as error:
         return _failed(run, error, StartError(f"{error.what}: {error.why}; {error.do}"))
-    except (CoreFailed, DrainFailed) as error:
+    except (CoreFailed, DrainFailed, ActorFailed) as error:
         told = CliError(f"the {run.role} {address} has ended", why=error.message, do="report it, with the log")
         core = error.core if isinstance(error, CoreFailed) else ""
         return _failed(run, told, StartError(error.message, core=core))

@@ -378,7 +378,7 @@ class KVAgent(Actor, HeldBy):
                 failure = ended.event.message
         if failure := failure or self.transports.device_failure:
             # Nothing that this process does on the device can succeed any more; the next one makes the pools again.
-            self.ctx.end(f"a device failed: {failure}")
+            self.ctx.fail(f"a device failed: {failure}")
         if self._held is not None:
             # The core does not know of pages sent to other agents.
             self._held.copies_changed()

@@ -291,7 +291,7 @@ class WorkerActor(Actor, Resident):
         """End, so that the supervisor starts another worker; ignore a fence of another scheduler or worker epoch."""
         ours = (self._core.scheduler_epoch if self._core is not None else 0, self.ctx.address.epoch)
         if (message.scheduler_epoch, message.worker_epoch) == ours:
-            self.ctx.end(f"{sender} rejects this worker's answers: {message.reason}")
+            self.ctx.fail(f"{sender} rejects this worker's answers: {message.reason}")
 
     def _dispatch(self, event: Event) -> None:
         if self._core is None or self._driver is None:

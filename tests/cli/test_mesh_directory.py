@@ -10,7 +10,7 @@ from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_pre
 from cli.supervisor.processes import Process, open_process, start_time, wait_dead
 from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
-from mesh.errors import CoreFailed, DrainFailed
+from mesh.errors import ActorFailed, CoreFailed, DrainFailed
 from mesh.runtime.run_directory import HostRecord
 from tests.cli.manifests import NO_PID, manifest, record
 from tests.cli.refused import refused
@@ -98,7 +98,10 @@ def test_an_actor_run_by_hand_says_it_too(directory, monkeypatch, capsys):
     assert f"{directory.path}/epochs.json is damaged (" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [CoreFailed("detokenizer", "its core is broken"), DrainFailed("it cannot drain")])
+@pytest.mark.parametrize(
+    "error",
+    [CoreFailed("detokenizer", "its core is broken"), DrainFailed("it cannot drain"), ActorFailed("its device failed")],
+)
 def test_an_actor_that_breaks_says_why_to_its_supervisor(directory, monkeypatch, error):
     def fails(*_, **__):
         raise error

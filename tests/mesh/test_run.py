@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mesh.address import Address
-from mesh.errors import CoreFailed, DrainFailed, PeerLost
+from mesh.errors import ActorFailed, CoreFailed, DrainFailed, PeerLost
 from mesh.run import _Process, run_actor
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.run_directory import RunDirectory
@@ -222,6 +222,8 @@ def test_in_this_process(short_path):
         with pytest.raises(CoreFailed, match=r"its core told failed \(KeyError\)") as failed:
             here(fails)
         assert failed.value.core == "told"
+        with pytest.raises(ActorFailed, match="the device is broken"):
+            here(lambda actor: actor.ctx.fail("the device is broken"))
         with pytest.raises(DrainFailed, match=r"the drain of x#1 failed \(OSError\)"):
             here(terminate, FailsToDrain(terminate))
         with pytest.raises(RuntimeError, match="it cannot start"):

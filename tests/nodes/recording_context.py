@@ -65,6 +65,9 @@ class RecordingContext:
     def end(self, reason: str, why: object = None) -> None:
         self.ended.append(reason)
 
+    def fail(self, reason: str) -> None:
+        self.ended.append(reason)
+
     def announce(self, state: str | None = None, **attributes: Any) -> None:
         self.announced.append((state, attributes))
 

@@ -28,9 +28,9 @@ from kvstore.transfer.plan import Descriptor
 # Putting a copy into a stream takes 4.7 microseconds (4,096 copies of 16 KiB on an H100's host, a Python call each), so
 # a poll takes about a millisecond.
 DEFAULT_COPIES_PER_POLL: Final = 256
-# 256 scattered pages took 1.2 ms as calls and 0.56 in one launch, and in a launch a copy costs the host about an eighth
-# of a call. From how many copies on a launch is the cheaper one lies below that.
-DEFAULT_GATHER_FROM: Final = 4
+# A launch costs the host some 40 microseconds, 25 of them for its table, and each copy in it an eighth of a call: eight
+# calls cost as much (an H200's host).
+DEFAULT_GATHER_FROM: Final = 8
 _GATHERED_PER_CALL: Final = 8
 # Of a long transfer so many copies are launched first, so that the device works while the host lays out the rest: 256
 # copies took an H200's host some 150 us, and the device 254. With fewer the device would wait for the second launch.

@@ -184,7 +184,7 @@ class MemoryActions:
             left = free_pools(self._host, self._prefix, pools)
         except (KVError, OSError) as error:
             # The desired state is in the header: the next agent continues with it.
-            owner.ctx.end(f"the pool of {group} cannot be freed: {error}")
+            owner.ctx.fail(f"the pool of {group} cannot be freed: {error}")
             return
         owner.put_pools(group, left, is_offered=False)
         owner.ctx.log.info("pool freed", group=group, bytes=sum(pool.info.pages_bytes for pool in pools))
@@ -196,7 +196,7 @@ class MemoryActions:
         except Exception as error:
             # What is left of the pool is unknown: the next agent finds out, and its header has the desired state.
             self._owner.ctx.log.exception("pool not made", group=group)
-            self._owner.ctx.end(f"the pool of {group} cannot be recreated: {error!r}")
+            self._owner.ctx.fail(f"the pool of {group} cannot be recreated: {error!r}")
 
     async def _make_when_free(self, group: str) -> None:
         owner = self._owner

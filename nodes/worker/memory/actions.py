@@ -95,7 +95,7 @@ class MemoryActions:
         try:
             await self._owner.release_memory(weights)
         except Exception as error:  # noqa: BLE001 # whatever it is, the end of the process frees everything
-            ctx.end(f"the worker's memory cannot be released in place: {type(error).__name__}: {error}")
+            ctx.fail(f"the worker's memory cannot be released in place: {type(error).__name__}: {error}")
             return
         ctx.announce(RELEASED)
         ctx.log.info("memory released", weights=weights)
@@ -106,7 +106,7 @@ class MemoryActions:
         try:
             await self._owner.take_memory(handle)
         except Exception as error:  # noqa: BLE001 # the next incarnation loads everything anew, or says why not
-            ctx.end(f"the worker's memory cannot be taken back in place: {type(error).__name__}: {error}")
+            ctx.fail(f"the worker's memory cannot be taken back in place: {type(error).__name__}: {error}")
             return
         ctx.announce(READY)
         ctx.log.info("memory taken up")

@@ -2,7 +2,7 @@
 
 A device's bytes go through two buffers in turn: while one is on the connection, the other is on its way between host
 and device, in its own stream. Used by the threads of `tcp/link.py`, each of which has a `Copier` to itself; all
-calls block. Logic tested over a fake device; not yet run on a GPU.
+calls block.
 """
 
 import contextlib
