@@ -189,7 +189,7 @@ async def test_a_device_that_fails_under_what_is_sent_to_others_ends_the_agent(
 ) -> None:
     agent = await world.agent("agent-0", config("cuda:0", "d"))
     ends: list[str] = []
-    agent.ctx.end = ends.append
+    agent.ctx.fail = ends.append
     agent._pump()
     assert ends == []
     monkeypatch.setattr(Selection, "device_failure", "an illegal address")
@@ -201,7 +201,7 @@ async def test_a_device_that_fails_ends_the_agent(world: World) -> None:
     world.cards.copies_per_look = 0
     agent = await world.agent("agent-0", config("cuda:0", "d", "p"))
     ends: list[str] = []
-    agent.ctx.end = ends.append
+    agent.ctx.fail = ends.append
     await world.settle(3)
     source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [1], [2])
