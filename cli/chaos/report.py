@@ -18,7 +18,7 @@ from nodes.numerics import is_same_bits
 
 _MOST_EXAMPLES: Final = 5
 """Of what was lost or different: the first ones; a hundred more have the same cause, and -o json counts them."""
-_HEADER: Final = ("AT", "BLOW", "TARGET", "SETTLED", "SENT", "LOST", "OTHER", "STALLS", "LONGEST GAP", "")
+_HEADER: Final = ("AT", "BLOW", "TARGET", "SETTLED", "REQUESTS", "LOST", "OTHER", "STALLS", "LONGEST GAP", "")
 
 
 T = TypeVar("T")
@@ -65,8 +65,9 @@ class Seen:
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Requests and gaps of a time. `cut` were sent again, since their gateway had been struck; `different` are answers
-    that were whole, or broken off by their client, and are not the known ones. `stalls` are gaps of `stall_s` or more.
+    """Requests and gaps of a time. `cut` were sent again, since their gateway had been struck, and count only as such;
+    `different` are answers that were whole, or broken off by their client, and are not the known ones. `stalls` are
+    gaps of `stall_s` or more.
     """
 
     sent: int
@@ -196,7 +197,7 @@ def lines(report: Report) -> list[str]:
     text = [
         f"{total.sent:,} requests in {report.seconds:.0f} s: {total.whole:,} whole ({total.slow:,} by slow readers), "
         f"{total.cancelled:,} cancelled by their clients"
-        + (f", {total.cut:,} cut by struck gateways and sent again" if total.cut else ""),
+        + (f", {total.cut:,} cut or refused by struck gateways and sent again" if total.cut else ""),
         f"lost: {total.lost:,}; different: {total.different:,}"
         + (f" (not promised to be equal: {report.no_promise})" if report.no_promise else ""),
         f"stalled for {report.stall_s:g} s or more: {total.stalls:,}; longest gap {total.longest_gap_s:.1f} s",
@@ -249,7 +250,7 @@ def _counts(sent: Sequence[Sent], gaps_s: Sequence[tuple[float, float]], stall_s
     whole = [one for one in sent if not (one.lost or one.is_cut or one.was_cancelled)]
     lengths_s = [ended_s - began_s for began_s, ended_s in gaps_s]
     return Counts(
-        sent=len(sent),
+        sent=len(sent) - sum(one.is_cut for one in sent),
         whole=len(whole),
         cancelled=sum(one.was_cancelled for one in sent),
         slow=sum(one.request.pause_s > 0 for one in whole),
