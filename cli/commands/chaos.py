@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from cli.errors import WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json
 from cli.protocol import ActorList, ListActors
+from cli.supervisor.mesh_directory import ProcessRecord
 
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Also the terminal's end: whoever is stopped then would be killed by the supervisor, which is no part of the storm."""
@@ -69,7 +71,7 @@ def chaos(name: str, options: Options, output: str) -> ExitCode:
     except NoTarget as error:
         raise WrongUsage("there is nobody to strike", why=str(error), do="see `meshctl ps`") from error
     elsewhere = sorted({actor.host for actor in listed.actors if not actor.supervised and actor.host})
-    _ask_first(name, options, blows, elsewhere)
+    ask_first(name, options, blows, elsewhere)
     sys.stderr.write(f"seed {seed}\n")
     key = key_in(options.api_key_file) if options.api_key_file is not None else own_key(os.environ)
     report, is_interrupted = uvloop.run(_run(mesh, Server.at(mesh.manifest.url, key), blows, options, seed))
@@ -83,11 +85,6 @@ def chaos(name: str, options: Options, output: str) -> ExitCode:
 
 
 async def _run(mesh: RunningMesh, server: Server, blows: Blows, options: Options, seed: int) -> tuple[Report, bool]:
-    def records() -> Any:
-        # It is written anew at each death and start; in between, a start time tells who is gone.
-        manifest = mesh.directory.read_manifest()
-        return manifest.processes if manifest is not None else []
-
     server, model = await first_model(server, "and the gateway's log")
     is_interrupted = False
     async with connected(mesh) as ask:
@@ -96,7 +93,7 @@ async def _run(mesh: RunningMesh, server: Server, blows: Blows, options: Options
             server,
             Asked(model, seed),
             blows,
-            Striker(records, server, model),
+            Striker(partial(processes, mesh), server, model),
             num_clients=options.concurrency,
             timeout_s=options.timeout,
             say=lambda fallen: _say(fallen, storm.began_s),
@@ -114,7 +111,15 @@ async def _run(mesh: RunningMesh, server: Server, blows: Blows, options: Options
     return summarize(storm.seen(), options.stall), is_interrupted
 
 
-def _ask_first(name: str, options: Options, blows: Blows, elsewhere: Sequence[str]) -> None:
+def processes(mesh: RunningMesh) -> list[ProcessRecord]:
+    """Of the mesh whose owner has agreed; none once its supervisor has ended, also if another has taken its name."""
+    # Written anew at each death and start; in between, start times tell who is gone.
+    now, then = mesh.directory.read_manifest(), mesh.manifest
+    is_same = now is not None and (now.pid, now.start_time) == (then.pid, then.start_time)
+    return now.processes if now is not None and is_same else []
+
+
+def ask_first(name: str, options: Options, blows: Blows, elsewhere: Sequence[str]) -> None:
     """Returns if the storm is wanted. Raises WrongUsage where nobody can be asked, typer.Abort if it is not."""
     signalled = ", ".join(blows.signalled)
     sys.stderr.write(
@@ -133,8 +138,8 @@ def _ask_first(name: str, options: Options, blows: Blows, elsewhere: Sequence[st
 
 
 def _say(fallen: Fallen, began_s: float) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"{line(told_blow(fallen, began_s))}\n")
+    sys.stderr.write(f"{line(told_blow(fallen, began_s))}\n")
+    sys.stderr.flush()
 
 
 def _document(

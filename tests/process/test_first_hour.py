@@ -46,6 +46,7 @@ SAYS = {
     "keys revoke": "is revoked",
     "keys token": "no mesh",
     "keys api": "the key is shown only now",
+    "chaos": "lost: 0; different: 0",
     "memory": '"group": "prefill-0"',
     "release": "prefill-0  released",
     "resume": "prefill-0  held",
