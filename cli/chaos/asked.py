@@ -43,19 +43,21 @@ class Request:
 
 def bodies(salt: str, num_requests: int = 24, max_tokens: int = 128, model: str = "tiny") -> list[dict[str, Any]]:
     """Half greedy, half sampled; prompts of 100 to 500 tokens, four of each beginning. `salt` keeps caches apart."""
-    return [
-        {
-            "model": model,
-            "prompt": f"Story {number % 6}. " + SENTENCE * (3 + 3 * (number % 5)) + f"{number} pears",
-            "seed": number,
-            "temperature": float(number % 2),
-            "top_p": 0.95,
-            "max_tokens": max_tokens - max_tokens // 16 * (number % 4),
-            "ignore_eos": True,
-            "cache_salt": salt,
-        }
-        for number in range(num_requests)
-    ]
+    return [body(number, salt, max_tokens, model) for number in range(num_requests)]
+
+
+def body(number: int, salt: str, max_tokens: int, model: str) -> dict[str, Any]:
+    """One of `bodies`."""
+    return {
+        "model": model,
+        "prompt": f"Story {number % 6}. " + SENTENCE * (3 + 3 * (number % 5)) + f"{number} pears",
+        "seed": number,
+        "temperature": float(number % 2),
+        "top_p": 0.95,
+        "max_tokens": max_tokens - max_tokens // 16 * (number % 4),
+        "ignore_eos": True,
+        "cache_salt": salt,
+    }
 
 
 def streamed(body: dict[str, Any]) -> dict[str, Any]:
@@ -76,16 +78,16 @@ class Asked:
 
     def request(self, number: int) -> Request:
         index = number % NUM_BODIES
-        body = self._body(index, f"{self._seed} {number // NUM_BODIES % NUM_SALTS}")
+        asked = self._body(index, f"{self._seed} {number // NUM_BODIES % NUM_SALTS}")
         draw = random.Random(f"{self._seed} {number}")
         way = draw.random()
-        if "stream" not in body or way > _CANCELLED + _SLOW:
-            return Request(body, index)
+        if "stream" not in asked or way > _CANCELLED + _SLOW:
+            return Request(asked, index)
         if way < _CANCELLED:
-            return Request(body, index, cancel_after=draw.randint(1, MAX_TOKENS // 2))
-        return Request(body, index, pause_s=_PAUSE_S)
+            return Request(asked, index, cancel_after=draw.randint(1, MAX_TOKENS // 2))
+        return Request(asked, index, pause_s=_PAUSE_S)
 
     def _body(self, index: int, salt: str) -> dict[str, Any]:
-        body = bodies(salt, NUM_BODIES, MAX_TOKENS, self._model)[index] | {"return_token_ids": True}
+        whole = body(index, salt, MAX_TOKENS, self._model) | {"return_token_ids": True}
         # Of the greedy ones and of the sampled ones a quarter each.
-        return body if index % 8 in (2, 5) else streamed(body)
+        return whole if index % 8 in (2, 5) else streamed(whole)

@@ -20,7 +20,7 @@ ANSWER_TIMEOUT_S: Final = 60.0
 NOTED_GAP_S: Final = 0.2
 """Shorter gaps in a stream are the pace of a busy mesh, and there are as many of them as tokens."""
 _REDIAL_S: Final = 0.05
-"""Until a gateway that was struck is there again, its port refuses at once."""
+"""Until a gateway that was struck is there again, its port refuses at once: it would be asked without end."""
 
 
 @dataclass
@@ -122,9 +122,10 @@ class Clients:
         request: Request | None = None
         while request is not None or not self._is_stopping:
             request = self._make_request(next(self._numbers)) if request is None else request
-            if (await self._sent(request)).is_cut:
+            sent = await self._sent(request)
+            if sent.is_cut or sent.lost:
                 await asyncio.sleep(_REDIAL_S)
-            else:
+            if not sent.is_cut:
                 request = None
 
     async def _sent(self, request: Request) -> Sent:

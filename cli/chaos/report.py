@@ -18,6 +18,8 @@ from nodes.numerics import is_same_bits
 
 _MOST_EXAMPLES: Final = 5
 """Of what was lost or different: the first ones; a hundred more have the same cause, and -o json counts them."""
+_ON_THE_WAY_S: Final = 0.5
+"""So long after a blow there still comes what had been computed before it."""
 _HEADER: Final = ("AT", "BLOW", "TARGET", "SETTLED", "REQUESTS", "LOST", "OTHER", "STALLS", "LONGEST GAP", "")
 
 
@@ -128,8 +130,8 @@ def summarize(seen: Seen, stall_s: float) -> Report:
         return bisect_right(times, one.ended_s) - 1
 
     def blow_of_gap(gap: tuple[float, float]) -> int:
-        # The first one within the gap has begun it; else the last one before it.
-        before = bisect_right(times, gap[0])
+        # The first one within the gap, or just before it, has begun it; else the last one before it.
+        before = bisect_right(times, gap[0] - _ON_THE_WAY_S)
         return before if before < len(times) and times[before] <= gap[1] else before - 1
 
     by_blow = _grouped(ended, blow_of_request)

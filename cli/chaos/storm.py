@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 
 class Storm:
-    """`ask` asks the mesh's supervisor. `say` gets each blow when the mesh has settled after it.
+    """`ask` asks the mesh's supervisor, which is there as long as it `lives`. `say` gets each blow when the mesh has
+    settled after it.
 
     When `run` has returned, also early, nothing is stopped any more, and `seen` has what became of everything.
     """
@@ -44,6 +45,7 @@ class Storm:
     def __init__(
         self,
         ask: Ask,
+        lives: Callable[[], bool],
         server: Server,
         asked: Asked,
         blows: Blows,
@@ -55,6 +57,7 @@ class Storm:
     ) -> None:
         self.began_s = time.monotonic()
         self._ask = ask
+        self._lives = lives
         self._server = server
         self._asked = asked
         self._blows = blows
@@ -134,7 +137,7 @@ class Storm:
         async with asyncio.TaskGroup() as group:
             blows: list[asyncio.Task[None]] = []
             # A storm is a matter of time by its nature: blows fall whether or not the last one is recovered from.
-            while not await self._is_over_within(min(every_s, end_s - time.monotonic())) and time.monotonic() < end_s:
+            while not await self._is_over_within(min(every_s, end_s - time.monotonic())) and self._goes_on(end_s):
                 blows.append(group.create_task(self._deal(self._blows.next())))
             if blows:
                 await self._unless_over(asyncio.wait(blows))
@@ -155,10 +158,10 @@ class Storm:
     async def _still_held(self) -> bool:
         try:
             page, _ = await get(self._server, "/metrics", _SCRAPE_S)
-        except Misdeed:
-            # With API keys it may take an admin's: what is not known is not told.
+            self._held = held(samples(page.decode(errors="replace")))
+        except (Misdeed, ValueError):
+            # With API keys it may take an admin's, and a proxy may have other pages: what is not known is not told.
             return False
-        self._held = held(samples(page.decode(errors="replace")))
         return bool(self._held)
 
     async def _deal(self, blow: Blow) -> None:
@@ -208,9 +211,12 @@ class Storm:
                 why = unsettled(await self._actors(), later_than)
             except NotRunning as error:
                 why = f"{error.what}: {error.why}"
-            if not why or time.monotonic() >= end_s:
-                return why
+            if not why or not self._goes_on(end_s):
+                return why if self._lives() else f"the mesh has ended: {why or 'its supervisor is gone'}"
             await asyncio.sleep(_LOOK_S)
+
+    def _goes_on(self, end_s: float) -> bool:
+        return time.monotonic() < end_s and self._lives()
 
     async def _actors(self) -> list[ActorStatus]:
         return (await self._ask(ListActors(), ActorList)).actors

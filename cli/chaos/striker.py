@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from cli.bench.client import Server
-from cli.chaos.asked import bodies, streamed
+from cli.chaos.asked import body, streamed
 from cli.chaos.blows import HTTP, Blow, garbage
 from cli.supervisor.mesh_directory import ProcessRecord
 from cli.supervisor.processes import open_process, wait_dead
@@ -102,9 +102,9 @@ class Striker:
 
     async def read_slowly(self, blow: Blow) -> bool:
         """Clients that do not read, and some that hardly write, for as long as the blow lasts; then they are gone."""
-        asked: dict[str, object] = {"n": _SLOW_SAMPLES, "logprobs": 5, "max_tokens": 256, "seed": blow.seed}
-        body = streamed(bodies(f"slow {blow.seed}", 1, model=self._model)[0] | {"temperature": 1.0} | asked)
-        whole = self._server.request("POST", "/v1/completions", msgspec.json.encode(body))
+        more: dict[str, object] = {"n": _SLOW_SAMPLES, "temperature": 1.0, "logprobs": 5, "max_tokens": 256}
+        asked_for = streamed(body(blow.seed, "slow", 256, self._model) | more)
+        whole = self._server.request("POST", "/v1/completions", msgspec.json.encode(asked_for))
         family, address = await self._http()
         halves = [_unread(family, address, whole, blow.lasts_s) for _ in range(_NUM_SLOW)]
         halves += [_hardly_written(family, address, whole, blow.lasts_s) for _ in range(_NUM_SLOW)]

@@ -33,6 +33,7 @@ from cli.exit_codes import ExitCode
 from cli.output import duration, print_json
 from cli.protocol import ActorList, ListActors
 from cli.supervisor.mesh_directory import ProcessRecord
+from cli.supervisor.processes import is_alive
 
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Also the terminal's end: whoever is stopped then would be killed by the supervisor, which is no part of the storm."""
@@ -90,6 +91,7 @@ async def _run(mesh: RunningMesh, server: Server, blows: Blows, options: Options
     async with connected(mesh) as ask:
         storm = Storm(
             ask,
+            partial(is_alive, mesh.manifest.pid, mesh.manifest.start_time),
             server,
             Asked(model, seed),
             blows,

@@ -55,7 +55,8 @@ def test_lost_different_where_that_is_promised_and_not_ready_are_failures(seen, 
 def test_requests_count_for_the_last_blow_before_their_end_and_gaps_for_the_first_within() -> None:
     blows = [fallen(10), fallen(15, has_landed=False), fallen(20), fallen(30)]
     requests = [sent(0, 5), sent(8, 12, lost="x"), sent(9, 25), sent(19, 29.9, different="y"), sent(0, 40)]
-    gaps = [gap(2, 3), gap(9.9, 12.5), gap(11, 14), gap(19, 31), gap(35, 38)]
+    # The second begins with a token that was on its way when its blow fell.
+    gaps = [gap(2, 3), gap(10.2, 12.5), gap(11, 14), gap(19, 31), gap(35, 38)]
     report = summarize(replace(NOTHING, sent=requests, gaps_s=gaps, fallen=blows), 2.0)
     counts = [one.counts for one in report.blows]
     assert [one.sent for one in counts] == [1, 0, 2, 1]
