@@ -32,7 +32,7 @@ async def after(answers, num_sent: int, *, is_excused: bool = False, request=PLA
         async with asyncio.timeout(20.0):
             while sum(one.ended_s > 0 for one in clients.sent) < num_sent:
                 await asyncio.sleep(0.01)
-        await clients.leave()
+        await clients.stop()
     clients.sent = clients.sent[:num_sent]
     return clients
 
