@@ -92,7 +92,7 @@ def memory(name: NameOption = "default", output: OutputOption = "table") -> None
     raise typer.Exit(run(name, output))
 
 
-@app.command(epilog=example("meshctl chaos --seconds 10 --seed 1 --yes"))
+@app.command(epilog=example("meshctl chaos --seconds 5 --every 1 --seed 1 --yes"))
 def chaos(
     name: NameOption = "default",
     seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="How long blows fall.")] = 60.0,
