@@ -47,7 +47,8 @@ class ActorStatus(Part, frozen=True):
     suspected, killed, or ended, `last_reason_age_s` ago; they outlive a restart, and are empty if nothing has happened.
     `next_start_in_s` is None unless the actor waits to be started again. An actor that is not `supervised` was started
     by somebody else, and is only shown. `host` is empty on a mesh of one host. `pss_bytes` is its process's
-    memory, in which what several share is divided among them.
+    memory, in which what several share is divided among them. `numerics` is what a scheduler announces of its worker
+    (`SchedulerAttributes.numerics`).
     """
 
     actor_id: str
@@ -70,6 +71,7 @@ class ActorStatus(Part, frozen=True):
     pss_bytes: int | None = None
     num_deaths: int = 0
     num_requested_restarts: int = 0
+    numerics: str = ""
 
     def is_restarted(self, epoch: int, *, stay_away: bool) -> bool:
         """Whether a restart requested at `epoch` is done: drained with `stay_away`, else ready in a later epoch."""

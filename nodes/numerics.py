@@ -15,6 +15,11 @@ def scheduler_numerics(members: Iterable[Member]) -> dict[str, str]:
     return {one.actor_id: numerics for one in members if one.role == SCHEDULER and (numerics := _text(one, "numerics"))}
 
 
+def is_same_bits(numerics: str) -> bool:
+    """Whether a worker of this fingerprint computes a row to the same bits, whatever is computed with it."""
+    return "varies" not in numerics.split("/")
+
+
 def numerics_note(members: Iterable[Member]) -> str:
     """A line for people if groups announce unequal numerics; else empty."""
     groups: dict[str, set[str]] = {}

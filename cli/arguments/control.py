@@ -1,6 +1,8 @@
-"""Commands that change a mesh: stop it, restart its actors, release its memory."""
+"""Commands that change a mesh: stop it, restart its actors, release its memory, strike it."""
 
-from typing import Annotated
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -88,3 +90,35 @@ def memory(name: NameOption = "default", output: OutputOption = "table") -> None
     from cli.commands.memory import memory as run
 
     raise typer.Exit(run(name, output))
+
+
+@app.command(epilog=example("meshctl chaos --seconds 5 --every 1 --seed 1 --yes"))
+def chaos(
+    name: NameOption = "default",
+    seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="How long blows fall.")] = 60.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one blow to the next.")] = 3.0,
+    seed: Annotated[int | None, typer.Option(help="Of blows and requests; default: another each time.")] = None,
+    only: Annotated[
+        str, typer.Option(metavar="ROLE,...", help="Roles or actor ids; default: all of this host but gateways.")
+    ] = "",
+    blows: Annotated[
+        str, typer.Option(metavar="KIND,...", help="Of kill, stop, garbage, slow (readers).")
+    ] = "kill,stop,garbage,slow",
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Clients that ask at a time.")] = 8,
+    stall: Annotated[float, typer.Option(min=0.2, help="Seconds without a token that count as a stall.")] = 2.0,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which an answer is lost.")] = 60.0,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The API key to send; default: KVMESH_API_KEY.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether it is wanted.")] = False,
+    output: OutputOption = "table",
+) -> None:
+    """Kill, stop and disturb actors of one's own mesh while requests run, and show what clients noticed."""
+    given: dict[str, Any] = dict(locals())
+    from cli.chaos.blows import kinds_in
+    from cli.commands.chaos import Options
+    from cli.commands.chaos import chaos as run
+
+    given |= {"only": [word for word in only.split(",") if word], "blows": kinds_in(blows)}
+    options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    raise typer.Exit(run(name, options, output))

@@ -85,6 +85,23 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class EventLines:
+    """Cuts the body of a stream, whose pieces end anywhere, into what stands behind `data:` in its lines."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        """What has come of the next line."""
+
+    def take(self, data: bytes) -> list[bytes]:
+        """The lines that are whole now. Raises Misdeed `garbled`."""
+        # Pieces end also in the middle of a character.
+        lines = (self.rest + data).split(b"\n")
+        self.rest = lines.pop()
+        if len(self.rest) > _MAX_LINE_BYTES:
+            raise Misdeed("garbled", f"a line of more than {_MAX_LINE_BYTES} bytes")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+
 class AnswerReader:
     """Reads the body of one streamed answer, piece by piece, into `sample`."""
 
@@ -92,19 +109,13 @@ class AnswerReader:
         self.is_done = False
         """Whether `[DONE]` has come."""
         self._sample = sample
-        self._rest = b""
+        self._lines = EventLines()
         self._is_counted = False
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take what arrived at `now_s`. Raises Misdeed: `error_event`, `garbled`, `no_usage`, `endless`."""
-        # Pieces end anywhere, also in the middle of a character.
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._take(line[5:].strip(), now_s)
-        if len(self._rest) > _MAX_LINE_BYTES:
-            raise Misdeed("garbled", f"a line of more than {_MAX_LINE_BYTES} bytes")
+        for event in self._lines.take(data):
+            self._take(event, now_s)
 
     def ended(self) -> None:
         """The body is over. Raises Misdeed `ended_early` unless all has come."""
@@ -112,7 +123,7 @@ class AnswerReader:
             got = f"{len(self._sample.event_times_s)} events with text"
             # What is no stream at all tells by its text what it is.
             raise Misdeed(
-                "ended_early", f"no [DONE] after {got}; last: {self._rest[:_DETAIL].decode(errors='replace')}"
+                "ended_early", f"no [DONE] after {got}; last: {self._lines.rest[:_DETAIL].decode(errors='replace')}"
             )
 
     def _take(self, data: bytes, now_s: float) -> None:

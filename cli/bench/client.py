@@ -66,6 +66,10 @@ class Server:
         return "\r\n".join([*head, "", ""]).encode() + body
 
 
+Opened = Callable[[asyncio.Transport], None]
+"""Gets the connection of an exchange, before anything is sent over it."""
+
+
 async def stream(server: Server, path: str, body: bytes, sample: Sample, *, silence_s: float = SILENCE_S) -> Sample:
     """POST `body`, and read the stream that answers it into `sample`, which the caller may look at meanwhile.
 
@@ -82,9 +86,9 @@ async def stream(server: Server, path: str, body: bytes, sample: Sample, *, sile
         endless      more events than any context has tokens
     """
     reader = AnswerReader(sample)
-    exchange = await _exchange(server, server.request("POST", path, body), reader, silence_s)
-    if exchange.failed is not None:
-        sample.failure, sample.detail = exchange.failed.kind, exchange.failed.detail
+    done = await exchange(server, server.request("POST", path, body), reader, silence_s)
+    if done.failed is not None:
+        sample.failure, sample.detail = done.failed.kind, done.failed.detail
         sample.end_s = time.perf_counter()
     return sample
 
@@ -92,14 +96,14 @@ async def stream(server: Server, path: str, body: bytes, sample: Sample, *, sile
 async def get(server: Server, path: str, timeout_s: float) -> tuple[bytes, Server]:
     """The body at `path`, and the server with the address that answered. Raises Misdeed as `stream` says."""
     page = _Page()
-    exchange = await _exchange(server, server.request("GET", path), page, timeout_s)
-    if exchange.failed is not None:
-        raise exchange.failed
-    return page.body, replace(server, address=exchange.address)
+    done = await exchange(server, server.request("GET", path), page, timeout_s)
+    if done.failed is not None:
+        raise done.failed
+    return page.body, replace(server, address=done.address)
 
 
-class _Reader(Protocol):
-    """What takes the body of a 200."""
+class Reader(Protocol):
+    """What takes the body of a 200; where it `is_done`, nothing is missing, however the connection ends."""
 
     is_done: bool
 
@@ -129,31 +133,45 @@ class _Page:
         """All that came is all there is."""
 
 
-async def _exchange(server: Server, request: bytes, reader: _Reader, silence_s: float) -> "_Exchange":
+async def exchange(
+    server: Server, request: bytes, reader: Reader, silence_s: float, opened: Opened | None = None
+) -> "Exchange":
+    """Send a whole `request` over a connection of its own, and have `reader` take what comes, until all has come.
+
+    Never raises for what a server does: `failed` of what it returns is a Misdeed as `stream` says, or one that the
+    reader raised, and then the connection is broken off. `opened` gets the connection once there is one.
+    """
     loop = asyncio.get_running_loop()
-    exchange = _Exchange(loop, request, reader, silence_s)
+    one = Exchange(loop, request, reader, silence_s, opened)
     context = ssl.create_default_context() if server.tls else None
     named = server.host if server.tls else None
     try:
         async with asyncio.timeout(silence_s):
             await loop.create_connection(
-                lambda: exchange, server.address or server.host, server.port, ssl=context, server_hostname=named
+                lambda: one, server.address or server.host, server.port, ssl=context, server_hostname=named
             )
     except TimeoutError:
-        exchange.fail("timeout", f"no connection in {silence_s:g} s")
+        one.fail("timeout", f"no connection in {silence_s:g} s")
     except (OSError, UnicodeError) as error:
-        exchange.fail("connect", getattr(error, "strerror", None) or str(error))
+        one.fail("connect", getattr(error, "strerror", None) or str(error))
     try:
-        await exchange.over
+        await one.over
     finally:
-        exchange.close()
-    return exchange
+        one.close()
+    return one
 
 
-class _Exchange(asyncio.Protocol):
+class Exchange(asyncio.Protocol):
     """One request and its answer. `over` is done once that is whole, or `failed` says why it is not."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, request: bytes, reader: _Reader, silence_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        request: bytes,
+        reader: Reader,
+        silence_s: float,
+        opened: Opened | None = None,
+    ) -> None:
         self.failed: Misdeed | None = None
         self.address = ""
         self.over: asyncio.Future[None] = loop.create_future()
@@ -161,6 +179,7 @@ class _Exchange(asyncio.Protocol):
         self._request = request
         self._reader = reader
         self._silence_s = silence_s
+        self._opened = opened
         self._heard_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -173,6 +192,8 @@ class _Exchange(asyncio.Protocol):
         # Those of uvloop are no subclass.
         self._transport = cast("asyncio.Transport", transport)
         self.address = transport.get_extra_info("peername")[0]
+        if self._opened is not None:
+            self._opened(self._transport)
         self._transport.write(self._request)
         self._heard_s = self._loop.time()
         self._timer = self._loop.call_at(self._heard_s + self._silence_s, self._look)

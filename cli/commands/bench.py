@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import msgspec
 import uvloop
 
 from cli.api_key import key_in, own_key
-from cli.bench.answer import Misdeed
 from cli.bench.chart import chart
-from cli.bench.client import MakeBody, Server, get
+from cli.bench.client import MakeBody, Server
+from cli.bench.first_model import first_model
 from cli.bench.loops import MOST_OPEN, Run, closed_loop, open_loop
 from cli.bench.report import HEADER, TURN_HEADER, foot_lines, head_lines, ratio_lines, rows, turn_line
 from cli.bench.summary import Summary, ratios, summarize, times_ms
@@ -37,24 +36,14 @@ from cli.bench.workload import (
     read_trace,
 )
 from cli.client import find_mesh
-from cli.errors import CliError, NotRunning, WrongUsage
+from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
 
-_LOOK_UP_S: Final = 10.0
-"""For the list of models."""
 _DEFAULT_REQUESTS: Final = 64
 _DEFAULT_CLIENTS: Final = 16
 
 _Lines = TypeVar("_Lines")
-
-
-class _ModelEntry(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_ModelEntry]
 
 
 @dataclass(frozen=True)
@@ -120,7 +109,7 @@ class _Bench:
         """Raises CliError if a server does not say which models it has, and none is given."""
         for side in self.sides:
             if not side.model:
-                await _take_first_model(side)
+                side.server, side.model = await first_model(side.server)
         for side in self.sides:
             await self._warm_up(side)
         for turn in range(self.num_turns):
@@ -268,22 +257,6 @@ def _mesh_url(name: str) -> str:
         why, do = "it is an engine's, and has no HTTP", "give the address of a server with --url"
         raise WrongUsage(f"the mesh {name!r} cannot be asked from here", why=why, do=do)
     return url
-
-
-async def _take_first_model(side: _Side) -> None:
-    """Raises NotRunning or CliError."""
-    url = side.server.url
-    try:
-        body, side.server = await get(side.server, "/v1/models", _LOOK_UP_S)
-        side.model = msgspec.json.decode(body, type=_ModelList).data[0].id
-    except Misdeed as misdeed:
-        what, why = f"{url} does not say which models it has", f"{misdeed.kind}: {misdeed.detail}"
-        if misdeed.kind == "status 401":
-            raise CliError(what, why=why, do="give a file with a key that it knows: --api-key-file") from misdeed
-        raise NotRunning(what, why=why, do="see `meshctl ps`, or give --url; or name the --model") from misdeed
-    except (msgspec.MsgspecError, IndexError) as error:
-        do = "name one with --model"
-        raise CliError(f"{url} does not say which models it has", why=str(error), do=do) from error
 
 
 def _allow_descriptors() -> None:

@@ -50,7 +50,7 @@ from mesh.wire.frames import PeerDown
 from mesh.wire.message import Message
 from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.api_keys.note import api_keys_notes
-from nodes.numerics import kernels_note, numerics_note, quantization_note
+from nodes.numerics import kernels_note, numerics_note, quantization_note, scheduler_numerics
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.protocol.records import FindCalls, FindNotes
 from nodes.roles import GATEWAY, SupervisorAttributes
@@ -213,12 +213,15 @@ class SupervisorActor(Actor):
         pss = await asyncio.to_thread(_pss_of, list(actors.values())) if question.pss else {}
         actors |= {member.actor_id: _foreign(member, host) for member in members if member.actor_id not in actors}
         notes = (told([me, *members]) for told in (quantization_note, numerics_note, kernels_note))
+        numerics = scheduler_numerics(members)
+
+        def shown(id_: str, row: ActorStatus) -> ActorStatus:
+            told = figures.get(id_, row.figures)
+            return msgspec.structs.replace(row, figures=told, pss_bytes=pss.get(id_), numerics=numerics.get(id_, ""))
+
         own = msgspec.structs.replace(
             answer,
-            actors=[
-                msgspec.structs.replace(row, figures=figures.get(id_, row.figures), pss_bytes=pss.get(id_))
-                for id_, row in actors.items()
-            ],
+            actors=[shown(id_, row) for id_, row in actors.items()],
             notes=[*self._troubles(), *answer.notes, *filter(None, notes), *api_keys_notes(members)],
         )
         if question.whole_mesh:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.recovery import ROLES
+from cli.chaos.held import held, samples
 from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, asking, differences
 from tests.process.conftest import Host
-from tests.serving.held import held
 
 GATEWAY = "gateway-0"
 
@@ -71,8 +71,7 @@ class ChaosMesh:
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics`, by its name with labels."""
         with urllib.request.urlopen(self.host.url + "/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+            return samples(response.read().decode())
 
     def wait_until_nothing_is_held(self, timeout_s: float) -> None:
         """Wait until no page, grant, slot or step is held for any request."""

@@ -1,8 +1,13 @@
 """Each role killed once, and hung once, while clients stream: nobody can tell from an answer that anything happened."""
 
 import asyncio
+import contextlib
+import json
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +72,79 @@ def test_a_killed_gateway_leaves_nothing_behind(mesh: ChaosMesh, share: float) -
     wave = Wave(mesh.port, asked, at=int(share * NUM_CLIENTS * 256), blow=blow)
     answers = asyncio.run(wave.run())
     assert wave.num_hit == NUM_CLIENTS
-    assert all("closed" in answer.broken or "reset" in answer.broken for answer in answers), answers
+    assert all(answer.failure in ("reset", "ended_early") for answer in answers), answers
     mesh.wait_until_nothing_is_held(struck_at[0] + 10.0 - time.monotonic())
     mesh.settled()
+
+
+CHAOS = ("chaos", "--seed", "1", "--yes")
+
+
+@contextlib.contextmanager
+def running(mesh: ChaosMesh, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`meshctl chaos`, as people start it; it ends with the test."""
+    command = mesh.host.command(*arguments)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=mesh.host.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as one:
+        try:
+            yield one
+        finally:
+            one.kill()
+
+
+def stopped(mesh: ChaosMesh) -> list[str]:
+    """Who is stopped now, by what the kernel says."""
+    found = []
+    for actor_id, pid in mesh.pids().items():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                found.append(actor_id)
+    return found
+
+
+def test_chaos_ends_at_ctrl_c_with_a_report_and_nobody_stays_stopped(mesh: ChaosMesh) -> None:
+    before = mesh.settled()
+    options = ("--blows", "stop", "--only", "registry", "--every", "0.5", "--seconds", "600", "-o", "json")
+    with running(mesh, *CHAOS, *options) as chaos:
+        mesh.host.wait_until(lambda: stopped(mesh) == ["registry"], "one is stopped")
+        chaos.send_signal(signal.SIGINT)
+        out, _ = chaos.communicate(timeout=20)
+        assert stopped(mesh) == []
+    assert chaos.returncode == 130
+    report = json.loads(out)
+    assert not report["failed"]
+    assert report["total"]["lost"] == report["total"]["different"] == report["num_deaths"] == 0
+    assert {blow["target"] for blow in report["blows"]} == {"registry"}
+    assert mesh.settled().epochs == before.epochs
+
+
+def test_chaos_says_what_was_lost_and_who_died_without_its_doing(mesh: ChaosMesh) -> None:
+    mesh.settled()
+    with running(mesh, *CHAOS, "--blows", "garbage", "--every", "0.5", "--seconds", "6") as chaos:
+        # Each blow is told once the mesh has settled after it; before the first one, nothing is lost.
+        while " s  garbage " not in chaos.stderr.readline():
+            assert chaos.poll() is None
+        mesh.strike(GATEWAY)
+        out, _ = chaos.communicate(timeout=60)
+    assert chaos.returncode == 1, out
+    assert "died without being struck: gateway-0: 1 times, last: signal 9 (SIGKILL)" in out
+    assert "lost: 0" not in out
+    assert "example: after" in out
+    mesh.settled()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("only", ["", "gateway,worker"])
+def test_a_minute_of_chaos(mesh: ChaosMesh, only: str) -> None:
+    mesh.settled()
+    done = mesh.host.meshctl(*CHAOS, "--seconds", "60", "--only", only, "-o", "json", timeout_s=250)
+    assert done.returncode == 0, done.stdout
+    report = json.loads(done.stdout)
+    assert report["total"]["lost"] == report["total"]["different"] == 0
+    assert report["no_promise"] == report["unsettled"] == ""
+    assert report["held"] == {}
+    assert sum(blow["landed"] for blow in report["blows"]) >= 15
+    assert {blow["kind"] for blow in report["blows"]} == {"kill", "stop", "garbage", "slow"}
+    assert report["num_deaths"] > 3
+    assert report["total"]["sent"] > 100

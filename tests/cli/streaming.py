@@ -65,9 +65,12 @@ class StreamingServer:
         if follows != "stall":
             writer.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for writer in self._writers:
             writer.close()
+            # Or the loop may end before the connection does. What was reset, or is not read, ends by itself.
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(writer.wait_closed(), 1.0)
 
 
 @contextlib.asynccontextmanager
@@ -80,4 +83,4 @@ async def streaming(answer: Callable[[int], Answer] = lambda _: (WHOLE, "close")
         yield streaming_server
     finally:
         server.close()
-        streaming_server.close()
+        await streaming_server.close()

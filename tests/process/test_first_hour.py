@@ -46,6 +46,7 @@ SAYS = {
     "keys revoke": "is revoked",
     "keys token": "no mesh",
     "keys api": "the key is shown only now",
+    "chaos": "lost: 0; different: 0",
     "memory": '"group": "prefill-0"',
     "release": "prefill-0  released",
     "resume": "prefill-0  held",
@@ -103,6 +104,7 @@ def test_the_readme_names_commands_that_there_are_each_with_an_example():
         assert re.search(rf"^{target}: ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
+@pytest.mark.timeout(240)
 def test_what_the_readme_and_the_help_of_every_command_say_works_as_it_is_typed(host):
     host.environment |= {
         "KVMESH_NAME": host.name,
