@@ -10,7 +10,7 @@ from typing import Final
 
 from mesh.actor import Context
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import Deliver, End
+from nodes.gateway.events import ABORT, Deliver, End
 from nodes.gateway.records.call_log import CallLog, CallTrack
 from nodes.gateway.records.line_file import LineFile
 from nodes.gateway.records.request_log import Chooser
@@ -18,6 +18,7 @@ from nodes.gateway.request_names import RequestNames
 from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
 
+END_REASONS: Final = ("stop", "length", ABORT, "error")
 _QUIET_S: Final = 60.0
 """A full disk stays full for a while, and each line in the log about it needs room there, too."""
 
@@ -38,6 +39,10 @@ class RequestAccount:
         folder = config.request_log_folder
         self._lines = LineFile(Path(folder) / f"{me}.jsonl", config.request_log_bytes) if folder else None
         self._failed_at: float | None = None
+        begin = ctx.metrics.begin
+        begin("mesh_requests_ended_total", reason=END_REASONS)
+        begin("mesh_generation_tokens_total", "mesh_prompt_tokens_total", "mesh_cached_tokens_total")
+        begin("mesh_request_lines_lost_total")
 
     def begin(self, names: RequestNames, arrived_at: float) -> CallTrack:
         """A client's call arrived. `end` has to be called with what is returned."""
@@ -94,7 +99,7 @@ class RequestAccount:
     def ended(self, end: End, names: RequestNames, status: int, track: CallTrack | None) -> None:
         """The one end of a request; `status` is the HTTP status for a failure."""
         metrics = self._ctx.metrics
-        reason = end.finish_reason or ("abort" if end.failure is None else "error")
+        reason = end.finish_reason or (ABORT if end.failure is None else "error")
         metrics.count("mesh_requests_ended_total", reason=reason)
         metrics.count("mesh_prompt_tokens_total", end.num_prompt_tokens)
         metrics.count("mesh_cached_tokens_total", end.num_cached_tokens)

@@ -39,11 +39,13 @@ from nodes.protocol import (
     TakeUp,
 )
 from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
+from nodes.protocol.steps import ROW_ERRORS
 from nodes.redaction import PromptRedactor
 from nodes.request import VECTORS
 from nodes.roles import NODE_CODEC, is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
+    STEP_REFUSALS,
     AdoptArrived,
     AnswerAdopt,
     Command,
@@ -119,8 +121,10 @@ class WorkerActor(Actor, Resident):
 
         Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
         """
-        # From 0 on, or `increase()` would miss the first one.
-        self.ctx.metrics.count("mesh_worker_steps_failed_total", 0.0)
+        begin = self.ctx.metrics.begin
+        begin("mesh_worker_steps_failed_total", "mesh_worker_tokens_total")
+        begin("mesh_worker_steps_refused_total", reason=STEP_REFUSALS)
+        begin("mesh_worker_row_errors_total", code=ROW_ERRORS)
         config = self._config
         spec = config.spec()
         asks = self._persistent

@@ -38,6 +38,10 @@ NUM_KEPT_RESULTS: Final = 16
 """A scheduler repeats only unanswered steps, of which there are two; results of 256 rows have a few KB."""
 
 
+STEP_REFUSALS: Final = ("not_ready", "mismatch", "wrong_epoch", "too_old", "too_far")
+"""Why a step is not run: the first two by the actor, the others in `StepRefused`."""
+
+
 class StepArrived(NamedTuple):
     """A plan has arrived from the scheduler `sender`, `at` a time of the actor's clock."""
 
