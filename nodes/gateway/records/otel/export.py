@@ -11,17 +11,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from importlib import import_module
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mesh.errors import TypedError
 from nodes.gateway.records.otel.told_spans import ToldSpan, is_wanted, told_spans, trace_id_of
 from nodes.protocol.records import CallRecord
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 MAX_WAITING: Final = 2048
 """Calls: some 4 MB, and at 100 a second twenty of them, in which a collector may be started again."""
@@ -67,7 +63,7 @@ class SpanExport:
         self._tell = tell
         self._waiting: deque[CallRecord] = deque()
         self._wake, self._closing = threading.Event(), threading.Event()
-        self._exporter: SpanExporter | None = None
+        self._exporter: Any = None
         # Each written by one thread: the first two by the loop's, the others by the exporter's.
         self.num_dropped = self.num_unwanted = self.num_exported = self.num_failed = 0
         # A daemon: a collector that hangs must not keep a process that has ended its work.
@@ -123,12 +119,10 @@ class SpanExport:
                 else:
                     self.num_exported += len(calls)
 
-    def _send(self, exporter: "SpanExporter", resource: "Resource", calls: Sequence[CallRecord]) -> bool:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
+    def _send(self, exporter: Any, resource: Any, calls: Sequence[CallRecord]) -> bool:
         try:
             spans = [span for call in calls for span in _readable(call, resource)]
-            if exporter.export(spans) is SpanExportResult.SUCCESS:
+            if exporter.export(spans).name == "SUCCESS":
                 return True
             self._tell(f"{self._url} does not take spans")
         except Exception as error:  # noqa: BLE001 - one call that cannot be told must not end the thread
@@ -136,44 +130,39 @@ class SpanExport:
         return False
 
 
-def _exporter(url: str) -> "SpanExporter":
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
+def _exporter(url: str) -> Any:
+    """An `OTLPSpanExporter`. Without its types: they are there only where the extra is installed."""
     # It logs each try through `logging`, which nobody has set up here: a line for each second of an outage.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
-    return OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
+    return import_module(f"{_NEEDED}.trace_exporter").OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
 
 
-def _resource(attributes: Mapping[str, str]) -> "Resource":
-    from opentelemetry.sdk.resources import Resource
-
-    return Resource.create(dict(attributes))
+def _resource(attributes: Mapping[str, str]) -> Any:
+    return import_module("opentelemetry.sdk.resources").Resource.create(dict(attributes))
 
 
-def _readable(call: CallRecord, resource: "Resource") -> "list[ReadableSpan]":
-    from opentelemetry.sdk.trace import Event, ReadableSpan
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+def _readable(call: CallRecord, resource: Any) -> list[Any]:
+    """The `ReadableSpan`s of a call."""
+    api, sdk = import_module("opentelemetry.trace"), import_module("opentelemetry.sdk.trace")
+    scope = import_module("opentelemetry.sdk.util.instrumentation").InstrumentationScope("kvmesh.gateway")
+    trace_id, flags = trace_id_of(call), api.TraceFlags(api.TraceFlags.SAMPLED)
 
-    trace_id, flags = trace_id_of(call), TraceFlags(TraceFlags.SAMPLED)
-    scope = InstrumentationScope("kvmesh.gateway")
+    def context(span_id: int, *, is_remote: bool = False) -> Any:
+        return api.SpanContext(trace_id, span_id, is_remote, flags)
 
-    def context(span_id: int, *, is_remote: bool = False) -> SpanContext:
-        return SpanContext(trace_id, span_id, is_remote, flags)
-
-    def one(told: ToldSpan) -> ReadableSpan:
+    def one(told: ToldSpan) -> Any:
         fields: dict[str, Any] = {}
         if told.parent_id:
             fields["parent"] = context(told.parent_id, is_remote=told.is_remote_parent)
         if told.failure:
-            fields["status"] = Status(StatusCode.ERROR, told.failure)
-        return ReadableSpan(
+            fields["status"] = api.Status(api.StatusCode.ERROR, told.failure)
+        return sdk.ReadableSpan(
             told.name,
             context=context(told.span_id),
             resource=resource,
             attributes=told.attributes,
-            events=[Event(event.name, event.attributes, event.at_ns) for event in told.events],
-            kind=SpanKind.SERVER if told.is_server else SpanKind.INTERNAL,
+            events=[sdk.Event(event.name, event.attributes, event.at_ns) for event in told.events],
+            kind=api.SpanKind.SERVER if told.is_server else api.SpanKind.INTERNAL,
             start_time=told.begin_ns,
             end_time=told.end_ns,
             instrumentation_scope=scope,
