@@ -18,6 +18,7 @@ from nodes.call_spans import Span, sample_spans
 from nodes.protocol.records import AttemptRecord, CallRecord, SampleRecord
 
 _ID_BYTES: Final = 8
+"""As OpenTelemetry has it; a trace's id is twice as long."""
 _SAMPLED: Final = 0x01
 """The bit of a traceparent's flags by which its sender says that it records this trace."""
 
