@@ -64,6 +64,9 @@ AttributionOption = Annotated[
     bool | None,
     typer.Option("--keep-attribution", help="Leave Claude Code's line about itself in prompts: less is cached then."),
 ]
+OtelOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Send traces of calls to this OTLP/HTTP collector (extra otel).")
+]
 PageOption = Annotated[bool | None, typer.Option("--page/--no-page", help="Serve a page at / that shows the mesh.")]
 MemorySaverOption = Annotated[
     bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
@@ -149,6 +152,7 @@ def up(
     responses_store: ResponsesOption = None,
     keep_attribution: AttributionOption = None,
     page: PageOption = None,
+    otel_endpoint: OtelOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     pooling: PoolingOption = None,

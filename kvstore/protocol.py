@@ -39,7 +39,8 @@ class OpenGrant(Part, frozen=True):
     """A decode scheduler lends pages of its own pool to one transfer.
 
     `generations[i]` is the current generation of `pages[i]` in the page table; the agent checks it before and after
-    each copy. A grant is single-use: a retry takes new pages and a new grant.
+    each copy. A grant is single-use: a retry takes new pages and a new grant. `request_id` is whose pages they are, for
+    those who look into the agent.
     """
 
     grant_id: str
@@ -50,6 +51,7 @@ class OpenGrant(Part, frozen=True):
     holder: str
     holder_epoch: int
     timeout_s: float
+    request_id: str = ""
 
 
 class OpenGrants(Message, frozen=True):

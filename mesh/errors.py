@@ -70,6 +70,16 @@ NOT_PERMITTED: Final = "not_permitted"
 PROOF_CODES: Final = (BAD_PROOF, NO_PROOF, WRONG_KEY, WRONG_ROLE)
 """The sender is not who it claims to be; a refused greeting is answered with one of these."""
 
+JOIN_CODES: Final = (REGISTRY_FULL, STALE_EPOCH, "too_large", WRONG_EPOCH, WRONG_MESH, WRONG_SPEC)
+"""Why a registry refuses a member, beside `PROOF_CODES`."""
+
+REFUSAL_CODES: Final = (
+    *PROOF_CODES, *JOIN_CODES, NO_HANDSHAKE, NOT_PERMITTED, SUPERSEDED, TOO_MANY_PEERS, UNKNOWN_KEY,
+    "bad_body", "bad_header", "no_hello", "too_many_parts", "too_many_topics", "unexpected", "unknown_verb",
+    "wrong_sender", "wrong_version",
+)  # fmt: skip
+"""Why a frame is refused: the codes of `FrameRefused`."""
+
 NOT_SERVED: Final = "not_served"
 """An ask of a kind that the receiver does not answer; another actor of its role may."""
 
@@ -117,11 +127,8 @@ class BindError(MeshError, code="cannot_bind"):
 
 
 class FrameRefused(MeshError):
-    """A frame that is malformed, not meant for this incarnation, or otherwise not acceptable.
-
-    Codes: bad_header, bad_body, too_large, too_many_parts, too_many_topics, too_many_peers, wrong_epoch, stale_epoch,
-    superseded, wrong_version, unknown_verb, unexpected, wrong_sender, no_hello, no_handshake, bad_proof, no_proof,
-    registry_full, unknown_key, wrong_key, wrong_role, not_permitted, wrong_mesh, wrong_spec.
+    """A frame that is malformed, not meant for this incarnation, or otherwise not acceptable; `code` is one of
+    `REFUSAL_CODES`.
     """
 
     def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:

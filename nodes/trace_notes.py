@@ -1,14 +1,23 @@
-"""What schedulers note of requests in their trace rings (`mesh/runtime/trace_ring.py`), and how it reads."""
+"""What actors note of requests in their trace rings (`mesh/runtime/trace_ring.py`), and how it reads.
+
+Per request some twenty notes in all actors together, and two for each step; none for a token that comes as it should.
+"""
 
 import enum
+from collections.abc import Callable
 from typing import Final
 
-from mesh.runtime.trace_ring import Note
+from kvstore.transfer.failures import TRANSFER_FAILURES
+from mesh.runtime.trace_ring import Note, key_of
+
+Noting = Callable[[int, str, int, int], None]
+"""Kind, request id, and two numbers: `TraceRing.note`, as cores call it."""
 
 
 class Noted(enum.IntEnum):
     """Of a request; `a` and `b` as below. Numbers are in files that a later release may read: they never change."""
 
+    # Schedulers.
     ARRIVED = 1  # attempt, tokens
     ORDERED = 2  # attempt, tokens: another scheduler wants its prefill
     ADMITTED = 3  # tokens that are cached, 1 if it is prefilled elsewhere
@@ -19,10 +28,49 @@ class Noted(enum.IntEnum):
     PUT_BACK = 8  # tokens that are computed again, or read from the cache
     LEFT = 9  # tokens, output included: it holds nothing here any more
 
+    # Workers. A row that decodes is in no note: the steps between these are its steps.
+    KNOWN = 20  # step, tokens of its prompt: its sequence is opened
+    COMPUTING = 21  # first position, tokens: a chunk of its prompt is in a step that begins
+    COMPUTED = 22  # step, microseconds: that step ended
+
+    # KV agents.
+    LENT = 40  # pages that may be written
+    COPYING = 41  # pages, and how many there are in all: a copy begins
+    COPIED = 42  # bytes, the transport's key: a copy ended, well or not
+    COMPLETE = 43  # pages, all of them
+    FAILED = 44  # pages that had come, the code's key
+
+    # Detokenizers.
+    OPENED = 60  # attempt, output tokens that had been delivered before
+    FIRST_TEXT = 61  # position, tokens that came without any text before it
+    HELD = 62  # position that ended it, tokens without text before that
+    GAP = 63  # position from which tokens are asked for again
+    SAID = 64  # output tokens, the finish reason's key
+
+    # Gateways.
+    PREPARING = 80  # prompts that a tokenizer is asked for
+    PREPARED = 81  # tokens, microseconds by the tokenizer's clock
+    SUBMITTED = 82  # attempt, tokens: the ask leaves
+    ANSWERED = 83  # attempt, 1 if the scheduler has it
+    ROUTING = 84  # attempt: a tokenizer is asked for another place
+    ROUTED = 85  # attempt, 1 if there is one
+    WRITTEN = 86  # the first chunk of a stream is written
+    LAGS = 87  # the client does not take what is written
+    KEEPS_UP = 88  # milliseconds that it lagged, 1 if it left
+
 
 STEP: Final = 1
 """A step was acknowledged: `key` is its number, `a` its rows in the upper 12 bits and its tokens, `b` µs it took."""
+BEGAN: Final = 2
+"""A worker begins a step: `key` and `a` as above, `b` µs that it lay at the worker."""
+COMPUTED_STEP: Final = 3
+"""A worker's step ended: `key` and `a` as above, `b` µs that it took."""
+MIN_HELD: Final = 4
+"""Tokens without text before that is noted: a character of Chinese takes up to three, a mark of a chat one."""
 
+_TRANSPORTS: Final = ("shm", "cuda_ipc", "tcp", "nccl")
+_FINISHES: Final = ("stop", "length")
+_NAMES: Final = {key_of(name): name for name in (*_TRANSPORTS, *TRANSFER_FAILURES, *_FINISHES)}
 _TEXTS: Final = {
     Noted.ARRIVED: "attempt {a} arrives, {b} tokens",
     Noted.ORDERED: "its prefill is ordered (attempt {a}), {b} tokens",
@@ -31,6 +79,25 @@ _TEXTS: Final = {
     Noted.PREFILLED: "prefilled; {a} tokens were cached there",
     Noted.PUT_BACK: "put back, with {a} tokens",
     Noted.LEFT: "leaves, with {a} tokens",
+    Noted.KNOWN: "opened in step {a}, {b} prompt tokens",
+    Noted.COMPUTING: "tokens {a} to {end} begin to be computed",
+    Noted.COMPUTED: "step {a} has computed them in {ms:.1f} ms",
+    Noted.LENT: "{a} pages may be written",
+    Noted.COPYING: "a copy of {a} pages of {b} begins",
+    Noted.COPIED: "the copy ends: {a} bytes over {name}",
+    Noted.COMPLETE: "all {a} pages are in",
+    Noted.FAILED: "the transfer failed ({name}), {a} pages are in",
+    Noted.OPENED: "the stream of attempt {a} opens after {b} output tokens",
+    Noted.FIRST_TEXT: "its first text is that of token {a} ({b} before it had none)",
+    Noted.HELD: "token {a} brings text again, after {b} without: half a character, a possible stop string, or no text",
+    Noted.GAP: "tokens from {a} on are missing and asked for",
+    Noted.SAID: "the text ends after {a} tokens: {name}",
+    Noted.PREPARING: "a tokenizer is asked (prompts: {a})",
+    Noted.PREPARED: "the tokenizer answered: {a} tokens in {ms:.1f} ms of its own",
+    Noted.SUBMITTED: "attempt {a} is submitted, {b} tokens",
+    Noted.ROUTING: "another place is looked for (attempt {a})",
+    Noted.WRITTEN: "the first chunk is written",
+    Noted.LAGS: "the client does not keep up",
 }
 
 
@@ -51,5 +118,17 @@ def text_of(note: Note) -> str:
             return f"{where}; {note.a} tokens are cached"
         case Noted.PULLED:
             return f"{note.a} pages are here{', all of them' if note.b else ''}"
+        case Noted.ANSWERED:
+            return f"attempt {note.a} is {'taken' if note.b else 'not taken'}"
+        case Noted.ROUTED:
+            return f"attempt {note.a} {'has a place' if note.b else 'finds no place'}"
+        case Noted.KEEPS_UP:
+            return f"the client {'left' if note.b else 'takes more'} after {note.a} ms"
         case _:
-            return _TEXTS[kind].format(a=note.a, b=note.b, end=note.a + note.b)
+            # What an installed transport calls itself or its errors, nobody here knows.
+            name = _NAMES.get(note.b, f"name {note.b:08x}")
+            return _TEXTS[kind].format(a=note.a, b=note.b, end=note.a + note.b, ms=note.b / 1000, name=name)
+
+
+def unheard(kind: int, request_id: str, a: int, b: int) -> None:
+    """Until an actor says where to, and in tests of a core: nothing depends on what is noted."""

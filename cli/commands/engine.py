@@ -34,6 +34,7 @@ _OF_OPTIONS: Final = {"kv_pages": "kv__pages", "kv_memory": "kv__memory"}
 _OF_SERVERS: Final = frozenset(
     {
         "name", "host", "port", "gateways", "cors_origins", "trusted_proxies", "api_key_file", "control",
+        "otel_endpoint",
         "responses_store", "hosts", "on", "join", "address", "ports", "keys", "insecure", "registry_port", "detach",
         "dry_run",
     }
@@ -109,6 +110,7 @@ def _settings(wish: StartMesh) -> Settings:
         "responses_store": "",
         "cors_origins": (),
         "trusted_proxies": (),
+        "otel_endpoint": "",
     }
     return msgspec.structs.replace(settings, **of_servers)
 

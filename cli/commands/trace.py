@@ -60,9 +60,10 @@ def trace(mesh: str, wanted: Wanted, output: Literal["text", "json", "chrome"], 
 
 def _notes(running: RunningMesh | None, directory: MeshDirectory, calls: list[CallRecord]) -> NotesFound:
     """What was noted of a call that is shown by itself; of a list of them nothing."""
-    ids = [sample.request_id for call in calls for sample in call.samples]
-    if len(calls) != 1 or not ids:
+    if len(calls) != 1:
         return NotesFound(actors=[])
+    # What its gateway noted of all samples goes by the name of the call.
+    ids = [calls[0].request_id, *(sample.request_id for sample in calls[0].samples)]
     if running is None:
         return NotesFound(actors=read_notes(directory.traces, ids, calls[0].host))
     return running.ask(FindNotes(request_ids=ids, whole_mesh=True), NotesFound, _TIMEOUT_S)

@@ -110,7 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     by way of gateways: abort everybody's requests, flush caches, release memory. `logprobs_of` is the distribution
     of which logprobs are answered: the model's own, `raw`, or the one drawn from, `processed` by penalties, masks
     and temperature. With `keep_attribution` a line that Claude Code writes about itself, another one in each
-    conversation, stays in prompts. Without `page` gateways have no page at `/`.
+    conversation, stays in prompts. Without `page` gateways have no page at `/`. `otel_endpoint` is the URL of a
+    collector to which gateways send the spans of calls (extra `otel`); "": none are sent.
     `tool_call_parser` and `reasoning_parser` name what reads calls of tools and
     reasoning in answers; empty: what fits the chat template; `none`: nothing. `responses_store` is how much is kept
     on each host of responses that clients may come back to, like `1GiB`; by default nothing is. `roles` overrides
@@ -144,6 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     responses_store: str = ""
     keep_attribution: bool = False
     page: bool = True
+    otel_endpoint: str = ""
     tool_call_parser: str = ""
     reasoning_parser: str = ""
     prefill: Count | None = None
@@ -248,6 +250,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 do="write addresses or networks, like 10.0.0.7, 10.0.0.0/8 or ::1",
             ) from None
         return proxies
+
+    @property
+    def collector(self) -> str:
+        """`otel_endpoint`, checked. Raises BadConfig."""
+        if self.otel_endpoint:
+            # Only then: most hosts do not have what is looked for.
+            from nodes.gateway.records.otel.export import ExportUnusable, check_endpoint
+
+            try:
+                check_endpoint(self.otel_endpoint)
+            except ExportUnusable as error:
+                raise BadConfig(
+                    "traces cannot be exported",
+                    why=error.message,
+                    do="correct --otel-endpoint, install the extra, or leave the option out",
+                ) from None
+        return self.otel_endpoint
 
     @property
     def parsers(self) -> tuple[str, str]:

@@ -300,6 +300,7 @@ class _Planner:
             responses_store_bytes=settings.responses_store_bytes,
             keep_attribution=settings.keep_attribution,
             page=settings.page,
+            otel_endpoint=settings.collector,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
             # Several gateways share the port; a single one must not share it with a stranger.

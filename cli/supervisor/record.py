@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from cli.supervisor.exits import Exit
+from cli.supervisor.exits import OUT_OF_MEMORY, Exit
 from cli.supervisor.progress import Progress
 from mesh.actor import Context
 from mesh.supervision.events import (
@@ -21,7 +21,9 @@ from mesh.supervision.events import (
     GIVEN_UP,
     IN_ORDER,
     READY,
+    SILENT,
     SPAWNING,
+    START_OVERDUE,
     STARTING,
     STOPPED,
     SUSPECTED,
@@ -62,6 +64,10 @@ _ENDS: Final = {
 """How an end is reported that is not the usual death, by its cause."""
 
 
+_CAUSES: Final = ("SIGKILL", "SIGSEGV", "SIGABRT", "exit_1", OUT_OF_MEMORY, SILENT, START_OVERDUE, DRAIN_OVERDUE)
+"""The usual causes of deaths, counted from 0. There are as many as signals and exit codes."""
+
+
 class SupervisionRecord:
     """`context` is the supervisor's own; `roles` those of its actors, by actor id."""
 
@@ -80,6 +86,8 @@ class SupervisionRecord:
     def state(self, report: Report) -> None:
         self._tell(report)
         is_first = report.state == SPAWNING and report.actor_id not in self._started
+        if is_first:
+            self._begin(report.actor_id)
         self._count_state(report)
         if report.state == SPAWNING:
             self._started.add(report.actor_id)
@@ -164,6 +172,14 @@ class SupervisionRecord:
             # Not if it could not be forked because the zygote died: no process of its own was lost.
             self._count("mesh_supervisor_restarts_total", actor_id)
             self._died.remove(actor_id)
+
+    def _begin(self, actor_id: str) -> None:
+        begin = self.ctx.metrics.begin
+        about = {"actor": (actor_id,), "role": (self._roles.get(actor_id, ZYGOTE),)}
+        begin(*(told.counter for told in _STATES.values() if told.counter), **about)
+        begin("mesh_supervisor_backoffs_total", "mesh_supervisor_restarts_total", **about)
+        begin("mesh_supervisor_deaths_total", **about, reason=_CAUSES)
+        begin("mesh_supervisor_deaths_total", actor=(ZYGOTE,), role=(ZYGOTE,), reason=_CAUSES[:3])
 
     def _count(self, name: str, actor_id: str, **labels: str) -> None:
         # The labels name the actor that this is about; a scrape does not replace them with the supervisor's own.

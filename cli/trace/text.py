@@ -63,7 +63,7 @@ def detail(call: CallRecord, actors: Sequence[ActorNotes]) -> list[str]:
     """What actors noted of it, in order of time, and what is not known any more."""
     notes = placed(call, actors)
     if not notes:
-        return ["  nothing is noted of it any more" if call.samples else "  it came to no scheduler"]
+        return ["  nothing is noted of it any more"]
     error_s = max(note.error_s for note in notes)
     lines = [f"  noted, times of other hosts within {seconds(error_s)}:" if error_s else "  noted:"]
     lines += [f"    {seconds(note.at_s):>10}  {note.actor_id:<22} {note.text}" for note in notes]

@@ -39,17 +39,19 @@ MAX_PIECES: Final = 4096
 
 
 class Ended(NamedTuple):
-    """A copy of grant `grant_id` is over; `num_bytes` were moved."""
+    """A copy of grant `grant_id` is over; `num_bytes` were moved, the last of them over `transport`."""
 
     grant_id: str
     event: CopyEnded
     num_bytes: int
+    transport: str = ""
 
 
 class _Copy:
     """A session's copy: the transfers still to begin, those that run, and the outcome of the others."""
 
-    __slots__ = ("book", "error", "grant_id", "num_bytes", "order", "running", "table", "transfers")
+    __slots__ = ("book", "error", "grant_id", "num_bytes", "order", "running", "table", "transfers",
+                 "transport")  # fmt: skip
 
     def __init__(self, grant_id: str, order: StartCopy, table: PageTable, book: Peer) -> None:
         self.grant_id = grant_id
@@ -60,6 +62,7 @@ class _Copy:
         self.transfers: Iterator[_Part] = iter(())
         self.running: list[_Part] = []
         self.num_bytes = 0
+        self.transport = ""
         self.error: TransferError | None = None
 
 
@@ -129,6 +132,7 @@ class PagePuller:
             copy = part.copy
             copy.running.remove(part)
             copy.num_bytes += part.num_bytes
+            copy.transport = part.transport.name
             # Compared again only now: between the first comparison and the last byte, the page may have been reused.
             self._fail(copy, part.error or _compare(part, "after"))
             self._next(copy)
@@ -166,7 +170,7 @@ class PagePuller:
             return None
         del self._copies[copy.grant_id, copy.order.copy_id]
         code, message = (copy.error.code, copy.error.message) if copy.error else ("", "")
-        return Ended(copy.grant_id, CopyEnded(copy.order.copy_id, code, message), copy.num_bytes)
+        return Ended(copy.grant_id, CopyEnded(copy.order.copy_id, code, message), copy.num_bytes, copy.transport)
 
 
 def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError | None:

@@ -72,7 +72,11 @@ class Selection(Transport):
 
     @property
     def refused(self) -> Counter[str]:
-        return sum((Counter(transport.refused) for transport in self.transports), Counter[str]())
+        refused = Counter[str]()
+        for transport in self.transports:
+            # Not by `+`, which leaves out what is 0.
+            refused.update(transport.refused)
+        return refused
 
     @property
     def num_posted(self) -> int:

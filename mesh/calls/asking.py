@@ -51,6 +51,7 @@ class Asking:
         self._guard = tasks.call
         self._is_closed = False
         self._links = links
+        links.metrics.begin("mesh_late_answers_total", "mesh_errors_told_total")
         self._bodies = bodies
         self._loop = asyncio.get_running_loop()
         self._pending: PendingCalls[Then] = PendingCalls(capacity)

@@ -122,6 +122,7 @@ class Serving:
         self.tasks = tasks
         self.of_system: dict[type, Callable[[Call], object]] = {}
         self._links = links
+        links.metrics.begin("mesh_answers_ignored_total", "mesh_overloaded_total")
         self._bodies = bodies
         self._actor = actor
         self._permissions = permissions

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mesh.address import Address
-from mesh.errors import CallError, FrameRefused
+from mesh.errors import CallError, FrameRefused, TooLarge, Unreachable
 from mesh.handlers import Handlers
 from mesh.link.links import Links
 from mesh.link.peer import PLAIN, SYSTEM, Peer
@@ -29,6 +29,7 @@ class Tells:
     ) -> None:
         self.of_system: dict[type, SystemTell] = {}
         self._links = links
+        links.metrics.begin("mesh_tells_dropped_total", code=(TooLarge.code, Unreachable.code))
         self._bodies = bodies
         self._decode = actor.codec.decode
         self._actor = actor

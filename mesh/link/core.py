@@ -43,7 +43,15 @@ from collections import deque
 from typing import Final
 
 from mesh.address import Address
-from mesh.errors import PROOF_CODES, SUPERSEDED, TOO_MANY_PEERS, WRONG_EPOCH, FrameRefused, Unreachable
+from mesh.errors import (
+    PROOF_CODES,
+    REFUSAL_CODES,
+    SUPERSEDED,
+    TOO_MANY_PEERS,
+    WRONG_EPOCH,
+    FrameRefused,
+    Unreachable,
+)
 from mesh.link.handshake import WELCOME, Handshake
 from mesh.link.liveness import Liveness
 from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
@@ -86,6 +94,10 @@ class LinkCore:
         self._max_header_bytes = options.limits.max_header_bytes
         self._max_body_bytes = options.limits.max_body_bytes
         self._metrics = metrics
+        metrics.begin("mesh_frames_refused_total", code=REFUSAL_CODES)
+        metrics.begin(
+            "mesh_peers_lost_total", "mesh_outbox_full_total", "mesh_frames_repeated_total", "mesh_frames_missing_total"
+        )
         self._locate = directory.locate
         self._connections: dict[Link, Connection] = {}
         self._deadlines = Deadlines()

@@ -35,6 +35,7 @@ class Liveness:
         self._peers = peers
         self._options = options
         self._metrics = metrics
+        metrics.begin("mesh_heartbeats_lost_total", "mesh_silent_peers_total")
         self._deadlines = deadlines
         self._last_beat = float("inf")
 

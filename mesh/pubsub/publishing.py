@@ -40,6 +40,7 @@ class Publishing:
         self, links: Links, tells: Tells, actor: Handlers, tasks: TaskSupervisor, options: SystemOptions
     ) -> None:
         self._links = links
+        links.metrics.begin("mesh_subscriber_resets_total", "mesh_publication_gaps_total")
         self._tells = tells
         self._codec = actor.codec
         self._actor = actor

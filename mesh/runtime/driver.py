@@ -98,6 +98,9 @@ class CoreDriver(Generic[Event, Command]):
 
     def _take(self, event: Event) -> None:
         now = self._owner.ctx.now()
+        if not self._recorder.num_seen:
+            # Not when this was made: the owner may have had no context then.
+            self._owner.ctx.metrics.begin("mesh_core_failures_total", core=(self._name,))
         self._recorder.add(now, event)
         has_begun = False
         try:

@@ -10,6 +10,7 @@ import contextvars
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import product
 from random import Random
 from typing import Final, NamedTuple, TextIO, cast
 
@@ -62,6 +63,15 @@ class Metrics:
         key = series(name, labels) if labels else name
         if key in self._counters or self._has_room():
             self._counters[key] = self._counters.get(key, 0.0) + value
+
+    def begin(self, *names: str, **labels: Iterable[str]) -> None:
+        """Let these counters be 0 if they have counted nothing yet, with each combination of `labels`.
+
+        Of a series that begins with its first event, Prometheus' `increase()` does not see that event.
+        """
+        for name in names:
+            for values in product(*labels.values()):
+                self.count(name, 0.0, **dict(zip(labels, values, strict=True)))
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         key = series(name, labels)

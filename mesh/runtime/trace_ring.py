@@ -16,7 +16,8 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -36,9 +37,11 @@ TRACE: Final = "trace"
 """The folder in the run directory."""
 
 _RECORD: Final = struct.Struct("<IHHdIIII")
+_WORDS: Final = _RECORD.size // 4
 _HEADER: Final = struct.Struct("<8sHIIQ38s")
 _MAGIC: Final = b"kvtrace1"
-_U32: Final = 0xFFFF_FFFF
+MAX_NUMBER: Final = 0xFFFF_FFFF
+"""The largest number that a note can have."""
 
 
 class Note(NamedTuple):
@@ -67,7 +70,7 @@ def key_of(name: str) -> int:
 
 
 class TraceRing:
-    """Written by one actor, on its loop's thread. `open_memory` is called for the first record: most actors have none.
+    """Written by one actor, on its loop's thread. `open_memory` is called for the first record, since not all have one.
 
     It returns None where there is nothing to be mapped.
     """
@@ -82,18 +85,18 @@ class TraceRing:
     def note(self, kind: int, name: str, a: int = 0, b: int = 0) -> None:
         """Something happened to what goes by `name`; `a` and `b` are cut to 32 bits."""
         memory = self._memory or self._begin()
-        number = self._note = (self._note + 1) & _U32
+        number = self._note = (self._note + 1) & MAX_NUMBER
         offset = _HEADER.size + number % self._num_notes * _RECORD.size
         key = zlib.crc32(name.encode())
-        _RECORD.pack_into(memory, offset, number, kind, 0, self._now(), key, a & _U32, b & _U32, number)
+        _RECORD.pack_into(memory, offset, number, kind, 0, self._now(), key, a & MAX_NUMBER, b & MAX_NUMBER, number)
 
     def step(self, kind: int, number_of_step: int, a: int, b: int) -> None:
         """A step ended."""
         memory = self._memory or self._begin()
-        number = self._step = (self._step + 1) & _U32
+        number = self._step = (self._step + 1) & MAX_NUMBER
         offset = self._first_step + number % self._num_steps * _RECORD.size
-        key = number_of_step & _U32
-        _RECORD.pack_into(memory, offset, number, kind, 0, self._now(), key, a & _U32, b & _U32, number)
+        key = number_of_step & MAX_NUMBER
+        _RECORD.pack_into(memory, offset, number, kind, 0, self._now(), key, a & MAX_NUMBER, b & MAX_NUMBER, number)
 
     def _begin(self) -> mmap.mmap | bytearray:
         memory = self._open_memory()
@@ -156,38 +159,54 @@ def _make_room(folder: Path, actor_id: str) -> None:
             path.unlink()
 
 
-def read_folder(folder: Path) -> list[ActorTrace]:
-    """All that can be read; damaged files are passed over."""
+def read_folder(folder: Path, keys: Collection[int] | None = None) -> list[ActorTrace]:
+    """All that can be read, as `read_trace` does; damaged files are passed over."""
     found: list[ActorTrace] = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             with contextlib.suppress(OSError):
-                trace = read_trace(path.read_bytes(), path.name.rpartition(".")[0])
+                trace = read_trace(path.read_bytes(), path.name.rpartition(".")[0], keys)
                 found += [trace] if trace is not None else []
     return found
 
 
-def read_trace(content: bytes, actor_id: str) -> ActorTrace | None:
-    """The records of one file; None if it is no such file, or of another version."""
+def read_trace(content: bytes, actor_id: str, keys: Collection[int] | None = None) -> ActorTrace | None:
+    """The records of one file; None if it is no such file, or of another version.
+
+    With `keys`, the notes of these alone, and the steps of an actor that has any. A whole ring takes 60 ms, which for
+    80 of them is more than whoever asks waits; looking for keys takes 3 ms.
+    """
     if len(content) < _HEADER.size:
         return None
     magic, version, num_notes, num_steps, epoch, _ = _HEADER.unpack_from(content)
     if magic != _MAGIC or version != 1 or len(content) < _size(num_notes, num_steps):
         return None
     first_step = _HEADER.size + num_notes * _RECORD.size
-    notes = _records(content[_HEADER.size : first_step], num_notes)
-    steps = _records(content[first_step : first_step + num_steps * _RECORD.size], num_steps)
-    # Numbers begin at 1 and none is left out, so the last one says how many there were.
-    last = notes[-1][0] if notes else 0
-    return ActorTrace(
-        actor_id, epoch, [note for _, note in notes], [step for _, step in steps], max(0, last - len(notes))
-    )
+    noted = content[_HEADER.size : first_step]
+    notes = _records(noted, num_notes, keys)
+    steps: list[Note] = []
+    if notes or keys is None:
+        steps = _records(content[first_step : first_step + num_steps * _RECORD.size], num_steps, None)
+    return ActorTrace(actor_id, epoch, notes, steps, _num_lost(noted))
 
 
-def _records(content: bytes, capacity: int) -> list[tuple[int, Note]]:
-    found: list[tuple[int, Note]] = []
-    for place, (number, kind, _, at, key, a, b, end) in enumerate(_RECORD.iter_unpack(content)):
-        # 0 was never written. (After 2^32 of them numbers begin again, which orders a few of them wrongly, once.)
-        if number and number == end and number % capacity == place:
-            found.append((number, Note(at, kind, key, a, b)))
-    return sorted(found, key=lambda one: one[0])
+def _records(content: bytes, capacity: int, keys: Collection[int] | None) -> list[Note]:
+    words = array("I", content)
+    numbers, ends = words[::_WORDS], words[_WORDS - 1 :: _WORDS]
+    places = range(capacity) if keys is None else [at for at, key in enumerate(words[4::_WORDS]) if key in keys]
+    # 0 was never written. (After 2^32 of them numbers begin again, which orders a few of them wrongly, once.)
+    whole = [at for at in places if numbers[at] and numbers[at] == ends[at] and numbers[at] % capacity == at]
+    return [_note(content, at) for at in sorted(whole, key=lambda at: numbers[at])]
+
+
+def _note(content: bytes, place: int) -> Note:
+    _, kind, _, at, key, a, b, _ = _RECORD.unpack_from(content, place * _RECORD.size)
+    return Note(at, kind, key, a, b)
+
+
+def _num_lost(content: bytes) -> int:
+    """Numbers begin at 1 and none is left out, so the last one says how many notes there were."""
+    words = array("I", content)
+    columns = zip(words[::_WORDS], words[_WORDS - 1 :: _WORDS], strict=True)
+    whole = [number for number, end in columns if number and number == end]
+    return max(0, max(whole, default=0) - len(whole))

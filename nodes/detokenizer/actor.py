@@ -50,9 +50,11 @@ class DetokenizerActor(Actor):
 
     async def start(self) -> None:
         """Raises `nodes.model_spec.ModelError`."""
+        self.ctx.metrics.begin("mesh_malformed_batches_total", "mesh_detokenized_tokens_total")
         # A large vocabulary takes a second, during which heartbeats must go on; the simulation has no threads.
         tokenizer = await asyncio.to_thread(self._load) if self._config.use_threads else self._load()
         self._core = DetokenizerCore(DecoderFactory(tokenizer), self._config.limits)
+        self._core.note = self.ctx.trace.note
         self._driver = CoreDriver(
             self,
             "detokenizer",

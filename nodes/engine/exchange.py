@@ -46,6 +46,10 @@ class Exchange:
     def can_write(self) -> bool:
         return self._events.has_room
 
+    @property
+    def is_paused(self) -> bool:
+        return not self._events.has_room
+
     def write(self, data: bytes) -> None:
         """Raises the `ApiError` that the piece ends with, if the stream broke."""
         for event in data.split(b"\n\n"):

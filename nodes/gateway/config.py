@@ -36,6 +36,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     a request took `slow_request_s`, the log says where its time went; 0: never. In `request_log_folder` ("": nowhere)
     a file gets a line for each call, up to `request_log_bytes` and as much again: for `all`, for those that were `slow`
     (their first token after `slow_first_token_s` included) or ended with errors, for `errors` alone, or for `none`.
+    To `otel_endpoint` ("": nowhere) the spans of calls go, by OTLP over HTTP.
     A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     With `control`, admin keys may have the mesh changed: its caches flushed, its memory released.
@@ -73,6 +74,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_log: RequestLog = "all"
     request_log_folder: str = ""
     request_log_bytes: int = 16 << 20
+    otel_endpoint: str = ""
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     logprobs_of: LogprobsOf = "raw"

@@ -14,6 +14,7 @@ from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.service import GatewayService
 from nodes.gateway.sse import Writer
 from nodes.gateway.validation import Job
+from nodes.trace_notes import Noted
 
 PING_S: Final = 10.0
 """Proxies close what is silent for 30 or 60 s, and a long prompt, or a call of a tool that no text precedes, takes that
@@ -31,6 +32,8 @@ class EventStream:
         self._samples = None if answering.answers is None else answering.answers.samples
         self._writer = writer
         self._was_silent = False
+        self._has_written = False
+        self._note = service.ctx.trace.note
 
     async def run(self) -> None:
         """Return when all is written; raises `ClientLeft`."""
@@ -55,9 +58,20 @@ class EventStream:
                 await self._writer.settle()
                 chunks.append(self._writer.finish())
             if chunks:
-                await call.write(b"".join(chunks), more=not finished)
+                await self._write(b"".join(chunks), more=not finished)
             if finished:
                 return
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        """Write when the client has taken enough of what was written before."""
+        call, now = self._call, self._service.now
+        if not call.is_paused:
+            await call.write(data, more=more)
+            return
+        began, name = now(), call.request_id
+        self._note(Noted.LAGS, name, 0, 0)
+        await call.write(data, more=more)
+        self._note(Noted.KEEPS_UP, name, int((now() - began) * 1000), self._output.is_gone)
 
     async def _wait(self) -> None:
         """Return as `CallOutput.wait`. Until then, a silence of `PING_S` is broken."""
@@ -96,6 +110,9 @@ class EventStream:
                     chunks.append(chunk)
             elif text or end is not None:
                 chunks.append(self._writer.text(number, text, end, tokens))
+        if chunks and not self._has_written:
+            self._has_written = True
+            self._note(Noted.WRITTEN, self._call.request_id, 0, 0)
         return chunks
 
 

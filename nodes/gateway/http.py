@@ -22,12 +22,16 @@ from nodes.gateway.completions import CompletionEndpoint
 from nodes.gateway.control.pages import NOT_YET, ControlPages, not_yet
 from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
-from nodes.gateway.endpoint import Endpoint, Handler
+from nodes.gateway.endpoint import CLIENT_LEFT, Endpoint, Handler
 from nodes.gateway.errors import (
     OPENAI_ERRORS,
     ApiError,
+    BadRequest,
     ErrorForm,
+    Internal,
+    TooManyRequests,
     Unauthorized,
+    Unavailable,
     UnknownModel,
     UnknownRoute,
     WrongMethod,
@@ -73,6 +77,10 @@ OPEN: Final = frozenset(
 """Answered without an API key: what asks for these often cannot send one, and they say nothing of requests. The page
 at `/` is empty until its script has a key.
 """
+
+
+_WATCHED: Final = (BadRequest, TooManyRequests, Internal, Unavailable)
+"""Whose counts begin at 0 where something is generated. With all statuses of all routes a page had 700 series more."""
 
 
 def errors_of(path: str) -> ErrorForm:
@@ -238,6 +246,9 @@ class GatewayApp:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
         self._observer = observer
+        for path in (*VECTORS, *(surface.path for surface in SURFACES)):
+            failures = (errors_of(path).status(error("")) for error in _WATCHED)
+            observer.serves(path, (200, CLIENT_LEFT, *failures))
         self._keys = keys
         clients = ClientNames(config.trusted_proxies, config.client_salt)
         surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}

@@ -47,7 +47,12 @@ class PieceWriter(Protocol):
 
     @property
     def can_write(self) -> bool:
-        """False while the client reads too slowly, or if the stream is not chunked."""
+        """False while `is_paused`, or if the stream is not chunked."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """The client reads too slowly: what is written now waits until it has read more."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -227,6 +232,10 @@ class HttpCall:
     @property
     def can_write_now(self) -> bool:
         return self._pieces is not None and self._pieces.can_write
+
+    @property
+    def is_paused(self) -> bool:
+        return self._pieces is not None and self._pieces.is_paused
 
     def write_now(self, data: bytes) -> None:
         assert self._pieces is not None, "write_now needs can_write_now"

@@ -359,6 +359,10 @@ class _Pieces:
     def can_write(self) -> bool:
         return not self._cycle.flow.write_paused and bool(self._cycle.chunked_encoding)
 
+    @property
+    def is_paused(self) -> bool:
+        return self._cycle.flow.write_paused
+
     def write(self, data: bytes) -> None:
         if not self._cycle.disconnected:
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -83,13 +83,13 @@ class LocalGateway(Actor):
     async def stop(self) -> None:
         if self._service is not None:
             self._service.stop()
-            self._service.account.close()
+            await self._service.account.close()
 
     def stats(self) -> dict[str, float]:
         if self._service is None:
             return {}
         core = self._service.core
-        return {
+        return self._service.account.figures() | {
             "mesh_gateway_calls_inflight": float(self._service.num_calls),
             "mesh_gateway_clients": float(len(self._service.in_flight)),
             "mesh_gateway_over_share_total": float(self._service.num_over_share),

@@ -1,5 +1,7 @@
 """What the HTTP side counts and logs."""
 
+from collections.abc import Iterable
+
 from mesh.actor import Context
 from nodes.gateway.errors import ApiError
 from nodes.gateway.request_names import RequestNames
@@ -18,6 +20,11 @@ class HttpObserver:
         self._logged: set[tuple[str, str]] = set()
         self._num_refused = 0
         self._told_at: float | None = None
+        ctx.metrics.begin("mesh_http_unknown_fields_total", "mesh_http_connections_refused_total")
+
+    def serves(self, route: str, statuses: Iterable[int]) -> None:
+        """There is this route, and these are the statuses that operators watch."""
+        self._ctx.metrics.begin("mesh_http_requests_total", route=(route,), status=map(str, statuses))
 
     def answered(self, route: str, status: int) -> None:
         """An exchange is over; status 499 (`CLIENT_LEFT`) means that the client left before an answer."""

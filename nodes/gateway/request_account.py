@@ -2,15 +2,17 @@
 Owned by the service.
 """
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mesh.actor import Context
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import Deliver, End
+from nodes.gateway.events import ABORT, Deliver, End
+from nodes.gateway.fingerprint import server_version
 from nodes.gateway.records.call_log import CallLog, CallTrack
 from nodes.gateway.records.line_file import LineFile
 from nodes.gateway.records.request_log import Chooser
@@ -18,6 +20,10 @@ from nodes.gateway.request_names import RequestNames
 from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
 
+if TYPE_CHECKING:
+    from nodes.gateway.records.otel.export import SpanExport
+
+END_REASONS: Final = ("stop", "length", ABORT, "error")
 _QUIET_S: Final = 60.0
 """A full disk stays full for a while, and each line in the log about it needs room there, too."""
 
@@ -38,6 +44,12 @@ class RequestAccount:
         folder = config.request_log_folder
         self._lines = LineFile(Path(folder) / f"{me}.jsonl", config.request_log_bytes) if folder else None
         self._failed_at: float | None = None
+        self._untold_at: float | None = None
+        self._export = self._begin_export(config) if config.otel_endpoint else None
+        begin = ctx.metrics.begin
+        begin("mesh_requests_ended_total", reason=END_REASONS)
+        begin("mesh_generation_tokens_total", "mesh_prompt_tokens_total", "mesh_cached_tokens_total")
+        begin("mesh_request_lines_lost_total")
 
     def begin(self, names: RequestNames, arrived_at: float) -> CallTrack:
         """A client's call arrived. `end` has to be called with what is returned."""
@@ -46,6 +58,8 @@ class RequestAccount:
     def end(self, track: CallTrack, status: int, code: str) -> None:
         """The call is over: with this HTTP status, and the code of the error that it was answered with, if any."""
         line = self._calls.end(track, status, code, self._ctx.now())
+        if self._export is not None:
+            self._export.add(self._calls.newest)
         # On the loop: a KB into the page cache, some hundred times a second at most, is not worth a thread.
         if line is None or self._lines is None:
             return
@@ -68,9 +82,39 @@ class RequestAccount:
     def find(self, query: FindCalls, open_sample: Callable[[str], SampleRecord | None]) -> CallsFound:
         return self._calls.find(query, self._ctx.now(), open_sample, epoch=self._ctx.address.epoch)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
+        if self._export is not None:
+            await asyncio.to_thread(self._export.close)
+
+    def figures(self) -> dict[str, float]:
+        """What became of the spans of calls, where they are sent to a collector."""
+        return {} if self._export is None else self._export.figures()
+
+    def _begin_export(self, config: GatewayConfig) -> "SpanExport":
+        # Only here: nobody pays for a part that is not used.
+        from nodes.gateway.records.otel.export import SpanExport
+
+        me, loop = self._ctx.describe(), asyncio.get_running_loop()
+        resource = {
+            "service.name": "kvmesh", "service.version": server_version(), "service.instance.id": me.actor_id,
+            "host.name": me.host, "kvmesh.model": config.model_name, "service.namespace": config.client_salt,
+        }  # fmt: skip
+
+        def tell(why: str) -> None:
+            # From the exporter's thread, which may outlive the loop.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._untold, why)
+
+        return SpanExport(config.otel_endpoint, {name: text for name, text in resource.items() if text}, tell)
+
+    def _untold(self, why: str) -> None:
+        now = self._ctx.now()
+        if self._untold_at is None or now - self._untold_at >= _QUIET_S:
+            self._untold_at = now
+            do = "see whether the collector runs, or leave out --otel-endpoint"
+            self._ctx.log.warning("spans_not_exported", why=why, do=do)
 
     def delivered(self, command: Deliver) -> None:
         """Output came; its tokens are counted with the next `flush`."""
@@ -94,7 +138,7 @@ class RequestAccount:
     def ended(self, end: End, names: RequestNames, status: int, track: CallTrack | None) -> None:
         """The one end of a request; `status` is the HTTP status for a failure."""
         metrics = self._ctx.metrics
-        reason = end.finish_reason or ("abort" if end.failure is None else "error")
+        reason = end.finish_reason or (ABORT if end.failure is None else "error")
         metrics.count("mesh_requests_ended_total", reason=reason)
         metrics.count("mesh_prompt_tokens_total", end.num_prompt_tokens)
         metrics.count("mesh_cached_tokens_total", end.num_cached_tokens)

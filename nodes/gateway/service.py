@@ -87,6 +87,7 @@ from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
 from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
+from nodes.trace_notes import Noted
 
 ROUTE_TIMEOUT_S = 2.0
 """Less than a hung tokenizer takes to be killed (2.5 s: three heartbeats and 1 s), so another is asked before that."""
@@ -228,9 +229,12 @@ class GatewayService:
 
     async def prepare(self, question: Prepare, *, prompt_param: str) -> Prepared:
         """Token ids and routes from a tokenizer; raises `ApiError`."""
+        note, name = self.ctx.trace.note, question.request_id
+        note(Noted.PREPARING, name, _num_prompts(question))
         answer = (await self._ask_tokenizer(question, prompt_param)).message
         if not isinstance(answer, Prepared) or not _fits(question, answer):
             raise Internal("A tokenizer gave an answer that does not match the request.")
+        note(Noted.PREPARED, name, sum(map(len, answer.token_ids)), int(answer.elapsed_s * 1e6))
         return answer
 
     async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
@@ -447,8 +451,11 @@ class GatewayService:
         # One ask for all of a turn: otherwise 256 clients at once mean 256 asks, and as many events of the scheduler's
         # core. The frame carries the first attempt's trace; the others stay with their calls, whose lines we log here.
         submits, self._submits = self._submits, {}
+        note = self.ctx.trace.note
         for scheduler, attempts in submits.items():
             for some in cut(attempts, lambda one: _SUBMIT_BYTES + 5 * (len(one.prompt_ids) + len(one.output_ids))):
+                for one in some:
+                    note(Noted.SUBMITTED, one.request_id, one.attempt, len(one.prompt_ids) + len(one.output_ids))
                 then = partial(self._on_submitted, scheduler, some)
                 self.ctx.ask_then(scheduler, SubmitAttempts(attempts=some), then, timeout_s=_SUBMIT_TIMEOUT_S)
         fresh, self._fresh = self._fresh, []
@@ -469,6 +476,7 @@ class GatewayService:
                 refused[one.request_id, one.attempt] = Failure(one.code, one.message, one.retryable, one.param)
         for submit in attempts:
             key = (submit.request_id, submit.attempt)
+            self.ctx.trace.note(Noted.ANSWERED, *key, key in held)
             if not isinstance(outcome, MeshError) and key in held:
                 self.handle(SubmitAccepted(*key, outcome.sender.actor_id, outcome.sender.epoch))
             else:
@@ -487,23 +495,30 @@ class GatewayService:
 
     async def _ask_route(self, command: AskRoute) -> None:
         request_id = command.message.request_id
+        self.ctx.trace.note(Noted.ROUTING, request_id, command.attempt)
         try:
             asked = self._tokenizers.ask_any(
                 self.ctx, TOKENIZER, command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0
             )
             answer = (await asked).message
         except CallError as error:
+            self.ctx.trace.note(Noted.ROUTED, request_id, command.attempt)
             self.handle(RouteFailed(request_id, command.attempt, _failure_of(error)))
             return
+        self.ctx.trace.note(Noted.ROUTED, request_id, command.attempt, isinstance(answer, Route))
         if isinstance(answer, Route):
             self.handle(RouteChosen(request_id, command.attempt, answer))
         else:
             self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
 
 
+def _num_prompts(question: Prepare) -> int:
+    return len(question.texts or question.token_ids or [None])
+
+
 def _fits(question: Prepare, answer: Prepared) -> bool:
     """Whether there is something for all that was asked."""
-    num_prompts = len(question.texts or question.token_ids or [None])
+    num_prompts = _num_prompts(question)
     due = (num_prompts, num_prompts if question.route else 0, len(question.words), len(question.seconds or ()))
     return due == tuple(map(len, (answer.token_ids, answer.routes, answer.words, answer.second_from)))
 

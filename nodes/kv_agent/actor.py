@@ -138,6 +138,7 @@ class KVAgent(Actor, HeldBy):
                 self.ctx.log.info("pool", group=group, found=found, bytes=held_bytes(pool), path=pool.path)
         bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
+        self._core.note = self.ctx.trace.note
         self._held = HeldPools(self, self.ranks, self.pulls, self.transports, self._host, config)
 
     # what `HeldPools` needs
@@ -373,7 +374,7 @@ class KVAgent(Actor, HeldBy):
         self._pumping = None
         failure = ""
         for ended in self.pulls.pump(self.ctx.now()):
-            self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
+            self._handle(CopyDone(*ended))
             if ended.event.code == DeviceFault.code:
                 failure = ended.event.message
         if failure := failure or self.transports.device_failure:

@@ -13,9 +13,11 @@ from typing import Final, assert_never
 
 from kvstore.protocol import GrantClosed, GrantRefused, GrantsOpened, OpenGrant, PoolHandle, TransferFailed
 from kvstore.transfer import session as transfer
+from kvstore.transfer.failures import TRANSFER_FAILURES
 from kvstore.transfer.session import TransferSession
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
+from mesh.runtime.trace_ring import MAX_NUMBER, key_of
 from nodes.kv_agent import events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.events import (
@@ -47,6 +49,7 @@ from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.own import OwnPools, source_of
 from nodes.kv_agent.sources import SourceFacts, Sources
 from nodes.protocol.memory import MEMORY_RELEASED
+from nodes.trace_notes import Noted, Noting, unheard
 
 TRANSFER: Final = "transfer"
 _SAME_IN_REPEATS: Final = ("group", "pages", "generations", "holder_epoch")
@@ -75,7 +78,8 @@ class AgentCore:
         self.num_bytes = 0
         self.num_pages_pulled = 0
         self.num_transfers = 0
-        self.failures: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter(dict.fromkeys(TRANSFER_FAILURES, 0))
+        self.note: Noting = unheard
 
     @property
     def next_deadline(self) -> float | None:
@@ -178,6 +182,7 @@ class AgentCore:
         self._writable.update(dict.fromkeys(((grant.group, page) for page in grant.pages), grant.grant_id))
         self.num_live += 1
         self.num_transfers += 1
+        self.note(Noted.LENT, grant.request_id, len(grant.pages), 0)
         self._arm(session)
         return None
 
@@ -229,6 +234,7 @@ class AgentCore:
         session = self._sessions.get(event.grant_id)
         if session is None:
             return []
+        self.note(Noted.COPIED, session.grant.request_id, min(event.num_bytes, MAX_NUMBER), key_of(event.transport))
         before = session.num_pages
         commands = self._feed(session, event.ended, now)
         self.num_pages_pulled += session.num_pages - before
@@ -310,8 +316,8 @@ class AgentCore:
                     self._map_source(session, command, pending, commands)
                 else:
                     commands.append(self._translate(session, command))
-        if session.has_ended and not had_ended and session.phase is transfer.Phase.FAILED:
-            self.failures[session.failure.code] += 1
+        if session.has_ended and not had_ended:
+            self._note_end(session)
         if session.is_quiesced:
             if not was_quiesced:
                 self._quiesced(session)
@@ -324,6 +330,14 @@ class AgentCore:
         elif session.grant.grant_id in self._sessions:
             self._arm(session)
         return commands
+
+    def _note_end(self, session: TransferSession) -> None:
+        failure = session.failure.code
+        if session.phase is transfer.Phase.FAILED:
+            self.failures[failure] += 1
+            self.note(Noted.FAILED, session.grant.request_id, session.num_pages, key_of(failure))
+        else:
+            self.note(Noted.COMPLETE, session.grant.request_id, session.num_pages, 0)
 
     def _mapped(self, grant_id: str) -> list[Command]:
         """A copy has ended: answer asks for pools that waited for it."""
@@ -349,9 +363,8 @@ class AgentCore:
         elif self._sources.must_ask(source):
             commands.append(MapForeign(source))
 
-    @staticmethod
     def _translate(
-        session: TransferSession, command: transfer.Send | transfer.StartCopy | transfer.CancelCopy
+        self, session: TransferSession, command: transfer.Send | transfer.StartCopy | transfer.CancelCopy
     ) -> Command:
         grant = session.grant
         match command:
@@ -362,6 +375,7 @@ class AgentCore:
             case transfer.StartCopy():
                 assert session.source is not None, "a session copies only from a source it has mapped"
                 agent, group, incarnation = session.source
+                self.note(Noted.COPYING, grant.request_id, len(command.pages), len(grant.pages))
                 return StartPull(grant.grant_id, grant.group, SourceId(agent, group), incarnation, command)
             case _:
                 assert_never(command)

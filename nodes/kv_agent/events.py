@@ -78,11 +78,12 @@ class SourceRefused(NamedTuple):
 
 
 class CopyDone(NamedTuple):
-    """A copy that `StartPull` began is over."""
+    """A copy that `StartPull` began is over; `transport` moved its bytes, if one began to."""
 
     grant_id: str
     ended: CopyEnded
     num_bytes: int
+    transport: str = ""
 
 
 class PeerGone(NamedTuple):

@@ -169,18 +169,22 @@ class NotePart(Part, frozen=True):
 
 
 class StepPart(Part, frozen=True):
-    """A step of a scheduler's that ended `at`, after `took_s`, with so many rows and tokens."""
+    """A step of a scheduler's, or of a worker's after it had lain there for `waited_s` (a scheduler's: -1). It ended
+    `at`, after `took_s`, with so many rows and tokens; one that did not end (`took_s` -1) began `at`.
+    """
 
     at: float
     number: int
     num_rows: int
     num_tokens: int
     took_s: float
+    waited_s: float = NOT_YET
 
 
 class ActorNotes(Part, frozen=True):
     """What one incarnation noted; `num_lost` older notes, of whatever requests, were written over. `steps` are its
-    longest ones while it had these requests. `arrived` is when it took each attempt, by request id and attempt.
+    longest ones while its host had these requests. `arrived` is when each attempt came to it, by request id and
+    attempt: submitted, ordered, or as a stream.
     """
 
     actor_id: str

@@ -33,6 +33,11 @@ MAX_EXTRA_BYTES: Final = 4096
 """Most bytes that may accompany one drawn token."""
 MAX_VECTOR_BYTES: Final = 1 << 18
 """Most bytes of a vector: 65,536 numbers, four times the hidden size of the largest models."""
+ROW_ERRORS: Final = (
+    "bad_step", "bad_row", "missing_input", "corrupt_page", "poisoned_request", "unsupported_ask", "editor_failed",
+    "grammar_failed", "nothing_left",
+)  # fmt: skip
+"""Why a row cannot be computed or drawn: the codes of `RowError`."""
 LAST_SEQUENCE: Final = 2**31 - 1
 """A sequence's number fits 32 bits."""
 

@@ -9,7 +9,17 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint, host_of
-from mesh.errors import NO_PROOF, REGISTRY_FULL, STALE_EPOCH, WRONG_EPOCH, WRONG_MESH, WRONG_SPEC, FrameRefused
+from mesh.errors import (
+    JOIN_CODES,
+    NO_PROOF,
+    PROOF_CODES,
+    REGISTRY_FULL,
+    STALE_EPOCH,
+    WRONG_EPOCH,
+    WRONG_MESH,
+    WRONG_SPEC,
+    FrameRefused,
+)
 from mesh.membership.proof import without_proof
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import READY, Bootstrap, is_of_host
@@ -100,6 +110,7 @@ class RegistryActor(Actor):
 
     async def start(self) -> None:
         ctx = self.ctx
+        ctx.metrics.begin("mesh_members_refused_total", code=(*PROOF_CODES, *JOIN_CODES))
         if self._run_directory is not None:
             self._told = self._run_directory.bootstrap(ctx.credentials.secret)
         self._core = RegistryCore(

@@ -113,6 +113,7 @@ class SchedulerActor(Actor):
         core = self.core = SchedulerCore(
             self._config, address, handle, found.cache, os.urandom(8).hex(), found.recovered
         )
+        self.ctx.metrics.begin("mesh_scheduler_page_entries_refused_total", reason=("torn", "contradictory"))
         core.outbox.note, core.outbox.step = self.ctx.trace.note, self.ctx.trace.step
         self._driver = CoreDriver(
             self,
@@ -254,8 +255,7 @@ class SchedulerActor(Actor):
                 self.ctx.log.info("cache rebuilt", **figures)
             return
         for reason, number in (("torn", found.num_torn), ("contradictory", found.num_dropped)):
-            if number:
-                self.ctx.metrics.count("mesh_scheduler_page_entries_refused_total", number, reason=reason)
+            self.ctx.metrics.count("mesh_scheduler_page_entries_refused_total", number, reason=reason)
         self.ctx.log.warning(
             "cache rebuilt without damaged page table entries",
             torn=found.num_torn, dropped=found.num_dropped, **figures,

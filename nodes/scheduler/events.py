@@ -11,6 +11,7 @@ from mesh.address import Address
 from mesh.transport.base import Buffer, Channel
 from nodes.protocol import Fence, StepPlan
 from nodes.request import Stages
+from nodes.trace_notes import Noting, unheard
 
 Tag = tuple[str, str]
 """Names an ask: its kind, and what it is about."""
@@ -166,14 +167,12 @@ class Measured(NamedTuple):
 Command = Tell | Ask | SendStep | FenceWorker | Reply | Refuse | Publish | Announce | Measured
 
 
-Note = Callable[[int, str, int, int], None]
-"""Kind, request id, and two numbers."""
 StepNote = Callable[[int, int, int, int], None]
 """Kind, number of the step, and two numbers."""
 
 
-def _unheard(kind: int, what: str | int, a: int, b: int) -> None:
-    """Until an actor says where to, and in tests of the core."""
+def _unheard(kind: int, number_of_step: int, a: int, b: int) -> None:
+    """Until an actor says where to, as `unheard`."""
 
 
 class Outbox:
@@ -187,7 +186,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self.note: Note = _unheard
+        self.note: Noting = unheard
         self.step: StepNote = _unheard
 
     def add(self, command: Command) -> None:

@@ -91,6 +91,7 @@ class TokenizerActor(Actor):
 
     async def start(self) -> None:
         """Raises `nodes.model_spec.ModelError`."""
+        self.ctx.metrics.begin("mesh_prompt_tokens_prepared_total")
         self._spec, self._encoder = await self._prompts.run(self._load)
         spec = self._spec
         template = read_template_file(Path(chosen)) if (chosen := self._config.chat_template) else spec.chat_template

@@ -39,11 +39,13 @@ from nodes.protocol import (
     TakeUp,
 )
 from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
+from nodes.protocol.steps import ROW_ERRORS
 from nodes.redaction import PromptRedactor
 from nodes.request import VECTORS
 from nodes.roles import NODE_CODEC, is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
+    STEP_REFUSALS,
     AdoptArrived,
     AnswerAdopt,
     Command,
@@ -68,6 +70,7 @@ from nodes.worker.parallel.group import RankGroup, collectives_maker
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.pool.taking import take_pool, wait_for_pool
 from nodes.worker.steps.columns import Limits
+from nodes.worker.steps.notes import note_begin, note_end
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 DEVICE_DEPTH: Final = 2
@@ -118,8 +121,10 @@ class WorkerActor(Actor, Resident):
 
         Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
         """
-        # From 0 on, or `increase()` would miss the first one.
-        self.ctx.metrics.count("mesh_worker_steps_failed_total", 0.0)
+        begin = self.ctx.metrics.begin
+        begin("mesh_worker_steps_failed_total", "mesh_worker_tokens_total")
+        begin("mesh_worker_steps_refused_total", reason=STEP_REFUSALS)
+        begin("mesh_worker_row_errors_total", code=ROW_ERRORS)
         config = self._config
         spec = config.spec()
         asks = self._persistent
@@ -151,7 +156,7 @@ class WorkerActor(Actor, Resident):
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Take in a step or a fence; see `Actor.on_tell`."""
         if isinstance(message, StepPlan):
-            self._dispatch(StepArrived(sender.actor_id, message, buffers))
+            self._dispatch(StepArrived(sender.actor_id, message, buffers, self.ctx.now()))
         elif isinstance(message, Fence):
             self._on_fence(sender, message)
         else:
@@ -303,7 +308,8 @@ class WorkerActor(Actor, Resident):
 
     def _perform(self, command: Command) -> None:
         match command:
-            case RunStep(runnable):
+            case RunStep(runnable, opens, at):
+                note_begin(self.ctx.trace, runnable, opens, self.ctx.now() - at)
                 self._run(runnable)
             case SendResult(actor_id, result):
                 self.ctx.tell(actor_id, result)
@@ -376,6 +382,7 @@ class WorkerActor(Actor, Resident):
         now = self.ctx.now()
         # A step that was launched ahead has waited for the one before it.
         elapsed_s, self._last_end = now - max(started, self._last_end), now
+        note_end(self.ctx.trace, step, elapsed_s)
         self.ctx.metrics.observe("mesh_worker_step_seconds", elapsed_s)
         self.ctx.metrics.count("mesh_worker_tokens_total", step.num_tokens)
         if outcome.failure:

@@ -25,6 +25,7 @@ from mesh.transport.base import Buffer
 from nodes.asks import DrawnModel
 from nodes.models.spec import ModelSpec
 from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
+from nodes.protocol.steps import Open
 from nodes.worker.steps.check import Draws, check_rows
 from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
 from nodes.worker.steps.sequence_table import SequenceTable
@@ -37,12 +38,17 @@ NUM_KEPT_RESULTS: Final = 16
 """A scheduler repeats only unanswered steps, of which there are two; results of 256 rows have a few KB."""
 
 
+STEP_REFUSALS: Final = ("not_ready", "mismatch", "wrong_epoch", "too_old", "too_far")
+"""Why a step is not run: the first two by the actor, the others in `StepRefused`."""
+
+
 class StepArrived(NamedTuple):
-    """A plan has arrived from the scheduler `sender`."""
+    """A plan has arrived from the scheduler `sender`, `at` a time of the actor's clock."""
 
     sender: str
     plan: StepPlan
     buffers: Sequence[Buffer]
+    at: float = 0.0
 
 
 class AdoptArrived(NamedTuple):
@@ -63,9 +69,11 @@ Event = StepArrived | AdoptArrived | StepDone
 
 
 class RunStep(NamedTuple):
-    """Run this, then report `StepDone`."""
+    """Run this, which came `at` with these `opens`, then report `StepDone`."""
 
     runnable: RunnableStep
+    opens: Sequence[Open] = ()
+    at: float = 0.0
 
 
 class SendResult(NamedTuple):
@@ -106,12 +114,6 @@ class TellMismatch(NamedTuple):
 Command = RunStep | SendResult | TellMismatch | AnswerAdopt | RefuseAdopt | StepRefused
 
 
-class _Queued(NamedTuple):
-    sender: str
-    plan: StepPlan
-    buffers: Sequence[Buffer]
-
-
 class _Running(NamedTuple):
     sender: str
     plan: StepPlan
@@ -134,7 +136,7 @@ class WorkerCore:
         self._next_step = 0
         self._table = SequenceTable(DrawnModel(limits.vocab_size, tuple(end_token_ids), spec))
         self._columns = NO_ROWS
-        self._queue: dict[int, _Queued] = {}
+        self._queue: dict[int, StepArrived] = {}
         self._results: dict[int, StepResult] = {}
         self._running: deque[_Running] = deque()
         self._adopting: list[AdoptArrived] = []
@@ -180,7 +182,7 @@ class WorkerCore:
             return []
         if plan.step < max(self._next_step, 1):
             return [StepRefused(plan.step, "too_old")]
-        self._queue[plan.step] = _Queued(event.sender, plan, event.buffers)
+        self._queue[plan.step] = event
         if len(self._queue) > MAX_QUEUED:
             # Drop the farthest: the nearest may be the one that all others wait for.
             farthest = max(self._queue)
@@ -260,12 +262,12 @@ class WorkerCore:
                 return [*commands, TellMismatch(queued.sender, running)]
             self._running.append(running)
             if running.runnable.rows:
-                commands.append(RunStep(running.runnable))
+                commands.append(RunStep(running.runnable, queued.plan.opens, queued.at))
             elif len(self._running) == 1:
                 return commands + self._on_done(_NOTHING_RAN)
         return commands
 
-    def _take_next(self) -> _Queued | None:
+    def _take_next(self) -> StepArrived | None:
         """Take the step that may begin now out of the queue; None: there is none."""
         if self.is_draining or self.is_paused or len(self._running) >= self._depth:
             return None
@@ -287,7 +289,7 @@ class WorkerCore:
         self._drop_queued_before(step)
         return self._queue.pop(step)
 
-    def _looks_back(self, queued: _Queued) -> bool:
+    def _looks_back(self, queued: StepArrived) -> bool:
         return self._table.looks_back(queued.plan.opens, slots_of(queued.buffers))
 
     def _drop_queued_before(self, step: int) -> None:
@@ -302,9 +304,9 @@ class WorkerCore:
         while len(self._results) > NUM_KEPT_RESULTS:
             del self._results[next(iter(self._results))]
 
-    def _resolve(self, queued: _Queued) -> _Running | StepMismatch:
+    def _resolve(self, queued: StepArrived) -> _Running | StepMismatch:
         """Fill in placeholders and drop rows that cannot be run; what is left is safe to index with."""
-        sender, plan, buffers = queued
+        sender, plan, buffers, _ = queued
         columns = read_columns(plan, buffers, self._limits, self._columns)
         if isinstance(columns, str):
             num_rows = num_rows_of(buffers)

@@ -168,3 +168,13 @@ def test_who_is_restarted_or_never_came_to_be_has_not_died(written: Written) -> 
     written.feed(Exited("a", 3, "exit 0", cause="exit_0"), 1.5)
     written.feed(Tick(), 1.8)
     assert written.counted("deaths", "a", reason="exit_0") == written.counted("restarts", "a") == 1
+
+
+def test_an_actor_s_counters_are_0_before_anything_happens_to_it() -> None:
+    counters = Written().metrics.snapshot().counters
+    assert {value for name, value in counters.items() if "supervisor" in name} == {0.0}
+    for what in ("suspicions", "kills", "give_ups", "backoffs", "restarts"):
+        assert f'mesh_supervisor_{what}_total{{actor="a",role="worker"}}' in counters
+    deaths = [name for name in counters if name.startswith("mesh_supervisor_deaths_total")]
+    assert 'mesh_supervisor_deaths_total{actor="b",reason="SIGKILL",role="worker"}' in deaths
+    assert any("out_of_memory" in name for name in deaths)

@@ -174,6 +174,12 @@ def test_proxies_are_a_list_or_a_text_with_commas():
         _ = load_settings(None, {}, {"trusted_proxies": ["10.0.0.0/33"]}).proxies
 
 
+def test_a_collector_is_a_url():
+    assert load_settings(None, {}, {}).collector == ""
+    with refused(BadConfig, "no URL of a collector", do="--otel-endpoint"):
+        _ = load_settings(None, {}, {"otel_endpoint": "collector:4318"}).collector
+
+
 def test_several_names_are_a_list_or_a_text_with_commas():
     assert Settings().served_names == ()
     assert load_settings(None, {"KVMESH_SERVED_NAME": "a, b"}, {}).served_names == ("a", "b")

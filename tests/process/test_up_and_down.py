@@ -96,11 +96,25 @@ def test_background_and_down(host):
     assert started.stdout == f"{host.name}\n"
     assert "ready at" in started.stderr
     assert host.say("from afar") == "from afar"
+    # Long enough to be prefilled elsewhere.
+    assert host.say("word " * 400, max_tokens=20) == "word " * 4
     (call,) = json.loads(host.meshctl("trace", "-o", "json").stdout)
-    assert (call["status"], call["finish"], call["attempts"]) == (200, "stop", 1)
+    assert (call["status"], call["finish"], call["attempts"]) == (200, "length", 1)
     (spans,) = call["spans"].values()
     # Each of its stages may have taken less than the loop's clock tells.
     assert (spans[0]["begin_s"], spans[-1]["end_s"]) == (0, call["total_s"])
+    told = {}
+    for note in call["notes"]:
+        told.setdefault(note["actor_id"], []).append(note["text"])
+    assert told["gateway-0"][0] == "a tokenizer is asked (prompts: 1)"
+    assert "attempt 0 is taken" in told["gateway-0"]
+    assert any("is computed" in text for text in told["worker-prefill-0"])
+    assert any("is computed" in text for text in told["worker-decode-0"]), "it drew, and noted no prompt"
+    assert any("bytes over shm" in text for text in told["kv-agent-0"])
+    assert "the text ends" in told["detokenizer-0"][-1]
+    assert all(note["error_s"] == 0 for note in call["notes"]), "one host has one clock"
+    marks = json.loads(host.meshctl("trace", call["request_id"], "-o", "chrome").stdout)["traceEvents"]
+    assert told.keys() <= {mark["tid"] for mark in marks if "tid" in mark}
     os.kill(host.ps()["worker-decode-0"]["pid"], signal.SIGKILL)
     killed = 'mesh_supervisor_deaths_total{actor="worker-decode-0",reason="SIGKILL",role="worker"} 1.0'
     host.wait_until(lambda: killed in host.metrics(), "the death is counted")
@@ -120,6 +134,7 @@ def test_background_and_down(host):
     ended = host.meshctl("trace", call["request_id"])
     assert f"{call['request_id']}  {call['route']}  status 200" in ended.stdout, "and so do calls"
     assert "is not running" in ended.stderr
+    assert "worker-prefill-0       tokens 0 to" in ended.stdout, "and what was noted of them"
     assert host.meshctl("trace", "nobody").returncode == 2
 
 

@@ -155,6 +155,11 @@ class CallLog:
         track = self._under_way[names.ours] = CallTrack(names, now, at)
         return track
 
+    @property
+    def newest(self) -> CallRecord:
+        """The call that ended last; there is one."""
+        return self._kept[-1]
+
     def died(self, actor_id: str, epoch: int, reason: str, now: float) -> None:
         """A supervisor says so."""
         self._deaths.append((now, actor_id, epoch, reason[:_MAX_REASON_CHARS]))

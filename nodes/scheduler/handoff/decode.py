@@ -146,6 +146,7 @@ class DecodeHandoffQueue:
             holder=self._holder.actor_id,
             holder_epoch=self._holder.epoch,
             timeout_s=self._config.handoff_timeout_s,
+            request_id=sequence.request_id,
         )
         self._deadlines.set((EXPIRE, grant_id), deadline)
         self._opens.add(

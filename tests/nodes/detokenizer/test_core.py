@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from mesh.address import Address
+from mesh.runtime.trace_ring import key_of
 from nodes.bundled.byte_tokenizer import SPECIAL_TOKEN_IDS, byte_tokenizer_json
 from nodes.detokenizer.config import DetokenizerLimits
 from nodes.detokenizer.core import DetokenizerCore, LeaseTick, MalformedBatch, SchedulerLost, SendText, SendToScheduler
@@ -12,6 +13,8 @@ from nodes.detokenizer.core import TokensArrived as Arrived
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TextDelta, TokenBatch
 from nodes.request import AttemptRef, Stages, StopRules
+from nodes.trace_notes import MIN_HELD, Noted
+from tests.nodes.noted import NoteList
 
 DECODERS = DecoderFactory(Tokenizer.from_str(byte_tokenizer_json()))
 EOS = SPECIAL_TOKEN_IDS["<|im_end|>"]
@@ -319,3 +322,48 @@ def test_streams_that_nothing_comes_for_are_forgotten_after_their_lease():
     detokenizer.handle(LeaseTick(), 13)
     assert detokenizer.num_streams == 0
     assert asked(feed(detokenizer, batch("c", position=2), 14)) == [Resend(streams=[], streams_unknown=[1])]
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_notes_of_first_text_of_what_is_held_back_and_of_the_end(detokenizer, one_by_one):
+    detokenizer.note = notes = NoteList()
+    said = "a" + "STO" + "n" + "STOM" + "z"
+    feed(detokenizer, batch([EOS], opens=[opening(stop=("STOP",), attempt=2)]))
+    assert notes.take() == [(Noted.OPENED, "r", 2, 0)]
+    if one_by_one:
+        for position, character in enumerate(said, 1):
+            feed(detokenizer, batch(character, position=position))
+        # Three tokens without text are passed over: it is what each character of Chinese brings.
+        assert MIN_HELD == 4
+        assert notes.take() == [(Noted.FIRST_TEXT, "r", 1, 1)]
+        for position, character in enumerate("STOP", 11):
+            feed(detokenizer, batch(character, position=position))
+        num = 15
+    else:
+        feed(detokenizer, batch(said, position=1))
+        assert notes.take() == [(Noted.FIRST_TEXT, "r", 1, 1)]
+        feed(detokenizer, batch("!", position=11, finish="length"))
+        num = 12
+    assert notes.take() == [(Noted.SAID, "r", num, key_of("stop" if one_by_one else "length"))]
+    # Its end is told again, and noted once.
+    feed(detokenizer, batch(position=num, finish="length"))
+    assert notes.take() == []
+
+
+def test_text_that_was_held_back_for_long_is_noted_and_so_is_a_gap(detokenizer):
+    detokenizer.note = notes = NoteList()
+    feed(detokenizer, batch("a", opens=[opening(stop=("ENDING",))]))
+    for position, character in enumerate("ENDIAB", 1):
+        feed(detokenizer, batch(character, position=position))
+    assert notes.take()[2:] == [(Noted.HELD, "r", 5, 4)]
+    feed(detokenizer, batch("late", position=20))
+    feed(detokenizer, batch("late", position=20))
+    assert notes.take() == [(Noted.GAP, "r", 7, 0)], "once, as it is asked for"
+
+
+def test_a_stream_that_is_opened_again_notes_its_first_text_again(detokenizer):
+    feed(detokenizer, batch("abc", opens=[opening()]))
+    detokenizer.note = notes = NoteList()
+    feed(detokenizer, batch("d", position=3, opens=[opening(2, output="abc", attempt=1)], stream=2))
+    feed(detokenizer, batch("e", position=4, stream=2))
+    assert notes.take() == [(Noted.OPENED, "r", 1, 3), (Noted.FIRST_TEXT, "r", 3, 0)]

@@ -324,6 +324,10 @@ class KeepsUp:
     def can_write(self) -> bool:
         return self.num_left > 0
 
+    @property
+    def is_paused(self) -> bool:
+        return not self.can_write
+
     def write(self, data: bytes) -> None:
         self.num_left -= 1
         self.sent.append(data)

@@ -1,5 +1,6 @@
 """What the gateway logs about a request that took long, and where the lines of its calls go."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from mesh.testing.ports import free_port
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import End
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.protocol.records import AttemptRecord, CallRecord, FindCalls, SampleRecord
+from tests.nodes.gateway.records.collector import collecting
 
 
 def context(now: float = 0.0) -> Mock:
@@ -75,7 +78,7 @@ def test_a_call_leaves_a_line_and_a_full_disk_only_costs_lines(tmp_path: Path) -
     }  # fmt: skip
     assert (file.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o600, 0o700)
     assert account.find(FindCalls(name="mine"), lambda _: None).calls[0].request_id == "req-1"
-    account.close()
+    asyncio.run(account.close())
 
     broken = RequestAccount(ctx, config(request_log_folder="/dev/full/x"))
     for number in range(3):
@@ -83,6 +86,35 @@ def test_a_call_leaves_a_line_and_a_full_disk_only_costs_lines(tmp_path: Path) -
     assert ctx.metrics.count.call_args_list[-1].args == ("mesh_request_lines_lost_total",)
     assert [call.args[0] for call in ctx.log.warning.call_args_list] == ["request_line_lost"], "one line says so"
     assert broken.find(FindCalls(last=5), lambda _: None).num == 3, "they are known all the same"
+
+
+async def test_ended_calls_go_to_a_collector_when_there_is_one() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
+    ctx = context()
+    with collecting() as collector:
+        account = RequestAccount(ctx, config(otel_endpoint=collector.url, client_salt="shop"))
+        account.end(account.begin(RequestNames("req-1", path="/v1/completions"), 0.0), 200, "")
+        await account.close()
+        assert [span.name for span in collector.spans][:1] == ["POST /v1/completions"]
+        told = collector.resource
+    assert told["service.name"] == "kvmesh"
+    assert (told["host.name"], told["kvmesh.model"], told["service.namespace"]) == ("a", "m", "shop")
+    assert account.figures()['mesh_otel_calls_total{outcome="exported"}'] == 1.0
+    assert RequestAccount(ctx, config()).figures() == {}
+
+
+async def test_a_collector_that_is_away_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
+    monkeypatch.setattr("nodes.gateway.records.otel.export.TIMEOUT_S", 0.1)
+    ctx = context()
+    account = RequestAccount(ctx, config(otel_endpoint=f"http://127.0.0.1:{free_port()}"))
+    for number in range(100):
+        account.end(account.begin(RequestNames(f"req-{number}"), 0.0), 200, "")
+    await account.close()
+    # Turns of the loop, for what the thread has had it called.
+    await asyncio.sleep(0)
+    assert [call.args[0] for call in ctx.log.warning.call_args_list] == ["spans_not_exported"]
+    assert account.figures()['mesh_otel_calls_total{outcome="failed"}'] == 100.0
 
 
 def test_a_call_under_way_is_told_as_far_as_it_is() -> None:

@@ -18,6 +18,7 @@ from kvstore.protocol import (
 )
 from kvstore.transfer.session import CopyEnded, SessionLimits, StartCopy, TransferSession
 from mesh.address import Address
+from mesh.runtime.trace_ring import key_of
 from nodes.kv_agent.core import AgentCore, Bounds, Pool
 from nodes.kv_agent.events import (
     CancelPull,
@@ -41,7 +42,9 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
+from nodes.trace_notes import Noted
 from tests.nodes.kv_agent.one_by_one import grant_of, ready_of, together
+from tests.nodes.noted import NoteList
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)
 OTHER = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8)
@@ -366,3 +369,23 @@ def test_every_grant_of_an_earlier_incarnation_is_revoked_however_late_it_came(c
     assert not sessions(core)["g3"].has_ended
     core.handle(opening(grant("g4", (7, 8), holder_epoch=newer.epoch), 9), 3.0)
     assert (sessions(core)["g3"].has_ended, sessions(core)["g2"].has_ended) == (True, False)
+
+
+def test_what_is_noted_of_a_transfer() -> None:
+    core = make_core()
+    core.note = notes = NoteList()
+    core.handle(opening(grant(request_id="r")), 0.0)
+    core.handle(PagesAnnounced(P, ready()), 0.1)
+    core.handle(CopyDone("g1", CopyEnded(1), 2**33, "shm"), 0.2)
+    # Asked for again, and announced again after its end: nothing new.
+    core.handle(PagesAnnounced(P, ready()), 0.3)
+    assert notes.take() == [
+        (Noted.LENT, "r", 2, 0),
+        (Noted.COPYING, "r", 2, 2),
+        (Noted.COPIED, "r", 2**32 - 1, key_of("shm")),
+        (Noted.COMPLETE, "r", 2, 0),
+    ]
+    core.handle(opening(grant("g2", (3, 4), request_id="q")), 1.0)
+    core.handle(CloseAsked(1, D, CloseGrant(grant_id="g2")), 1.1)
+    core.handle(CloseAsked(2, D, CloseGrant(grant_id="g2")), 1.2)
+    assert notes.take() == [(Noted.LENT, "q", 2, 0), (Noted.FAILED, "q", 0, key_of("grant_closed"))]

@@ -137,6 +137,7 @@ def test_pages_are_granted_before_the_prefill_is_ordered(bench: Bench) -> None:
     assert message == OpenGrants(grants=[OpenGrant(
         grant_id=ID, group="d", pages=one.kv.pages[1:], generations=one.kv.generations(1),
         layout_digest=LAYOUT.digest, holder="d", holder_epoch=2, timeout_s=CONFIG.handoff_timeout_s,
+        request_id="r",
     )])  # fmt: skip
     assert bench.pages(PageState.GRANTED) == 2
     bench.opened(ID)

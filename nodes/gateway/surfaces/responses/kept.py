@@ -38,6 +38,7 @@ class KeptResponses:
 
     def __init__(self, ctx: Context, config: GatewayConfig) -> None:
         self._ctx = ctx
+        ctx.metrics.begin("mesh_responses_not_stored_total")
         self._host = host_of(ctx.address.actor_id)
         self._retry_after_s = config.retry_after_s
         self._store = ResponseStore(Path(config.responses_file), config.responses_store_bytes)
