@@ -18,6 +18,7 @@ class Noted(enum.IntEnum):
     PREFILLED = 7  # tokens that were cached there
     PUT_BACK = 8  # tokens that are computed again, or read from the cache
     LEFT = 9  # tokens, output included: it holds nothing here any more
+    NO_PAGES = 10  # pages that it needs to begin, pages that are free or can be evicted: it is the next to enter
 
 
 STEP: Final = 1
@@ -31,6 +32,7 @@ _TEXTS: Final = {
     Noted.PREFILLED: "prefilled; {a} tokens were cached there",
     Noted.PUT_BACK: "put back, with {a} tokens",
     Noted.LEFT: "leaves, with {a} tokens",
+    Noted.NO_PAGES: "waits for pages: needs {a} and room to grow, {b} are to be had",
 }
 
 
