@@ -5,6 +5,7 @@ processes.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar
 
@@ -219,6 +220,7 @@ class SupervisorActor(Actor):
                 msgspec.structs.replace(row, figures=figures.get(id_, row.figures), pss_bytes=pss.get(id_))
                 for id_, row in actors.items()
             ],
+            at=time.time(),
             notes=[*self._troubles(), *answer.notes, *filter(None, notes), *api_keys_notes(members)],
         )
         if question.whole_mesh:
