@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.browser import CHROMIUM, DRIVER, Browser
 from tests.process.test_page import is_ready
+from tools.browser import CHROMIUM, DRIVER, Browser
 
 PACKAGE = importlib.util.find_spec("axe_core_python")
 
