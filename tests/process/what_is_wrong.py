@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,13 +45,17 @@ def pattern(sample):
     )
 
 
-def ask(host, fault):
-    """What the commands of a fault print on this host, which has to be what the document says."""
+def ask(host, fault, is_so=bool, within_s=30.0):
+    """What the commands of a fault print on this host, once it is what the document says, and `is_so`.
+
+    Asked again until then: a fault shows after a while, and some pass.
+    """
     row = rows()[fault]
-    told = ""
-    for command in row.commands:
-        done = host.meshctl(*command)
-        told += done.stdout + done.stderr
-    missing = [sample for sample in row.prints if not re.search(pattern(sample), told)]
-    assert not missing, f"{missing} of {row.fault} not in:\n{told}"
-    return told
+    deadline = time.monotonic() + within_s
+    while True:
+        done = [host.meshctl(*command) for command in row.commands]
+        told = "".join(one.stdout + one.stderr for one in done)
+        missing = [sample for sample in row.prints if not re.search(pattern(sample), told)]
+        if not missing and is_so(told):
+            return told
+        assert time.monotonic() < deadline, f"{missing or 'more'} of {fault} not in:\n{told}"
