@@ -11,23 +11,27 @@ import msgspec
 from cli.commands.ps import heading, story
 from cli.output import duration, printable, table_lines
 from cli.protocol import ActorList, ActorStatus
+from cli.trace.text import seconds
 from mesh.membership.view import READY
 from nodes import roles
 from nodes.actor_figures import FIGURE_NAMES, ActorFigures, figure_texts
 from nodes.amounts import amount
 from nodes.call_spans import sample_spans
-from nodes.protocol.records import CallsFound
+from nodes.protocol.records import CallRecord, CallsFound
 
 _COLUMNS: Final = (
-    "ACTOR", "HOST", "STATE", "UPTIME", "CPU", "PSS", "RSS", "RUNNING", "WAITING", "KV", "HITS", "TOKENS/S", "DRAWN/S",
-    "STARTS",
+    "ACTOR", "HOST", "STATE", "UPTIME", "CPU", "PSS", "RSS", "RUNNING", "WAITING", "KV", "HITS", "STEP", "TOKENS/S",
+    "DRAWN/S", "STARTS",
 )  # fmt: skip
 _DISPENSABLE: Final = ("HOST", "RSS", "UPTIME", "STARTS", "STATE")
 """What a narrow terminal goes without, in this order."""
 _CALL_COLUMNS: Final = ("REQUEST", "AGE", "PHASE", "AT", "TOKENS", "SAMPLES", "TRIES", "KEY")
+_CLIENT_COLUMNS: Final = ("KEY", "CALLS", "WAITING", "LONGEST", "OUTPUT")
 _CALL_DISPENSABLE: Final = ("KEY", "SAMPLES", "TRIES", "AT")
 _ORDER: Final = (roles.SCHEDULER, roles.WORKER, roles.GATEWAY, roles.TOKENIZER, roles.DETOKENIZER)
 """Who has most to show stands first, where a low terminal does not cut it off."""
+_NUM_CALLS: Final = 20
+"""As many as are read; the rest are counted."""
 _LEAST_LINES: Final = 3
 """So much of a section is shown however low the terminal is: its heading, a line, and how many more there are."""
 
@@ -92,7 +96,8 @@ def calls_section(found: CallsFound, width: int | None) -> list[Section]:
     if not found.calls:
         return []
     rows: list[list[str]] = []
-    for call in reversed(found.calls):
+    oldest = found.calls[::-1]
+    for call in oldest[:_NUM_CALLS]:
         # Of many samples one line: they wait for much the same, and `meshctl trace` shows the others.
         sample = call.samples[0] if call.samples else None
         phase = sample_spans(call, sample)[-1]
@@ -100,8 +105,27 @@ def calls_section(found: CallsFound, width: int | None) -> list[Section]:
         cells = (call.request_id, duration(call.total_s), phase.name, phase.note or "-", tokens, str(call.num_samples))
         rows.append([printable(cell) for cell in (*cells, str(call.attempts), call.key or "-")])
     lines, _ = table_lines(_CALL_COLUMNS, rows, width=width, dispensable=_CALL_DISPENSABLE)
-    more = found.num - len(found.calls)
-    return [Section("REQUESTS", [*lines, *([f"... {more} more"] if more > 0 else [])])]
+    more = found.num - len(rows)
+    requests = Section("REQUESTS", [*lines, *([f"... {more} more"] if more > 0 else [])])
+    return [*_clients(oldest, width), requests]
+
+
+def _clients(calls: Sequence[CallRecord], width: int | None) -> list[Section]:
+    """Whose calls these are, who waits longest first: how many, without a token yet, since when, with what output."""
+    by_key: dict[str, list[CallRecord]] = {}
+    for call in calls:
+        by_key.setdefault(call.key, []).append(call)
+    if len(by_key) < 2:
+        # Alone, a client waits for nobody else; without keys all are one here.
+        return []
+    told: list[tuple[float, list[str]]] = []
+    for key, its in by_key.items():
+        waiting = [call.total_s for call in its if call.first_token_s < 0]
+        longest_s, output = max(waiting, default=0.0), sum(call.output_tokens for call in its)
+        wait = duration(longest_s) if waiting else "-"
+        told.append((longest_s, [printable(key) or "-", str(len(its)), str(len(waiting)), wait, f"{output:,}"]))
+    told.sort(key=lambda one: -one[0])
+    return [Section("CLIENTS", table_lines(_CLIENT_COLUMNS, [row for _, row in told], width=width)[0])]
 
 
 def screen(
@@ -145,6 +169,7 @@ def _cells(actor: ActorStatus) -> dict[str, str]:
         "PSS": "-" if actor.pss_bytes is None else amount(actor.pss_bytes),
         "RSS": texts["MEMORY"],
         "HITS": "-" if figures.hit_ratio is None else f"{figures.hit_ratio:.0%}",
+        "STEP": "-" if figures.step_s is None else seconds(figures.step_s),
         "DRAWN/S": "-" if figures.output_tokens_per_s is None else f"{figures.output_tokens_per_s:,.1f}",
         "STARTS": str(actor.num_starts),
     }

@@ -182,4 +182,9 @@ class ActorSystem:
             "mesh_members": float(len(self.registration.view.all())),
             "mesh_uptime_seconds": now - self._started_at,
         }
+        for address, since_s in self.links.unreached().items():
+            # Of the dead too, until the next dial: only who should be there is told.
+            member = self.registration.view.get(address.actor_id)
+            if member is not None and member.address == address:
+                gauges[f'mesh_unreached_seconds{{peer="{address.actor_id}"}}'] = since_s
         return self._figures.reply(now, gauges, history_after)

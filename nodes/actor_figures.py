@@ -22,6 +22,7 @@ KV_USAGE: Final = "mesh_scheduler_kv_usage_ratio"
 PULLED_BYTES: Final = "mesh_kv_pulled_bytes_total"
 """Bytes of pages that a kv_agent has pulled from other pools, by transport."""
 
+_UNREACHED: Final = 'mesh_unreached_seconds{peer="'
 _PULLED_BY: Final = f'{PULLED_BYTES}{{transport="'
 _RUNNING: Final = {roles.SCHEDULER: RUNNING, roles.GATEWAY: ("mesh_gateway_requests_running",)}
 _WAITING: Final = {roles.SCHEDULER: WAITING, roles.GATEWAY: ("mesh_gateway_requests_waiting",)}
@@ -39,6 +40,9 @@ class ActorFigures(Part, frozen=True):
     `memory_bytes` is its process's resident memory, shared pages included. At a gateway, a request runs once a
     scheduler has it. `kv_usage` is the share of the group's pages that are neither free nor only cached.
     `hit_ratio` is the share of the prompts' tokens of the last ten seconds that were in the prefix cache.
+    `lacks_pages`: the request that is next to enter a batch waits for KV pages.
+    `unreached` are members that gave no answer when it dialed them last, with the seconds since the first such dial.
+    `step_s` is how long a step of the last ten seconds took on average, by its worker's account.
     `pulled_bytes` is how much a kv_agent has pulled over each transport; transports that moved nothing are left out.
     """
 
@@ -53,6 +57,9 @@ class ActorFigures(Part, frozen=True):
     output_tokens_per_s: float | None = None
     pulled_bytes: dict[str, int] = {}
     hit_ratio: float | None = None
+    step_s: float | None = None
+    unreached: dict[str, float] = {}
+    lacks_pages: bool = False
 
 
 def actor_figures(members: Sequence[Member], answers: Sequence[ActorStats]) -> dict[str, ActorFigures]:
@@ -89,6 +96,7 @@ def _figures(member: Member, phase: str, stats: StatsReply | None) -> ActorFigur
     series: Mapping[str, float] = {**stats.counters, **stats.gauges}
     memory = series.get("mesh_resident_memory_bytes")
     num_looked_up = series.get("mesh_scheduler_prefix_query_tokens_per_second", 0.0)
+    num_steps = series.get("mesh_scheduler_steps_per_second", 0.0)
     return ActorFigures(
         group=group,
         phase=phase if group else "",
@@ -99,16 +107,21 @@ def _figures(member: Member, phase: str, stats: StatsReply | None) -> ActorFigur
         kv_usage=series.get(KV_USAGE),
         tokens_per_s=series.get("mesh_scheduler_computed_tokens_per_second"),
         output_tokens_per_s=series.get("mesh_scheduler_output_tokens_per_second"),
-        pulled_bytes={
-            name.removeprefix(_PULLED_BY).removesuffix('"}'): int(value)
-            for name, value in series.items()
-            if value and name.startswith(_PULLED_BY)
-        },
+        pulled_bytes={name: int(value) for name, value in _labelled(series, _PULLED_BY).items() if value},
+        unreached=_labelled(series, _UNREACHED),
+        lacks_pages=bool(series.get("mesh_scheduler_lacks_pages")),
         # Without prompts there is no share of them.
         hit_ratio=series.get("mesh_scheduler_prefix_hit_tokens_per_second", 0.0) / num_looked_up
         if num_looked_up
         else None,
+        step_s=series.get("mesh_scheduler_step_seconds_per_second", 0.0) / num_steps if num_steps else None,
     )
+
+
+def _labelled(series: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The samples of a series with one label, by its value; `prefix` goes up to that."""
+    found = {name.removeprefix(prefix): value for name, value in series.items() if name.startswith(prefix)}
+    return {name.removesuffix('"}'): value for name, value in found.items()}
 
 
 def _sum(series: Mapping[str, float], names: Sequence[str]) -> int | None:

@@ -1,6 +1,7 @@
 """Where the time of a call went: spans that follow one another from its arrival to its end, without gaps. Pure.
 
-    body | tokenizer's way | tokenize | gateway | queue | grant | prefill | transfer | ways | output | retry … | answer
+    body | tokenizer's way | template | tokenize | gateway | queue | grant | prefill | transfer | ways | output
+    | retry … | answer
 
 `ways` are what none of the stages accounts for: frames between processes, and turns of their loops. Schedulers report
 durations by their own clocks and not when these began, so their stages are put in order between two moments of the
@@ -52,6 +53,7 @@ def sample_spans(call: CallRecord, sample: SampleRecord | None) -> list[Span]:
     tiles.until("body", call.read_s)
     if call.prepared_s >= 0:
         tiles.until("tokenizer's way", max(tiles.at_s, call.prepared_s - call.tokenize_s))
+        tiles.lasting("template", call.template_s, call.prepared_s)
         tiles.until("tokenize", call.prepared_s)
     # What the time up to the next submission is: the gateway's own, or that of finding another place.
     between, why = "gateway", ""

@@ -27,6 +27,7 @@ class Noted(enum.IntEnum):
     PREFILLED = 7  # tokens that were cached there
     PUT_BACK = 8  # tokens that are computed again, or read from the cache
     LEFT = 9  # tokens, output included: it holds nothing here any more
+    NO_PAGES = 10  # pages that it needs to begin, pages that are free or can be evicted: it is the next to enter
 
     # Workers. A row that decodes is in no note: the steps between these are its steps.
     KNOWN = 20  # step, tokens of its prompt: its sequence is opened
@@ -98,6 +99,7 @@ _TEXTS: Final = {
     Noted.ROUTING: "another place is looked for (attempt {a})",
     Noted.WRITTEN: "the first chunk is written",
     Noted.LAGS: "the client does not keep up",
+    Noted.NO_PAGES: "waits for pages: needs {a} and room to grow, {b} are to be had",
 }
 
 

@@ -282,7 +282,8 @@ def _print(whole: _Bench, told: list[Summary]) -> None:
     if len(whole.sides) > 1 and whole.num_done:
         first, second = (side.server.url for side in whole.sides)
         heading = f"{first} / {second}, median of {whole.num_done} turns (least to greatest):"
-        sys.stdout.write("\n".join(["", heading, *ratio_lines(ratios(_pairs(whole))), ""]))
+        lines = ratio_lines(ratios(_pairs(whole))) or ["nothing to compare: both have to answer in every turn"]
+        sys.stdout.write("\n".join(["", heading, *lines, ""]))
 
 
 def _document(whole: _Bench, told: list[Summary], asked: Asked) -> dict[str, Any]:

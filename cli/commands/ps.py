@@ -13,6 +13,7 @@ from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
 from cli.protocol import ActorList, ActorStatus, ListActors
 from cli.supervisor.whole_mesh import UNKNOWN
+from mesh.address import host_of
 from mesh.membership.view import READY
 from mesh.supervision.events import DRAINED
 from nodes import roles
@@ -24,6 +25,7 @@ _WATCH_S: Final = 2.0
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _SERVING_ROLES: Final = (roles.GATEWAY, roles.TOKENIZER, roles.SCHEDULER, roles.WORKER, roles.DETOKENIZER)
 _HEADER: Final = ("ACTOR", "HOST", "ROLE", "STATE", "PID", "EPOCH", "STARTS", "UPTIME", *FIGURE_NAMES, "SUPERVISED")
+_LACKS_PAGES: Final = "requests wait for KV pages: raise --kv-memory or --kv-pages, or let clients ask for less"
 _DISPENSABLE: Final = ("HOST", "EPOCH", "PID", "ROLE", "PHASE", "STARTS")
 """What a narrow terminal goes without, in this order."""
 
@@ -89,7 +91,7 @@ def _print(mesh: ActorList) -> None:
     if left_out:
         sys.stdout.write(f"(too narrow for {', '.join(left_out)}; -o json shows all)\n")
     for actor in mesh.actors:
-        for note in [*story(actor), *actor.notes, *_pulled(actor)]:
+        for note in [*story(actor), *actor.notes, *_pulled(actor), *_troubles(actor)]:
             sys.stdout.write(f"{actor.actor_id}: {note}\n")
 
 
@@ -141,6 +143,15 @@ def _pulled(actor: ActorStatus) -> list[str]:
     moved = [f"{amount(num_bytes)} by {name}" for name, num_bytes in sorted(actor.figures.pulled_bytes.items())]
     note = " (not encrypted)" if "tcp" in actor.figures.pulled_bytes else ""
     return [f"pulled {', '.join(moved)}{note}"] if moved else []
+
+
+def _troubles(actor: ActorStatus) -> list[str]:
+    found = [_LACKS_PAGES] if actor.figures.lacks_pages else []
+    for peer, since_s in sorted(actor.figures.unreached.items()):
+        there = host_of(peer)
+        do = f"; see to the network between hosts {actor.host} and {there}" if there not in ("", actor.host) else ""
+        found.append(f"cannot reach {peer} for {duration(since_s)}{do}")
+    return found
 
 
 def _entry(mesh: ActorList, actor: ActorStatus) -> dict[str, Any]:

@@ -18,12 +18,10 @@ from cli.output import print_json
 from cli.protocol import ActorList, ListActors
 from cli.supervisor.processes import is_alive
 from cli.top_screen import Memory, calls_section, head_lines, screen, sections
-from nodes.protocol.records import CallsFound, FindCalls
+from nodes.protocol.records import MAX_CALLS, CallsFound, FindCalls
 
 _REFRESH_S: Final = 1.0
 """Two heartbeats, with which figures come; each look asks the supervisors of all hosts, who ask their actors."""
-_NUM_CALLS: Final = 20
-"""As many as are read; the rest are counted."""
 _PSS_S: Final = 5.0
 """The kernel needs up to 20 ms of CPU for each actor's: asked for each second it would show in what is shown."""
 
@@ -87,7 +85,7 @@ async def _asked(running: RunningMesh, ask: Ask, *, with_pss: bool, has_shown: b
 
 async def _calls(ask: Ask) -> CallsFound:
     try:
-        return await ask(FindCalls(running=_NUM_CALLS, whole_mesh=True), CallsFound)
+        return await ask(FindCalls(running=MAX_CALLS, whole_mesh=True), CallsFound)
     except CliError:
         # Actors were shown, which is what this is for; a supervisor of an older release knows no calls.
         return CallsFound(calls=[])

@@ -5,6 +5,7 @@ processes.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar
 
@@ -222,6 +223,7 @@ class SupervisorActor(Actor):
         own = msgspec.structs.replace(
             answer,
             actors=[shown(id_, row) for id_, row in actors.items()],
+            at=time.time(),
             notes=[*self._troubles(), *answer.notes, *filter(None, notes), *api_keys_notes(members)],
         )
         if question.whole_mesh:

@@ -6,6 +6,7 @@ Each speaks for its own host's actors. A host that does not answer is named, and
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeVar
 
@@ -23,6 +24,9 @@ UNKNOWN: Final = "unknown"
 
 ASK_TIMEOUT_S: Final = 2.0
 """A supervisor answers in milliseconds, or in a second if it asks a hung actor for figures."""
+
+_CLOCKS_APART_S: Final = 1.0
+"""Clocks kept by NTP differ by milliseconds; people who compare the logs of two hosts notice a second."""
 
 Said = TypeVar("Said", bound=Message)
 
@@ -70,10 +74,26 @@ async def list_whole_mesh(ctx: Context, own: ActorList, hosts: Collection[str], 
     """`own` with what the supervisors of other hosts say to it; `hosts` are those that the topology names."""
     others = [peer.actor_id for peer in other_supervisors(ctx)]
     of_one = msgspec.structs.replace(question, whole_mesh=False)
+    began_at = time.time()
     said = await ask_each(ctx, dict.fromkeys(others, of_one), ActorList, ctx.log.debug)
+    apart = clock_notes({host_of(peer): answer.at for peer, answer in said.items()}, began_at, time.time())
     silent = dict.fromkeys({*hosts} - {host_of(peer) for peer in (ctx.address.actor_id, *others)}, "is not in the mesh")
     silent |= {host_of(peer): f"does not answer within {ASK_TIMEOUT_S:g} s" for peer in others if peer not in said}
+    own = msgspec.structs.replace(own, notes=[*apart, *own.notes])
     return joined([own, *(said[peer] for peer in others if peer in said)], silent)
+
+
+def clock_notes(told: Mapping[str, float], began_at: float, ended_at: float) -> list[str]:
+    """Whose clocks are a second or more from this one; what each told is Unix time between these two moments."""
+    notes: list[str] = []
+    for host, at in sorted(told.items()):
+        # An older release tells none.
+        apart_s = max(at - ended_at, 0.0) or min(at - began_at, 0.0) if at else 0.0
+        if abs(apart_s) >= _CLOCKS_APART_S:
+            which = "ahead of" if apart_s > 0 else "behind"
+            text = f"the clock of host {host} is {abs(apart_s):,.0f} s {which} this one's: set them by NTP; until then"
+            notes.append(f"{text} lines of `meshctl logs` are out of order")
+    return notes
 
 
 def joined(answers: list[ActorList], silent: Mapping[str, str]) -> ActorList:

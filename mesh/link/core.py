@@ -140,6 +140,15 @@ class LinkCore:
         self._metrics.count("mesh_peers_lost_total")
         self.outputs.append(Lost(peer, reason))
 
+    def failing(self, now: float) -> dict[Address, float]:
+        """Incarnations that gave no answer when they were dialed last, with the seconds since the first such dial."""
+        found = self._handshake.failing(now)
+        for peer in self.peers.values():
+            # It may have dialed this actor since.
+            if peer.address in found and any(connection.is_up for connection in peer.connections):
+                del found[peer.address]
+        return found
+
     def close(self) -> None:
         """Say bye to every peer and forget it, without emitting `Lost`."""
         body = SYSTEM_CODEC.encode(Bye())

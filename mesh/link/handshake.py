@@ -41,6 +41,10 @@ class Handshake:
         if pause_s:
             raise Unreachable(f"{address} could not be reached; the next attempt is in {pause_s:.2f} s")
 
+    def failing(self, now: float) -> dict[Address, float]:
+        """As `ReconnectBackoff.failing`."""
+        return self._backoff.failing(now)
+
     def begin(self, connection: Connection, now: float, trace: str) -> None:
         peer = connection.link.peer
         self._deadlines.set((WELCOME, peer.actor_id), now + self._options.hello_timeout_s)

@@ -66,6 +66,10 @@ class Links:
         """All linked peers, not counting this actor itself."""
         return [peer for peer in self._peers.values() if peer.address != self.address]
 
+    def unreached(self) -> dict[Address, float]:
+        """As `LinkCore.failing`, now."""
+        return self._core.failing(self._time())
+
     def reach(self, actor_id: str) -> Peer:
         """The peer with this actor id, dialed if necessary; raises `Unreachable`."""
         peer = self._peers.get(actor_id)

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from nodes.api_keys.entries import ApiKey, BadApiKeys, KeyTable, as_lines, digest_of, read_lines
+from nodes.api_keys.entries import MAX_KEYS, ApiKey, BadApiKeys, KeyTable, as_lines, digest_of, read_lines, sha256_of
 
 _MAX_BYTES: Final = 4 << 20
 """400 bytes for each of `MAX_KEYS`, with room for comments; whatever else lies there must not take all memory."""
@@ -53,10 +53,16 @@ class KeyFile:
         self.trouble = ""
         """Why the file cannot be used now; meanwhile the last keys read stay in force."""
         self._seen = self._look()
+        self._keys: tuple[ApiKey, ...] = ()
+        self._revoked: dict[bytes, str] = {}
         self._take(read_key_file(path))
 
     def find(self, sent: bytes) -> ApiKey | None:
         return self._table.find(sent)
+
+    def revoked(self, sent: bytes) -> str:
+        """The name that a key had in an earlier file, if that was read here; "" of any other."""
+        return self._revoked.get(sha256_of(sent), "")
 
     def poll(self) -> bool:
         """Read the file again if it was replaced or changed. Returns whether keys or trouble did. Costs a `stat`."""
@@ -73,6 +79,13 @@ class KeyFile:
 
     def _take(self, keys: tuple[ApiKey, ...]) -> None:
         self._table, self.digest, self.num_keys = KeyTable(keys), digest_of(keys), len(keys)
+        self._revoked |= {key.sha256: key.name for key in self._keys}
+        for key in keys:
+            self._revoked.pop(key.sha256, None)
+        while len(self._revoked) > MAX_KEYS:
+            # The oldest: a file that is written anew each day must not take all memory in the end.
+            del self._revoked[next(iter(self._revoked))]
+        self._keys = keys
 
     def _look(self) -> tuple[int, ...] | None:
         try:

@@ -16,6 +16,9 @@ from nodes.gateway.errors import Unauthorized
 _LOOK_S: Final = 1.0
 """A revoked key is refused a second later; a look costs a `stat`."""
 
+_TELL_AGAIN_S: Final = 60.0
+"""A client may try again a thousand times a second."""
+
 
 class Authorization:
     """The keys of one gateway, kept up to date from their file. Raises BadApiKeys if it cannot be used at first."""
@@ -23,6 +26,7 @@ class Authorization:
     def __init__(self, path: Path, ctx: Context) -> None:
         self._file = KeyFile(path)
         self._ctx = ctx
+        self._told: dict[str, float] = {}
 
     def start(self) -> None:
         """Announce which keys these are, and read the file again whenever it has changed."""
@@ -36,11 +40,21 @@ class Authorization:
         for one in sent:
             if (key := self._file.find(one)) is not None:
                 return key
+        for one in sent:
+            self._tell_revoked(self._file.revoked(one))
         if sent:
             raise Unauthorized("The API key is not one of this server's.")
         raise Unauthorized(
             "This server needs an API key: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
         )
+
+    def _tell_revoked(self, name: str) -> None:
+        """Its client does not know yet, and asks the operator why all is refused."""
+        if name and self._told.get(name, 0.0) <= self._ctx.now():
+            self._told[name] = self._ctx.now() + _TELL_AGAIN_S
+            self._ctx.log.warning(
+                "revoked_key", api_key=name, why="it is not in the file of API keys any more", then="401"
+            )
 
     def _look(self) -> None:
         self._ctx.later(_LOOK_S, self._look)

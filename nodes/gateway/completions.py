@@ -73,7 +73,7 @@ class CompletionEndpoint(JobEndpoint):
         generation: Generation | None = None
         try:
             told = await self._unless_gone(self._ask(job), watcher)
-            track.prepared(self._service.now(), told.prepared.elapsed_s)
+            track.prepared(self._service.now(), told.prepared.elapsed_s, told.prepared.render_s)
             generation = self._service.open(told.job, told.prepared, track.arrived_at, call.names, call.place, track)
             self._service.end_aborted(named.opened(generation))
             output = generation.output

@@ -86,10 +86,11 @@ class CallRecord(Part, frozen=True):
 
     `at` is Unix time by the gateway's clock, for people; `clock_s` the time of its arrival by the clock that all
     processes of the gateway's `host` share. `read_s`: its body was read. `tokenize_s` is what tokenizers
-    took, by their own clocks; `prepared_s` when their answers were there. `first_token_s`, `queue_s` … are those of
-    the sample that had its first token last; `stall_s` the longest pause in anybody's output. `attempts` is the largest
-    number of any sample. `code` is that of the error that it was answered with. `sampled`: the line stands for so many
-    calls. `samples` are those that ended last, `MAX_SAMPLES` at most, in the order of the answer.
+    took, by their own clocks, `template_s` of it until chat templates were rendered; `prepared_s` when their answers
+    were there. `first_token_s`, `queue_s` … are those of the sample that had its first token last; `stall_s` the
+    longest pause in anybody's output. `attempts` is the largest number of any sample. `code` is that of the error that
+    it was answered with. `sampled`: the line stands for so many calls. `samples` are those that ended last,
+    `MAX_SAMPLES` at most, in the order of the answer.
     """
 
     request_id: str
@@ -122,6 +123,7 @@ class CallRecord(Part, frozen=True):
     sampled: int = 1
     samples: list[SampleRecord] = []
     deaths: list[DeathRecord] = []
+    template_s: float = 0.0
 
 
 class HeardDeath(Part, frozen=True):

@@ -68,9 +68,9 @@ class Route(Message, frozen=True):
 class Prepared(Message, frozen=True):
     """Token ids and a route for each prompt (no routes if none were requested), and ids for each of the `words`.
 
-    `elapsed_s`: how long it took. `prompt_tail`: how the rendered text of a chat ends, which may open or close a
-    model's reasoning: its last `PROMPT_TAIL_CHARS`; of other prompts nothing. `second_from`, of each pair: where its
-    tokens of type 1 begin, which it has up to its end; 0: it has none.
+    `elapsed_s`: how long it took, `render_s` of it until a chat's template was rendered. `prompt_tail`: how the text
+    of a chat ends, which may open or close a model's reasoning: its last `PROMPT_TAIL_CHARS`; of other prompts nothing.
+    `second_from`, of each pair: where its tokens of type 1 begin, which it has up to its end; 0: it has none.
     """
 
     token_ids: list[list[int]]
@@ -79,6 +79,7 @@ class Prepared(Message, frozen=True):
     words: list[list[int]] = []
     prompt_tail: str = ""
     second_from: list[int] = []
+    render_s: float = 0.0
 
 
 class ChooseRoute(Message, frozen=True):

@@ -238,6 +238,8 @@ class SchedulerActor(Actor):
             "mesh_scheduler_prefix_hit_tokens": float(cache.num_hit_tokens),
             "mesh_scheduler_computed_tokens": float(results.num_computed_tokens),
             "mesh_scheduler_output_tokens": float(results.num_output_tokens),
+            "mesh_scheduler_steps": float(self.core.pipeline.last_step),
+            "mesh_scheduler_step_seconds": self.core.pipeline.steps_s,
         }
 
     @override

@@ -66,6 +66,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_num_running": len(core.running),
         "mesh_scheduler_num_waiting": len(core.queue),
         "mesh_scheduler_num_handoffs": len(grants),
+        "mesh_scheduler_lacks_pages": core.admission.lacks_pages,
         "mesh_scheduler_num_recovered": len(core.recovered),
         "mesh_scheduler_num_leaving": core.running.num_leaving,
         "mesh_scheduler_num_orders": len(orders),

@@ -199,12 +199,14 @@ class TokenizerActor(Actor):
             if message.token_ids is not None:
                 self._reply_prepared(call, message, [*map(truncation.cut, message.token_ids)], "prompt", began)
                 return
-            tail = ""
+            tail, render_s = "", 0.0
             if message.texts is not None:
                 texts, param, special = message.texts, "prompt", message.add_special_tokens
             else:
+                # Waiting for the one process that renders is part of it: a slow template holds up all chats.
+                turn = self.ctx.now()
                 texts, param, special = [await self._render(message)], "messages", message.chat_special_tokens
-                tail = texts[0][-PROMPT_TAIL_CHARS:]
+                tail, render_s = texts[0][-PROMPT_TAIL_CHARS:], self.ctx.now() - turn
             # A text that is cut may have any length.
             is_bounded = message.route and not message.truncate_to
             if is_bounded:
@@ -220,7 +222,7 @@ class TokenizerActor(Actor):
                 return
             if truncation.keeps_first and len(prompts[0]) == truncation.num_tokens:
                 tail = ""
-            self._reply_prepared(call, message, prompts, param, began, tail)
+            self._reply_prepared(call, message, prompts, param, began, tail, render_s=render_s)
         except PrepareError as error:
             _fail(call, error)
 
@@ -277,6 +279,7 @@ class TokenizerActor(Actor):
         began: float,
         tail: str = "",
         second_from: Sequence[int] = (),
+        render_s: float = 0.0,
     ) -> None:
         if call.done:
             return
@@ -308,6 +311,7 @@ class TokenizerActor(Actor):
             words=words,
             prompt_tail=tail,
             second_from=list(second_from),
+            render_s=render_s,
         )
         call.reply(prepared)
 

@@ -3,6 +3,7 @@
 import json
 import xml.etree.ElementTree as ElementTree
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -81,6 +82,18 @@ def test_the_client_says_when_it_was_the_limit() -> None:
     assert "30 ms" in late
     assert not summarize(run(sample(1.0, 2.0, tokens=2), late_s=(0.03,))).client_limits, "nothing to a second"
     assert foot_lines(summarize(run(one, late_s=(0.03,))))[-1].startswith("the client was the limit: ")
+
+
+def test_a_server_that_knows_less_than_most_and_what_to_do() -> None:
+    def foot(detail: str, failure: str = "status 422") -> list[str]:
+        one = replace(sample(1.0, tokens=0, end_s=2.0, failure=failure), detail=detail)
+        return foot_lines(summarize(run(one)))[1:-1]
+
+    assert foot("Unexpected fields in the request: {'ignore_eos'}") == [
+        "this server does not know ignore_eos: leave it out for both with --no-ignore-eos"
+    ]
+    assert foot("prompt must be a string.", "status 400")[0].startswith("this server takes no token ids: give texts")
+    assert foot("ignore_eos", "status 500") == [], "it may have failed for any reason"
 
 
 def test_what_people_read() -> None:

@@ -167,6 +167,16 @@ def test_an_agent_s_pages_by_what_they_came(show: Callable[..., list[str]]) -> N
     ]
 
 
+def test_what_is_wrong_stands_below_the_table_with_what_to_do(show: Callable[..., list[str]]) -> None:
+    agent = actor("kv-agent-0.d", host="d", figures=ActorFigures(unreached={"kv-agent-0.p": 12.0, "worker-0.d": 75.0}))
+    full = actor("s", role="scheduler", figures=ActorFigures(lacks_pages=True))
+    assert show(Meshes(m=[agent, full]), "m")[4:] == [
+        "kv-agent-0.d: cannot reach kv-agent-0.p for 12 s; see to the network between hosts d and p",
+        "kv-agent-0.d: cannot reach worker-0.d for 1 m 15 s",
+        "s: requests wait for KV pages: raise --kv-memory or --kv-pages, or let clients ask for less",
+    ]
+
+
 def test_who_is_not_supervised_is_shown_as_such(show: Callable[..., list[str]]) -> None:
     meshes = Meshes(m=[actor("a"), actor("words-0", role="custom", supervised=False)])
     lines = [line.split() for line in show(meshes, "m")]

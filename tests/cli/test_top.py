@@ -25,7 +25,7 @@ from tests.cli.statuses import actor
 
 BUSY = ActorFigures(
     group="d", phase="decode", cpu_cores=0.5, memory_bytes=3 << 30, num_running=4, num_waiting=2, kv_usage=0.25,
-    tokens_per_s=1234.5, output_tokens_per_s=200.0, hit_ratio=0.75,
+    tokens_per_s=1234.5, output_tokens_per_s=200.0, hit_ratio=0.75, step_s=0.0125,
 )  # fmt: skip
 MESH = ActorList("m", "http://u", "echo", True, [
     actor("registry", state="ready", figures=ActorFigures(cpu_cores=0.01)),
@@ -44,15 +44,15 @@ def test_who_is_busy_and_what_happened() -> None:
     assert lines[1] == ("requests 5 running, 1 waiting; 1,234.5 tokens/s, 200.0 drawn; CPU 0.76 cores; memory 4.0 GiB")
     names = lines[3].split()
     assert names == [
-        "ACTOR", "STATE", "UPTIME", "CPU", "PSS", "RSS", "RUNNING", "WAITING", "KV", "HITS", "TOKENS/S", "DRAWN/S",
-        "STARTS",
+        "ACTOR", "STATE", "UPTIME", "CPU", "PSS", "RSS", "RUNNING", "WAITING", "KV", "HITS", "STEP",
+        "TOKENS/S", "DRAWN/S", "STARTS",
     ]  # fmt: skip
     assert [line.split()[0] for line in lines[4:9]] == [
         "scheduler-d", "worker-d", "gateway-0", "tokenizer-0", "registry"
     ]  # fmt: skip
     assert lines[4].split() == [
         "scheduler-d", "ready", "1", "m", "1", "s", "50%", "2.0", "GiB", "3.0", "GiB", "4", "2", "25%", "75%",
-        "1,234.5", "200.0", "0",
+        "12.5", "ms", "1,234.5", "200.0", "0",
     ]  # fmt: skip
     assert lines[5].split()[1:3] == ["STARTING", "-"]
     assert lines[9:] == [
@@ -223,7 +223,11 @@ def test_calls_that_run_say_what_they_wait_for_the_oldest_first() -> None:
             attempts=1, key="alice", samples=[waiting],
         ),
     ]  # fmt: skip
-    (section,) = calls_section(CallsFound(calls=calls, num=5), None)
+    clients, section = calls_section(CallsFound(calls=calls, num=5), None)
+    assert [line.split() for line in clients.lines[1:]] == [
+        ["alice", "1", "1", "1", "m", "15", "s", "0"],
+        ["-", "1", "1", "1", "s", "0"],
+    ]
     head, old, young, more = section.lines
     assert head.split() == ["REQUEST", "AGE", "PHASE", "AT", "TOKENS", "SAMPLES", "TRIES", "KEY"]
     assert old.split()[1:] == ["1", "m", "15", "s", "waiting", "d", "7+0", "1", "1", "alice"]
@@ -231,3 +235,6 @@ def test_calls_that_run_say_what_they_wait_for_the_oldest_first() -> None:
     assert young.split()[:4] == ["young", "1", "s", "body"]
     assert more == "... 3 more"
     assert calls_section(CallsFound(calls=[]), None) == []
+    many = [msgspec.structs.replace(calls[0], request_id=f"c{number}") for number in range(100)]
+    (section,) = calls_section(CallsFound(calls=many, num=120), None)
+    assert (section.heading, len(section.lines), section.lines[-1]) == ("REQUESTS", 22, "... 100 more")

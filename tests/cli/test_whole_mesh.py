@@ -12,7 +12,7 @@ from cli.plan.names import supervisor_id
 from cli.protocol import ActorList, ActorStatus, ListActors, RestartActors, Restarting, StopMesh, Stopping
 from cli.supervisor import whole_restart, whole_stop
 from cli.supervisor.refusals import Refused
-from cli.supervisor.whole_mesh import UNKNOWN, joined, list_whole_mesh
+from cli.supervisor.whole_mesh import UNKNOWN, clock_notes, joined, list_whole_mesh
 from cli.supervisor.whole_restart import WholeRestart
 from cli.supervisor.whole_stop import stop_whole_mesh
 from mesh.address import Address, Endpoint, host_of
@@ -101,6 +101,14 @@ def test_the_list_of_the_whole_mesh_is_every_host_s_own(hosts: Hosts) -> None:
     assert all(one.supervised for one in whole.actors), "who is another's to supervise is no stranger"
     assert whole.ready
     assert whole.notes == ["a is there", "slow", "b is there", "c is there"]
+
+
+def test_clocks_are_compared_only_beyond_the_time_that_asking_took() -> None:
+    told = {"same": 101.0, "slow": 98.5, "ahead": 192.0, "behind": 10.0, "old release": 0.0}
+    assert [note.partition(":")[0] for note in clock_notes(told, 99.0, 102.0)] == [
+        "the clock of host ahead is 90 s ahead of this one's",
+        "the clock of host behind is 89 s behind this one's",
+    ]
 
 
 def test_a_host_that_does_not_answer_is_named_and_what_is_known_of_it_stays() -> None:

@@ -126,6 +126,7 @@ async def test_a_dead_peer_answers_at_once(a, b, mesh):
     with pytest.raises((PeerLost, Unreachable)):
         await a.actor.ctx.ask("b", HI, timeout_s=60)
     assert loop.time() - start < 3
+    assert [name for name in a.stats().gauges if "unreached" in name] == ['mesh_unreached_seconds{peer="b"}']
 
 
 async def test_whom_nobody_knows_cannot_be_reached(a):

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from tests.process.browser import CHROMIUM, DRIVER, Browser
+from tools.browser import CHROMIUM, DRIVER, Browser
 
 pytestmark = [
     pytest.mark.process,

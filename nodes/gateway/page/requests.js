@@ -1,7 +1,7 @@
 // The last requests of all gateways. A row is made once and stays, so that focus and what is unfolded stay too.
 const MAX_ROWS = 50;
 const SPAN_KINDS = [
-  ["tokenize", "s0", ["body", "tokenizer's way", "tokenize", "tokenizer"]],
+  ["tokenize", "s0", ["body", "tokenizer's way", "template", "tokenize", "tokenizer"]],
   ["queue", "s1", ["gateway", "submit", "queue", "waiting"]],
   ["grant", "s6", ["grant"]],
   ["prefill", "s2", ["prefill"]],

@@ -40,7 +40,7 @@ class CallTrack:
     """One call under way; times on the service's clock. `names` are told again once the body has been read."""
 
     __slots__ = ("_samples", "arrived_at", "at", "cached_tokens", "names", "num_samples", "open_ids", "output_tokens",
-                 "prepared_at", "prompt_tokens", "read_at", "tokenize_s", "totals")  # fmt: skip
+                 "prepared_at", "prompt_tokens", "read_at", "template_s", "tokenize_s", "totals")  # fmt: skip
 
     def __init__(self, names: RequestNames, arrived_at: float, at: float) -> None:
         self.names = names
@@ -48,7 +48,7 @@ class CallTrack:
         self.at = at
         self.read_at: float | None = None
         self.prepared_at: float | None = None
-        self.tokenize_s = 0.0
+        self.tokenize_s = self.template_s = 0.0
         self.num_samples = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         # Of its requests that run: ids, with whether the tokens of its prompt count. Samples of a prompt share it.
         self.open_ids: dict[str, bool] = {}
@@ -58,10 +58,11 @@ class CallTrack:
     def read(self, now: float, names: RequestNames) -> None:
         self.read_at, self.names = now, names
 
-    def prepared(self, now: float, tokenize_s: float) -> None:
+    def prepared(self, now: float, tokenize_s: float, template_s: float = 0.0) -> None:
         """A tokenizer answered; of a call with many inputs, the last one counts."""
         self.prepared_at = now
         self.tokenize_s += tokenize_s
+        self.template_s += template_s
 
     def opened(self, generation: Generation) -> None:
         for index, request_id in enumerate(generation.request_ids):
@@ -102,6 +103,7 @@ class CallTrack:
             read_s=self._since(self.read_at),
             prepared_s=self._since(self.prepared_at),
             tokenize_s=self.tokenize_s,
+            template_s=self.template_s,
             num_samples=self.num_samples,
             samples=sorted(samples, key=lambda sample: _number(sample.request_id)),
         )

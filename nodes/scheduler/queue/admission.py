@@ -75,7 +75,10 @@ class Credit:
 
 
 class Admission:
-    """Moves waiting sequences into steps and handoffs. `is_due` says that something changed since the last walk."""
+    """Moves waiting sequences into steps and handoffs.
+
+    `is_due`: something changed since the last walk. `lacks_pages`: that ended at a sequence with too few pages for it.
+    """
 
     def __init__(
         self,
@@ -99,11 +102,13 @@ class Admission:
         self._grants = grants
         self._orders = orders
         self.is_due = False
+        self.lacks_pages = False
+        self._noted = ""
         self.num_recomputed_tokens = 0
 
     def admit(self, step_tokens: int, max_running: int, can_prefill: Callable[[str], bool], now: float) -> None:
         """Admit what may enter; `can_prefill` says whether a prefill scheduler can be used. Called when `is_due`."""
-        self.is_due = False
+        self.is_due = self.lacks_pages = False
         if not len(self._queue) or len(self._running) + len(self._grants) >= max_running:
             return
         credit = Credit(self._growth, self._cache.num_available(), [*self._running, *self._grants.sequences()])
@@ -127,6 +132,7 @@ class Admission:
                 num_skipped += 1
                 continue
             if not credit.take(sequence, self._num_pages(num_left)) or not self._enter(sequence, is_elsewhere, now):
+                self._lack(sequence, self._num_pages(num_left))
                 return
             credit.refresh(self._cache.num_available())
             # A prefill elsewhere takes pages here, but no part of a step.
@@ -136,6 +142,13 @@ class Admission:
         """Whether a waiting sequence is passed over because a running one computes what it begins with."""
         match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
         return self._is_being_computed(sequence, match.num_tokens)
+
+    def _lack(self, sequence: Sequence, num_pages: int) -> None:
+        self.lacks_pages = True
+        # Once while it is the first: each step that frees pages tries again, a hundred times a second.
+        if self._noted != sequence.request_id:
+            self._noted = sequence.request_id
+            self._outbox.note(Noted.NO_PAGES, sequence.request_id, num_pages, self._cache.num_available())
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.page_size)

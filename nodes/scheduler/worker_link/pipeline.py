@@ -102,6 +102,7 @@ class Pipeline:
         """The last step, as it was composed; if the same batch decodes on, its rows are reused."""
         self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
         self.num_fenced = 0
+        self.steps_s = 0.0
         self.num_mismatches = 0
         self.num_repeated_steps = 0
         self.num_recomputed_tokens = 0
@@ -267,6 +268,7 @@ class Pipeline:
         num_rows, num_tokens, num_pages = _size(sent.step)
         self._times.observe(num_rows, num_tokens, num_pages, result.elapsed_s)
         took_us = int(result.elapsed_s * 1e6)
+        self.steps_s += took_us / 1e6
         self._outbox.step(STEP, result.step, step_size(num_rows, num_tokens), took_us)
         self.pace.observe(num_rows, num_tokens, result.elapsed_s)
         acknowledged = _acknowledge(sent, result)

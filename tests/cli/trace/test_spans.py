@@ -23,8 +23,8 @@ from nodes.protocol.records import (
 
 WHOLE = CallRecord(
     request_id="c", gateway="g", at=1.7e9, route="/v1/chat/completions", status=200, finish="stop", total_s=12.0,
-    read_s=0.5, prepared_s=1.5, tokenize_s=0.25, first_token_s=5.0, num_samples=1, prompt_tokens=9, output_tokens=30,
-    attempts=2,
+    read_s=0.5, prepared_s=1.5, tokenize_s=0.25, template_s=0.2, first_token_s=5.0, num_samples=1, prompt_tokens=9,
+    output_tokens=30, attempts=2,
     samples=[
         SampleRecord(
             request_id="c-0", first_token_s=5.0, last_token_s=10.75, ended_s=11.0, finish="stop",
@@ -48,7 +48,8 @@ def test_a_call_that_survived_a_death() -> None:
     assert told == [
         ("body", 0.0, 0.5, ""),
         ("tokenizer's way", 0.5, 1.25, ""),
-        ("tokenize", 1.25, 1.5, ""),
+        ("template", 1.25, 1.45, ""),
+        ("tokenize", 1.45, 1.5, ""),
         ("submit", 1.5, 1.6, "d"),
         ("queue", 1.6, 2.6, "d"),
         ("grant", 2.6, 3.1, "d"),
@@ -90,14 +91,19 @@ samples = st.builds(
 )  # fmt: skip
 
 
-@given(st.floats(0.001, 30), times, times, st.floats(0, 9), st.none() | samples)
+@given(st.floats(0.001, 30), times, times, st.floats(0, 9), st.floats(0, 9), st.none() | samples)
 def test_spans_tile_any_record(
-    total_s: float, read_s: float, prepared_s: float, tokenize_s: float, sample: SampleRecord | None
+    total_s: float,
+    read_s: float,
+    prepared_s: float,
+    tokenize_s: float,
+    template_s: float,
+    sample: SampleRecord | None,
 ) -> None:
     # Records come from other processes, and from files: whatever they say, a timeline has no gap and no overlap.
     call = CallRecord(
         request_id="c", total_s=total_s, read_s=read_s, prepared_s=prepared_s, tokenize_s=tokenize_s,
-        samples=[] if sample is None else [sample],
+        template_s=template_s, samples=[] if sample is None else [sample],
     )  # fmt: skip
     spans = sample_spans(call, sample)
     assert [span.begin_s for span in spans] == [0.0, *(span.end_s for span in spans[:-1])]

@@ -18,6 +18,16 @@ def test_pauses_grow_to_a_limit_and_end_with_success():
     assert round(backoff.remaining_s(A, 10.0), 3) == 0.1
 
 
+def test_who_gave_no_answer_is_told_for_a_minute_or_until_it_does():
+    backoff = ReconnectBackoff(0.5, 2.0)
+    backoff.failed(A, 10.0)
+    backoff.failed(A, 12.0)
+    assert backoff.failing(13.0) == {A: 3.0}, "since the first failure"
+    assert backoff.failing(74.0) == {}, "nobody has tried since, so nobody knows"
+    backoff.succeeded(A)
+    assert backoff.failing(13.0) == {}
+
+
 def test_only_so_many_are_remembered():
     backoff = ReconnectBackoff(1.0, 1.0)
     for number in range(2000):

@@ -142,8 +142,23 @@ def test_a_file_is_read_again_when_it_has_changed_and_what_is_broken_changes_not
     write_key_file(path, read_lines(f"bob {B}"))
     assert file.poll()
     assert (file.trouble, file.find(b"sk-a")) == ("", None)
+    assert (file.revoked(b"sk-a"), file.revoked(b"sk-b"), file.revoked(b"sk-c")) == ("alice", "", "")
     path.touch()
     assert not file.poll(), "the same keys are no news"
+    path.write_text(f"bob {B}\nalice {A}\n")
+    assert file.poll()
+    assert file.revoked(b"sk-a") == "", "it is back"
+
+
+def test_only_so_many_revoked_keys_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr("nodes.api_keys.file.MAX_KEYS", 3)
+    path = tmp_path / "keys"
+    write_key_file(path, read_lines(f"k0 {sha256_of('k0').hex()}"))
+    file = KeyFile(path)
+    for number in range(1, 7):
+        path.write_text(f"k{number} {sha256_of(f'k{number}').hex()}  # {'x' * number}\n")
+        assert file.poll()
+    assert [file.revoked(b"k%d" % number) for number in range(7)] == ["", "", "", "k3", "k4", "k5", ""]
 
 
 def gateway(actor_id, **attributes):

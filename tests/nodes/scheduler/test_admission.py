@@ -10,6 +10,7 @@ from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.batch.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
 from nodes.scheduler.queue.admission import Credit, num_shared_tokens
 from nodes.scheduler.sequence import NO_STOP, Sequence, Stage
+from nodes.trace_notes import Noted
 from tests.nodes.scheduler.scheduler_world import PAGE, World, prompt, started
 from tests.nodes.step_plans import column
 
@@ -125,6 +126,21 @@ def test_who_lacks_credit_waits_and_holds_up_those_behind() -> None:
     world.submit(prompt(8, 3), "m", max_tokens=1)
     world.flush("w-m")
     assert stages(world) == [Stage.PREFILL, Stage.WAITING, Stage.WAITING]
+    core = world.cores["m"]
+    assert core.stats()["mesh_scheduler_lacks_pages"] == 1
+    world.settle()
+    assert core.stats()["mesh_scheduler_lacks_pages"] == 0
+
+
+def test_who_lacks_pages_is_noted_once() -> None:
+    world, noted = started(num_pages={"m": 41}), list[tuple[Noted, str]]()
+    world.cores["m"].outbox.note = lambda kind, request_id, a, b: noted.append((kind, request_id))
+    for number in range(4):
+        world.submit(prompt(40, number), "m", max_tokens=40)
+    world.settle()
+    lacking = [request_id for kind, request_id in noted if kind == Noted.NO_PAGES]
+    assert lacking
+    assert len(lacking) == len({*lacking})
 
 
 def test_no_more_than_max_running() -> None:

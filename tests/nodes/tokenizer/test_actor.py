@@ -331,6 +331,9 @@ async def test_a_template_is_described_and_how_prompts_end(mesh):
     assert (await ask(mesh, chat("hello"))).prompt_tail.endswith("hello<|im_end|>\n<|im_start|>assistant\n")
     assert (await ask(mesh, Prepare(request_id="r", texts=["hello"]))).prompt_tail == ""
     assert len((await ask(mesh, chat("x" * 500))).prompt_tail) == PROMPT_TAIL_CHARS
+    chatted, plain = await ask(mesh, chat("hello")), await ask(mesh, Prepare(request_id="r", texts=["hello"]))
+    assert 0 < chatted.render_s <= chatted.elapsed_s
+    assert plain.render_s == 0
 
 
 async def test_a_template_that_shows_no_tools(mesh):

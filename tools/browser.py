@@ -1,4 +1,4 @@
-"""Debian's chromium, driven over WebDriver's plain HTTP: no client library is needed for the little that tests ask."""
+"""Debian's chromium, driven over WebDriver's plain HTTP, which is all that tests and pictures of the page need."""
 
 import base64
 import shutil
@@ -27,7 +27,8 @@ class Browser:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._profile = tempfile.TemporaryDirectory(prefix="kvmesh-browser-")
+        # Its last processes may still write there when it is removed.
+        self._profile = tempfile.TemporaryDirectory(prefix="kvmesh-browser-", ignore_cleanup_errors=True)
         self._driver = subprocess.Popen(
             [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -58,8 +59,6 @@ class Browser:
         self._http.close()
         self._driver.terminate()
         self._driver.wait(10)
-        # Its last processes may still write there.
-        self._profile._ignore_cleanup_errors = True
         self._profile.cleanup()
 
     def open(self, url: str) -> None:
@@ -89,9 +88,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", features=[scheme])
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page, also what is below the window."""
-        taken = self._devtools("Page.captureScreenshot", captureBeyondViewport=True)
+    def screenshot(self, path: Path, width: int, height: int, scale: float = 1.0) -> None:
+        """So much of the page, from its upper left corner on."""
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
+        taken = self._devtools("Page.captureScreenshot", clip=clip)
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def complaints(self) -> list[str]:
