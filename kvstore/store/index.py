@@ -216,12 +216,12 @@ class StoreIndex:
         alike = np.nonzero(words[1:] == words[:-1])[0]
         if not len(alike):
             return slots
+        doubtful = slots[np.union1d(alike, alike + 1)]
         newest: dict[bytes, int] = {}
-        for slot in slots[np.union1d(alike, alike + 1)].tolist():
-            key = self._hashes[slot].tobytes()
-            other = newest.get(key, slot)
-            older, newest[key] = sorted((slot, other), key=lambda each: int(self._sequences[each]))
-            if slot != other:
+        for slot in doubtful[np.argsort(self._sequences[doubtful])].tolist():
+            older = newest.get(key := self._hashes[slot].tobytes())
+            newest[key] = slot
+            if older is not None:
                 self._sequences[older] = 0
         return slots[self._sequences[slots] > 0]
 
