@@ -1,6 +1,7 @@
 """Real files: every way in which pages get to the disk and back, and refusals of direct I/O at any time."""
 
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def refuse(
     calls: list[int] = []
 
     def called(descriptor: Any, *rest: Any) -> Any:
-        flags = rest[0] if name == "open" else os.get_blocking(descriptor) and _flags(descriptor)
+        flags = rest[0] if name == "open" else fcntl.fcntl(descriptor, fcntl.F_GETFL)
         if flags & os.O_DIRECT:
             calls.append(len(calls))
             if when(calls[-1]):
@@ -63,12 +64,6 @@ def refuse(
 
     monkeypatch.setattr(os, name, called)
     return calls
-
-
-def _flags(descriptor: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(descriptor, fcntl.F_GETFL)
 
 
 @pytest.fixture(params=["as the disk has it", "through the cache"])
