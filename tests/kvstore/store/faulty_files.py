@@ -82,7 +82,7 @@ class FaultyFiles(PageFiles):
     @override
     def write_pages(self, first: int, pages: Sequence[Page]) -> None:
         self.fail("write_pages", first)
-        self._write("pages", first * self.page_bytes, b"".join(view for page in pages for view in page))
+        self._write("pages", first * self.page_bytes, b"".join(bytes(view) for page in pages for view in page))
 
     @override
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Which directories are taken, whose stores are in them, and what is said of those that cannot be used."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -28,6 +30,7 @@ from kvstore.errors import (
 from kvstore.store import directory as directory_module
 from kvstore.store.directory import StoreIdentity, find_stores, open_files
 from tests.kvstore.store.pages import content, page_hash
+from tests.simulation.planting import Patches, around, first_caught, nothing
 
 PAGE = 4096
 OURS = StoreIdentity(host="one", layout_digest=b"l" * 16, page_bytes=PAGE, tp_size=2, numerics="torch, AVX2")
@@ -322,8 +325,8 @@ def test_file_systems_that_cannot(
     error: type[StoreError],
     words: str,
 ) -> None:
-    with monkeypatch.context() as patch:
-        failing(patch, owner, name, code)
+    with monkeypatch.context() as patched:
+        failing(patched, owner, name, code)
         with pytest.raises(StoreError, match=words) as raised:
             open_files(tmp_path, OURS, SIZE)
     assert type(raised.value) is error
@@ -347,8 +350,70 @@ def test_a_disk_too_full_to_grow_leaves_the_store_as_it_was_and_names_others(tmp
 
 
 def test_a_header_that_was_never_written_is_written_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(directory_module, "_take_header", lambda *_: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(directory_module, "_take_header", lambda *_: None)
         open_files(tmp_path, OURS, SIZE).close()
     open_files(tmp_path, OURS, SIZE).close()
     assert [found.identity for found in find_stores(tmp_path)] == [OURS]
+
+
+# planted bugs: in each pair, what only both together break
+
+
+def a_store_has_one_owner(directory: Path) -> None:
+    with contextlib.ExitStack() as held:
+        held.callback(open_files(directory, OURS, SIZE).close)
+        with contextlib.suppress(StoreBusy):
+            held.callback(open_files(directory, OURS, SIZE).close)
+            raise AssertionError("there are two owners")
+
+
+def other_numerics_find_nothing(directory: Path) -> None:
+    files = open_files(directory, OURS, SIZE)
+    files.write_heads(0, b"ours" * 16)
+    files.close()
+    files = open_files(directory, msgspec.structs.replace(OURS, numerics="other"), SIZE)
+    found = files.read_heads(0, 1)
+    files.close()
+    assert found == bytes(64)
+
+
+def what_grows_again_is_empty(directory: Path) -> None:
+    files = open_files(directory, OURS, SIZE)
+    files.write_heads(9, b"h" * 64)
+    files.close()
+    open_files(directory, OURS, SIZE - 5 * SLOT).close()
+    files = open_files(directory, OURS, SIZE)
+    found = files.read_heads(9, 1)
+    files.close()
+    assert found == bytes(64)
+
+
+def pages_are_private(directory: Path) -> None:
+    open_files(directory, OURS, SIZE).close()
+    assert mode(directory / OURS.folder) == 0o700
+
+
+PLANTED: dict[str, tuple[Callable[[Path], None], Patches]] = {
+    "nobody locks": (a_store_has_one_owner, [around(directory_module, "_lock", nothing)]),
+    "numerics are in no name and no header": (
+        other_numerics_find_nothing,
+        [
+            lambda: patch.object(StoreIdentity, "folder", property(lambda self: f"kv-{self.host}")),
+            around(directory_module, "_take_header", nothing),
+        ],
+    ),
+    "what is cut off is kept": (
+        what_grows_again_is_empty,
+        [around(os, "ftruncate", nothing)],
+    ),
+    "a folder is open to all": (pages_are_private, [around(directory_module, "_PRIVATE", 0o755)]),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_seen(tmp_path: Path, name: str) -> None:
+    check, patches = PLANTED[name]
+    (tmp_path / "sound").mkdir(0o700)
+    check(tmp_path / "sound")
+    assert first_caught(patches, lambda _: check(tmp_path), most=1)

@@ -2,18 +2,21 @@
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from typing_extensions import override
 
 from kvstore.store import index as index_module
+from kvstore.store.chains import Chains
 from kvstore.store.heads import Head, decode_heads, encode_heads
 from kvstore.store.index import Claim, PageName, StoreIndex
 from tests.kvstore.store.pages import ROOT, chain
+from tests.simulation.planting import Patches, around, first_caught
 
 
 class WatchedIndex(StoreIndex):
@@ -52,8 +55,8 @@ def path_names(path: list[bool]) -> list[PageName]:
 class Books(RuleBasedStateMachine):
     """Claims, publications, losses and restarts in any order."""
 
-    @initialize(num_slots=st.integers(1, 24), candidates=st.integers(1, 4))
-    def begin(self, num_slots: int, candidates: int) -> None:
+    @initialize(num_slots=st.integers(1, 12), candidates=st.integers(1, 4))
+    def open(self, num_slots: int, candidates: int) -> None:
         self.candidates = candidates
         self.index = WatchedIndex(num_slots)
         self.pages: dict[bytes, Stored] = {}
@@ -77,7 +80,15 @@ class Books(RuleBasedStateMachine):
             parent.used = max(parent.used, gone.used)
 
     @rule(path=PATHS, first=st.integers(0, 3))
-    def claim(self, path: list[bool], first: int) -> None:
+    def begin(self, path: list[bool], first: int) -> None:
+        self.claim(path, first)
+
+    @rule(path=PATHS)
+    def store(self, path: list[bool]) -> None:
+        for claim in self.claim(path, 0):
+            self.end(claim, "stored")
+
+    def claim(self, path: list[bool], first: int) -> list[Claim]:
         names = path_names(path)[first:]
         wanted = [name for name in names if name.page_hash not in self.pages and name.page_hash not in self.claimed]
         self.index.removed.clear()
@@ -106,12 +117,16 @@ class Books(RuleBasedStateMachine):
             assert claim.slot not in taken, "a slot is given twice"
             taken.append(claim.slot)
             self.claimed[claim.name.page_hash] = claim
+        return claims
 
     @rule(data=st.data(), ends=st.sampled_from(("stored", "stored", "stored", "given back", "retired")))
     def end_claim(self, data: st.DataObject, ends: str) -> None:
         if not self.claimed:
             return
-        claim = self.claimed.pop(data.draw(st.sampled_from(sorted(self.claimed))))
+        self.end(self.claimed[data.draw(st.sampled_from(sorted(self.claimed)))], ends)
+
+    def end(self, claim: Claim, ends: str) -> None:
+        del self.claimed[claim.name.page_hash]
         if ends == "stored":
             self.index.publish(claim, claim.sequence * 7)
             self.pages[claim.name.page_hash] = Stored(claim.name, claim.slot, claim.sequence, self.tick())
@@ -264,3 +279,47 @@ def test_many_first_pages_of_one_root_cost_no_more_than_others() -> None:
     # What is evicted at once, a 64th, is not all used yet.
     assert 4000 - 4000 // 64 < index.num_stored <= 4000
     assert np.all(index._num_children == 0)
+
+
+# planted bugs
+
+
+def _any_page(oldest: Any, self: StoreIndex) -> int | None:
+    stored = np.nonzero(self._sequences)[0]
+    return int(stored[0]) if len(stored) else None
+
+
+def _used_at_once(oldest: Any, self: StoreIndex) -> int | None:
+    leaves = np.nonzero((self._sequences > 0) & (self._num_children == 0))[0]
+    return int(leaves[self._used[leaves].argmax()]) if len(leaves) else None
+
+
+PLANTED: dict[str, Patches] = {
+    "parents are evicted before their children": [around(StoreIndex, "_oldest", _any_page)],
+    "the page used last is evicted": [around(StoreIndex, "_oldest", _used_at_once)],
+    "children that came first are not counted": [
+        around(Chains, "all_of", lambda all_of, self, key: list(all_of(self, key))[:1])
+    ],
+    "a page that is there twice counts twice": [
+        around(StoreIndex, "_without_doubles", lambda without, self, slots: slots)
+    ],
+    "a slot is dropped whatever it holds": [
+        around(
+            StoreIndex, "drop", lambda drop, self, slot, _, **given: drop(self, slot, self._sequence_at[slot], **given)
+        )
+    ],
+    "retired slots are given again": [
+        around(StoreIndex, "_give_back", lambda give, self, slot, reusable: give(self, slot, reusable=True))
+    ],
+}
+
+
+def walk(_: int) -> None:
+    # Found, not shrunk nor remembered: that it fails is all that is asked.
+    found = settings(max_examples=100, stateful_step_count=20, phases=[Phase.generate], database=None)
+    run_state_machine_as_test(Books, settings=found)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_seen(name: str) -> None:
+    assert first_caught(PLANTED[name], walk, most=1)
