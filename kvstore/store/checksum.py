@@ -18,6 +18,7 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 
 _WORD_BYTES: Final = 8
+"""Of numpy's widest integer, in which a sum goes at the speed of memory."""
 _FOLD: Final = 2**32 - 5
 """The largest prime below 2**32: the remainder depends on all 64 bits of a sum."""
 _MIX: Final = tuple(np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31))

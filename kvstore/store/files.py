@@ -29,6 +29,7 @@ from kvstore.store.heads import HEAD_BYTES
 ALIGNMENT: Final = 4096
 """What direct I/O asks of memory, offsets and lengths: the largest block of today's disks, a page of memory too."""
 HEADER_BYTES: Final = 4096
+"""One block of the disk, so that the header is written whole; its names take some 150 bytes."""
 MAX_BUFFERS: Final = 1024
 """Buffers in one call (IOV_MAX of Linux)."""
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)

@@ -49,8 +49,13 @@ def encode_heads(first: int, heads: Sequence[Head]) -> bytes:
     rows[:, PARENT_WORDS] = hash_words([head.parent_hash for head in heads])
     rows[:, SEQUENCE_WORD] = [head.sequence for head in heads]
     rows[:, CHECKSUM_WORD] = [head.checksum for head in heads]
-    rows[:, _SEAL_WORD] = _seals(rows, first)
+    seal(rows, first)
     return rows.tobytes()
+
+
+def seal(rows: Words, first: int) -> None:
+    """Seal the heads of slots `first` and following, shape (slots, 8)."""
+    rows[:, _SEAL_WORD] = _seals(rows, first)
 
 
 def decode_heads(data: bytes | bytearray | memoryview) -> Words:

@@ -35,9 +35,10 @@ _MAX_RUN_SLOTS: Final = 64
 """Longer ones are not looked for: eight times the least is no faster to read, and harder to find."""
 _CANDIDATES: Final = 4096
 """Oldest pages found in one pass over the columns (5 ms for 1,000,000), so that each costs a microsecond."""
-_EVICTED_SHARE: Final = 64
 _MAX_EVICTED: Final = 256
-"""Taken at once when slots run out, at most a 64th of all: neighbours become free together, and give a run."""
+"""Pages taken at once when slots run out: neighbours become free together, and give a run."""
+_EVICTED_SHARE: Final = 64
+"""At most a 64th of all pages, since what is taken is missed before its slots are used again."""
 
 
 class PageName(NamedTuple):
