@@ -28,6 +28,8 @@ from kvstore.store.index import PageName, StoreIndex
 from kvstore.store.lanes import Lane, ThreadLane
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Failure, Piece, Read, Write, pieces_of
 
+_LOADING: Final = "loading"
+_BUSY: Final = "busy"
 _LOADED_AT_ONCE: Final = 1 << 15
 """Heads read and checked in one pass: 2 MiB, so that what is computed stays in the processor's cache."""
 _FAILED_WRITES: Final = 8
@@ -158,6 +160,10 @@ class PageStore:
         slots = [claim.slot for claim in claims]
         self._start(write, range(len(claims)), slots, self._piece_pages, self._checkers, self._sum)
         return write
+
+    def must_wait(self, num_pages: int) -> bool:
+        """Whether `begin_write` of so many pages would be refused now, but not once what goes on has ended."""
+        return self._refusal(num_pages * self._page_bytes) in (_LOADING, _BUSY)
 
     def commit(self, write: Write, is_good: Sequence[bool]) -> None:
         """Store the pages of a write that `poll` has returned; not those for which `is_good` is false.
@@ -304,11 +310,11 @@ class PageStore:
 
     def _refusal(self, num_bytes: int) -> str:
         if self._index is None:
-            return "loading"
+            return _LOADING
         if self.why_read_only:
             return "read only"
         if self._writing and self._writing + num_bytes > self._limits.writing_bytes:
-            return "busy"
+            return _BUSY
         return ""
 
     # in other threads
