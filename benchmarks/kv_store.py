@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -88,17 +89,22 @@ class Pages:
 
 
 def write(opened: Opened, pages: Pages) -> float:
-    """Seconds until all of `pages` are found."""
+    """Seconds until all of `pages` are found; prompts are begun as fast as the store takes them."""
     pages.rename()
+    prompts = deque(pages.prompts())
+    num_left = len(prompts)
     began = time.perf_counter()
-    for first in pages.prompts():
-        prompt = slice(first, first + PROMPT_PAGES)
-        begun = opened.store.begin_write(pages.names[prompt], pages.pages[prompt])
-        opened.finish(begun)
-        assert begun is not None
-        opened.store.commit(begun, [True] * len(begun.claims))
-        opened.finish(begun)
-        assert all(begun.is_stored)
+    while num_left:
+        while prompts and not opened.store.must_wait(PROMPT_PAGES):
+            prompt = slice(first := prompts.popleft(), first + PROMPT_PAGES)
+            assert opened.store.begin_write(pages.names[prompt], pages.pages[prompt]) is not None
+        for ended in opened.poll():
+            assert isinstance(ended, Write)
+            if ended.is_written:
+                assert all(ended.is_stored)
+                num_left -= 1
+            else:
+                opened.store.commit(ended, [True] * len(ended.claims))
     return time.perf_counter() - began
 
 

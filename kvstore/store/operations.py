@@ -75,12 +75,14 @@ class Piece(NamedTuple):
 def pieces_of(owner: Read | Write, numbers: Sequence[int], slots: Sequence[int], most: int) -> list[Piece]:
     """The pages of `numbers` (ascending indices into `slots`) as runs whose slots and indices ascend together."""
     pieces: list[Piece] = []
+    slot, at, count = 0, 0, 0
     for number in numbers:
-        last = pieces[-1] if pieces else None
-        # Where the next page would be if the run went on.
-        follows = last is not None and (number, slots[number]) == (last.at + last.num_pages, last.slot + last.num_pages)
-        if last is not None and follows and last.num_pages < most:
-            pieces[-1] = last._replace(num_pages=last.num_pages + 1)
+        if count and count < most and number == at + count and slots[number] == slot + count:
+            count += 1
             continue
-        pieces.append(Piece(owner, slots[number], number, 1))
+        if count:
+            pieces.append(Piece(owner, slot, at, count))
+        slot, at, count = slots[number], number, 1
+    if count:
+        pieces.append(Piece(owner, slot, at, count))
     return pieces

@@ -200,7 +200,7 @@ class Books(RuleBasedStateMachine):
 
 # The clocks of model and index differ (the index counts claims, too), but both only order uses.
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=40, stateful_step_count=40)
+TestBooks.settings = settings(max_examples=30, stateful_step_count=40)
 
 
 def store(index: StoreIndex, names: list[PageName]) -> list[int]:
@@ -221,6 +221,7 @@ def test_a_prompt_lies_in_one_run() -> None:
     assert num_runs(index.lookup([name.page_hash for name in chain("a", 160)])[0]) == 1
 
 
+@settings(max_examples=15)
 @given(st.integers(2, 12), st.integers(0, 2**32))
 def test_prompts_that_grow_page_by_page_beside_each_other_lie_in_runs_of_eight(num_prompts: int, seed: int) -> None:
     index, draw = StoreIndex(num_prompts * 64), random.Random(seed)

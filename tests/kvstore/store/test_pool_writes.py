@@ -243,5 +243,5 @@ def test_only_the_comparison_afterwards_is_needed_and_it_is(when: str) -> None:
         found = compare(self, *given)  # type: ignore[operator]
         return found if (when == "after") == is_after and when != "never" else [True] * len(found)
 
-    caught = first_caught([around(PoolWrites, "_are_current", compared)], storm, most=20)
+    caught = first_caught([around(PoolWrites, "_are_current", compared)], storm, most=6)
     assert bool(caught) == (when != "after")
