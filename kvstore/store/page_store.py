@@ -14,6 +14,7 @@ threads: reads in one lane, writes in another of one thread, so that what is wri
 checksums in a third, so that a page is checked while the next ones are read.
 """
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,12 +78,13 @@ class PageStore:
         lanes: tuple[Lane, Lane, Lane] | None = None,
     ) -> None:
         self._files = files
-        self._page_bytes = page_bytes
+        self.page_bytes = page_bytes
         self._wake = wake
         self._limits = limits
         self._piece_pages = max(1, limits.piece_bytes // page_bytes)
         self._index: StoreIndex | None = None
         self._ended: deque[tuple[Piece, Failure | None] | _Loaded | Failure] = deque()
+        self._told = threading.Event()
         self._counts: Counter[str] = Counter()
         self._failed_in_row = 0
         self._reading = self._writing = 0
@@ -129,7 +131,7 @@ class PageStore:
         read = Read(slots, sequences, pages)
         self._require_whole(pages)
         held = [number for number, there in enumerate(self.sequences(slots)) if there and there == sequences[number]]
-        read.num_bytes = len(held) * self._page_bytes
+        read.num_bytes = len(held) * self.page_bytes
         if self._reading and self._reading + read.num_bytes > self._limits.reading_bytes:
             return None
         self._reading += read.num_bytes
@@ -145,7 +147,7 @@ class PageStore:
         None if nothing is to be written, or nothing can be: too much waits, the index is not there yet.
         """
         self._require_whole(pages)
-        refused = self._refusal(len(names) * self._page_bytes)
+        refused = self._refusal(len(names) * self.page_bytes)
         if refused or self._index is None:
             self._counts[f"not stored, {refused}"] += len(names)
             return None
@@ -155,7 +157,7 @@ class PageStore:
         at = {name.page_hash: number for number, name in reversed(list(enumerate(names)))}
         positions = [at[claim.name.page_hash] for claim in claims]
         write = Write(claims, positions, [pages[position] for position in positions])
-        write.num_bytes = len(claims) * self._page_bytes
+        write.num_bytes = len(claims) * self.page_bytes
         self._writing += write.num_bytes
         slots = [claim.slot for claim in claims]
         self._start(write, range(len(claims)), slots, self._piece_pages, self._checkers, self._sum)
@@ -163,7 +165,7 @@ class PageStore:
 
     def must_wait(self, num_pages: int) -> bool:
         """Whether `begin_write` of so many pages would be refused now, but not once what goes on has ended."""
-        return self._refusal(num_pages * self._page_bytes) in (_LOADING, _BUSY)
+        return self._refusal(num_pages * self.page_bytes) in (_LOADING, _BUSY)
 
     def commit(self, write: Write, is_good: Sequence[bool]) -> None:
         """Store the pages of a write that `poll` has returned; not those for which `is_good` is false.
@@ -201,6 +203,11 @@ class PageStore:
                     self._account(piece.owner)
                     ended.append(piece.owner)
         return ended
+
+    def wait(self) -> None:
+        """Blocks until `poll` has something to do, which something that was begun must still bring about."""
+        self._told.wait()
+        self._told.clear()
 
     def stats(self) -> dict[str, float]:
         """Figures by what they count: pages stored, free and so on, and what became of pages."""
@@ -258,8 +265,8 @@ class PageStore:
 
     def _require_whole(self, pages: Sequence[Page]) -> None:
         # A page of another size would shift all that follow it in its run.
-        if any(sum(map(len, page)) != self._page_bytes for page in pages):
-            raise ValueError(f"a page of this store has {self._page_bytes} bytes, over all ranks")
+        if any(sum(map(len, page)) != self.page_bytes for page in pages):
+            raise ValueError(f"a page of this store has {self.page_bytes} bytes, over all ranks")
 
     def _settle(self, piece: Piece, failure: Failure | None) -> None:
         if failure:
@@ -395,6 +402,7 @@ class PageStore:
 
     def _tell(self, event: "tuple[Piece, Failure | None] | _Loaded | Failure") -> None:
         self._ended.append(event)
+        self._told.set()
         self._wake()
 
 
