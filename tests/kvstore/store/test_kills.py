@@ -35,10 +35,10 @@ def test_no_page_is_wrong_torn_or_lost_after_a_thousand_kills(tmp_path: Path) ->
 
 
 def test_without_zeroed_heads_pages_are_torn_and_refused(tmp_path: Path) -> None:
-    found = killed(tmp_path, 6, "without zeroing")
+    found = killed(tmp_path, 60, "without zeroing")
     assert found["corrupt"] > 0
     assert not found.get("WRONG")
 
 
 def test_without_checksums_too_they_are_served(tmp_path: Path) -> None:
-    assert killed(tmp_path, 6, "without zeroing", "without checksums")["WRONG"] > 0
+    assert killed(tmp_path, 60, "without zeroing", "without checksums")["WRONG"] > 0
