@@ -21,6 +21,15 @@ KVError
             DeviceFault         CUDA failed; nothing on the device can be trusted any more
     TransferError           a transfer failed, or cannot begin; `code` says why
         PairUnmade          it never began, because two agents could not connect
+    StoreError              a store of pages on disk cannot be opened
+        StoreMissing        no such directory
+        StoreDenied         another user's, open to other users, or not to be opened
+        StoreReadOnly       its file system cannot be written
+        StoreUnlockable     its file system has no locks
+        StoreBusy           another process owns it
+        StoreTooSmall       no page fits the given size
+        StoreExhaustedSpace the disk has no room for it
+        StoreForeign        not a store, or one of another version
 """
 
 from mesh.errors import TypedError
@@ -143,3 +152,39 @@ class TransportUnusable(TransferError):
 
 class PairUnmade(TransferError):
     """Two agents could not connect over a transport; nothing was moved, and another transport may be tried."""
+
+
+class StoreError(KVError, code="store"):
+    """A store of pages on disk cannot be opened."""
+
+
+class StoreMissing(StoreError, code="store_missing"):
+    """The directory does not exist, or is none: it is not made, since it may be where a disk has yet to be mounted."""
+
+
+class StoreDenied(StoreError, code="store_denied"):
+    """The directory or a file in it belongs to another user, can be changed by others, or cannot be opened."""
+
+
+class StoreReadOnly(StoreError, code="store_read_only"):
+    """The file system is mounted read-only."""
+
+
+class StoreUnlockable(StoreError, code="store_no_locks"):
+    """The file system has no locks (some network file systems), so two agents could write the same pages."""
+
+
+class StoreBusy(StoreError, code="store_busy"):
+    """Another living process owns the store."""
+
+
+class StoreTooSmall(StoreError, code="store_too_small"):
+    """Not one page fits; the message says how many bytes one takes."""
+
+
+class StoreExhaustedSpace(StoreError, code="store_no_space"):
+    """The disk cannot hold the store; the message says how many bytes are missing, and what else lies there."""
+
+
+class StoreForeign(StoreError, code="store_foreign"):
+    """The files are not a store's, are damaged, or have a format that this version does not read."""

@@ -33,6 +33,13 @@ CORES: Final = {
         "nodes/kv_agent/core.py",
         "kvstore/transfer/puller.py",
     ),
+    "store": (
+        "kvstore/store/index.py",
+        "kvstore/store/chains.py",
+        "kvstore/store/free_slots.py",
+        "kvstore/store/heads.py",
+        "kvstore/store/checksum.py",
+    ),
     "memory": (
         "nodes/kv_agent/memory/core.py",
         "nodes/worker/memory/core.py",

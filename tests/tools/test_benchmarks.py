@@ -7,6 +7,6 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 
 
-@pytest.mark.parametrize("name", [*BENCHMARKS, "peers", "hosts", "scale"])
+@pytest.mark.parametrize("name", [*BENCHMARKS, "peers", "hosts", "scale", "kv_store"])
 def test_every_benchmark_can_be_started(name):
     assert callable(importlib.import_module(f"benchmarks.{name}").main)

@@ -1,0 +1,422 @@
+"""A store of KV pages on disk: finds pages by their hashes, reads them into memory, writes pages into slots.
+
+    found = store.lookup(hashes)                     # the longest stored prefix: slots and their sequences
+    read = store.read(*found, pages)                 # into memory, e.g. a pool's; its end comes from `poll`
+    write = store.begin_write(names, pages)          # from memory; `poll` returns it once the bytes are on their way
+    store.commit(write, is_good)                     # the caller has compared generations: now heads are written
+
+Nothing is locked. A slot may be given to another page at any time, which changes its sequence first; so a read says of
+each page whether the slot still had the sequence afterwards and whether the bytes have the checksum that its head
+tells. A page is right, or it is a miss; and one that does not have its checksum is forgotten.
+
+All methods are called by one thread and return at once (but `close`). Files and checksums are the business of other
+threads: reads in one lane, writes in another of one thread, so that what is written to a slot is written in order, and
+checksums in a third, so that a page is checked while the next ones are read.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvstore.store.checksum import page_checksum
+from kvstore.store.files import Page, PageFiles
+from kvstore.store.heads import HEAD_BYTES, Head, decode_heads, encode_heads
+from kvstore.store.index import PageName, StoreIndex
+from kvstore.store.lanes import Lane, ThreadLane
+from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Failure, Piece, Read, Write, pieces_of
+
+_LOADING: Final = "loading"
+_BUSY: Final = "busy"
+_LOADED_AT_ONCE: Final = 1 << 15
+"""Heads read and checked in one pass: 2 MiB, so that what is computed stays in the processor's cache."""
+_FAILED_WRITES: Final = 8
+"""So many in a row, and nothing more is written: each takes a page away, and a disk that is full stays so."""
+
+
+class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads, bytes of one call to the disk, and bytes that may be on their way in each direction.
+
+    Two readers: while one hands over a run the other has the disk. Checksums run at 1.6 GB/s a thread. A restore of
+    6,000 tokens of a small model has 80 MB; what is stored comes at the rate of prefills, tens of MB a second.
+    """
+
+    num_readers: int = 2
+    num_checkers: int = 2
+    piece_bytes: int = 2 << 20
+    reading_bytes: int = 1 << 30
+    writing_bytes: int = 256 << 20
+
+
+DEFAULT_LIMITS: Final = StoreLimits()
+
+
+class _Loaded(NamedTuple):
+    """The index as its heads tell; `failure` if they could not be read."""
+
+    books: StoreIndex
+    num_damaged: int
+    failure: str
+
+
+class PageStore:
+    """See the module. `wake` is called, from any thread, when `poll` has something to return; `close` closes `files`.
+
+    `lanes` are the ones for reads, checksums and writes; own threads by default. Until the index is rebuilt, which is
+    done in the lane for writes, everything is a miss.
+    """
+
+    def __init__(
+        self,
+        files: PageFiles,
+        page_bytes: int,
+        wake: Callable[[], None],
+        limits: StoreLimits = DEFAULT_LIMITS,
+        lanes: tuple[Lane, Lane, Lane] | None = None,
+    ) -> None:
+        self._files = files
+        self.page_bytes = page_bytes
+        self._wake = wake
+        self._limits = limits
+        self._piece_pages = max(1, limits.piece_bytes // page_bytes)
+        self._index: StoreIndex | None = None
+        self._ended: deque[tuple[Piece, Failure | None] | _Loaded | Failure] = deque()
+        self._told = threading.Event()
+        self._counts: Counter[str] = Counter()
+        self._failed_in_row = 0
+        self._reading = self._writing = 0
+        self.num_damaged_heads = 0
+        self.last_failure = ""
+        self._readers, self._checkers, self._writers = lanes or (
+            ThreadLane("kv-store-read", limits.num_readers),
+            ThreadLane("kv-store-check", limits.num_checkers),
+            ThreadLane("kv-store-write", 1),
+        )
+        self._writers.submit(self._load)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._index is not None
+
+    @property
+    def num_slots(self) -> int:
+        return self._files.num_slots
+
+    @property
+    def why_read_only(self) -> str:
+        """Why nothing is stored any more; empty while it is."""
+        if self._failed_in_row < _FAILED_WRITES:
+            return ""
+        return f"{self._failed_in_row} writes in a row failed, the last one because: {self.last_failure}"
+
+    def lookup(self, hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:
+        """Slots and sequences of the longest stored run of `hashes` from the first one on; they count as used."""
+        found: tuple[list[int], list[int]] = ([], []) if self._index is None else self._index.lookup(hashes)
+        self._counts["queried"] += len(hashes)
+        self._counts["found"] += len(found[0])
+        return found
+
+    def sequences(self, slots: Sequence[int]) -> list[int]:
+        """What the slots' sequences are now, 0 where a slot holds nothing. Raises ValueError outside the store."""
+        return self._index.sequences(slots) if self._index is not None else [0] * len(slots)
+
+    def read(self, slots: Sequence[int], sequences: Sequence[int], pages: Sequence[Page]) -> Read | None:
+        """Fill `pages` from `slots`; nothing else may use that memory until `poll` returns it. None if too much waits.
+
+        Raises ValueError for a slot outside the store.
+        """
+        read = Read(slots, sequences, pages)
+        self._require_whole(pages)
+        held = [number for number, there in enumerate(self.sequences(slots)) if there and there == sequences[number]]
+        read.num_bytes = len(held) * self.page_bytes
+        if self._reading and self._reading + read.num_bytes > self._limits.reading_bytes:
+            return None
+        self._reading += read.num_bytes
+        self._counts["read stale"] += len(slots) - len(held)
+        if self._index is not None:
+            read.checksums = self._index.checksums(slots)
+        self._start(read, held, slots, self._piece_pages, self._readers, self._read)
+        return read
+
+    def begin_write(self, names: Sequence[PageName], pages: Sequence[Page]) -> Write | None:
+        """Write those of `pages` that are not there yet. They may change meanwhile, if `commit` is told that they did.
+
+        None if nothing is to be written, or nothing can be: too much waits, the index is not there yet.
+        """
+        self._require_whole(pages)
+        refused = self._refusal(len(names) * self.page_bytes)
+        if refused or self._index is None:
+            self._counts[f"not stored, {refused}"] += len(names)
+            return None
+        claims = self._index.claim(names)
+        if not claims:
+            return None
+        at = {name.page_hash: number for number, name in reversed(list(enumerate(names)))}
+        positions = [at[claim.name.page_hash] for claim in claims]
+        write = Write(claims, positions, [pages[position] for position in positions])
+        write.num_bytes = len(claims) * self.page_bytes
+        self._writing += write.num_bytes
+        slots = [claim.slot for claim in claims]
+        self._start(write, range(len(claims)), slots, self._piece_pages, self._checkers, self._sum)
+        return write
+
+    def must_wait(self, num_pages: int) -> bool:
+        """Whether `begin_write` of so many pages would be refused now, but not once what goes on has ended."""
+        return self._refusal(num_pages * self.page_bytes) in (_LOADING, _BUSY)
+
+    def commit(self, write: Write, is_good: Sequence[bool]) -> None:
+        """Store the pages of a write that `poll` has returned; not those for which `is_good` is false.
+
+        `is_good[i]` says that page i of `write.claims` was, from the call of `begin_write` to now, what its name says.
+        """
+        assert self._index is not None, "it has given the claims"
+        write.is_written = True
+        kept: list[int] = []
+        for number, claim in enumerate(write.claims):
+            failure = write.failures[number]
+            if not failure and is_good[number]:
+                kept.append(number)
+                continue
+            self._counts["write failed" if failure else "changed meanwhile"] += 1
+            self._index.release(claim, reusable=failure is None or not failure.is_disk)
+        slots = [claim.slot for claim in write.claims]
+        self._start(write, kept, slots, self.num_slots, self._writers, self._write_heads)
+
+    def poll(self) -> list[Read | Write]:
+        """Reads that have ended, writes that are to be committed, and those that are over; each once."""
+        ended: list[Read | Write] = []
+        while self._ended:
+            event = self._ended.popleft()
+            if isinstance(event, _Loaded):
+                self._index, self.num_damaged_heads = event.books, event.num_damaged
+                self.last_failure = event.failure or self.last_failure
+            elif isinstance(event, Failure):
+                self.last_failure = event.reason
+            else:
+                piece, failure = event
+                self._settle(piece, failure)
+                piece.owner.num_left -= 1
+                if piece.owner.num_left <= 0:
+                    self._account(piece.owner)
+                    ended.append(piece.owner)
+        return ended
+
+    def wait(self) -> None:
+        """Blocks until `poll` has something to do, which something that was begun must still bring about."""
+        self._told.wait()
+        self._told.clear()
+
+    def stats(self) -> dict[str, float]:
+        """Figures by what they count: pages stored, free and so on, and what became of pages."""
+        index = self._index
+        books = (
+            {}
+            if index is None
+            else {
+                "stored": index.num_stored,
+                "free": index.num_free,
+                "claimed": index.num_claimed,
+                "retired": index.num_retired,
+                "evicted": index.num_evicted,
+            }
+        )
+        return {
+            "loaded": float(index is not None),
+            "slots": float(self.num_slots),
+            "buffered": float(bool(self.why_buffered)),
+            "damaged heads": float(self.num_damaged_heads),
+            "reading bytes": float(self._reading),
+            "writing bytes": float(self._writing),
+            **{name: float(count) for name, count in {**books, **self._counts}.items()},
+        }
+
+    @property
+    def why_buffered(self) -> str:
+        """Why pages go through the kernel's cache; empty while they do not."""
+        return self._files.why_buffered
+
+    def close(self) -> None:
+        """Blocks until all that was begun has ended and is on the disk. Raises OSError if the disk does not say so."""
+        # In the order in which work goes on from lane to lane.
+        for lane in (self._readers, self._checkers, self._writers):
+            lane.close()
+        self._files.close()
+
+    # in the owner's thread
+
+    def _start(
+        self,
+        owner: Read | Write,
+        numbers: Sequence[int],
+        slots: Sequence[int],
+        most: int,
+        lane: Lane,
+        work: Callable[[Piece], None],
+    ) -> None:
+        pieces = pieces_of(owner, numbers, slots, most)
+        owner.num_left = len(pieces)
+        for piece in pieces:
+            lane.submit(partial(work, piece))
+        if not pieces:
+            self._end(Piece(owner, 0, 0, 0))
+
+    def _require_whole(self, pages: Sequence[Page]) -> None:
+        # A page of another size would shift all that follow it in its run.
+        if any(sum(map(len, page)) != self.page_bytes for page in pages):
+            raise ValueError(f"a page of this store has {self.page_bytes} bytes, over all ranks")
+
+    def _settle(self, piece: Piece, failure: Failure | None) -> None:
+        if failure:
+            self.last_failure = failure.reason
+        if isinstance(piece.owner, Read):
+            self._settle_read(piece, piece.owner)
+        elif piece.owner.is_written:
+            self._settle_heads(piece, piece.owner, failure)
+        elif failure:
+            piece.owner.failures[piece.at : piece.at + piece.num_pages] = [failure] * piece.num_pages
+            self._failed_in_row += failure.is_disk
+
+    def _settle_read(self, piece: Piece, read: Read) -> None:
+        now = self.sequences([read.slots[number] for number in piece.range])
+        for number, sequence in zip(piece.range, now, strict=True):
+            outcome = read.outcomes[number]
+            # Whatever was found in a slot that holds another page by now, it says nothing about this one.
+            if sequence != read.sequences[number]:
+                outcome = read.outcomes[number] = STALE
+            elif outcome in (CORRUPT, FAILED):
+                self._forget(read.slots[number], sequence, reusable=outcome == CORRUPT)
+            self._counts[f"read {outcome}" if outcome else "read"] += 1
+
+    def _settle_heads(self, piece: Piece, write: Write, failure: Failure | None) -> None:
+        assert self._index is not None, "it has given the claims"
+        for number in piece.range:
+            if failure:
+                self._index.release(write.claims[number], reusable=False)
+                self._counts["write failed"] += 1
+            else:
+                self._index.publish(write.claims[number], write.checksums[number])
+                write.is_stored[number] = True
+                self._counts["written"] += 1
+        if piece.num_pages:
+            self._failed_in_row = self._failed_in_row + 1 if failure else 0
+
+    def _account(self, owner: Read | Write) -> None:
+        if isinstance(owner, Read):
+            self._reading -= owner.num_bytes
+        elif owner.is_written:
+            self._writing -= owner.num_bytes
+
+    def _forget(self, slot: int, sequence: int, *, reusable: bool) -> None:
+        assert self._index is not None, "it has given the slot"
+        if self._index.drop(slot, sequence, reusable=reusable):
+            # In the lane of writes, so before anything that is written to this slot later.
+            self._writers.submit(partial(self._zero_head, slot))
+
+    def _refusal(self, num_bytes: int) -> str:
+        if self._index is None:
+            return _LOADING
+        if self.why_read_only:
+            return "read only"
+        if self._writing and self._writing + num_bytes > self._limits.writing_bytes:
+            return _BUSY
+        return ""
+
+    # in other threads
+
+    def _load(self) -> None:
+        index, num_damaged, failure = StoreIndex(self._files.num_slots), 0, ""
+        try:
+            for first in range(0, index.num_slots, _LOADED_AT_ONCE):
+                count = min(_LOADED_AT_ONCE, index.num_slots - first)
+                num_damaged += index.load(first, decode_heads(self._files.read_heads(first, count)))
+            index.finish_loading()
+        except OSError as error:
+            # An empty store is better than none: the slots whose heads were not read are written again.
+            index, failure = StoreIndex(self._files.num_slots), f"its heads could not be read: {error.strerror}"
+        self._tell(_Loaded(index, num_damaged, failure))
+
+    def _read(self, piece: Piece) -> None:
+        read = piece.owner
+        assert isinstance(read, Read), "only reads come here"
+        failure = _attempt(partial(self._files.read_pages, piece.slot, piece.pages))
+        if failure is not None:
+            # One by one: a bad sector must not cost the pages around it.
+            for number in piece.range:
+                slot = piece.slot + number - piece.at
+                alone = _attempt(partial(self._files.read_pages, slot, [read.pages[number]]))
+                if alone is not None:
+                    read.outcomes[number] = FAILED if alone.is_disk else MEMORY_GONE
+        self._checkers.submit(partial(self._check, piece, failure))
+
+    def _check(self, piece: Piece, failure: Failure | None) -> None:
+        read = piece.owner
+        assert isinstance(read, Read), "only what was read is checked"
+        for number in piece.range:
+            if read.outcomes[number] in (FAILED, MEMORY_GONE):
+                continue
+            try:
+                is_right = page_checksum(read.pages[number]) == read.checksums[number]
+                read.outcomes[number] = "" if is_right else CORRUPT
+            except ValueError:
+                # A view that was released between the two lanes.
+                read.outcomes[number] = MEMORY_GONE
+        self._end(piece, failure)
+
+    def _sum(self, piece: Piece) -> None:
+        owner = piece.owner
+        assert isinstance(owner, Write), "only what is written is summed"
+        try:
+            for number in piece.range:
+                owner.checksums[number] = page_checksum(owner.pages[number])
+        except ValueError as error:
+            self._end(piece, _gone(error))
+        else:
+            self._writers.submit(partial(self._write, piece))
+
+    def _write(self, piece: Piece) -> None:
+        # The old head first: were it to stay, a kill below would leave it with a part of this page.
+        failure = _attempt(partial(self._files.write_heads, piece.slot, bytes(piece.num_pages * HEAD_BYTES)))
+        if failure is None:
+            failure = _attempt(partial(self._files.write_pages, piece.slot, piece.pages))
+        self._end(piece, failure)
+
+    def _write_heads(self, piece: Piece) -> None:
+        write = piece.owner
+        assert isinstance(write, Write), "only writes have heads"
+        heads = [
+            Head(*write.claims[number].name, write.claims[number].sequence, write.checksums[number])
+            for number in piece.range
+        ]
+        self._end(piece, _attempt(partial(self._files.write_heads, piece.slot, encode_heads(piece.slot, heads))))
+
+    def _zero_head(self, slot: int) -> None:
+        failure = _attempt(partial(self._files.write_heads, slot, bytes(HEAD_BYTES)))
+        if failure is not None:
+            self._tell(failure)
+
+    def _end(self, piece: Piece, failure: Failure | None = None) -> None:
+        self._tell((piece, failure))
+
+    def _tell(self, event: "tuple[Piece, Failure | None] | _Loaded | Failure") -> None:
+        self._ended.append(event)
+        self._told.set()
+        self._wake()
+
+
+def _attempt(work: Callable[[], None]) -> Failure | None:
+    """Why `work` failed, None if it did not."""
+    try:
+        work()
+    except OSError as error:
+        return Failure(error.strerror or str(error))
+    except ValueError as error:
+        return _gone(error)
+    return None
+
+
+def _gone(error: ValueError) -> Failure:
+    # What is said of a view that was released: its pool was closed meanwhile.
+    return Failure(f"the pages' memory is gone: {error}", is_disk=False)
