@@ -5,8 +5,8 @@ Sends and receives of all pairs of a device share one, because two communicators
 different orders on one device can wait for each other forever. Aborting has its own, because it must reach a
 communicator on which another thread is stuck. See `link.py` for the seam.
 
-Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one, except for a build of 2.30 or newer
-that is told to allow it, which `tests/gpu/test_nccl_one_device.py` uses.
+Two ranks need two devices: NCCL refuses a second rank on one, except for a build of 2.30 or newer that is told to allow
+it. So it ran on one H200 (`tests/gpu/test_nccl_one_device.py`); on two devices it has not been tried.
 """
 
 import importlib

@@ -84,43 +84,6 @@ static __device__ float activated(float gate)
     return gate / (1 + expf(-u));
 }
 
-// Vectors `i`, `i + step` and so on of the weights of an output, if there is such an output, and such vectors.
-static __device__ void load(
-    uint4 (&held)[DEPTH][NUM_WEIGHTS], const bits *weight, int output, int num_out, int vectors, int i, int step)
-{
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++)
-#pragma unroll
-        for (int w = 0; w < NUM_WEIGHTS; w++)
-            if (output < num_out && i + d * step < vectors)
-                held[d][w] = streamed(
-                    (const uint4 *)weight + (long long)(output + w * num_out) * vectors + i + d * step);
-}
-
-static __device__ void multiply(
-    float (&sums)[NUM_WEIGHTS][ROWS], const uint4 (&held)[DEPTH][NUM_WEIGHTS], const uint4 *rows, int vectors, int i,
-    int end, int step)
-{
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++) {
-        const int j = i + d * step;
-        if (j >= end)
-            return;
-#pragma unroll
-        for (int m = 0; m < ROWS; m++) {
-            const uint4 a = rows[m * vectors + j];
-#pragma unroll
-            for (int w = 0; w < NUM_WEIGHTS; w++) {
-                const uint4 b = held[d][w];
-                float sum = low(a.x) * low(b.x);
-                sum += high(a.x) * high(b.x), sum += low(a.y) * low(b.y), sum += high(a.y) * high(b.y);
-                sum += low(a.z) * low(b.z), sum += high(a.z) * high(b.z), sum += low(a.w) * low(b.w);
-                sums[w][m] += sum + high(a.w) * high(b.w);
-            }
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32) kvmesh_few_rows(
     const bits *weight, const bits *bias, int num_out, int vectors, int split,
     const bits *x, const bits *pending, const bits *norm_weight, float eps, bits *sums_to, bits *out)
@@ -128,10 +91,20 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32) kvmesh_few_rows(
     extern __shared__ uint4 own[];
     __shared__ float parts[NUM_WARPS][NUM_WEIGHTS * ROWS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = 32 * split;
-    const int begin = warp % split * 32 + lane;
     const int output = blockIdx.x * (NUM_WARPS / split) + warp / split;
+    const uint4 *from[NUM_WEIGHTS];
+    for (int w = 0; w < NUM_WEIGHTS; w++)
+        from[w] = (const uint4 *)weight + (long long)(output + w * num_out) * vectors;
+    // A warp without an output has no vectors either, but takes part in what the block does together.
+    const int end = output < num_out ? vectors : 0;
+    int i = warp % split * 32 + lane;
     uint4 held[DEPTH][NUM_WEIGHTS];
-    load(held, weight, output, num_out, vectors, begin, step);
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++)
+#pragma unroll
+        for (int w = 0; w < NUM_WEIGHTS; w++)
+            if (i + d * step < end)
+                held[d][w] = streamed(from[w] + i + d * step);
 
 #if HAS_NORM
     float square[ROWS];
@@ -174,18 +147,41 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32) kvmesh_few_rows(
     const uint4 *rows = HAS_NORM ? own : (const uint4 *)x;
 
     float sums[NUM_WEIGHTS][ROWS] = {};
-    // A warp without an output has no vectors either, but takes part in what the block does together.
-    const int end = output < num_out ? vectors : 0;
-    for (int i = begin; i - lane < end;) {
-        multiply(sums, held, rows, vectors, i, end, step);
+    while (true) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const int j = i + d * step;
+            if (j < end) {
+#pragma unroll
+                for (int m = 0; m < ROWS; m++) {
+                    const uint4 a = rows[m * vectors + j];
+#pragma unroll
+                    for (int w = 0; w < NUM_WEIGHTS; w++) {
+                        const uint4 b = held[d][w];
+                        float sum = low(a.x) * low(b.x);
+                        sum += high(a.x) * high(b.x), sum += low(a.y) * low(b.y), sum += high(a.y) * high(b.y);
+                        sum += low(a.z) * low(b.z), sum += high(a.z) * high(b.z), sum += low(a.w) * low(b.w);
+                        sums[w][m] += sum + high(a.w) * high(b.w);
+                    }
+                }
+            }
+        }
         i += DEPTH * step;
-        load(held, weight, output, num_out, vectors, i, step);
+        if (i - lane >= end)
+            break;
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++)
+#pragma unroll
+            for (int w = 0; w < NUM_WEIGHTS; w++)
+                if (i + d * step < end)
+                    held[d][w] = streamed(from[w] + i + d * step);
     }
 
     for (int w = 0; w < NUM_WEIGHTS; w++)
         for (int m = 0; m < ROWS; m++)
             sums[w][m] = summed(sums[w][m]);
     if (split > 1) {
+        // The sums of the norm have been read by all: there is a barrier behind that.
         if (lane == 0)
             for (int w = 0; w < NUM_WEIGHTS; w++)
                 for (int m = 0; m < ROWS; m++)

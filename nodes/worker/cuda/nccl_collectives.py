@@ -12,8 +12,8 @@ up. Communicators are aborted, never destroyed: destroying waits for the other r
 the graphs that captured the communicator are freed (`commDestroySync`), after it has ended the kernels, so nobody waits
 for it.
 
-Not yet run on a GPU. One device per rank: NCCL refuses a second rank on a device, except with
-`NCCL_MULTI_RANK_GPU_ENABLE=1` of version 2.30.
+One device per rank: NCCL refuses a second rank on a device, except with `NCCL_MULTI_RANK_GPU_ENABLE=1` of version 2.30.
+So two ranks ran on one H200; on two devices it has not been tried.
 """
 
 import importlib
