@@ -1,8 +1,8 @@
 """Two ranks of NCCL on one device, each a process of its own, with an NCCL that allows it: 2.30 or newer.
 
 Where CuPy finds an older one, as torch brings it, `python3 -m tools.build_nccl SOURCE` builds one and says how to name
-it to these tests (`KVMESH_NCCL_LIBRARY`); loaded before CuPy's it is the one that CuPy calls. Assumed is that two ranks on
-a device are served as two on two devices are.
+it to these tests (`KVMESH_NCCL_LIBRARY`); loaded before CuPy's it is the one that CuPy calls. Assumed is that two ranks
+on a device are served as two on two devices are.
 """
 
 import os
