@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import urllib.request
 
 import pytest
 
@@ -13,6 +14,33 @@ from tests.process.topologies import SERVING, write_topology
 pytestmark = pytest.mark.process
 
 QUESTION = "What is 37 + 45?"
+
+
+def say_where_it_was(head):
+    """A call over three hosts, on one axis: what others noted lies inside it, give or take what is said."""
+    (call,) = json.loads(head.meshctl("trace", "-o", "json").stdout)
+    told = {}
+    for note in call["notes"]:
+        told.setdefault(note["actor_id"], []).append(note)
+    assert told.keys() >= {"gateway-0.head", "scheduler-prefill-0.p", "worker-prefill-0.p", "scheduler-decode-0.d"}
+    assert all(note["error_s"] == 0 for note in told["gateway-0.head"]), "its own clock"
+    # A message between processes takes milliseconds, of which half is what the placing of a host may be off by.
+    for note in told["scheduler-decode-0.d"] + told["worker-prefill-0.p"]:
+        assert 0 < note["error_s"] < 1.0, note
+        assert -note["error_s"] <= note["at_s"] <= call["total_s"] + note["error_s"], note
+    prefilled = [note["at_s"] for note in told["worker-prefill-0.p"] if "is computed" in note["text"]]
+    came = [note for note in told["scheduler-decode-0.d"] if "pages are here" in note["text"]]
+    assert min(prefilled) <= came[-1]["at_s"] + came[-1]["error_s"], "pages are pulled after they were computed"
+
+
+def hosts_of_the_page(head):
+    """The first event of the page names the hosts and where each actor is."""
+    with urllib.request.urlopen(f"{head.url}/events/mesh", timeout=20) as events:
+        line = next(line for line in events if line.startswith(b"data:"))
+    actors = {one["id"]: one["host"] for one in json.loads(line.removeprefix(b"data:"))["actors"]}
+    assert actors["worker-prefill-0.p"] == "p"
+    assert actors["worker-decode-0.d"] == "d"
+    assert actors["gateway-0.head"] == "head"
 
 
 def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_host):
@@ -40,6 +68,9 @@ def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_hos
         return "by tcp" in d.meshctl("ps").stdout
 
     d.wait_until(is_pulled_by_tcp, "p prefills, and its pages come by tcp")
+
+    say_where_it_was(head)
+    hosts_of_the_page(head)
 
     told = head.meshctl("logs", "worker", "supervisor.p", "-n", "1000", "-o", "json")
     assert {json.loads(line)["actor"] for line in told.stdout.splitlines()} >= {"worker-decode-0.d", "supervisor.p"}
