@@ -108,7 +108,9 @@ CORES: Final = {
 
 ON_DEVICE: Final = (
     "nodes/worker/cuda/graphs.py",
+    "nodes/worker/cuda/few_rows.py",
     "nodes/worker/cuda/heads.py",
+    "nodes/worker/cuda/own_kernels.py",
     "nodes/worker/cuda/load.py",
     "nodes/worker/cuda/memory.py",
     "nodes/worker/pool/device_view.py",

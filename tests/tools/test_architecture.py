@@ -22,7 +22,7 @@ TORCH_FILES = ("cli/supervisor/zygote.py",)
 CUPY_FILES = (
     "kvstore/pool/cuda/memory.py",
     "kvstore/transfer/paired/nccl.py",
-    "nodes/worker/cuda/heads.py",
+    "nodes/worker/cuda/own_kernels.py",
     "nodes/worker/cuda/nccl_collectives.py",
 )
 TORCH_FREE_WORKER_FILES = ("nodes/worker/core.py", "nodes/worker/executor/echo.py", "nodes/worker/config.py")

@@ -298,5 +298,6 @@ def load_few_rows(device: torch.device) -> FewRowsKernel:
     cupy = load_cupy(what)
     try:
         return FewRowsKernel(cupy, device)
+    # CuPy raises what NVRTC, the loader or the driver say.
     except Exception as error:
         raise not_compiled(what, error) from error

@@ -138,5 +138,6 @@ def load_heads_kernel(layers: Sequence[tuple[Tensor, Tensor]], num_heads: int) -
     cupy = load_cupy(what)
     try:
         return HeadsKernel(cupy, layers, num_heads)
+    # CuPy raises what NVRTC, the loader or the driver say.
     except Exception as error:
         raise not_compiled(what, error) from error
