@@ -105,6 +105,23 @@ ReasoningParserOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="What reads reasoning: qwen3, ...; default: by template."),
 ]
+DiskOption = Annotated[
+    str | None, typer.Option("--kv-disk", metavar="DIR", help="Keep KV pages on disk, in this directory of a host.")
+]
+DiskSizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-disk-size", metavar="BYTES", help="How much they take there, like 20GiB; reserved at the start."
+    ),
+]
+DiskWriteOption = Annotated[
+    str | None,
+    typer.Option("--kv-disk-write", metavar="BYTES", help="Most that is written there in a second, like 200MiB."),
+]
+DiskPolicyOption = Annotated[
+    str | None,
+    typer.Option("--kv-disk-policy", help="Which pages: all (write_through), or those used twice."),
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -166,6 +183,10 @@ def up(
     context_length: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its output together.")] = None,
     kv__pages: Annotated[int | None, typer.Option("--kv-pages", help="Pages of each KV pool.")] = None,
     kv__memory: Annotated[str | None, typer.Option("--kv-memory", help="Memory of each KV pool, like 512MiB.")] = None,
+    kv__disk__directory: DiskOption = None,
+    kv__disk__size: DiskSizeOption = None,
+    kv__disk__write: DiskWriteOption = None,
+    kv__disk__policy: DiskPolicyOption = None,
     max_running: Annotated[int | None, typer.Option(help="Most requests in one batch.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Most tokens in one prefill chunk.")] = None,
     max_step_ms: StepOption = None,

@@ -61,6 +61,10 @@ class StoreIdentity(msgspec.Struct, frozen=True, kw_only=True):
             )
         return num_slots
 
+    def file_bytes(self, num_slots: int) -> int:
+        """What the files of a store take. One slot more than it has: there it is tried out how they can be written."""
+        return HEADER_BYTES + num_slots * HEAD_BYTES + (num_slots + 1) * self.slot_bytes
+
 
 class StoreFound(NamedTuple):
     """A store that lies in a directory; `identity` is None if its header cannot be read."""
