@@ -7,7 +7,7 @@ codes are those of `cli/exit_codes.py`.
 
 import sys
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.exceptions import TyperException
@@ -16,6 +16,8 @@ from cli.arguments import bench, config, control, keys, look
 from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, PoolingOption, example
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
+
+_NO_SETTINGS: Final = ("file", "join", "detach", "dry_run")
 
 app = typer.Typer(
     name="meshctl",
@@ -118,10 +120,6 @@ DiskWriteOption = Annotated[
     str | None,
     typer.Option("--kv-disk-write", metavar="BYTES", help="Most that is written there in a second, like 200MiB."),
 ]
-DiskPolicyOption = Annotated[
-    str | None,
-    typer.Option("--kv-disk-policy", help="Which pages: all (write_through), or those used twice."),
-]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -186,7 +184,6 @@ def up(
     kv__disk__directory: DiskOption = None,
     kv__disk__size: DiskSizeOption = None,
     kv__disk__write: DiskWriteOption = None,
-    kv__disk__policy: DiskPolicyOption = None,
     max_running: Annotated[int | None, typer.Option(help="Most requests in one batch.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Most tokens in one prefill chunk.")] = None,
     max_step_ms: StepOption = None,
@@ -201,8 +198,7 @@ def up(
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
     given = dict(locals())
     # All other options are settings, under the names of the settings (`kv__pages`: `pages` in the table `kv`).
-    own = ("file", "join", "detach", "dry_run")
-    options = {name: value for name, value in given.items() if name not in own and value != []}
+    options = {name: value for name, value in given.items() if name not in _NO_SETTINGS and value != []}
     from cli.commands.up import up as run
 
     raise typer.Exit(run(file, options, join=join, detach=detach, dry_run=dry_run))

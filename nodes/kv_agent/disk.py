@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kvstore.errors import StoreError
+from kvstore.hashing import HASH_BYTES
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OpenStore, StoreOpened, StorePages
 from kvstore.store.place import StoreIdentity
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kvstore.store.pool_writes import PoolWrites
     from kvstore.store.source import StoreTransport
 
-_HASH_BYTES: Final = 16
 _REASONS: Final[Mapping[str, Sequence[str]]] = {
     "not_open": ("not open",),
     "queue_full": ("queue full",),
@@ -67,11 +67,13 @@ def feed_store(store: "PageStore", config: DiskConfig) -> OpenedStore:
 
 
 class DiskOwner(Protocol):
-    """The actor: `wrote` is called when pages may not be in use by a write any more."""
+    """The actor, which may wait for the end of writes."""
 
     ctx: Context
 
-    def wrote(self) -> None: ...
+    def wrote(self) -> None:
+        """A group's `is_writing` may have changed."""
+        ...
 
 
 class DiskStores:
@@ -126,7 +128,7 @@ class DiskStores:
         offered = [
             Storable(page, generation, PageName(own, parent))
             for page, generation, own, parent in columns
-            if len(own) == len(parent) == _HASH_BYTES
+            if len(own) == len(parent) == HASH_BYTES
         ]
         self._counts["changed before"] += len(message.pages) - len(offered)
         opened.writes.offer(message.group, offered)

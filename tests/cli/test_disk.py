@@ -69,7 +69,7 @@ def test_groups_of_unlike_ranks_share_what_was_given() -> None:
             "--kv-disk-write .* is '-1'",
             "512MiB",
         ),
-        ({"kv__disk__policy": "write_back"}, "--kv-disk-policy cannot be used", "correct it"),
+        ({"kv__disk__write": "fast"}, "--kv-disk-write .* is 'fast'", "512MiB"),
     ],
 )
 def test_settings_that_cannot_be_used(options: dict[str, str], what: str, do: str) -> None:
@@ -82,6 +82,8 @@ def test_every_source_sets_it(tmp_path: Path) -> None:
     file.write_text('[kv.disk]\ndirectory = "/one"\nsize = "1GiB"\n')
     settings = load_settings(file, {"KVMESH_KV__DISK__SIZE": "2GiB"}, {"kv__disk__directory": "/two"})
     assert (settings.kv.disk.directory, settings.kv.disk.size_bytes) == ("/two", 2 << 30)
+    with refused(BadConfig, "KVMESH_KV__DISK__POLICY", why="must be one of write_through, write_through_selective"):
+        load_settings(None, {"KVMESH_KV__DISK__POLICY": "write_back"}, {})
 
 
 def test_pages_that_cannot_be_kept() -> None:

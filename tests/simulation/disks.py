@@ -85,7 +85,7 @@ class DiskMesh(SimulatedMesh):
     async def stop(self) -> None:
         await super().stop()
         for identity, files in self.files.items():
-            self.deaths["stored"] += require_right(identity, files)
+            self.moments.counts["pages stored"] += require_right(identity, files)
 
 
 def require_right(identity: StoreIdentity, files: FaultyFiles) -> int:
@@ -134,6 +134,6 @@ def _of_any_pool(on_pages: Any, self: DiskStores, message: Any) -> None:
 
 
 DISKS: dict[str, Bug] = {
-    "generations are not compared before a write": bug(0, (PoolWrites, "_are_current", _never_compared)),
+    "generations are not compared before a write": bug(33, (PoolWrites, "_are_current", _never_compared)),
     "generations are not compared after a write": bug(0, (PoolWrites, "_are_current", _compared_once)),
 }  # fmt: skip
