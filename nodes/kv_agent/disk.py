@@ -118,7 +118,7 @@ class DiskStores:
         if opened is None:
             self._counts["not open"] += len(message.pages)
             # This agent has just replaced another one. What is wrong now was not when the scheduler started.
-            if identity not in self._failed:
+            if identity not in self._failed and identity not in self._opening:
                 self._owner.ctx.spawn(self._open(identity), name="open store again")
             return
         from kvstore.store.index import PageName

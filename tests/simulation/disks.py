@@ -57,7 +57,7 @@ class DiskMesh(SimulatedMesh):
         super().__post_init__()
         self.draw = random.Random(f"disk/{self.seed}")
         self.files: dict[StoreIdentity, FaultyFiles] = {}
-        self.most_s = self.draw.choice((0.001, 0.05, 1.0))
+        self.most_s = self.draw.choice((0.001, 0.3, 3.0))
         self.num_slots = self.draw.choice((5, 40, MOST_SLOTS))
         self.stores = self.draw.choice(("write_through", "write_through", "write_through_selective"))
 
@@ -135,5 +135,5 @@ def _of_any_pool(on_pages: Any, self: DiskStores, message: Any) -> None:
 
 DISKS: dict[str, Bug] = {
     "generations are not compared before a write": bug(33, (PoolWrites, "_are_current", _never_compared)),
-    "generations are not compared after a write": bug(0, (PoolWrites, "_are_current", _compared_once)),
+    "generations are not compared after a write": bug(12, (PoolWrites, "_are_current", _compared_once)),
 }  # fmt: skip
