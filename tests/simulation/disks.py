@@ -134,6 +134,6 @@ def _of_any_pool(on_pages: Any, self: DiskStores, message: Any) -> None:
 
 
 DISKS: dict[str, Bug] = {
-    "generations are not compared before a write": bug(33, (PoolWrites, "_are_current", _never_compared)),
+    "generations are not compared before a write": bug(12, (PoolWrites, "_are_current", _never_compared)),
     "generations are not compared after a write": bug(12, (PoolWrites, "_are_current", _compared_once)),
 }  # fmt: skip
