@@ -23,11 +23,12 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.store.directory import StoreIdentity, open_files
+from kvstore.store.directory import open_files
 from kvstore.store.heads import HEAD_BYTES, HEAD_WORDS, SEQUENCE_WORD, are_sound, seal
 from kvstore.store.index import PageName
 from kvstore.store.operations import Read, Write
 from kvstore.store.page_store import PageStore
+from kvstore.store.place import StoreIdentity
 
 KIB: Final = 1024
 PAGES: Final = {"0.5B shape": 192 * KIB, "SmolLM2": 360 * KIB, "tiny": 40 * KIB}

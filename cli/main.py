@@ -7,7 +7,7 @@ codes are those of `cli/exit_codes.py`.
 
 import sys
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.exceptions import TyperException
@@ -16,6 +16,8 @@ from cli.arguments import bench, config, control, keys, look
 from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, PoolingOption, example
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
+
+_NO_SETTINGS: Final = ("file", "join", "detach", "dry_run")
 
 app = typer.Typer(
     name="meshctl",
@@ -105,6 +107,19 @@ ReasoningParserOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="What reads reasoning: qwen3, ...; default: by template."),
 ]
+DiskOption = Annotated[
+    str | None, typer.Option("--kv-disk", metavar="DIR", help="Keep KV pages on disk, in this directory of a host.")
+]
+DiskSizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-disk-size", metavar="BYTES", help="How much they take there, like 20GiB; reserved at the start."
+    ),
+]
+DiskWriteOption = Annotated[
+    str | None,
+    typer.Option("--kv-disk-write", metavar="BYTES", help="Most that is written there in a second, like 200MiB."),
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -166,6 +181,9 @@ def up(
     context_length: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its output together.")] = None,
     kv__pages: Annotated[int | None, typer.Option("--kv-pages", help="Pages of each KV pool.")] = None,
     kv__memory: Annotated[str | None, typer.Option("--kv-memory", help="Memory of each KV pool, like 512MiB.")] = None,
+    kv__disk__directory: DiskOption = None,
+    kv__disk__size: DiskSizeOption = None,
+    kv__disk__write: DiskWriteOption = None,
     max_running: Annotated[int | None, typer.Option(help="Most requests in one batch.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Most tokens in one prefill chunk.")] = None,
     max_step_ms: StepOption = None,
@@ -180,8 +198,7 @@ def up(
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
     given = dict(locals())
     # All other options are settings, under the names of the settings (`kv__pages`: `pages` in the table `kv`).
-    own = ("file", "join", "detach", "dry_run")
-    options = {name: value for name, value in given.items() if name not in own and value != []}
+    options = {name: value for name, value in given.items() if name not in _NO_SETTINGS and value != []}
     from cli.commands.up import up as run
 
     raise typer.Exit(run(file, options, join=join, detach=detach, dry_run=dry_run))

@@ -209,6 +209,43 @@ class ClosePair(Message, frozen=True):
     pair: str
 
 
+class OpenStore(Message, frozen=True):
+    """Ask a kv_agent to open its store on disk for the pages of a group. Answer: `StoreOpened`.
+
+    `numerics` is the fingerprint of the group's worker: pages that were computed in another way are in another store.
+    Asked before a scheduler is ready, so that what is wrong with the disk is an error of the start.
+
+    Errors: `no_store` (the agent is set to keep nothing), `unknown_group`, and the codes of `StoreError`.
+    """
+
+    group: str
+    numerics: str
+
+
+class StoreOpened(Message, frozen=True):
+    """The store is open, with room for `num_pages`; it was open already if another group has pages like these."""
+
+    group: str
+    num_pages: int
+
+
+class StorePages(Message, frozen=True):
+    """Tell a kv_agent which pages of its own pool to keep on disk; each list has one entry for each page.
+
+    `generations[i]` is the current generation of `pages[i]` in the pool's `incarnation`; a page that has another one
+    when it is written, or afterwards, is not stored. `hashes` are the pages' own, `parents` those of the pages before
+    them, parents first. Told once: what is lost, or does not fit the agent's queue, is not stored.
+    """
+
+    group: str
+    incarnation: int
+    numerics: str
+    pages: list[int]
+    generations: list[int]
+    hashes: list[bytes]
+    parents: list[bytes]
+
+
 class PageStored(Message, frozen=True):
     """A full page entered the prefix cache of `group`."""
 

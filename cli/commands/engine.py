@@ -29,7 +29,10 @@ from nodes.roles import GATEWAY
 _STDIN: Final = 0
 _STDOUT: Final = 1
 _STDERR: Final = 2
-_OF_OPTIONS: Final = {"kv_pages": "kv__pages", "kv_memory": "kv__memory"}
+_OF_OPTIONS: Final = {
+    "kv_pages": "kv__pages", "kv_memory": "kv__memory", "kv_disk": "kv__disk__directory",
+    "kv_disk_size": "kv__disk__size", "kv_disk_write": "kv__disk__write",
+}  # fmt: skip
 """Options that are named otherwise than their settings."""
 _OF_SERVERS: Final = frozenset(
     {

@@ -17,6 +17,7 @@ import msgspec
 from cli.errors import BadConfig, CannotBind, CliError, NoMemory, StartFailed, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.plan.api_keys import given_keys, settle_api_keys, take_given_keys
+from cli.plan.disk import look_at_disk
 from cli.plan.keys import settle_keys
 from cli.plan.model import names_hub, plan_model
 from cli.plan.settings import API_KEYS_VARIABLE, Settings, foreign_variables, load_settings
@@ -101,7 +102,12 @@ def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
         directory = os.path.abspath(os.path.expanduser(settings.kv.directory))
     except OSError as error:
         raise _no_pools(settings.kv.directory, error) from error
-    settings = msgspec.structs.replace(settings, kv=msgspec.structs.replace(settings.kv, directory=directory))
+    disk = settings.kv.disk
+    if disk.directory:
+        disk = msgspec.structs.replace(disk, directory=os.path.abspath(os.path.expanduser(disk.directory)))
+    settings = msgspec.structs.replace(
+        settings, kv=msgspec.structs.replace(settings.kv, directory=directory, disk=disk)
+    )
     settings = settle_api_keys(settle_keys(settings, os.environ), os.environ)
     # The model comes last: it may take an hour, and what else is wrong is said before.
     machine = _look_at_machine(settings)
@@ -124,6 +130,7 @@ def _look_at_machine(settings: Settings) -> Machine:
             raise PermissionError(errno.EACCES, "")
     except OSError as error:
         raise _no_pools(directory, error) from error
+    disk = look_at_disk(settings.kv.disk.directory) if settings.kv.disk.directory else None
     devices = ask_devices(settings.device, os.environ)
     # Actors raise their soft limit to the hard one.
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -133,6 +140,7 @@ def _look_at_machine(settings: Settings) -> Machine:
         uid=os.getuid(),
         devices=devices,
         max_files=None if max_files == resource.RLIM_INFINITY else max_files,
+        disk=disk,
     )
 
 

@@ -32,6 +32,7 @@ from nodes.asks import LogprobsOf
 from nodes.gateway.clients import read_networks
 from nodes.gateway.parsers import ParserUnusable, check_names
 from nodes.model_spec import PoolingChoice, Quantization
+from nodes.scheduler.config import StorePolicy
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
 
@@ -58,6 +59,29 @@ Name = Annotated[
 ]
 
 
+class DiskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pages that each host keeps on disk: in `directory`, which must exist, `size` in all; "": none are kept.
+
+    `write` is how much may be written in a second, like `200MiB`; "": as fast as the disk takes it. By `policy` a page
+    is stored when it is full (`write_through`), or when a second request uses it (`write_through_selective`).
+    """
+
+    directory: str = ""
+    size: str = ""
+    write: str = ""
+    policy: StorePolicy = "write_through"
+
+    @property
+    def size_bytes(self) -> int:
+        """0: nothing is kept on disk. Raises BadConfig."""
+        return parse_bytes(self.size, "--kv-disk-size ([kv.disk] size)") if self.size else 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0: no limit. Raises BadConfig."""
+        return float(parse_bytes(self.write, "--kv-disk-write ([kv.disk] write)")) if self.write else 0.0
+
+
 class KVSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KV pool of each worker: `pages`, or as many as fit `memory`; neither: a default from the model."""
 
@@ -65,6 +89,7 @@ class KVSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory: str | None = None
     page_size: Literal[8, 16, 32, 64] = 16
     directory: str = "/dev/shm"
+    disk: DiskSettings = DiskSettings()
 
 
 class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -346,6 +371,7 @@ def overlay_settings(
     if settings.kv.memory is not None:
         parse_bytes(settings.kv.memory)
     _ = settings.responses_store_bytes
+    _check_disk(settings.kv.disk)
     if settings.kv.memory is not None and settings.kv.pages is not None:
         raise BadConfig(
             "the size of KV pools is given twice",
@@ -353,6 +379,20 @@ def overlay_settings(
             do="remove one of them",
         )
     return settings, own, document.keys()
+
+
+def _check_disk(disk: DiskSettings) -> None:
+    size_bytes, _ = disk.size_bytes, disk.bytes_per_s
+    if bool(disk.directory) == bool(size_bytes):
+        return
+    if disk.directory:
+        what, why = "--kv-disk has no size", "all of it is reserved at the start, so that the disk is not full later"
+        raise BadConfig(what, why=why, do="say how much the pages may take there, like --kv-disk-size 20GiB")
+    raise BadConfig(
+        "--kv-disk-size says how large, but not where",
+        why="no directory is named ([kv.disk] directory)",
+        do="name one on a local disk with --kv-disk, or leave the size out",
+    )
 
 
 def _on_host(settings: Settings, own: str) -> Settings:

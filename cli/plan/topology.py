@@ -9,6 +9,7 @@ import msgspec
 
 from cli.errors import BadConfig
 from cli.plan.devices import DeviceMemory, check_device_options
+from cli.plan.disk import DiskFound, plan_disk
 from cli.plan.groups import WorkerGroup, plan_groups
 from cli.plan.names import agent_id, on_host
 from cli.plan.notes import topology_notes
@@ -64,7 +65,7 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 class Machine(NamedTuple):
     """What the plan depends on besides settings and model. `devices`: those that the settings name, if any;
-    `max_files`: descriptors that a process may have, None for any number.
+    `max_files`: descriptors that a process may have, None for any number. `disk`: where pages are kept, if anywhere.
     """
 
     num_cores: int
@@ -72,6 +73,7 @@ class Machine(NamedTuple):
     uid: int
     devices: tuple[DeviceMemory, ...] = ()
     max_files: int | None = None
+    disk: DiskFound | None = None
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +253,8 @@ class _Planner:
 
     def _kv_agent(self, pools: list[PoolConfig]) -> KVAgentConfig:
         settings = self._settings
-        config = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
+        disk = plan_disk(settings, [pool.layout for pool in pools], self._spec, self._machine.disk)
+        config = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix, disk=disk)
         host = settings.own_host
         if host is None or len(settings.hosts) == 1:
             return config
@@ -335,6 +338,7 @@ class _Planner:
             is_encoder=self._spec.is_encoder,
             max_step_s=settings.max_step_s,
             max_running=settings.max_running,
+            stores=settings.kv.disk.policy if settings.kv.disk.directory else "",
         )
         if settings.local_prefill_max is None:
             return config

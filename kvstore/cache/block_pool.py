@@ -22,8 +22,15 @@ _MAX_VIOLATIONS: Final = 256
 """About 50 KB: each costs a page, so a pool that has seen so many is broken, and `num_violations` counts all."""
 
 
+FullPageTold = Callable[[int, int, bytes, bytes], None]
+"""Page, generation, hash and parent's hash of a page that others may use from now on."""
+
+
 class BlockPool:
-    """Changed together. Generations go on from the table, whoever wrote it; `found` is its scan, made here if None."""
+    """Changed together. `on_published`, if there is one, hears of each page that enters the tree.
+
+    Generations go on from the table, whoever wrote it; `found` is its scan, made here if None.
+    """
 
     def __init__(
         self,
@@ -45,6 +52,7 @@ class BlockPool:
         self.violations: deque[Violation] = deque(maxlen=_MAX_VIOLATIONS)
         self.num_violations = 0
         self.num_evicted_pages = 0
+        self.on_published: FullPageTold | None = None
         self._group = group
         num_pages = allocator.num_pages
         found = found or (table.scan() if table is not None else None)
@@ -117,6 +125,8 @@ class BlockPool:
             if page in taken:
                 # Only pages that the tree took: a duplicate was announced when its first copy came.
                 self.log.stored(page_hash, parent, unpack_tokens(tokens), extra_key)
+                if self.on_published is not None:
+                    self.on_published(page, self._generations[page], page_hash, parent)
             parent = page_hash
         return end, inserted.added
 

@@ -9,7 +9,7 @@
 Pure: no clock, no I/O except the page table's memory. Owned by one scheduler, the only writer of the pool's page table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvstore.cache.allocator import PageAllocator, PageState, Violation
@@ -33,7 +33,8 @@ class PrefixCache:
     """Prefix cache, allocator and page table of one worker group's pool, kept in step. Starts empty.
 
     `blocks` are the books themselves, for `rebuild`, which has scanned `table` already (`found`); `events` logs what
-    entered and left the cache. The roots of prefixes include `weight_version`.
+    entered and left the cache; `on_reused` is called with a sequence that starts with cached pages, and their root.
+    The roots of prefixes include `weight_version`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class PrefixCache:
         self._live: dict[int, BlockTable] = {}
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
+        self.on_reused: Callable[[BlockTable, bytes], None] | None = None
         self.page_size = page_size
         self.events.cleared()
 
@@ -83,7 +85,10 @@ class PrefixCache:
         found = self._find(token_ids, extra_key, lora)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size
-        return self._hold(self.blocks.tree.lock(found), found.pages, extra_key)
+        sequence = self._hold(self.blocks.tree.lock(found), found.pages, extra_key)
+        if self.on_reused is not None and found.pages:
+            self.on_reused(sequence, found.root)
+        return sequence
 
     def clear_quarantined(self, pages: Sequence[int]) -> None:
         """Free pages that nothing can write any more (the agent answered `GrantClosed`)."""

@@ -18,8 +18,6 @@ Key = tuple[int, int]
 """A hash of 16 bytes as the two words of its column."""
 
 NO_SLOT: Final = 2**32 - 1
-MAX_SLOTS: Final = 2**32 - 2
-"""Slot numbers have 32 bits, and the last of them means none."""
 
 
 class Chains:

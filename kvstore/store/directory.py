@@ -12,14 +12,11 @@ The disk space is reserved when a store is opened, so that a full disk is an err
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import stat
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from kvstore.errors import (
     StoreBusy,
@@ -27,20 +24,23 @@ from kvstore.errors import (
     StoreError,
     StoreExhaustedSpace,
     StoreForeign,
-    StoreMissing,
     StoreReadOnly,
-    StoreTooSmall,
     StoreUnlockable,
 )
-from kvstore.store.chains import MAX_SLOTS
-from kvstore.store.files import HEADER_BYTES, SlabFiles, slot_bytes_of
-from kvstore.store.heads import HEAD_BYTES
+from kvstore.store.files import SlabFiles
+from kvstore.store.place import (
+    FORMAT_VERSION,
+    HEAD_BYTES,
+    HEADER_BYTES,
+    HEADS,
+    MAGIC,
+    PAGES,
+    StoreIdentity,
+    encode_header,
+    find_stores,
+    require_own,
+)
 
-MAGIC: Final = b"KVMESHST"
-FORMAT_VERSION: Final = 1
-_FOLDER: Final = "kv-"
-_HEADS: Final = "heads"
-_PAGES: Final = "pages"
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DENYING: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EISDIR})
 _WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -48,105 +48,28 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PRIVATE: Final = 0o700
 
 
-class StoreIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose pages a store holds: equal identities mean that a page's hash means the same bytes.
-
-    `page_bytes` are those of one page at one rank, `layout_digest` is `KVLayout.digest`, `numerics` the fingerprint of
-    what computes (torch, instruction set, kernels).
-    """
-
-    host: str
-    layout_digest: bytes
-    page_bytes: int
-    tp_size: int = 1
-    numerics: str = ""
-
-    @property
-    def folder(self) -> str:
-        packed = msgspec.msgpack.encode(msgspec.structs.astuple(self))
-        return _FOLDER + hashlib.blake2b(packed, digest_size=16).hexdigest()
-
-    @property
-    def slot_bytes(self) -> int:
-        return slot_bytes_of(self.page_bytes, self.tp_size)
-
-
-class StoreFound(NamedTuple):
-    """A store that lies in a directory; `identity` is None if its header cannot be read."""
-
-    path: Path
-    identity: StoreIdentity | None
-    num_bytes: int
-
-
 def open_files(directory: str | Path, identity: StoreIdentity, size_bytes: int) -> SlabFiles:
     """The files of this identity's store, made if there are none, locked, of `size_bytes` and all of it reserved.
 
     A store of another size is made larger, or smaller by its last slots. Raises StoreError of every kind.
     """
-    num_slots = _num_slots(identity, size_bytes)
+    num_slots = identity.num_slots(size_bytes)
     root = Path(directory)
-    _require_own(root, is_ours=False)
+    require_own(root, is_ours=False)
     folder = root / identity.folder
     with contextlib.ExitStack() as held, _told(folder):
         _make_folder(folder)
-        heads = _open_file(held, folder / _HEADS)
+        heads = _open_file(held, folder / HEADS)
         _lock(heads, folder)
         _take_header(heads, folder, identity)
-        pages = _open_file(held, folder / _PAGES)
+        pages = _open_file(held, folder / PAGES)
         with _told_if_full(root, folder, identity, size_bytes):
             _resize(heads, HEADER_BYTES + num_slots * HEAD_BYTES)
             # One slot more: `SlabFiles` tries out there how the file can be written.
             _resize(pages, (num_slots + 1) * identity.slot_bytes)
-            files = SlabFiles(heads, pages, str(folder / _PAGES), num_slots, identity.page_bytes, identity.tp_size)
+            files = SlabFiles(heads, pages, str(folder / PAGES), num_slots, identity.page_bytes, identity.tp_size)
         held.pop_all()
         return files
-
-
-def find_stores(directory: str | Path) -> list[StoreFound]:
-    """Every store in a directory, whosever pages it holds. Raises OSError if it cannot be read."""
-    found: list[StoreFound] = []
-    for folder in sorted(Path(directory).glob(f"{_FOLDER}*")):
-        try:
-            with (folder / _HEADS).open("rb") as file:
-                identity = _decode_header(file.read(HEADER_BYTES))
-            num_bytes = sum((folder / name).stat().st_blocks * 512 for name in (_HEADS, _PAGES))
-        except OSError:
-            # Being made, or another user's: not ours to speak of.
-            continue
-        found.append(StoreFound(folder, identity, num_bytes))
-    return found
-
-
-def _num_slots(identity: StoreIdentity, size_bytes: int) -> int:
-    one = identity.slot_bytes + HEAD_BYTES
-    num_slots = min((size_bytes - HEADER_BYTES - identity.slot_bytes) // one, MAX_SLOTS)
-    if num_slots < 1:
-        raise StoreTooSmall(
-            f"a store of {size_bytes} bytes holds no page: it needs {HEADER_BYTES + identity.slot_bytes} bytes and "
-            f"{one} for each page; give it more (--kv-disk-size)"
-        )
-    return num_slots
-
-
-def _require_own(path: Path, *, is_ours: bool) -> None:
-    """Nobody else may be able to change what lies at `path`. Raises StoreMissing, StoreDenied."""
-    try:
-        status = path.stat() if not is_ours else path.lstat()
-    except OSError as error:
-        raise StoreMissing(
-            f"{path} cannot be used for KV pages ({error.strerror}): make this directory first"
-        ) from None
-    if not stat.S_ISDIR(status.st_mode):
-        raise StoreMissing(f"{path} is no directory ({stat.filemode(status.st_mode)}): name one for KV pages")
-    # Who owns a directory, or may write one without the sticky bit, can put another folder in the place of ours.
-    owners = {os.geteuid()} if is_ours else {os.geteuid(), 0}
-    is_open = status.st_mode & 0o077 if is_ours else status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
-    if status.st_uid not in owners or is_open:
-        raise StoreDenied(
-            f"{path} is {stat.filemode(status.st_mode)} and belongs to user {status.st_uid}, so others could read or "
-            f"replace KV pages in it: name a directory of user {os.geteuid()} that nobody else can write"
-        )
 
 
 def _make_folder(folder: Path) -> None:
@@ -154,7 +77,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(_PRIVATE)
         # A umask may have taken bits away, and a directory with the setgid bit adds one.
         folder.chmod(_PRIVATE)
-    _require_own(folder, is_ours=True)
+    require_own(folder, is_ours=True)
 
 
 def _open_file(held: contextlib.ExitStack, path: Path) -> int:
@@ -187,7 +110,9 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def _take_header(descriptor: int, folder: Path, identity: StoreIdentity) -> None:
     """Check whose store this is, or write down that it is ours. Raises StoreForeign."""
-    expected = _encode_header(identity)
+    expected = encode_header(identity)
+    if len(expected) > HEADER_BYTES:
+        raise StoreError(f"the names of this store have {len(expected)} bytes, and {HEADER_BYTES} fit: shorten them")
     found = os.pread(descriptor, HEADER_BYTES, 0)
     # Reserved but not written: whoever made it was stopped before it could hold anything.
     if not any(found):
@@ -200,24 +125,6 @@ def _take_header(descriptor: int, folder: Path, identity: StoreIdentity) -> None
         else:
             what = "is not a store of KV pages, or its header is damaged"
         raise StoreForeign(f"{folder} {what}: remove it, or name another directory; the store then starts empty")
-
-
-def _encode_header(identity: StoreIdentity) -> bytes:
-    body = msgspec.msgpack.encode(identity)
-    header = MAGIC + FORMAT_VERSION.to_bytes(4, "little") + len(body).to_bytes(4, "little") + body
-    if len(header) > HEADER_BYTES:
-        raise StoreError(f"the names of this store have {len(body)} bytes, and {HEADER_BYTES - 16} fit: shorten them")
-    return header.ljust(HEADER_BYTES, b"\0")
-
-
-def _decode_header(data: bytes) -> StoreIdentity | None:
-    prefix = len(MAGIC) + 8
-    length = int.from_bytes(data[prefix - 4 : prefix], "little")
-    try:
-        identity = msgspec.msgpack.decode(data[prefix : prefix + length], type=StoreIdentity)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return identity if _encode_header(identity) == data else None
 
 
 def _resize(descriptor: int, num_bytes: int) -> None:

@@ -24,12 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from kvstore.store.heads import HEAD_BYTES
+from kvstore.store.place import ALIGNMENT, HEAD_BYTES, HEADER_BYTES, slot_bytes_of
 
-ALIGNMENT: Final = 4096
-"""What direct I/O asks of memory, offsets and lengths: the largest block of today's disks, a page of memory too."""
-HEADER_BYTES: Final = 4096
-"""One block of the disk, so that the header is written whole; its names take some 150 bytes."""
 MAX_BUFFERS: Final = 1024
 """Buffers in one call (IOV_MAX of Linux)."""
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
@@ -70,11 +66,6 @@ class PageFiles(Protocol):
     def close(self) -> None:
         """Let others have the store. Everything written is on the disk afterwards, or OSError is raised."""
         ...
-
-
-def slot_bytes_of(page_bytes: int, tp_size: int) -> int:
-    """Bytes of a slot for a page of `page_bytes` at each rank."""
-    return -(-page_bytes * tp_size // ALIGNMENT) * ALIGNMENT
 
 
 class SlabFiles(PageFiles):

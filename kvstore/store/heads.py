@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.store.checksum import Words, row_checksums
+from kvstore.store.place import HEAD_BYTES
 
-HEAD_BYTES: Final = 64
-"""One cache line; a sector of 512 bytes holds eight, so most disks write a head whole or not at all."""
 HEAD_WORDS: Final = HEAD_BYTES // 8
 HASH_WORDS: Final = slice(0, 2)
 PARENT_WORDS: Final = slice(2, 4)

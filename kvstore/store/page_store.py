@@ -24,10 +24,11 @@ import msgspec
 
 from kvstore.store.checksum import page_checksum
 from kvstore.store.files import Page, PageFiles
-from kvstore.store.heads import HEAD_BYTES, Head, decode_heads, encode_heads
+from kvstore.store.heads import Head, decode_heads, encode_heads
 from kvstore.store.index import PageName, StoreIndex
 from kvstore.store.lanes import Lane, ThreadLane
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Failure, Piece, Read, Write, pieces_of
+from kvstore.store.place import HEAD_BYTES
 
 _LOADING: Final = "loading"
 _BUSY: Final = "busy"

@@ -88,6 +88,10 @@ class PoolWrites:
         """Its pools are about to be closed, or their pages to be freed: nothing of them is stored from now on."""
         self._groups.pop(group, None)
 
+    def is_writing(self, group: str) -> bool:
+        """Whether a write still reads its pools' memory."""
+        return any(batch.group == group for batch in self._batches.values())
+
     def offer(self, group: str, pages: Sequence[Storable]) -> int:
         """Queue pages, parents first; returns how many fit. Those that do not are missed, as they were never stored."""
         room = self._limits.queued_pages - len(self._queue)

@@ -22,9 +22,11 @@ from kvstore.protocol import (
     MapPool,
     OfferPair,
     OpenGrants,
+    OpenStore,
     PagesPulled,
     PoolHandle,
     SendPages,
+    StorePages,
     TransferFailed,
     TransferNews,
 )
@@ -46,6 +48,7 @@ from mesh.wire.message import HotMessage, Message
 from nodes.kv_agent.config import Bounds, KVAgentConfig
 from nodes.kv_agent.control_channel import MeshChannel
 from nodes.kv_agent.core import AgentCore
+from nodes.kv_agent.disk import DiskStores, Opener, open_store
 from nodes.kv_agent.events import (
     CancelPull,
     CloseAsked,
@@ -85,7 +88,8 @@ _NEWS_BYTES: Final = 512
 class KVAgent(Actor, HeldBy):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
 
-    `links` are the engines of transports between agents, by name; if given, they replace the real ones.
+    `links` are the engines of transports between agents, by name; if given, they replace the real ones. `open_store`
+    opens a store of pages on disk.
     With pools on CUDA devices its process must be spawned, not forked (see `kvstore/pool/cuda/memory.py`).
     """
 
@@ -93,7 +97,11 @@ class KVAgent(Actor, HeldBy):
     codec: ClassVar[Codec] = NODE_CODEC
 
     def __init__(
-        self, config: KVAgentConfig, host: MemoryHost | None = None, links: Mapping[str, LinkMaker] | None = None
+        self,
+        config: KVAgentConfig,
+        host: MemoryHost | None = None,
+        links: Mapping[str, LinkMaker] | None = None,
+        open_store: Opener = open_store,
     ) -> None:
         self._config = config
         self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
@@ -120,6 +128,8 @@ class KVAgent(Actor, HeldBy):
         self._news: dict[str, list[PagesPulled | TransferFailed]] = {}
         self._core = AgentCore("", [], Bounds())
         self._held: HeldPools | None = None
+        self._open_store = open_store
+        self.disk: DiskStores | None = None
         self._told_refusals: set[str] = set()
 
     async def start(self) -> None:
@@ -139,9 +149,15 @@ class KVAgent(Actor, HeldBy):
         bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
         self._core.note = self.ctx.trace.note
+        if config.disk is not None:
+            self.disk = DiskStores(self, config.disk, config.groups, self._open_store)
         self._held = HeldPools(self, self.ranks, self.pulls, self.transports, self._host, config)
 
-    # what `HeldPools` needs
+    # what `HeldPools` and `DiskStores` need
+
+    def wrote(self) -> None:
+        if self._held is not None:
+            self._held.copies_changed()
 
     @property
     @override
@@ -166,6 +182,8 @@ class KVAgent(Actor, HeldBy):
             for ready in message.announced:
                 self._driver.feed(PagesAnnounced(sender, ready))
             self._handled()
+        elif isinstance(message, StorePages) and self.disk is not None:
+            self.disk.on_pages(message)
         elif isinstance(message, ClosePair) and self._channel.inbox.transports:
             self._channel.inbox.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} closed the pair")
             self._keep_pumping()
@@ -176,6 +194,9 @@ class KVAgent(Actor, HeldBy):
         message = call.message
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
+            return
+        if isinstance(message, OpenStore):
+            self._on_open_store(call, message)
             return
         if self._held is not None and self._held.on_ask(call):
             return
@@ -197,6 +218,12 @@ class KVAgent(Actor, HeldBy):
             case _:
                 assert_never(message)
 
+    def _on_open_store(self, call: Call, message: OpenStore) -> None:
+        if self.disk is None:
+            call.fail("no_store", f"{self.ctx.address.actor_id} is set to keep no pages on disk")
+        else:
+            self.disk.on_ask(call, message)
+
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         self._foreign.agent_lost(peer.actor_id)
         self.transports.agent_lost(peer.actor_id)
@@ -209,11 +236,16 @@ class KVAgent(Actor, HeldBy):
             self._held.on_members(left)
 
     async def drain(self) -> None:
-        """Open no more grants; return when those that are open have ended, by their deadlines at the latest."""
+        """Open no more grants; return when those that are open have ended, by their deadlines at the latest.
+
+        Pages that were told to be stored are stored first.
+        """
         self._handle(Draining())
         if self._core.num_live:
             self._idle = asyncio.Event()
             await self._idle.wait()
+        if self.disk is not None:
+            await self.disk.drained()
 
     async def stop(self) -> None:
         """Close the pools, and remove their segments unless the configuration leaves them to the next agent."""
@@ -223,6 +255,8 @@ class KVAgent(Actor, HeldBy):
         if self._held is not None:
             self._held.stop()
         self.transports.close()
+        if self.disk is not None:
+            self.disk.close()
         # After the transports are closed: a copy still running would write into what is freed here.
         for pool in (pool for pools in self.ranks.values() for pool in pools):
             try:
@@ -240,6 +274,8 @@ class KVAgent(Actor, HeldBy):
         for group, pools in self.ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
+        if self.disk is not None:
+            figures |= self.disk.gauges()
         return figures | transport_gauges(self.transports)
 
     # inside

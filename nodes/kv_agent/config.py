@@ -50,6 +50,25 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.group}.{self.layout.tp_rank}" if self.layout.tp_rank else self.group
 
 
+class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Stores of pages in `directory`, one for each model layout, number of ranks and numerics, each of `size_bytes`.
+
+    `host` is the name of this host in its mesh, which a machine that takes its place has, too. At most `bytes_per_s`
+    are written; 0: no limit.
+    """
+
+    directory: str
+    size_bytes: int
+    host: str = ""
+    bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.directory.startswith("/"):
+            raise ConfigError(f"disk.directory must be an absolute path, not {self.directory!r}")
+        if self.size_bytes < 1 or self.bytes_per_s < 0:
+            raise ConfigError("disk.size_bytes must be at least 1, and disk.bytes_per_s at least 0")
+
+
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. Names of segments in `directory` begin with `prefix`, which names user and mesh.
 
@@ -64,6 +83,8 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     could be made then use that, and the agent says so. `host_transport` brings pages that other agents have in host
     memory: `shm` (same host) or `tcp`. Both may also name an installed transport (`kvstore/transfer/plugins.py`). Both
     ends of a pair must have the transport. `tcp` says how it listens and sends.
+
+    `disk` is where pages of host memory are kept that schedulers tell to be stored; None: nowhere.
 
     `device_wait_s` is how long a start waits for memory on a device that is still held by processes of an earlier mesh,
     or of an agent that died.
@@ -85,6 +106,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_transport: str = SHM
     tcp: TcpSettings = TcpSettings()
     gather_from: int = DEFAULT_GATHER_FROM
+    disk: DiskConfig | None = None
 
     def __post_init__(self) -> None:
         names = [pool.name for pool in self.pools]
@@ -102,6 +124,8 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"device_fallback must be empty or {TCP!r}, not {self.device_fallback!r}")
         if self.device_fallback and self.device_transport != NCCL:
             raise ConfigError(f"device_fallback needs device_transport {NCCL!r}, not {self.device_transport!r}")
+        if self.disk is not None and any(pool.device != CPU for pool in self.pools):
+            raise ConfigError("disk keeps pages of host memory: pools on devices cannot be stored")
         problem = self.tcp.problem()
         if problem:
             raise ConfigError(f"tcp: {problem}")

@@ -8,6 +8,7 @@
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> its kv_agent         OpenGrants, CloseGrant         -> GrantsOpened, GrantClosed
+    scheduler -> its kv_agent           OpenStore                      -> StoreOpened; StorePages
     scheduler D -> scheduler P          OrderPrefills, CancelPrefill   -> PrefillsOrdered, PrefillCancelled
     scheduler P -> kv_agent of D        AnnouncePages
     kv_agent -> schedulers D, P         TransferNews
@@ -37,12 +38,15 @@ from kvstore.protocol import (
     OfferPair,
     OpenGrant,
     OpenGrants,
+    OpenStore,
     PagesPulled,
     PagesReady,
     PagesSent,
     PairAccepted,
     PoolHandle,
     SendPages,
+    StoreOpened,
+    StorePages,
     TransferFailed,
     TransferNews,
 )
@@ -125,6 +129,9 @@ NodeMessage = (
     | GrantsOpened
     | AnnouncePages
     | TransferNews
+    | OpenStore
+    | StoreOpened
+    | StorePages
     | CloseGrant
     | GrantClosed
     | CacheEvents
@@ -230,6 +237,7 @@ __all__ = [
     "OfferPair",
     "OpenGrant",
     "OpenGrants",
+    "OpenStore",
     "OrderPrefills",
     "PagesPulled",
     "PagesReady",

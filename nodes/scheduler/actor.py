@@ -19,7 +19,7 @@ from kvstore.cache.rebuild import Rebuilt, rebuild
 from kvstore.errors import PoolReleased
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import MemoryHost, PagePool
-from kvstore.protocol import MapPool, PoolHandle
+from kvstore.protocol import MapPool, OpenStore, PoolHandle
 from mesh.actor import Actor, Answer, Call
 from mesh.address import Address
 from mesh.calls.persistent_ask import PersistentAsk
@@ -31,6 +31,7 @@ from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
 from nodes.actor_figures import KV_USAGE, RUNNING, WAITING
+from nodes.numerics import scheduler_numerics
 from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepResult
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.redaction import PromptRedactor
@@ -89,6 +90,7 @@ class SchedulerActor(Actor):
         self._persistent = PersistentAsk(ASK_RETRY_S)
         self._is_wanted_back = asyncio.Event()
         self._is_released = False
+        self._numerics = ""
 
     async def start(self) -> None:
         """Map the pool and take over what an earlier incarnation left in it.
@@ -101,6 +103,7 @@ class SchedulerActor(Actor):
         """
         while (handle := await self._take_over()) is None:
             self._is_wanted_back.clear()
+        await self._open_store()
         address = self.ctx.address
         pool = self._pool
         assert pool is not None, "the pool was taken over"
@@ -149,6 +152,7 @@ class SchedulerActor(Actor):
         try:
             await asyncio.wait((adopting, wanted_back), return_when=asyncio.FIRST_COMPLETED)
             if adopting.done() and not wanted_back.done() and not any(map(self._is_elsewhere, adopting.result())):
+                self._numerics = adopting.result()[0].numerics
                 return handle
         finally:
             adopting.cancel()
@@ -158,6 +162,12 @@ class SchedulerActor(Actor):
         # Scheduler and worker know of different pools; both will hear of the later one.
         await asyncio.sleep(ASK_RETRY_S)
         return None
+
+    async def _open_store(self) -> None:
+        """Have the agent open its store, if it has one. Raises RemoteError with what is wrong with the disk."""
+        if self._config.stores:
+            opening = OpenStore(group=self._config.group, numerics=self._numerics)
+            await self._ask_until_answered(self._config.agent, opening, "the store of KV pages")
 
     async def _adopt_all(self) -> list[Any]:
         """Every rank's `Adopted`. All are asked at once: a rank adopted alone would leave others waiting in a step."""
@@ -209,7 +219,12 @@ class SchedulerActor(Actor):
     @override
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         self._persistent.members_changed()
-        ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
+        numerics = scheduler_numerics(self.ctx.members.all())
+        ready = {
+            one.actor_id: ReadyPeer(one.role, one.epoch, numerics.get(one.actor_id, ""))
+            for one in self.ctx.members.all()
+            if one.state == READY
+        }
         # A draining actor with nothing to finish may have left before it was seen draining.
         draining = {one.actor_id for one in (*self.ctx.members.all(), *left) if one.state == DRAINING}
         self._handle(MembersChanged(ready, draining - ready.keys(), drained_by_wish(self.ctx.members)))

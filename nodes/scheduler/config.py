@@ -9,6 +9,9 @@ from kvstore.cache.eviction import EvictionName
 Phase = Literal["prefill", "decode", "mixed"]
 PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
 
+StorePolicy = Literal["write_through", "write_through_selective"]
+"""When a page is kept on disk: as soon as it is full, or once a second request uses it; named as HiCache names them."""
+
 MAX_PIPELINE_DEPTH: Final = 2
 """One step runs and one waits for its turn. A third would only come later to what the first one draws."""
 
@@ -34,6 +37,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     are of no use to others. `chunk_tokens` and `step_tokens` have room for the longest then.
     `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
     named.
+    `stores`: when the agent is told of pages to keep on disk; empty: it keeps none.
     """
 
     group: str
@@ -65,6 +69,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drained_wait_s: float = 15.0
     workers: tuple[str, ...] = ()
     is_encoder: bool = False
+    stores: StorePolicy | Literal[""] = ""
 
     @property
     def ranks(self) -> tuple[str, ...]:

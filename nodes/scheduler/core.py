@@ -68,6 +68,7 @@ from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.turnover import Turnover
 from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.storing import PagesToStore
 from nodes.scheduler.worker_link import pipeline, worker_drain
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
@@ -137,6 +138,7 @@ class SchedulerCore:
         )
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.news = CacheNews(cache, self.outbox, self.deadlines)
+        self.storing = PagesToStore(config, pool, cache, self.outbox)
         self.load_reports = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced, self._steps_since_admission = False, 0
@@ -283,6 +285,7 @@ class SchedulerCore:
                 self.asks.retry_now(actor_id)
                 self.grants.retry_now(actor_id)
         self._ready = dict(event.ready)
+        self.storing.on_members(self._ready)
         self.drain.on_members(event, now)
         self.handlers.is_worker_drained = self.drain.is_drained
         self.pipeline.on_members(self._ready, now)
@@ -311,6 +314,7 @@ class SchedulerCore:
         self.orders.flush()
         self.streams.flush()
         self.news.publish()
+        self.storing.flush(self.pipeline.numerics)
         self.load_reports.report(len(self.running) + len(self.grants), now)
 
     def _due(self) -> dict[str, Callable[[str, float], None]]:

@@ -53,10 +53,11 @@ class PeerLost(NamedTuple):
 
 
 class ReadyPeer(NamedTuple):
-    """A member that takes work."""
+    """A member that takes work; `numerics` is what a scheduler announces of its worker."""
 
     role: str
     epoch: int
+    numerics: str = ""
 
 
 class MembersChanged(NamedTuple):

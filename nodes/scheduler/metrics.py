@@ -22,6 +22,7 @@ from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.turnover import Turnover
 from nodes.scheduler.rpc_handlers import RpcHandlers
+from nodes.scheduler.storing import PagesToStore
 from nodes.scheduler.worker_link.pipeline import Pipeline
 
 OWNERSHIP = (
@@ -53,6 +54,7 @@ class Parts(Protocol):
     recovered: RecoveredSequences
     handlers: RpcHandlers
     news: CacheNews
+    storing: PagesToStore
 
 
 def gauges(core: Parts) -> dict[str, float]:
@@ -106,6 +108,7 @@ def gauges(core: Parts) -> dict[str, float]:
         f'mesh_scheduler_results_refused_total{{reason="{reason}"}}': number
         for reason, number in pipeline.num_refused.items()
     }
+    figures |= core.storing.gauges()
     return {name: float(value) for name, value in figures.items()}
 
 

@@ -399,7 +399,9 @@ Alter = Callable[[int, list[Client]], list[Client]]
 """What another suite makes of a seed's clients."""
 
 
-def run_seed(seed: int, alter: Alter | None = None, suite: str = "scenario") -> Counter[str]:
+def run_seed(
+    seed: int, alter: Alter | None = None, suite: str = "scenario", kind: type[SimulatedMesh] = SimulatedMesh
+) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
@@ -409,7 +411,7 @@ def run_seed(seed: int, alter: Alter | None = None, suite: str = "scenario") -> 
     faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, except that connections of the dead may end silently.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)
-    mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed, theme)
+    mesh = kind(seed, quiet if draw.random() < 0.5 else faults, mixed, theme)
     mesh.tp_sizes = draw_tp_sizes(seed, mesh.groups)
     ranks = [worker for group in mesh.groups for worker in mesh.worker_ids(group)[1:]]
     # Not where decode's requests may have to go.

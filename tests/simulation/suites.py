@@ -4,7 +4,19 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.simulation import drains, hosts, keys, prompts, releases, returns, scenario, strangers, tables, vectors
+from tests.simulation import (
+    disks,
+    drains,
+    hosts,
+    keys,
+    prompts,
+    releases,
+    returns,
+    scenario,
+    strangers,
+    tables,
+    vectors,
+)
 from tests.simulation.ask_mutations import ASKING
 from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, RELEASES, RETURNS, STRANGERS
 from tests.simulation.mutations import PROMPTS, SCENARIO, TABLES
@@ -43,6 +55,9 @@ SUITES = {
     "prompts": Suite(prompts.run_seed, PROMPTS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}),
     "vectors": Suite(
         vectors.run_seed, vectors.VECTORS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}, 1000
+    ),
+    "disks": Suite(
+        disks.run_seed, disks.DISKS, 20, 12, {"pages stored": 150, "died: kv": 1, "died: scheduler": 1}, 500
     ),
     "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

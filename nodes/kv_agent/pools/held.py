@@ -20,6 +20,7 @@ from mesh.address import Address
 from mesh.membership.view import Member
 from nodes.kv_agent.config import KVAgentConfig
 from nodes.kv_agent.core import AgentCore
+from nodes.kv_agent.disk import DiskStores
 from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
 from nodes.kv_agent.memory.actions import MemoryActions, PoolOwner
 from nodes.kv_agent.pools.facts import Pool
@@ -32,6 +33,7 @@ class HeldBy(Protocol):
     """The actor: its core takes `feed`'s events, and it has mapped its own pools like those of others."""
 
     ctx: Context
+    disk: DiskStores | None
 
     @property
     def core(self) -> AgentCore: ...
@@ -127,7 +129,8 @@ class HeldPools(PoolOwner):
     @override
     def is_copying(self, group: str) -> bool:
         own = SourceId(self.ctx.address.actor_id, group)
-        return is_used(self._actor.core.sessions, own) or self._transports.is_sending(group)
+        is_stored = self._actor.disk is not None and self._actor.disk.is_writing(group)
+        return is_stored or is_used(self._actor.core.sessions, own) or self._transports.is_sending(group)
 
     @override
     def forget_pool(self, group: str) -> None:
@@ -140,6 +143,8 @@ class HeldPools(PoolOwner):
         if not any(pool.info.is_freed for pool in pools) and (is_offered or group not in self._pulls):
             # A pool that is offered again is registered again: other agents were refused its pages meanwhile.
             self._pulls.add(group, pools)
+            if self._actor.disk is not None:
+                self._actor.disk.put(group, pools)
         for pool in pools:
             self._actor.feed(GroupHeld(Pool.from_info(pool.path, pool.info)))
         if not is_offered:
@@ -153,6 +158,8 @@ class HeldPools(PoolOwner):
     def _take_away(self, group: str) -> None:
         """Begin no copy to or from a group's pools, and send none of their pages to other agents."""
         self._transports.withdraw(group)
+        if self._actor.disk is not None:
+            self._actor.disk.take_away(group)
         self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
 
     def _announce(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing_extensions import override
 
 from kvstore.store.files import Page, PageFiles
-from kvstore.store.heads import HEAD_BYTES
 from kvstore.store.lanes import Lane
+from kvstore.store.place import HEAD_BYTES
 
 SECTOR = 512
 """What a disk writes whole."""

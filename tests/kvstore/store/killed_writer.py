@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.store import page_store as page_store_module
-from kvstore.store.directory import StoreIdentity, open_files
+from kvstore.store.directory import open_files
 from kvstore.store.files import SlabFiles
 from kvstore.store.page_store import PageStore, StoreLimits
+from kvstore.store.place import StoreIdentity
 from tests.kvstore.store.pages import blank, chain, content, memory
 
 PAGE = 40960

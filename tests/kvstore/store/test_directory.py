@@ -28,7 +28,8 @@ from kvstore.errors import (
     StoreUnlockable,
 )
 from kvstore.store import directory as directory_module
-from kvstore.store.directory import StoreIdentity, find_stores, open_files
+from kvstore.store.directory import open_files
+from kvstore.store.place import StoreIdentity, find_stores
 from tests.kvstore.store.pages import content, page_hash
 from tests.simulation.planting import Patches, around, first_caught, nothing
 

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.store.checksum import page_checksum
-from kvstore.store.heads import HEAD_BYTES, Head, are_sound, decode_heads, encode_heads, hash_key, hash_words
+from kvstore.store.heads import Head, are_sound, decode_heads, encode_heads, hash_key, hash_words
+from kvstore.store.place import HEAD_BYTES
 
 HASHES = st.binary(min_size=16, max_size=16)
 NUMBERS = st.integers(1, 2**64 - 1)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.store.directory import StoreIdentity, open_files
+from kvstore.store.directory import open_files
 from kvstore.store.index import PageName
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read, Write
 from kvstore.store.page_store import PageStore, StoreLimits
+from kvstore.store.place import StoreIdentity
 from tests.kvstore.store.faulty_files import FaultyFiles, SteppedLane
 from tests.kvstore.store.pages import blank, chain, content, memory
 from tests.simulation.planting import around, first_caught, nothing

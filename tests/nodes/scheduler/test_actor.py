@@ -15,7 +15,7 @@ from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolClosed
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import HeapHost, PoolInfo
-from kvstore.protocol import MapPool, PoolHandle
+from kvstore.protocol import MapPool, OpenStore, PoolHandle, StoreOpened
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, RemoteError, Superseded, Unreachable
 from mesh.membership.view import Member
@@ -81,7 +81,11 @@ def actor_of(**script) -> Made:
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
     one = SchedulerActor(script.get("config", CONFIG), host)
-    answers = {MapPool: [*script.get("pool", ()), handle], Adopt: [*script.get("adopted", (adopted,))]}
+    answers = {
+        MapPool: [*script.get("pool", ()), handle],
+        Adopt: [*script.get("adopted", (adopted,))],
+        OpenStore: [*script.get("store", (StoreOpened(group="m", num_pages=9),))],
+    }
 
     async def answer(_: str, message: object) -> object:
         """Those of its type in their order, the last for ever."""
@@ -138,6 +142,35 @@ async def test_ready_once_the_worker_is_ours(actor: Maker) -> None:
     adopting = [Adopt(scheduler_epoch=7), Adopt(scheduler_epoch=7, next_step=1)]
     assert [message for _, message in ctx.asked] == [MapPool(group="m"), *adopting]
     assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
+
+
+async def test_the_store_is_open_before_it_is_ready(actor: Maker) -> None:
+    config = msgspec.structs.replace(CONFIG, stores="write_through")
+    adopted = Adopted(worker_epoch=3, numerics="avx2", vocab_size=100)
+    unreachable = [Unreachable("a is not there yet"), StoreOpened(group="m", num_pages=9)]
+    one, ctx = await started(actor(config=config, adopted=(adopted,), store=unreachable))
+    asked = [message for _, message in ctx.asked]
+    assert asked[:4] == [MapPool(group="m"), Adopt(scheduler_epoch=7), *[OpenStore(group="m", numerics="avx2")] * 2]
+    assert ctx.announced[0][0] == "ready"
+    assert one.core is not None
+
+
+async def test_what_is_wrong_with_the_disk_is_an_error_of_the_start(actor: Maker) -> None:
+    config = msgspec.structs.replace(CONFIG, stores="write_through")
+    one, ctx, _ = actor(config=config, store=(RemoteError("store_no_space", "make room"),))
+    with pytest.raises(RemoteError, match="make room"):
+        await one.start()
+    assert (one.core, ctx.announced) == (None, [])
+
+
+async def test_numerics_of_other_schedulers_are_seen(actor: Maker) -> None:
+    config = msgspec.structs.replace(CONFIG, stores="write_through")
+    one, ctx = await started(actor(config=config))
+    other = msgspec.structs.replace(member("other", "scheduler"), attributes={"numerics": "avx512"})
+    ctx.members.reset(1, 2, [*MEMBERS, other])
+    one.on_members([], [], [])
+    assert one.core is not None
+    assert one.core.storing._seen == {"avx512"}
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo"])

@@ -1,0 +1,288 @@
+"""The agent's stores of pages on disk: opens them when schedulers have told how their workers compute, and feeds them.
+
+One store for each model layout, number of ranks and numerics, shared by all groups that have pages like these. Nothing
+of `kvstore/store` is imported before the first one is opened: it needs numpy, whose threads must not be in the process
+that actors are forked from, nor its memory in a mesh that keeps no pages. Used by `actor.py`.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from kvstore.errors import StoreError
+from kvstore.hashing import HASH_BYTES
+from kvstore.pool.page_pool import PagePool
+from kvstore.protocol import OpenStore, StoreOpened, StorePages
+from kvstore.store.place import StoreIdentity
+from mesh.actor import Call, Context
+from nodes.kv_agent.config import DiskConfig, PoolConfig
+
+if TYPE_CHECKING:
+    from kvstore.store.page_store import PageStore
+    from kvstore.store.pool_writes import PoolWrites
+    from kvstore.store.source import StoreTransport
+
+_REASONS: Final[Mapping[str, Sequence[str]]] = {
+    "not_open": ("not open",),
+    "queue_full": ("queue full",),
+    "changed": ("changed before", "changed meanwhile"),
+    "read_only": ("not stored, read only",),
+    "write_failed": ("write failed",),
+}
+"""Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
+
+
+class OpenedStore(NamedTuple):
+    """A store, the pages on their way into it, and what alone may ask it for what has ended."""
+
+    store: "PageStore"
+    writes: "PoolWrites"
+    transport: "StoreTransport"
+
+
+Opener = Callable[[DiskConfig, StoreIdentity, Callable[[], None]], Awaitable[OpenedStore]]
+
+
+async def open_store(config: DiskConfig, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
+    """Raises StoreError of every kind. In a thread: a file system may write each block that it is to reserve."""
+    return await asyncio.to_thread(_open, config, identity, wake)
+
+
+def _open(config: DiskConfig, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
+    from kvstore.store.directory import open_files
+    from kvstore.store.page_store import PageStore
+
+    files = open_files(config.directory, identity, config.size_bytes)
+    return feed_store(PageStore(files, identity.page_bytes * identity.tp_size, wake), config)
+
+
+def feed_store(store: "PageStore", config: DiskConfig) -> OpenedStore:
+    from kvstore.store.pool_writes import PoolWrites, WriteLimits
+    from kvstore.store.source import StoreTransport
+
+    writes = PoolWrites(store, WriteLimits(bytes_per_s=config.bytes_per_s))
+    return OpenedStore(store, writes, StoreTransport(store, writes))
+
+
+class DiskOwner(Protocol):
+    """The actor, which may wait for the end of writes."""
+
+    ctx: Context
+
+    def wrote(self) -> None:
+        """A group's `is_writing` may have changed."""
+        ...
+
+
+class DiskStores:
+    """See the module. `groups` are the configured pools by group and rank; `opener` opens a store."""
+
+    def __init__(
+        self, owner: DiskOwner, config: DiskConfig, groups: Mapping[str, Sequence[PoolConfig]], opener: Opener
+    ) -> None:
+        self._owner = owner
+        self._config = config
+        self._groups = groups
+        self._opener = opener
+        self._loop = asyncio.get_running_loop()
+        self._pools: dict[str, Sequence[PagePool]] = {}
+        self._opened: dict[StoreIdentity, OpenedStore] = {}
+        self._opening: dict[StoreIdentity, asyncio.Task[OpenedStore | StoreError]] = {}
+        self._failed: set[StoreIdentity] = set()
+        self._told: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._is_due = False
+        self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+
+    # what the agent tells
+
+    def on_ask(self, call: Call, message: OpenStore) -> None:
+        if message.group not in self._groups:
+            call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
+            return
+        self._owner.ctx.spawn(self._answer(call, message), name=f"open store of {message.group}")
+
+    def on_pages(self, message: StorePages) -> None:
+        """A scheduler has full pages: queue them. What does not come to be stored is a miss, and counted."""
+        pools = self._pools.get(message.group)
+        # A pool that was made anew begins with generations of its own, which may be those that were told.
+        if pools is None or pools[0].info.incarnation != message.incarnation:
+            self._counts["changed before"] += len(message.pages)
+            return
+        identity = self._identity(message.group, message.numerics)
+        opened = self._opened.get(identity)
+        if opened is None:
+            self._counts["not open"] += len(message.pages)
+            # This agent has just replaced another one. What is wrong now was not when the scheduler started.
+            if identity not in self._failed and identity not in self._opening:
+                self._owner.ctx.spawn(self._open(identity), name="open store again")
+            return
+        from kvstore.store.index import PageName
+        from kvstore.store.pool_writes import Storable
+
+        columns = zip(message.pages, message.generations, message.hashes, message.parents, strict=True)
+        offered = [
+            Storable(page, generation, PageName(own, parent))
+            for page, generation, own, parent in columns
+            if len(own) == len(parent) == HASH_BYTES
+        ]
+        self._counts["changed before"] += len(message.pages) - len(offered)
+        opened.writes.offer(message.group, offered)
+        self._poll_soon()
+
+    def put(self, group: str, pools: Sequence[PagePool]) -> None:
+        """Pages of these pools may be stored; called again, they replace the group's."""
+        self._pools[group] = pools
+        for identity, opened in self._opened.items():
+            if self._is_of(group, identity):
+                opened.writes.add(group, pools)
+
+    def take_away(self, group: str) -> None:
+        """No write of a group's pages begins any more; those that run end as `is_writing` says."""
+        self._pools.pop(group, None)
+        for opened in self._opened.values():
+            opened.writes.remove(group)
+
+    def is_writing(self, group: str) -> bool:
+        return any(opened.writes.is_writing(group) for opened in self._opened.values())
+
+    async def drained(self) -> None:
+        """Return when all that was offered is stored, or is known not to be."""
+        while self._opening or not all(opened.writes.is_idle for opened in self._opened.values()):
+            self._idle.clear()
+            await self._idle.wait()
+
+    def close(self) -> None:
+        """Blocks until what was begun has ended. Pages that still wait are not stored."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for opened in self._opened.values():
+            for group in self._groups:
+                opened.writes.remove(group)
+            opened.transport.close()
+            try:
+                opened.store.close()
+            except OSError as error:
+                self._owner.ctx.log.warning("store not synced", why=error.strerror)
+        self._opened.clear()
+
+    def gauges(self) -> dict[str, float]:
+        """Figures of all stores together; those whose names end in `_total` begin at 0 with this agent."""
+        counts, stored_bytes, queued, is_buffered, is_read_only = Counter(self._counts), 0.0, 0, False, False
+        for store, writes, _ in self._opened.values():
+            figures = store.stats()
+            for name, number in (*figures.items(), *writes.counts.items()):
+                counts[name] += int(number)
+            stored_bytes += figures.get("written", 0.0) * store.page_bytes
+            queued += writes.num_queued
+            is_buffered |= bool(store.why_buffered)
+            is_read_only |= bool(store.why_read_only)
+        return {
+            "mesh_kv_disk_pages": float(counts["stored"]),
+            "mesh_kv_disk_slots": float(counts["slots"]),
+            "mesh_kv_disk_queued_pages": float(queued),
+            "mesh_kv_disk_buffered": float(is_buffered),
+            "mesh_kv_disk_read_only": float(is_read_only),
+            "mesh_kv_disk_stored_pages_total": float(counts["written"]),
+            "mesh_kv_disk_stored_bytes_total": stored_bytes,
+            "mesh_kv_disk_evicted_pages_total": float(counts["evicted"]),
+            "mesh_kv_disk_corrupt_pages_total": float(counts["read corrupt"]),
+            **{
+                f'mesh_kv_disk_dropped_pages_total{{reason="{reason}"}}': float(sum(counts[name] for name in names))
+                for reason, names in _REASONS.items()
+            },
+        }
+
+    # inside
+
+    def _identity(self, group: str, numerics: str) -> StoreIdentity:
+        layout = self._groups[group][0].layout
+        return StoreIdentity(
+            host=self._config.host,
+            layout_digest=layout.digest,
+            page_bytes=layout.page_bytes,
+            tp_size=layout.tp_size,
+            numerics=numerics,
+        )
+
+    def _is_of(self, group: str, identity: StoreIdentity) -> bool:
+        return self._identity(group, identity.numerics) == identity
+
+    async def _answer(self, call: Call, message: OpenStore) -> None:
+        opened = await self._open(self._identity(message.group, message.numerics))
+        if isinstance(opened, StoreError):
+            call.fail(opened.code, opened.message)
+        else:
+            call.reply(StoreOpened(group=message.group, num_pages=opened.store.num_slots))
+
+    async def _open(self, identity: StoreIdentity) -> OpenedStore | StoreError:
+        """The store, opened once however many ask for it; or why it cannot be."""
+        if identity in self._opened:
+            return self._opened[identity]
+        if identity not in self._opening:
+            self._opening[identity] = self._owner.ctx.spawn(self._open_one(identity), name="open store")
+        # Several may wait for it, and one of them may be cancelled.
+        return await asyncio.shield(self._opening[identity])
+
+    async def _open_one(self, identity: StoreIdentity) -> OpenedStore | StoreError:
+        log = self._owner.ctx.log
+        try:
+            opened = await self._opener(self._config, identity, self._wake)
+        except StoreError as error:
+            self._failed.add(identity)
+            log.warning("store refused", code=error.code, why=error.message, numerics=identity.numerics)
+            return error
+        finally:
+            del self._opening[identity]
+            self._idle.set()
+        self._failed.discard(identity)
+        self._opened[identity] = opened
+        for group, pools in self._pools.items():
+            if self._is_of(group, identity):
+                opened.writes.add(group, pools)
+        pages, folder = opened.store.num_slots, identity.folder
+        log.info("store", directory=self._config.directory, folder=folder, pages=pages, numerics=identity.numerics)
+        self._tell_once("store buffered", opened.store.why_buffered)
+        self._poll_soon()
+        return opened
+
+    def _wake(self) -> None:
+        """Called by a store's threads, which may outlive the loop."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._poll_soon)
+
+    def _poll_soon(self) -> None:
+        # Once for all that a turn brings: each piece of work that ends wakes, and each offer does.
+        if not self._is_due and not self._is_closed:
+            self._is_due = True
+            self._owner.ctx.later(0.0, self._poll)
+
+    def _poll(self) -> None:
+        self._is_due = False
+        if self._is_closed:
+            return
+        now = self._owner.ctx.now()
+        pauses: list[float] = []
+        for store, writes, transport in self._opened.values():
+            # Settles writes and begins others; nothing else may poll the store.
+            transport.poll(now)
+            if (pause_s := writes.pump(now)) is not None:
+                pauses.append(pause_s)
+            self._tell_once("store is only read", store.why_read_only)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if pauses:
+            self._timer = self._owner.ctx.later(min(pauses), self._poll_soon)
+        self._idle.set()
+        self._owner.wrote()
+
+    def _tell_once(self, what: str, why: str) -> None:
+        if why and what not in self._told:
+            self._told.add(what)
+            self._owner.ctx.log.warning(what, why=why)
