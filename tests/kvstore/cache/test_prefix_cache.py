@@ -328,6 +328,6 @@ def test_an_event_log_that_nobody_drains_restates_itself() -> None:
     assert len(log) == 0
     assert log.drain() == [CacheCleared(group="g"), *kept]
     assert log.sequence == 6
-    log.stored(b"2", b"1", (4, 5), "")
+    log.stored([(b"2", b"1", [4, 5])], "")
     log.cleared()
     assert log.drain() == [CacheCleared(group="g")]
