@@ -97,7 +97,7 @@ class PageAllocator:
         # From the end: taking pages from the front of a list would move all the others, for each prompt.
         pages = self._free[: -num_pages - 1 : -1]
         del self._free[-num_pages:]
-        self._set(pages, PageState.RUNNING)
+        self._set(pages, _FREE * num_pages, PageState.RUNNING)
         return pages
 
     def release(self, pages: Sequence[int]) -> None:
@@ -169,16 +169,17 @@ class PageAllocator:
             return
         # All at once, by calls of C: a loop in Python costs three times as much, for each page that a request uses.
         is_inside = min(pages) >= 0 and max(pages) < self.num_pages
-        if not is_inside or bytes([states[page] for page in pages]).translate(None, needed):
+        found = bytes([states[page] for page in pages]) if is_inside else b""
+        if not is_inside or found.translate(None, needed):
             self._refuse(pages, needed)
         # A page named twice would be in the free list twice, and go to two sequences.
         if len(set(pages)) != len(pages):
             twice = next(page for index, page in enumerate(pages) if page in pages[:index])
             raise OwnershipError(twice, "named twice", "named once")
         # Linear in the pool, which the path of every step must not be: only for adoption and quarantines.
-        if PageState.FREE in needed and (gone := {page for page in pages if states[page] == PageState.FREE}):
+        if PageState.FREE in found and (gone := {page for page in pages if states[page] == PageState.FREE}):
             self._free = [page for page in self._free if page not in gone]
-        self._set(pages, state)
+        self._set(pages, found, state)
         if state is PageState.FREE:
             # Reversed, so that pages come off the stack in their old order: neighbours are copied in one run.
             self._free.extend(reversed(pages))
@@ -191,9 +192,8 @@ class PageAllocator:
                 found = self.state(page).name if is_inside else "not in the pool"
                 raise OwnershipError(page, found, " or ".join(sorted(_STATES[one].name for one in needed)))
 
-    def _set(self, pages: Sequence[int], state: PageState) -> None:
+    def _set(self, pages: Sequence[int], before: bytes, state: PageState) -> None:
         states, counts = self._states, self._counts
-        before = bytes([states[page] for page in pages])
         for found in set(before):
             counts[_STATES[found]] -= before.count(found)
         for page in pages:

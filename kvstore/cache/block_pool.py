@@ -82,9 +82,8 @@ class BlockPool:
             self._generations[page] = generation
         self._last_generation += num_pages
         # The parents' hashes of the others are known only when the page before is full.
-        known = () if first_parent is None else (first_parent,)
         # Before anybody is told of the pages: whoever copies one compares its generation.
-        self.write_run(pages, [state] * num_pages, parents=known, is_first=is_first)
+        self.write_run(pages, [state] * num_pages, parent=first_parent, is_first=is_first)
         return pages
 
     def give_back(self, pages: Sequence[int]) -> None:
@@ -109,10 +108,10 @@ class BlockPool:
         if len(self.move(self.allocator.cache, inserted.added)) < len(inserted.added):
             # A page in doubt must not be found by another prompt.
             self.clear_tree()
-        parents, is_first = [parent, *hashes[:-1]], node.parent is None
         # Those that the tree took are CACHED now; duplicates are still RUNNING, and pages in doubt QUARANTINED.
         states = self.allocator.states(pages)
-        self.write_run(pages, states, hashes=hashes, parents=parents, tokens=key, is_first=is_first)
+        self.write_run(pages, states, hashes=hashes, parent=parent, tokens=key, is_first=node.parent is None)
+        parents = [parent, *hashes[:-1]]
         token_ids, size = list(unpack_tokens(key)), self.page_size
         # Only pages that the tree took: a duplicate was announced when its first copy came.
         stored = [index for index, state in enumerate(states) if state is PageState.CACHED]
@@ -148,7 +147,7 @@ class BlockPool:
         states: Sequence[PageState],
         *,
         hashes: Sequence[bytes] = (),
-        parents: Sequence[bytes] = (),
+        parent: bytes | None = None,
         tokens: bytes = b"",
         is_first: bool = False,
         is_private: bool = False,
@@ -157,7 +156,7 @@ class BlockPool:
         if self.table is not None:
             known = self._generations
             generations = [known[page] for page in pages]
-            run = EntryRun(states, generations, self.epoch, hashes, parents, tokens, is_first, is_private)
+            run = EntryRun(states, generations, self.epoch, hashes, parent or NO_HASH, tokens, is_first, is_private)
             self.table.write_run(pages, run)
 
     def write_states(self, pages: Sequence[int], state: PageState) -> None:

@@ -233,7 +233,7 @@ class BlockTable:
             self.pages[first : first + num_full],
             [PageState.RUNNING] * num_full,
             hashes=self.page_hashes[first:],
-            parents=[self.page_hashes[first - 1] if first else self._node.root, *self.page_hashes[first:-1]],
+            parent=self.page_hashes[first - 1] if first else self._node.root,
             tokens=key,
             is_first=first == 0,
             is_private=True,

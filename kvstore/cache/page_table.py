@@ -38,7 +38,7 @@ import msgspec
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.memory_order import STORES_ARE_ORDERED, fence
-from kvstore.hashing import NO_HASH, TOKEN_BYTES
+from kvstore.hashing import HASH_BYTES, NO_HASH, TOKEN_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,18 +102,18 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class EntryRun(NamedTuple):
-    """The table's entries for several pages, as columns with one item a page, for `PageTable.write_run`.
+    """The table's entries for pages that follow each other in a sequence, as columns, for `PageTable.write_run`.
 
-    Of `page_hashes` and of `tokens` (packed, one page after the other) there are those of all pages, which are full then,
-    or none. `parent_hashes` are those of the first pages; of the others they are not known. `is_first` says what it does
-    of the first page alone, `is_private` of all.
+    Each column has one item a page. `page_hashes` and `tokens` (packed, one page after the other) are of full pages: all
+    of them are, or none. `parent` is the hash before the first page; each further one's is that of the page before it,
+    or unknown. `is_first` is said of the first page, `is_private` of all.
     """
 
     states: Sequence[PageState]
     generations: Sequence[int]
     owner_epoch: int
     page_hashes: Sequence[bytes] = ()
-    parent_hashes: Sequence[bytes] = ()
+    parent: bytes = NO_HASH
     tokens: bytes = b""
     is_first: bool = False
     is_private: bool = False
@@ -122,13 +122,15 @@ class EntryRun(NamedTuple):
         """The same, one by one."""
         num_pages = len(self.states)
         stride = len(self.tokens) // max(1, num_pages)
+        hashes = self.page_hashes or [NO_HASH] * num_pages
+        parents = [self.parent, *hashes[:-1]]
         return [
             PageEntry(
                 self.states[index],
                 self.generations[index],
                 self.owner_epoch,
-                self.page_hashes[index] if self.page_hashes else NO_HASH,
-                self.parent_hashes[index] if index < len(self.parent_hashes) else NO_HASH,
+                hashes[index],
+                parents[index],
                 self.tokens[index * stride : (index + 1) * stride],
                 self.is_first and index == 0,
                 self.is_private,
@@ -183,6 +185,15 @@ def _stored_dtype(slot_bytes: int) -> "np.dtype[np.void]":
     return np.dtype([("sequence", "V6"), ("mark", "<u2"), ("body", f"V{slot_bytes - _MARK_END}")])
 
 
+@lru_cache(maxsize=8)
+def _checked_dtype(slot_bytes: int) -> "np.dtype[np.void]":
+    """The part of a slot that its checksum covers."""
+    import numpy as np
+
+    form = f"V{slot_bytes - _CHECKED_OFFSET}"
+    return np.dtype({"names": ["checked"], "formats": [form], "offsets": [_CHECKED_OFFSET], "itemsize": slot_bytes})
+
+
 class PageTable:
     """Reads and writes the entries of one pool's table. `view` is the table's memory; read-only is enough for reading.
 
@@ -202,7 +213,6 @@ class PageTable:
         self._slot_bytes = HEADER_BYTES + TOKEN_BYTES * page_size
         skipped = self._slot_bytes - _GENERATION_END
         self._pair = struct.Struct(f"<Q{_GENERATION_OFFSET - 8}xQ{skipped}xQ{_GENERATION_OFFSET - 8}xQ{skipped}x")
-        self._body = struct.Struct(f"{_CHECKED_OFFSET}x{self._slot_bytes - _CHECKED_OFFSET}s")
         self._scratch = bytearray(self._slot_bytes)
         self._scratch_sequence = memoryview(self._scratch)[:_MARK_OFFSET]
         self._scratch_body = memoryview(self._scratch)[_MARK_END:]
@@ -332,9 +342,8 @@ class PageTable:
         return TableScan(newest, is_torn)
 
     def _require_fitting(self, num_pages: int, run: EntryRun) -> None:
-        lengths = {len(run.states), len(run.generations), len(run.page_hashes) or num_pages}
-        if lengths != {num_pages} or len(run.parent_hashes) > num_pages:
-            raise ValueError(f"columns of {sorted(lengths)} items for {num_pages} pages")
+        if not len(run.states) == len(run.generations) == (len(run.page_hashes) or num_pages) == num_pages:
+            raise ValueError(f"columns that are not of {num_pages} pages: {run}")
         if len(run.tokens) not in (0, num_pages * TOKEN_BYTES * self.page_size):
             raise ValueError(f"{len(run.tokens)} bytes of tokens are not {num_pages} pages of {self.page_size}")
         if num_pages and max(run.generations) > MAX_GENERATION:
@@ -351,8 +360,11 @@ class PageTable:
         flags = run.is_private * FLAG_PRIVATE
         slots["flags"] = flags
         slots["flags"][0] = flags + run.is_first * FLAG_FIRST
-        for name, hashes in (("page_hash", run.page_hashes), ("parent_hash", run.parent_hashes)):
-            slots[name][: len(hashes)] = np.frombuffer(b"".join(hashes), slots.dtype[name])
+        hashes = b"".join((run.parent, *run.page_hashes))
+        parents = len(run.page_hashes) or 1
+        slots["parent_hash"][:parents] = np.frombuffer(hashes, slots.dtype["parent_hash"], parents)
+        if run.page_hashes:
+            slots["page_hash"] = np.frombuffer(hashes, slots.dtype["page_hash"], offset=HASH_BYTES)
         if run.tokens:
             slots["fill"] = self.page_size
             slots["tokens"] = np.frombuffer(run.tokens, slots.dtype["tokens"])
@@ -373,7 +385,7 @@ class PageTable:
         mixed = pages.view(np.uint64) * _CRC_FACTOR ^ sequence ^ sequence >> 32
         starts: list[int] = mixed.astype(np.uint32).ravel().tolist()
         # By zlib, 0.3 us each: a table-driven CRC of columns takes a pass over all pages for each of a slot's bytes.
-        return [crc32(body, start) for (body,), start in zip(self._body.iter_unpack(slots.data), starts, strict=True)]
+        return list(map(crc32, slots.view(_checked_dtype(self._slot_bytes))["checked"].ravel().tolist(), starts))
 
     def _are_sound(self, pairs: "Slots", pages: "npt.NDArray[np.int64]") -> "npt.NDArray[np.bool_]":
         """Which pages, given as `pairs` of slots, have two slots that count and need no closer look by `_newest`."""
