@@ -8,6 +8,8 @@ events.
 
 import hashlib
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +18,7 @@ HASH_BYTES: Final = 16
 TOKEN_BYTES: Final = 4
 """A token id is hashed and stored as u32; models' ids are below 2**31."""
 NO_HASH: Final = bytes(HASH_BYTES)
+_IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
 
 _PERSON_ROOT: Final = b"kvmesh-root"
 _PAGE: Final = hashlib.blake2b(digest_size=HASH_BYTES, person=b"kvmesh-page")
@@ -33,6 +36,12 @@ def root_hash(extra_key: str = "", *, lora: str = "", weight_version: str = "") 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian u32, as hashed and stored. Raises ValueError for an id outside 0 .. 2**32 - 1."""
+    # A scheduler's own form of them. As their bytes it costs a twentieth of unpacking each id; an id that is negative
+    # has its highest bit set, which is no ASCII.
+    if isinstance(token_ids, array) and token_ids.typecode == "i" and _IS_LITTLE_ENDIAN:
+        packed = token_ids.tobytes()
+        if packed[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+            return packed
     try:
         return struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error as error:

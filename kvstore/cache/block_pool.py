@@ -116,7 +116,8 @@ class BlockPool:
         # Only pages that the tree took: a duplicate was announced when its first copy came.
         stored = [index for index, state in enumerate(states) if state is PageState.CACHED]
         self.log.stored(
-            [(hashes[index], parents[index], token_ids[index * size : (index + 1) * size]) for index in stored], extra_key
+            [(hashes[index], parents[index], token_ids[index * size : (index + 1) * size]) for index in stored],
+            extra_key,
         )
         return end, inserted.added
 
