@@ -1,8 +1,8 @@
 """What the pages of one request cost its scheduler, by the size of the pool: 900 pages from arrival to release.
 
-The pool is full, so each request evicts what it needs. Prompts are drawn anew, so nothing is found in the cache; they are
-advanced by steps of 512 tokens, and the events of each step are drained, as a scheduler does. CPU time, with the page
-table and without. With `--baseline TREE` beside another checkout, in turns, each turn in a process of its own.
+The pool is full, so each request evicts what it needs. Prompts are drawn anew, so nothing is found in the cache; they
+are advanced by steps of 512 tokens, and the events of each step are drained, as a scheduler does. CPU time, with the
+page table and without. With `--baseline TREE` beside another checkout, in turns, each turn in a process of its own.
 
     python -m benchmarks.pages --baseline TREE
 """

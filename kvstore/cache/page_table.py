@@ -76,8 +76,7 @@ _NUM_STATES: Final = len(PageState)
 _CRC_FACTOR: Final = 0x9E3779B1
 """2**32 divided by the golden ratio (Knuth's multiplicative hash): spreads page numbers over the CRC's 32 bits."""
 _COLUMNS_FROM: Final = 12
-"""Entries that are written as columns. Calls of numpy take 50 us for any run, an entry by itself 5 us: fewer are written
-one by one."""
+"""Fewer entries are written one by one: calls of numpy take 50 us for any run, an entry by itself takes 5 us."""
 _SCANNED_AT_ONCE: Final = 2048
 """Pages checked in one pass over columns: 512 KiB with pages of 16 tokens, so that the cost of numpy calls vanishes."""
 
@@ -107,9 +106,9 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
 class EntryRun(NamedTuple):
     """The table's entries for pages that follow each other in a sequence, as columns, for `PageTable.write_run`.
 
-    Each column has one item a page. `page_hashes` and `tokens` (packed, one page after the other) are of full pages: all
-    of them are, or none. `parent` is the hash before the first page; each further one's is that of the page before it,
-    or unknown. `is_first` is said of the first page, `is_private` of all.
+    Each column has one item a page. `page_hashes` and `tokens` (packed, one page after the other) are of full pages:
+    all of them are, or none. `parent` is the hash before the first page; each further one's is that of the page before
+    it, or unknown. `is_first` is said of the first page, `is_private` of all.
     """
 
     states: Sequence[PageState]

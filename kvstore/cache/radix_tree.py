@@ -206,11 +206,15 @@ class RadixTree:
     def runs(self) -> Iterator[tuple[Node, bytes]]:
         """Every edge with the hash before its first page, parents before children."""
         for root in self._roots.values():
-            stack = [(child, root.root) for child in root.children.values()]
+            # Iterators, not lists of children: a root may have as many as the pool has pages.
+            stack = [(iter(root.children.values()), root.root)]
             while stack:
-                node, parent_hash = stack.pop()
-                yield node, parent_hash
-                stack.extend((child, node.hashes[-1]) for child in node.children.values())
+                children, parent_hash = stack[-1]
+                if (node := next(children, None)) is None:
+                    stack.pop()
+                else:
+                    yield node, parent_hash
+                    stack.append((iter(node.children.values()), node.hashes[-1]))
 
     # inside
 
