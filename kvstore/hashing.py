@@ -1,7 +1,7 @@
 """Chained content hashes: a page's hash names its tokens and everything before them.
 
 `hash(page) = blake2b(parent hash + the page's token ids as little-endian u32)`, 16 bytes. The first page's parent is a
-root hash of everything else that determines the KV: extra key (cache salt), LoRA, weight version. Equal hashes
+root hash of what else determines the KV of one pool: the extra key (cache salt). Equal hashes
 therefore mean equal KV, in any pool of one layout. Used by the prefix cache, routing and everything that follows cache
 events.
 """
@@ -24,13 +24,17 @@ _PERSON_ROOT: Final = b"kvmesh-root"
 _PAGE: Final = hashlib.blake2b(digest_size=HASH_BYTES, person=b"kvmesh-page")
 
 
-def root_hash(extra_key: str = "", *, lora: str = "", weight_version: str = "") -> bytes:
-    """Parent of a first page, 16 bytes. Fields are length-prefixed, so no two combinations encode alike."""
+def root_hash(extra_key: str = "") -> bytes:
+    """Parent of a first page, 16 bytes: the only thing beside tokens that tells prefixes of one pool apart.
+
+    Pools of other weights have another layout (`KVLayout.fingerprint`), so nothing of the weights is in it.
+    """
+    data = extra_key.encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=_PERSON_ROOT)
-    for field in (extra_key, lora, weight_version):
-        data = field.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+    digest.update(len(data).to_bytes(8, "little") + data)
+    # The lengths of two more fields, a LoRA adapter and a version of the weights, which no release has set: without
+    # them the pools and tokenizers of other releases would have other roots.
+    digest.update(bytes(16))
     return digest.digest()
 
 

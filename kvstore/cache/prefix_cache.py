@@ -33,7 +33,7 @@ class PrefixCache:
     """Prefix cache, allocator and page table of one worker group's pool, kept in step. Starts empty.
 
     `blocks` are the books themselves, for `rebuild`, which has scanned `table` already (`found`); `events` logs what
-    entered and left the cache. The roots of prefixes include `weight_version`.
+    entered and left the cache.
     """
 
     def __init__(
@@ -44,14 +44,12 @@ class PrefixCache:
         group: str,
         epoch: int,
         table: PageTable | None = None,
-        weight_version: str = "",
         policy: EvictionPolicy | None = None,
         found: TableScan | None = None,
     ) -> None:
         tree = RadixTree(page_size, policy)
         self.blocks = BlockPool(PageAllocator(num_pages), tree, table, group=group, epoch=epoch, found=found)
         self.events = self.blocks.log
-        self.weight_version = weight_version
         self._live: dict[int, BlockTable] = {}
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -74,13 +72,13 @@ class PrefixCache:
     def num_pages_in(self, state: PageState) -> int:
         return self.blocks.allocator.count(state)
 
-    def match(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> PrefixMatch:
+    def match(self, token_ids: Sequence[int], extra_key: str = "") -> PrefixMatch:
         """The cached prefix of a prompt without its last token, which must be computed for its logits."""
-        found = self._find(token_ids, extra_key, lora)
+        found = self._find(token_ids, extra_key)
         return PrefixMatch(found.pages, len(found.pages) * self.page_size)
 
-    def start(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable:
-        found = self._find(token_ids, extra_key, lora)
+    def start(self, token_ids: Sequence[int], extra_key: str = "") -> BlockTable:
+        found = self._find(token_ids, extra_key)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size
         return self._hold(self.blocks.tree.lock(found), found.pages, extra_key)
@@ -90,10 +88,8 @@ class PrefixCache:
         cleared = self.blocks.move(self.blocks.allocator.clear, pages)
         self.blocks.write_states(cleared, PageState.FREE)
 
-    def reset(self, weight_version: str | None = None) -> None:
+    def reset(self) -> None:
         """Forget every cached prefix; running sequences keep their pages but no longer share them."""
-        if weight_version is not None:
-            self.weight_version = weight_version
         self.blocks.clear_tree()
 
     def check(self) -> list[Violation]:
@@ -131,12 +127,11 @@ class PrefixCache:
 
     # inside
 
-    def _find(self, token_ids: Sequence[int], extra_key: str, lora: str) -> TreeMatch:
+    def _find(self, token_ids: Sequence[int], extra_key: str) -> TreeMatch:
         # One token less than there are: with all of them cached there would be no logits to sample the next one from.
         usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
-        # Everything that changes KV is in the root, so prefixes of other weights or tenants cannot match.
-        root = root_hash(extra_key, lora=lora, weight_version=self.weight_version)
-        return self.blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
+        # The same call as in `nodes/tokenizer/routing.py`: with another root there, no prompt is sent to what is here.
+        return self.blocks.tree.match_prefix(root_hash(extra_key), pack_tokens(token_ids[:usable]))
 
     def _hold(self, node: Node, pages: list[int], extra_key: str) -> BlockTable:
         hashes: list[bytes] = []
