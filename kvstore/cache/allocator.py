@@ -148,7 +148,7 @@ class PageAllocator:
     def adopt(self, pages: Sequence[int], state: PageState) -> None:
         self._move(pages, _FREE, state)
 
-    def checking(self, claimed: bytes | bytearray | None = None) -> Slices[list[Violation]]:
+    def checking(self, claimed: bytearray | None = None) -> Slices[list[Violation]]:
         """Compare states, counts and free list, and `claimed`: of each page the state that its holder sees, or FREE.
 
         Pages that disagree are quarantined and returned. Without claims only the allocator's own books are compared.
@@ -164,7 +164,7 @@ class PageAllocator:
             yield
         for begin in range(0, self.num_pages, PAGES_AT_ONCE):
             end = begin + PAGES_AT_ONCE
-            states = bytes(self._states[begin:end])
+            states = self._states[begin:end]
             # Whole slices are compared by calls of C, and pages looked at one by one only where they differ.
             is_alike = listed[begin:end] == states.translate(_LISTED_IF_FREE)
             if claimed is not None and claimed[begin:end] != states:
@@ -175,9 +175,7 @@ class PageAllocator:
         self._repair([violation.page for violation in violations])
         return violations
 
-    def _differences(
-        self, pages: Iterable[int], listed: bytearray, claimed: bytes | bytearray | None
-    ) -> Iterator[Violation]:
+    def _differences(self, pages: Iterable[int], listed: bytearray, claimed: bytearray | None) -> Iterator[Violation]:
         for page in pages:
             state, times = self.state(page), listed[page]
             if times != (state is PageState.FREE):

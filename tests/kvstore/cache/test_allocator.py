@@ -80,7 +80,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         for state in PageState:
             assert self.allocator.count(state) == self.model.count(state)
         assert self.allocator.num_free == self.model.count(PageState.FREE)
-        assert whole(self.allocator.checking(bytes(self.model))) == []
+        assert whole(self.allocator.checking(bytearray(self.model))) == []
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
@@ -115,7 +115,7 @@ def test_check_quarantines_what_holders_see_differently() -> None:
     allocator = PageAllocator(6)
     allocator.allocate(3)
     allocator.cache([2])
-    claims = bytes([PageState.RESERVED, PageState.RUNNING, PageState.RUNNING, 0, PageState.RUNNING, 0])
+    claims = bytearray([PageState.RESERVED, PageState.RUNNING, PageState.RUNNING, 0, PageState.RUNNING, 0])
     violations = whole(allocator.checking(claims))
     told = [(2, "CACHED", "RUNNING"), (3, "RUNNING", "FREE"), (4, "FREE", "RUNNING")]
     assert violations == [Violation(*one) for one in told]
