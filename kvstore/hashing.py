@@ -1,13 +1,15 @@
 """Chained content hashes: a page's hash names its tokens and everything before them.
 
 `hash(page) = blake2b(parent hash + the page's token ids as little-endian u32)`, 16 bytes. The first page's parent is a
-root hash of everything else that determines the KV: extra key (cache salt), LoRA, weight version. Equal hashes
+root hash of what else determines the KV of one pool: the extra key (cache salt). Equal hashes
 therefore mean equal KV, in any pool of one layout. Used by the prefix cache, routing and everything that follows cache
 events.
 """
 
 import hashlib
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,23 +18,34 @@ HASH_BYTES: Final = 16
 TOKEN_BYTES: Final = 4
 """A token id is hashed and stored as u32; models' ids are below 2**31."""
 NO_HASH: Final = bytes(HASH_BYTES)
+_IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
 
 _PERSON_ROOT: Final = b"kvmesh-root"
 _PAGE: Final = hashlib.blake2b(digest_size=HASH_BYTES, person=b"kvmesh-page")
 
 
-def root_hash(extra_key: str = "", *, lora: str = "", weight_version: str = "") -> bytes:
-    """Parent of a first page, 16 bytes. Fields are length-prefixed, so no two combinations encode alike."""
+def root_hash(extra_key: str = "") -> bytes:
+    """Parent of a first page, 16 bytes: the only thing beside tokens that tells prefixes of one pool apart.
+
+    Pools of other weights have another layout (`KVLayout.fingerprint`), so nothing of the weights is in it.
+    """
+    data = extra_key.encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=_PERSON_ROOT)
-    for field in (extra_key, lora, weight_version):
-        data = field.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+    digest.update(len(data).to_bytes(8, "little") + data)
+    # The lengths of two more fields, a LoRA adapter and a version of the weights, which no release has set: without
+    # them the pools and tokenizers of other releases would have other roots.
+    digest.update(bytes(16))
     return digest.digest()
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian u32, as hashed and stored. Raises ValueError for an id outside 0 .. 2**32 - 1."""
+    # A scheduler's own form of them. As their bytes it costs a twentieth of unpacking each id; an id that is negative
+    # has its highest bit set, which is no ASCII.
+    if isinstance(token_ids, array) and token_ids.typecode == "i" and _IS_LITTLE_ENDIAN:
+        packed = token_ids.tobytes()
+        if packed[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+            return packed
     try:
         return struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error as error:
@@ -59,11 +72,17 @@ def content_hash(content: bytes) -> bytes:
 
 def chain_hashes(root: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:
     """Hashes, 16 bytes each, of all full pages of `token_ids`; a partial last page has none."""
-    packed = pack_tokens(token_ids)
+    return chain_packed(root, pack_tokens(token_ids), page_size)
+
+
+def chain_packed(parent: bytes, packed_tokens: bytes, page_size: int) -> list[bytes]:
+    """As `chain_hashes`, of tokens packed by `pack_tokens` that continue a page whose hash is `parent`."""
     stride = page_size * TOKEN_BYTES
     hashes: list[bytes] = []
-    parent = root
-    for start in range(0, len(packed) - stride + 1, stride):
-        parent = page_hash(parent, packed[start : start + stride])
+    for start in range(0, len(packed_tokens) - stride + 1, stride):
+        # Not by `page_hash`: its two calls cost as much as the digest.
+        digest = _PAGE.copy()
+        digest.update(parent + packed_tokens[start : start + stride])
+        parent = digest.digest()
         hashes.append(parent)
     return hashes

@@ -99,7 +99,8 @@ class SchedulerAttributes(Part, frozen=True):
     `worker_ready` is false while its worker is being replaced: it takes requests, and they wait. `policy` is the order
     in which waiting requests are admitted; empty if not announced. `numerics` is the fingerprint of its worker, or of
     the last one it had (`Adopted.numerics`): groups of equal numerics compute the same bits. Empty: not known. `asks`
-    are the names of what that worker can do for a draw (`Adopted.asks`).
+    are the names of what that worker can do for a draw (`Adopted.asks`). About `damaged_pages` pages its books
+    disagreed: they are used no more, until another incarnation has rebuilt them.
     """
 
     group: str = ""
@@ -109,6 +110,7 @@ class SchedulerAttributes(Part, frozen=True):
     policy: str = ""
     numerics: str = ""
     asks: list[str] = []
+    damaged_pages: int = 0
 
 
 class GatewayAttributes(Part, frozen=True):

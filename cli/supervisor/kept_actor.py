@@ -26,7 +26,7 @@ class KeptActor(msgspec.Struct):
         watch, process = self.watch, self.process
         there = member if process is not None and member is not None and member.epoch == watch.epoch else None
         pid, uptime_s = (process.pid, now - watch.born_at) if process is not None else (0, 0.0)
-        endpoint, notes = (there.endpoint, fallback_notes(there)) if there is not None else (_NOWHERE, [])
+        endpoint, notes = (there.endpoint, said_notes(there)) if there is not None else (_NOWHERE, [])
         return ActorStatus(
             actor_id=self.launch.actor_id,
             role=self.launch.role,
@@ -48,6 +48,13 @@ class KeptActor(msgspec.Struct):
         )
 
 
-def fallback_notes(member: Member) -> list[str]:
+def said_notes(member: Member) -> list[str]:
+    """What a living actor says of itself that an operator should know."""
     fallbacks: dict[str, str] = member.attributes.get("fallbacks", {})
-    return [f"pages of {agent} come by {text}" for agent, text in fallbacks.items()]
+    notes = [f"pages of {agent} come by {text}" for agent, text in fallbacks.items()]
+    if num_pages := member.attributes.get("damaged_pages", 0):
+        notes.append(
+            f"{num_pages} pages of KV are out of use, as its books disagreed about them (its log names them); "
+            f"`meshctl restart {member.actor_id}` brings them back"
+        )
+    return notes

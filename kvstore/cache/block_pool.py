@@ -11,7 +11,7 @@ from typing import Final
 
 from kvstore.cache.allocator import PageAllocator, PageState, Violation
 from kvstore.cache.events import EventLog
-from kvstore.cache.page_table import PageEntry, PageTable, TableScan
+from kvstore.cache.page_table import EntryRun, PageEntry, PageTable, TableScan
 from kvstore.cache.radix_tree import Node, RadixTree, Removed
 from kvstore.errors import OwnershipError
 from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
@@ -85,19 +85,19 @@ class BlockPool:
         pages = self.allocator.allocate(num_pages)
         if pages is None:
             return None
-        for index, page in enumerate(pages):
-            self._last_generation += 1
-            # One counter for all pages, not one for each: a generation then identifies an allocation in the whole pool.
-            self._generations[page] = self._last_generation
-            # The parents' hashes of the others are known only when the page before is full.
-            known = index == 0 and first_parent is not None
-            self.write(page, state, parent=first_parent if known else None, is_first=index == 0 and is_first)
+        # One counter for all pages, not one for each: a generation then identifies an allocation in the whole pool.
+        for generation, page in enumerate(pages, self._last_generation + 1):
+            self._generations[page] = generation
+        self._last_generation += num_pages
+        # The parents' hashes of the others are known only when the page before is full.
+        # Before anybody is told of the pages: whoever copies one compares its generation.
+        self.write_run(pages, [state] * num_pages, parent=first_parent, is_first=is_first)
         return pages
 
     def give_back(self, pages: Sequence[int]) -> None:
         self.write_states(self.move(self.allocator.release, pages), PageState.FREE)
 
-    def drop(self, removed: Sequence[Removed]) -> None:
+    def drop(self, removed: Removed) -> None:
         self.write_states(self._forget(removed), PageState.FREE)
 
     def publish(
@@ -113,21 +113,23 @@ class BlockPool:
         # Locked before the old lock is released: in between, the pages could be evicted.
         end = self.tree.lock(inserted.end)
         self.tree.unlock(node)
-        taken = set(self.move(self.allocator.cache, inserted.added))
-        if len(taken) < len(inserted.added):
+        if len(self.move(self.allocator.cache, inserted.added)) < len(inserted.added):
             # A page in doubt must not be found by another prompt.
             self.clear_tree()
-        for index, (page, page_hash) in enumerate(zip(pages, hashes, strict=True)):
-            tokens = key[index * self.stride : (index + 1) * self.stride]
-            is_first = index == 0 and node.parent is None
-            state = PageState.CACHED if page in taken else PageState.RUNNING
-            self.write(page, state, page_hash=page_hash, parent=parent, tokens=tokens, is_first=is_first)
-            if page in taken:
-                # Only pages that the tree took: a duplicate was announced when its first copy came.
-                self.log.stored(page_hash, parent, unpack_tokens(tokens), extra_key)
-                if self.on_published is not None:
-                    self.on_published(page, self._generations[page], page_hash, parent)
-            parent = page_hash
+        # Those that the tree took are CACHED now; duplicates are still RUNNING, and pages in doubt QUARANTINED.
+        states = self.allocator.states(pages)
+        self.write_run(pages, states, hashes=hashes, parent=parent, tokens=key, is_first=node.parent is None)
+        parents = [parent, *hashes[:-1]]
+        token_ids, size = list(unpack_tokens(key)), self.page_size
+        # Only pages that the tree took: a duplicate was announced when its first copy came.
+        stored = [index for index, state in enumerate(states) if state is PageState.CACHED]
+        self.log.stored(
+            [(hashes[index], parents[index], token_ids[index * size : (index + 1) * size]) for index in stored],
+            extra_key,
+        )
+        if self.on_published is not None:
+            for index in stored:
+                self.on_published(pages[index], self._generations[pages[index]], hashes[index], parents[index])
         return end, inserted.added
 
     def clear_tree(self) -> None:
@@ -151,9 +153,26 @@ class BlockPool:
             )
             self.table.write(page, entry)
 
-    def write_states(self, pages: Iterable[int], state: PageState) -> None:
-        for page in pages:
-            self.write(page, state)
+    def write_run(
+        self,
+        pages: Sequence[int],
+        states: Sequence[PageState],
+        *,
+        hashes: Sequence[bytes] = (),
+        parent: bytes | None = None,
+        tokens: bytes = b"",
+        is_first: bool = False,
+        is_private: bool = False,
+    ) -> None:
+        """As `write` for each of `pages`, for less: their entries as columns, as `EntryRun` has them."""
+        if self.table is not None:
+            known = self._generations
+            generations = [known[page] for page in pages]
+            run = EntryRun(states, generations, self.epoch, hashes, parent or NO_HASH, tokens, is_first, is_private)
+            self.table.write_run(pages, run)
+
+    def write_states(self, pages: Sequence[int], state: PageState) -> None:
+        self.write_run(pages, [state] * len(pages))
 
     def move(self, move: Callable[[Sequence[int]], None], pages: Sequence[int]) -> list[int]:
         """Apply a move of the allocator to all pages; returns those that moved, reports and quarantines the others."""
@@ -181,10 +200,10 @@ class BlockPool:
             return False
         return True
 
-    def _forget(self, removed: Sequence[Removed]) -> list[int]:
-        self.num_evicted_pages += len(removed)
-        self.log.removed([entry.page_hash for entry in removed])
-        return self.move(self.allocator.evict, [entry.page for entry in removed])
+    def _forget(self, removed: Removed) -> list[int]:
+        self.num_evicted_pages += len(removed.pages)
+        self.log.removed(removed.hashes)
+        return self.move(self.allocator.evict, removed.pages)
 
     def _stored_pages(self) -> Iterable[PageStored]:
         """The cache as events, parents first. The extra key is not kept per page; hashes alone identify pages."""

@@ -14,7 +14,7 @@ from kvstore.cache.allocator import PageState
 from kvstore.cache.block_pool import BlockPool
 from kvstore.cache.radix_tree import Node
 from kvstore.errors import SequenceError
-from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash
+from kvstore.hashing import TOKEN_BYTES, chain_packed, pack_tokens
 
 
 class ExportedPages(NamedTuple):
@@ -213,11 +213,7 @@ class BlockTable:
         return self.pages[len(self.pages) - self.num_exported_pages :]
 
     def _fill(self, key: bytes, num_full: int) -> None:
-        parent = self.parent_hash
-        for index in range(num_full):
-            stride = self._blocks.stride
-            parent = page_hash(parent, key[index * stride : (index + 1) * stride])
-            self.page_hashes.append(parent)
+        self.page_hashes += chain_packed(self.parent_hash, key, self._blocks.page_size)
         self._publish(key, num_full)
 
     def _publish(self, key: bytes, num_full: int) -> None:
@@ -232,18 +228,16 @@ class BlockTable:
         self._own.difference_update(added)
 
     def _write_private(self, key: bytes, num_full: int) -> None:
-        stride, last = self._blocks.stride, len(self.page_hashes)
-        for index in range(last - num_full, last):
-            offset = (index - last + num_full) * stride
-            self._blocks.write(
-                self.pages[index],
-                PageState.RUNNING,
-                page_hash=self.page_hashes[index],
-                parent=self.page_hashes[index - 1] if index else self._node.root,
-                tokens=key[offset : offset + stride],
-                is_first=index == 0,
-                is_private=True,
-            )
+        first = len(self.page_hashes) - num_full
+        self._blocks.write_run(
+            self.pages[first : first + num_full],
+            [PageState.RUNNING] * num_full,
+            hashes=self.page_hashes[first:],
+            parent=self.page_hashes[first - 1] if first else self._node.root,
+            tokens=key,
+            is_first=first == 0,
+            is_private=True,
+        )
 
     def _write_tail(self) -> None:
         """Write the entry of the first page not full, even if empty: its parent's hash says which sequence had it."""

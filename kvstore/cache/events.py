@@ -5,7 +5,7 @@ nobody drains for too long, undrained events are replaced by `CacheCleared` and 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
@@ -30,26 +30,26 @@ class EventLog:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def stored(self, page_hash: bytes, parent_hash: bytes, token_ids: Iterable[int], extra_key: str) -> None:
-        self._append(
-            PageStored(
-                group=self._group,
-                page_hash=page_hash,
-                parent_hash=parent_hash,
-                token_ids=list(token_ids),
-                extra_key=extra_key,
-            )
+    def stored(self, pages: Iterable[tuple[bytes, bytes, list[int]]], extra_key: str) -> None:
+        """Full pages, each as its hash, its parent's hash and its token ids."""
+        group = self._group
+        # At once: a long prompt has a thousand pages, and each call costs as much as its event.
+        self._extend(
+            [
+                PageStored(group=group, page_hash=name, parent_hash=parent, token_ids=token_ids, extra_key=extra_key)
+                for name, parent, token_ids in pages
+            ]
         )
 
     def removed(self, page_hashes: list[bytes]) -> None:
         if page_hashes:
-            self._append(PageRemoved(group=self._group, page_hashes=page_hashes))
+            self._extend([PageRemoved(group=self._group, page_hashes=page_hashes)])
 
     def cleared(self) -> None:
         """The cache is empty, or is stated anew from here; events not drained yet no longer matter."""
         self._pending.clear()
         self._overflowed = False
-        self._append(CacheCleared(group=self._group))
+        self._extend([CacheCleared(group=self._group)])
 
     def drain(self, max_events: int | None = None) -> list[CacheEvent]:
         if self._overflowed:
@@ -68,11 +68,11 @@ class EventLog:
         self._pending.extend(stored)
         self.sequence += len(stored)
 
-    def _append(self, event: CacheEvent) -> None:
-        self.sequence += 1
-        if len(self._pending) >= self._limit:
+    def _extend(self, events: Sequence[CacheEvent]) -> None:
+        self.sequence += len(events)
+        if len(self._pending) + len(events) > self._limit:
             # Followers get the whole cache at the next drain, so no event is kept until then.
             self._overflowed = True
             self._pending.clear()
         if not self._overflowed:
-            self._pending.append(event)
+            self._pending.extend(events)

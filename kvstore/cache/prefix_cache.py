@@ -9,10 +9,10 @@
 Pure: no clock, no I/O except the page table's memory. Owned by one scheduler, the only writer of the pool's page table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvstore.cache.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.allocator import PAGES_AT_ONCE, PageAllocator, PageState, Slices, Violation, whole
 from kvstore.cache.block_pool import BlockPool
 from kvstore.cache.block_table import BlockTable
 from kvstore.cache.eviction import EvictionPolicy
@@ -34,7 +34,6 @@ class PrefixCache:
 
     `blocks` are the books themselves, for `rebuild`, which has scanned `table` already (`found`); `events` logs what
     entered and left the cache; `on_reused` is called with a sequence that starts with cached pages, and their root.
-    The roots of prefixes include `weight_version`.
     """
 
     def __init__(
@@ -45,14 +44,12 @@ class PrefixCache:
         group: str,
         epoch: int,
         table: PageTable | None = None,
-        weight_version: str = "",
         policy: EvictionPolicy | None = None,
         found: TableScan | None = None,
     ) -> None:
         tree = RadixTree(page_size, policy)
         self.blocks = BlockPool(PageAllocator(num_pages), tree, table, group=group, epoch=epoch, found=found)
         self.events = self.blocks.log
-        self.weight_version = weight_version
         self._live: dict[int, BlockTable] = {}
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -76,13 +73,13 @@ class PrefixCache:
     def num_pages_in(self, state: PageState) -> int:
         return self.blocks.allocator.count(state)
 
-    def match(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> PrefixMatch:
+    def match(self, token_ids: Sequence[int], extra_key: str = "") -> PrefixMatch:
         """The cached prefix of a prompt without its last token, which must be computed for its logits."""
-        found = self._find(token_ids, extra_key, lora)
+        found = self._find(token_ids, extra_key)
         return PrefixMatch(found.pages, len(found.pages) * self.page_size)
 
-    def start(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable:
-        found = self._find(token_ids, extra_key, lora)
+    def start(self, token_ids: Sequence[int], extra_key: str = "") -> BlockTable:
+        found = self._find(token_ids, extra_key)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size
         sequence = self._hold(self.blocks.tree.lock(found), found.pages, extra_key)
@@ -95,28 +92,35 @@ class PrefixCache:
         cleared = self.blocks.move(self.blocks.allocator.clear, pages)
         self.blocks.write_states(cleared, PageState.FREE)
 
-    def reset(self, weight_version: str | None = None) -> None:
+    def reset(self) -> None:
         """Forget every cached prefix; running sequences keep their pages but no longer share them."""
-        if weight_version is not None:
-            self.weight_version = weight_version
         self.blocks.clear_tree()
 
     def check(self) -> list[Violation]:
-        """Compare all books; quarantine pages they disagree about. Linear in the pool: for idle moments and tests."""
-        cached = {page for node, _ in self.blocks.tree.runs() for page in node.pages}
-        claims = dict.fromkeys(cached, PageState.CACHED)
+        """Compare all books; quarantine pages they disagree about. Linear in the pool: see `checking`."""
+        return whole(self.checking())
+
+    def checking(self) -> Slices[list[Violation]]:
+        """As `check`, in slices; to be given up if anything happens to the cache before it ends.
+
+        What is found is contained at once, which takes as long as clearing the cache.
+        """
+        # A byte for each page, not a set: one of a million pages takes 30 ms to grow.
+        claimed = bytearray(self.blocks.allocator.num_pages)
+        claimed[PADDING_PAGE] = PageState.RESERVED
         doubles: list[Violation] = []
-        for sequence in self._live.values():
-            for page, state in sequence.claims():
-                held = claims.get(page)
-                # Cached pages may have many holders; pages in any other state may not have a second one.
-                if held is None or held is state is PageState.CACHED:
-                    claims[page] = state
-                else:
-                    doubles.append(Violation(page, f"another holder's, {held.name}", state.name))
-        violations = doubles + self.blocks.allocator.check(claims)
+        for number, (page, state, is_shared) in enumerate(self._claims(), 1):
+            if not PADDING_PAGE < page < len(claimed):
+                doubles.append(Violation(page, f"{state.name}, by its holder", "a page of the pool"))
+            elif not claimed[page] or (is_shared and claimed[page] == state):
+                claimed[page] = state
+            else:
+                doubles.append(Violation(page, f"another holder's, {PageState(claimed[page]).name}", state.name))
+            if number % PAGES_AT_ONCE == 0:
+                yield
+        violations = doubles + (yield from self.blocks.allocator.checking(claimed))
         if violations:
-            self._contain(violations, cached)
+            self._contain(violations)
         return violations
 
     def resume(self, node: Node, pages: list[int], tail_page: int, tail_tokens: bytes) -> BlockTable:
@@ -127,12 +131,11 @@ class PrefixCache:
 
     # inside
 
-    def _find(self, token_ids: Sequence[int], extra_key: str, lora: str) -> TreeMatch:
+    def _find(self, token_ids: Sequence[int], extra_key: str) -> TreeMatch:
         # One token less than there are: with all of them cached there would be no logits to sample the next one from.
         usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
-        # Everything that changes KV is in the root, so prefixes of other weights or tenants cannot match.
-        root = root_hash(extra_key, lora=lora, weight_version=self.weight_version)
-        return self.blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
+        # The same call as in `nodes/tokenizer/routing.py`: with another root there, no prompt is sent to what is here.
+        return self.blocks.tree.match_prefix(root_hash(extra_key), pack_tokens(token_ids[:usable]))
 
     def _hold(self, node: Node, pages: list[int], extra_key: str) -> BlockTable:
         hashes: list[bytes] = []
@@ -148,13 +151,28 @@ class PrefixCache:
     def _forget(self, sequence: BlockTable) -> None:
         del self._live[id(sequence)]
 
-    def _contain(self, violations: list[Violation], cached: set[int]) -> None:
+    def _claims(self) -> Iterator[tuple[int, PageState, bool]]:
+        """What the holders of pages believe, and whether they may share the page with a holder named before.
+
+        A page has one place in the tree, but many sequences may hold it there; in other states it has one holder.
+        """
+        for node, _ in self.blocks.tree.runs():
+            for page in node.pages:
+                yield page, PageState.CACHED, False
+        for sequence in self._live.values():
+            for page, state in sequence.claims():
+                yield page, state, state is PageState.CACHED
+
+    def _contain(self, violations: list[Violation]) -> None:
         """Quarantine pages in doubt; a cached one may hold another prompt's KV, so the cache then starts over."""
+        allocator = self.blocks.allocator
         doubtful = {violation.page for violation in violations}
         self.blocks.report(violations)
-        loose = [page for page in doubtful if self.blocks.allocator.state(page) is not PageState.QUARANTINED]
-        self.blocks.move(self.blocks.allocator.quarantine, loose)
-        self.blocks.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
+        is_cached = any(page in doubtful for node, _ in self.blocks.tree.runs() for page in node.pages)
+        inside = sorted(page for page in doubtful if PADDING_PAGE < page < allocator.num_pages)
+        loose = [page for page in inside if allocator.state(page) is not PageState.QUARANTINED]
+        self.blocks.move(allocator.quarantine, loose)
+        self.blocks.write_states(inside, PageState.QUARANTINED)
         # All prefixes, not this one alone: with the books wrong, it is unknown which of the others are right.
-        if doubtful & cached:
+        if is_cached:
             self.reset()

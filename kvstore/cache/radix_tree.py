@@ -1,7 +1,7 @@
 """Which token prefixes have their KV in cached pages: a radix tree over token ids at page granularity.
 
 An edge is a run of whole pages; a node's children are told apart by the tokens of their first page, so two edges never
-share a page. Trees are kept apart by root (`hashing.root_hash`: extra key, LoRA, weight version). Keys are packed token
+share a page. Trees are kept apart by root (`hashing.root_hash`: the extra key). Keys are packed token
 ids (`hashing.pack_tokens`), so a run is compared by one memcmp.
 
 Locks: a lock on a node holds every page from the root to it; `lock_count` of a node counts the locks on it and below.
@@ -76,10 +76,15 @@ class Inserted(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A page that left the tree."""
+    """Pages that left the tree, in columns: a tuple for each would cost as much as all else that evicting it does."""
 
-    page: int
-    page_hash: bytes
+    pages: list[int]
+    hashes: list[bytes]
+
+    def add_end(self, node: Node, num_pages: int) -> None:
+        """The last pages of an edge, the last one first."""
+        self.pages.extend(node.pages[: -num_pages - 1 : -1])
+        self.hashes.extend(node.hashes[: -num_pages - 1 : -1])
 
 
 class RadixTree:
@@ -122,18 +127,18 @@ class RadixTree:
             step = step.parent
         return node
 
-    def unlock(self, node: Node) -> list[Removed]:
-        """Release one lock. Returns pages that, after `clear`, only this lock kept; otherwise nothing."""
+    def unlock(self, node: Node) -> Removed:
+        """Release one lock. Returns pages that, after `clear`, only this lock kept; otherwise none."""
         # Checked before the walk, which takes pages out of nodes.
         cleared = not self.is_current(node)
-        removed: list[Removed] = []
+        removed = Removed([], [])
         step: Node | None = node
         while step is not None:
             step.lock_count -= 1
             parent = step.parent
             if step.lock_count == 0:
                 if cleared:
-                    removed.extend(_from_end(step))
+                    removed.add_end(step, len(step.pages))
                     step.pages = []
                 else:
                     self.num_evictable += len(step.pages)
@@ -164,9 +169,9 @@ class RadixTree:
         end = self._append(node, key[num_present * self._stride :], added, list(hashes[num_present:]), held)
         return Inserted(TreeMatch(root, match.pages + added, end, None, 0), added)
 
-    def evict(self, num_pages: int) -> list[Removed]:
-        removed: list[Removed] = []
-        while len(removed) < num_pages and self._heap:
+    def evict(self, num_pages: int) -> Removed:
+        removed = Removed([], [])
+        while (wanted := num_pages - len(removed.pages)) > 0 and self._heap:
             _, ticket, node = heapq.heappop(self._heap)
             # An outdated entry. Removing it when the node changed would mean a search through the heap at every lock.
             if ticket != node.ticket:
@@ -174,21 +179,20 @@ class RadixTree:
             node.ticket = 0
             if node.lock_count or node.children:
                 continue
-            wanted = num_pages - len(removed)
             # From the end of the edge, and no more than needed: the rest is still a prefix that a prompt can match.
             if wanted < len(node.pages):
-                removed.extend(_from_end(node)[:wanted])
+                removed.add_end(node, wanted)
                 self._trim(node, wanted)
             else:
-                removed.extend(_from_end(node))
+                removed.add_end(node, len(node.pages))
                 self._remove_leaf(node)
         return removed
 
-    def clear(self) -> list[Removed]:
-        removed: list[Removed] = []
+    def clear(self) -> Removed:
+        removed = Removed([], [])
         for node in self._nodes_children_first():
             if node.lock_count == 0:
-                removed.extend(_from_end(node))
+                removed.add_end(node, len(node.pages))
                 if node.parent is not None:
                     del node.parent.children[node.key[: self._stride]]
         # Nodes outlive the tree in handles; their tickets must not equal a number given out later.
@@ -202,11 +206,15 @@ class RadixTree:
     def runs(self) -> Iterator[tuple[Node, bytes]]:
         """Every edge with the hash before its first page, parents before children."""
         for root in self._roots.values():
-            stack = [(child, root.root) for child in root.children.values()]
+            # Iterators, not lists of children: a root may have as many as the pool has pages.
+            stack = [(iter(root.children.values()), root.root)]
             while stack:
-                node, parent_hash = stack.pop()
-                yield node, parent_hash
-                stack.extend((child, node.hashes[-1]) for child in node.children.values())
+                children, parent_hash = stack[-1]
+                if (node := next(children, None)) is None:
+                    stack.pop()
+                else:
+                    yield node, parent_hash
+                    stack.append((iter(node.children.values()), node.hashes[-1]))
 
     # inside
 
@@ -314,10 +322,6 @@ class RadixTree:
             nodes.extend(node.children.values())
         nodes.reverse()
         return nodes
-
-
-def _from_end(node: Node) -> list[Removed]:
-    return [Removed(page, page_hash) for page, page_hash in zip(node.pages[::-1], node.hashes[::-1], strict=True)]
 
 
 def _num_common_pages(left: bytes, right: bytes, stride: int) -> int:

@@ -75,9 +75,9 @@ class RecoveredSequences:
     def __len__(self) -> int:
         return sum(len(handles) for handles in self._by_parent.values())
 
-    def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable | None:
+    def claim(self, token_ids: Sequence[int], extra_key: str = "") -> BlockTable | None:
         """The one with the most of these tokens but not all, as the last must be computed. The caller releases it."""
-        root = root_hash(extra_key, lora=lora, weight_version=self._cache.weight_version)
+        root = root_hash(extra_key)
         parents = [root, *chain_hashes(root, token_ids, self._cache.page_size)]
         packed = pack_tokens(token_ids)
         # Longest first: a sequence found there has the most of these tokens written.
@@ -128,9 +128,7 @@ def _collector_paused() -> Generator[None]:
 
 
 @_collector_paused()
-def rebuild(
-    table: PageTable, *, group: str, epoch: int, weight_version: str = "", policy: EvictionPolicy | None = None
-) -> Rebuilt:
+def rebuild(table: PageTable, *, group: str, epoch: int, policy: EvictionPolicy | None = None) -> Rebuilt:
     """Build cache, allocator and tree from `table`, and rewrite the table's entries that change."""
     found = table.scan()
     cache = PrefixCache(
@@ -139,7 +137,6 @@ def rebuild(
         group=group,
         epoch=epoch,
         table=table,
-        weight_version=weight_version,
         policy=policy,
         found=found,
     )

@@ -54,6 +54,7 @@ from nodes.scheduler.events import (
     Measured,
     MembersChanged,
     MemoryWanted,
+    PagesDamaged,
     PeerLost,
     Publish,
     ReadyPeer,
@@ -340,6 +341,9 @@ class SchedulerActor(Actor):
                 call.fail(code, message, retryable=retryable, param=param)
             case Measured(stages):
                 self._observe(stages)
+            case PagesDamaged(num_pages, violations):
+                pages = [f"{page} is {found}, should be {needed}" for page, found, needed in violations]
+                self.ctx.log.error("pages quarantined: the books disagreed about them", number=num_pages, pages=pages)
             case Publish(topic, message):
                 self.ctx.publish(topic, message)
             case Announce(state, worker_ready, numerics, asks):
@@ -351,6 +355,7 @@ class SchedulerActor(Actor):
                     policy=self._config.policy,
                     numerics=numerics,
                     asks=list(asks),
+                    damaged_pages=0 if self.core is None else self.core.idle_check.num_found,
                 )
                 self.ctx.announce(state, **msgspec.structs.asdict(attributes))
             case _:

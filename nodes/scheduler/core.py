@@ -60,6 +60,7 @@ from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff import decode, prefill
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue, Outcome
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
+from nodes.scheduler.idle_check import CHECK, IdleCheck
 from nodes.scheduler.load_reports import LoadReports
 from nodes.scheduler.metrics import gauges, leaks
 from nodes.scheduler.queue import turnover
@@ -139,6 +140,7 @@ class SchedulerCore:
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.news = CacheNews(cache, self.outbox, self.deadlines)
         self.storing = PagesToStore(config, pool, cache, self.outbox)
+        self.idle_check = IdleCheck(cache, self.outbox, self.deadlines)
         self.load_reports = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced, self._steps_since_admission = False, 0
@@ -177,6 +179,8 @@ class SchedulerCore:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self.streams.now = now
+        if not isinstance(event, Wake):
+            self.idle_check.interrupt()
         match event:
             case Told():
                 self._on_told(event.sender, event.message, now)
@@ -313,9 +317,13 @@ class SchedulerCore:
         self.grants.flush()
         self.orders.flush()
         self.streams.flush()
+        if self.idle_check.tell():
+            self.outbox.add(self.pipeline.announcement(None, worker_ready=self.pipeline.adopted is not None))
         self.news.publish()
         self.storing.flush(self.pipeline.numerics)
         self.load_reports.report(len(self.running) + len(self.grants), now)
+        # Without a handle on pages nothing changes their books but events, which interrupt it.
+        self.idle_check.look(is_idle=self.is_drained and not self.cache.num_sequences, now=now)
 
     def _due(self) -> dict[str, Callable[[str, float], None]]:
         """Handlers of due deadlines by kind; each is called with the deadline's subject and the time."""
@@ -333,6 +341,7 @@ class SchedulerCore:
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
             cache_news.RESTATE: self.news.restate,
             RECOVERY: lambda _, __: self._release_recovered(),
+            CHECK: lambda _, now: self.idle_check.on_due(now),
             # As for the next one: every wake looks.
             turnover.LOOK: lambda _, __: None,
             worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),

@@ -7,6 +7,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kvstore.cache.allocator import Violation
 from mesh.address import Address
 from mesh.transport.base import Buffer, Channel
 from nodes.protocol import Fence, StepPlan
@@ -165,7 +166,14 @@ class Measured(NamedTuple):
     stages: Stages
 
 
-Command = Tell | Ask | SendStep | FenceWorker | Reply | Refuse | Publish | Announce | Measured
+class PagesDamaged(NamedTuple):
+    """The books disagreed about `num_pages` pages, which are quarantined now; `violations` are the last of them."""
+
+    num_pages: int
+    violations: list[Violation]
+
+
+Command = Tell | Ask | SendStep | FenceWorker | Reply | Refuse | Publish | Announce | Measured | PagesDamaged
 
 
 StepNote = Callable[[int, int, int, int], None]

@@ -223,10 +223,20 @@ async def test_who_asks_for_a_proof_that_is_never_given_is_told_why_and_no_more(
     assert caught.value.message == "only the supervisor may start gateway-0 as gateway"
 
 
-async def test_what_an_agent_fell_back_to_is_a_note(kept: Kept) -> None:
+async def test_what_an_actor_fell_back_to_and_its_damaged_pages_are_notes(kept: Kept) -> None:
     told = {"kv-agent-1": "tcp instead of nccl: no NCCL (device_unavailable)"}
     notes: list[list[str]] = []
-    for attributes in ({"fallbacks": told}, {"fallbacks": {}}, {}):
+    for attributes in ({"fallbacks": told}, {"fallbacks": {}}, {}, {"damaged_pages": 0}, {"damaged_pages": 2}):
         kept.listeners.member.return_value = Member("gateway-0", "r", 1, Endpoint("", ""), attributes=attributes)
         notes.append(kept.keeper.list_actors().actors[0].notes)
-    assert notes == [["pages of kv-agent-1 come by tcp instead of nccl: no NCCL (device_unavailable)"], [], []]
+    out = (
+        "2 pages of KV are out of use, as its books disagreed about them (its log names them); "
+        "`meshctl restart gateway-0` brings them back"
+    )
+    assert notes == [
+        ["pages of kv-agent-1 come by tcp instead of nccl: no NCCL (device_unavailable)"],
+        [],
+        [],
+        [],
+        [out],
+    ]

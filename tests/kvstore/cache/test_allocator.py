@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.cache.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.allocator import PageAllocator, PageState, Violation, whole
 from kvstore.errors import OwnershipError
 
 NUM_PAGES = 12
@@ -80,7 +80,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         for state in PageState:
             assert self.allocator.count(state) == self.model.count(state)
         assert self.allocator.num_free == self.model.count(PageState.FREE)
-        assert self.allocator.check(dict(enumerate(self.model))) == []
+        assert whole(self.allocator.checking(bytearray(self.model))) == []
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
@@ -115,14 +115,14 @@ def test_check_quarantines_what_holders_see_differently() -> None:
     allocator = PageAllocator(6)
     allocator.allocate(3)
     allocator.cache([2])
-    claims = {1: PageState.RUNNING, 2: PageState.RUNNING, 4: PageState.RUNNING}
-    violations = allocator.check(claims)
+    claims = bytearray([PageState.RESERVED, PageState.RUNNING, PageState.RUNNING, 0, PageState.RUNNING, 0])
+    violations = whole(allocator.checking(claims))
     told = [(2, "CACHED", "RUNNING"), (3, "RUNNING", "FREE"), (4, "FREE", "RUNNING")]
     assert violations == [Violation(*one) for one in told]
     states = [PageState.RUNNING, *[PageState.QUARANTINED] * 3, PageState.FREE]
     assert [allocator.state(page) for page in range(1, 6)] == states
     assert allocator.num_free == 1
-    assert allocator.check(claims) == []
+    assert whole(allocator.checking(claims)) == []
 
 
 def test_check_repairs_a_damaged_free_list() -> None:
@@ -132,17 +132,17 @@ def test_check_repairs_a_damaged_free_list() -> None:
     allocator._free.append(1)
     allocator._free.append(3)
     allocator._free.remove(5)
-    assert {violation.page for violation in allocator.check()} == {1, 3, 5}
-    assert allocator.check() == []
+    assert {violation.page for violation in whole(allocator.checking())} == {1, 3, 5}
+    assert whole(allocator.checking()) == []
     assert sorted(allocator.allocate(2) or []) == [2, 4]
 
 
 def test_check_repairs_a_page_zero_in_the_free_list_and_wrong_counts() -> None:
     allocator = PageAllocator(4)
     allocator._free.append(0)
-    assert [violation.page for violation in allocator.check()] == [0]
+    assert [violation.page for violation in whole(allocator.checking())] == [0]
     assert allocator.state(0) is PageState.RESERVED
     allocator._counts[PageState.CACHED] += 1
-    allocator.check()
+    whole(allocator.checking())
     assert allocator.count(PageState.CACHED) == 0
     assert sum(allocator.count(state) for state in PageState) == 4

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cache.page_table import PageEntry
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import EntryRun, PageEntry
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import PoolInfo, ShmHost
 
@@ -16,30 +17,61 @@ INFO = PoolInfo(
     group="g", num_pages=8, layout=KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, page_size=16), incarnation=1
 )
 
-# Every field of an entry follows from its generation, so an entry mixed of two can be told.
+NUM_WRITTEN = 7
+
+# Every field of an entry follows from its generation, so an entry mixed of two can be told. Every second time all pages
+# are written as columns.
 WRITER = """
 import itertools, sys
 sys.path.insert(0, sys.argv[3])
 from kvstore.pool.page_pool import ShmHost
-from tests.kvstore.cache.test_page_table_processes import entry
+from kvstore.cache import page_table
+from tests.kvstore.cache.test_page_table_processes import NUM_WRITTEN, entry, run
+page_table._COLUMNS_FROM = 1
 pool = ShmHost(sys.argv[1]).open(sys.argv[1] + "/kv-g", writable=True)
 table = pool.table()
 print("ready", flush=True)
-for generation in itertools.count(int(sys.argv[2])):
-    table.write(1 + generation % 7, entry(generation))
+for number in itertools.count(int(sys.argv[2])):
+    if number % 2:
+        table.write_run(range(1, 1 + NUM_WRITTEN), run(number))
+    else:
+        for generation in range(number * NUM_WRITTEN, (number + 1) * NUM_WRITTEN):
+            table.write(1 + generation % NUM_WRITTEN, entry(generation))
 """
 
 
+def stamp(generation: int) -> bytes:
+    return generation.to_bytes(16, "little")
+
+
 def entry(generation: int) -> PageEntry:
-    stamp = generation.to_bytes(16, "little")
+    number = generation // NUM_WRITTEN
     return PageEntry(
         generation=generation,
-        owner_epoch=generation * 3,
-        page_hash=stamp,
-        parent_hash=stamp[::-1],
-        tokens=stamp[:4] * (generation % 17),
-        is_first=bool(generation & 1),
+        owner_epoch=number * 3,
+        page_hash=stamp(generation),
+        parent_hash=stamp(generation - 1),
+        tokens=stamp(generation)[:4] * (16 if number % 2 else generation % 17),
+        is_first=generation % NUM_WRITTEN == 0,
     )
+
+
+def run(number: int) -> EntryRun:
+    """The entries of all generations of `number`."""
+    generations = range(number * NUM_WRITTEN, (number + 1) * NUM_WRITTEN)
+    return EntryRun(
+        states=[PageState.FREE] * NUM_WRITTEN,
+        generations=generations,
+        owner_epoch=number * 3,
+        page_hashes=[stamp(one) for one in generations],
+        parent=stamp(generations[0] - 1),
+        tokens=b"".join(stamp(one)[:4] * 16 for one in generations),
+        is_first=True,
+    )
+
+
+def test_a_run_has_the_entries_of_its_generations() -> None:
+    assert run(5).entries() == [entry(one) for one in range(35, 42)]
 
 
 @pytest.mark.process
@@ -62,14 +94,14 @@ def test_no_reader_ever_sees_half_an_entry(tmp_path: Path) -> None:
             for page in range(1, 8):
                 found = table.read(page)
                 assert isinstance(found, PageEntry)
-                assert found == entry(found.generation) or not found.generation
+                assert not found.generation or found == entry(found.generation)
                 assert found.generation >= seen[page], "no entry comes back"
                 seen[page] = found.generation
                 num_reads += 1
         writer.kill()
         writer.wait()
         final = [table.read(page) for page in range(1, 8)]
-        assert all(isinstance(one, PageEntry) and one == entry(one.generation) for one in final)
+        assert all(isinstance(one, PageEntry) and (not one.generation or one == entry(one.generation)) for one in final)
         last = max(one.generation for one in final if isinstance(one, PageEntry))
         assert last > newest
         newest = last

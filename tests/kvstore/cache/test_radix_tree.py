@@ -82,10 +82,10 @@ class TreeMachine(RuleBasedStateMachine):
         node, root, path, epoch = lock
         removed = self.tree.unlock(node)
         if epoch != self.epoch:
-            for page, _ in removed:
+            for page in removed.pages:
                 assert self.kept.pop(page) == epoch
             return
-        assert removed == []
+        assert removed.pages == []
         for index in range(len(path) + 1):
             self.locked[root, tuple(path[:index])] -= 1
 
@@ -102,7 +102,7 @@ class TreeMachine(RuleBasedStateMachine):
         inserted = self.tree.insert(root, key_of(more), fresh, hashes_of(root, whole)[len(path) :], node)
         assert inserted.added == fresh[length - len(path) :]
         end = self.tree.lock(inserted.end)
-        assert self.tree.unlock(node) == []
+        assert self.tree.unlock(node).pages == []
         for index in range(len(path) + 1, len(whole) + 1):
             prefix = (root, tuple(whole[:index]))
             self.locked[prefix] = self.locked.get(prefix, 0) + 1
@@ -112,9 +112,9 @@ class TreeMachine(RuleBasedStateMachine):
     def evict(self, num_pages: int) -> None:
         evictable = self.evictable()
         removed = self.tree.evict(num_pages)
-        assert len(removed) == min(num_pages, len(evictable))
+        assert len(removed.pages) == min(num_pages, len(evictable))
         by_page = {page: prefix for prefix, page in self.pages.items()}
-        for page, hashed in removed:
+        for page, hashed in zip(removed.pages, removed.hashes, strict=True):
             root, path = prefix = by_page[page]
             assert prefix in evictable
             assert hashed == hashes_of(root, list(path))[-1]
@@ -125,8 +125,8 @@ class TreeMachine(RuleBasedStateMachine):
     def clear(self) -> None:
         evictable = self.evictable()
         removed = self.tree.clear()
-        assert {page for page, _ in removed} == {self.pages[prefix] for prefix in evictable}
-        assert len(removed) == len(evictable)
+        assert set(removed.pages) == {self.pages[prefix] for prefix in evictable}
+        assert len(removed.pages) == len(removed.hashes) == len(evictable)
         for prefix, page in self.pages.items():
             if prefix not in evictable:
                 self.kept[page] = self.epoch
@@ -192,7 +192,7 @@ def use(tree: RadixTree, path: int) -> None:
 
 
 def order(tree: RadixTree) -> list[int]:
-    return [removed.page for removed in tree.evict(10)]
+    return tree.evict(10).pages
 
 
 def test_least_recently_used_goes_first() -> None:
@@ -225,9 +225,9 @@ def test_a_match_alone_changes_nothing() -> None:
     assert (match.pages, match.num_partial, tree.num_nodes) == ([1, 2], 2, 1)
     node = tree.lock(match)
     assert (tree.num_nodes, tree.num_evictable) == (2, 1)
-    assert [removed.page for removed in tree.evict(9)] == [3]
+    assert tree.evict(9).pages == [3]
     tree.unlock(node)
-    assert [removed.page for removed in tree.evict(9)] == [2, 1]
+    assert tree.evict(9).pages == [2, 1]
     assert tree.num_nodes == 0
 
 

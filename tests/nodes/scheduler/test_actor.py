@@ -35,6 +35,7 @@ from nodes.protocol import (
     TokenBatch,
 )
 from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
+from nodes.scheduler import idle_check
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.asks import ASK_RETRY_S
 from nodes.scheduler.config import ConfigError, SchedulerConfig
@@ -138,7 +139,7 @@ async def test_ready_once_the_worker_is_ours(actor: Maker) -> None:
     assert ctx.announced == []
     await asyncio.sleep(0.01)
     attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True, "policy": "fcfs"}
-    assert ctx.announced == [("ready", attributes | {"numerics": "", "asks": []})]
+    assert ctx.announced == [("ready", attributes | {"numerics": "", "asks": [], "damaged_pages": 0})]
     adopting = [Adopt(scheduler_epoch=7), Adopt(scheduler_epoch=7, next_step=1)]
     assert [message for _, message in ctx.asked] == [MapPool(group="m"), *adopting]
     assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
@@ -312,6 +313,31 @@ async def test_a_damaged_page_table_is_reported_and_served_from_all_the_same(act
     await asyncio.sleep(0.01)
     assert len(steps(ctx)) > 0
     assert one.stats()['mesh_scheduler_pages{state="quarantined"}'] == 0
+
+
+async def test_pages_that_are_found_damaged_are_told_and_the_scheduler_goes_on(
+    actor: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_check, "IDLE_S", 0.0)
+    one, ctx = await started(actor())
+    assert one.core is not None
+    (page,) = one.core.cache.blocks.allocator.allocate(1) or ()
+    with structlog.testing.capture_logs() as logs:
+        one.on_members([], [], [])
+        async with asyncio.timeout(5):
+            while not logs:
+                await asyncio.sleep(0.01)
+    assert logs == [
+        {
+            "event": "pages quarantined: the books disagreed about them", "log_level": "error",
+            "number": 1, "pages": [f"{page} is RUNNING, should be FREE"],
+        }
+    ]  # fmt: skip
+    assert ctx.announced[-1][1]["damaged_pages"] == 1
+    assert one.stats()["mesh_scheduler_page_violations_total"] == 1
+    one.on_ask(submit())
+    await asyncio.sleep(0.01)
+    assert len(steps(ctx)) > 0
 
 
 async def test_draining_ends_when_nothing_is_left(actor: Maker) -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.hashing import chain_hashes, root_hash
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from mesh.address import Address, Endpoint
@@ -75,6 +76,24 @@ def test_prefix_overlap_decides():
     for i in range(5):
         route = choose(core, f"r{i}", now=float(i))
         assert (route.decode, route.prefill, overlap(core)) == ("b", "", 12)
+
+
+IDS = st.lists(st.integers(0, 2), min_size=1, max_size=5 * PAGE)
+
+
+@given(st.lists(st.tuples(IDS, st.sampled_from(["", "tenant", "other"])), max_size=4), IDS)
+def test_routing_finds_what_the_cache_would(served, asked):
+    """The same root, pages and hashes on both sides: else requests would go past what is cached for them."""
+    cache, core = PrefixCache(100, PAGE, group="g", epoch=1), router(member("a"))
+    for token_ids, extra_key in served:
+        sequence = cache.start(token_ids, extra_key)
+        assert sequence.reserve(len(token_ids))
+        sequence.advance(token_ids[sequence.num_tokens :])
+        sequence.release()
+    while (events := cache.events.drain_message()) is not None:
+        core.handle(CacheChanged("a", events))
+    for extra_key in ("", "tenant", "other", "nobody"):
+        assert overlap(core, asked, extra_key) == cache.match(asked, extra_key).num_tokens
 
 
 def test_load_decides_where_overlap_does_not():
