@@ -397,7 +397,9 @@ class KVAgent(Actor, HeldBy):
         return wake
 
     def _pump_soon(self) -> None:
-        for why in self.transports.refused.keys() - self._told_refusals:
+        # Each reason is among them from the start, for its counter.
+        seen = {why for why, count in self.transports.refused.items() if count}
+        for why in seen - self._told_refusals:
             # Once per reason: a port scanner would fill the log.
             self._told_refusals.add(why)
             self.ctx.log.warning("kv_connection_refused", why=why)

@@ -17,8 +17,8 @@ _FAILS = re.compile(
     r"(?:TransferError|SourceRefused|Revoked|CopyEnded|PairUnmade|\b_?fail)\(\s*(?:copy_id, |command\.copy\.copy_id, )?"
     r'"([a-z_]+)"'
 )
-_NOT_OF_TRANSFERS = {"not_ready"}
-"""An answer to an ask, not an end of a transfer."""
+_NOT_OF_TRANSFERS = {"not_ready", "no_store"}
+"""Answers to asks, not ends of a transfer."""
 
 
 def test_all_codes_of_failures_are_listed() -> None:
