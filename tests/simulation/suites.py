@@ -44,7 +44,7 @@ SUITES = {
     "scenario": Suite(scenario.run_seed, SCENARIO | ASKING, 30),
     "hosts": Suite(hosts.run_seed, HOSTS, 50),
     "keys": Suite(keys.run_seed, KEYS, 30, 5, {"list": 5, "joined": 1}, 125),
-    "releases": Suite(releases.run_seed, RELEASES, 30, 16, dict.fromkeys(_DIED, 1), 1500),
+    "releases": Suite(releases.run_seed, RELEASES, 18, 16, dict.fromkeys(_DIED, 1), 1500),
     "drains": Suite(drains.run_seed, DRAINS, 24, 16, dict.fromkeys(["drained", "told", "renewed"], 3)),
     "returns": Suite(returns.run_seed, RETURNS, 20, 12, dict.fromkeys(["remade", "behind", "refused"], 3)),
     # Hearsay without a proof is not reported: for actors that were started by hand there is none.
