@@ -1,9 +1,8 @@
 """Chained content hashes: a page's hash names its tokens and everything before them.
 
 `hash(page) = blake2b(parent hash + the page's token ids as little-endian u32)`, 16 bytes. The first page's parent is a
-root hash of what else determines the KV of one pool: the extra key (cache salt). Equal hashes
-therefore mean equal KV, in any pool of one layout. Used by the prefix cache, routing and everything that follows cache
-events.
+root hash of what else determines the KV of one pool: the extra key (cache salt). Equal hashes therefore mean equal KV,
+in any pool of one layout. Used by the prefix cache, routing and everything that follows cache events.
 """
 
 import hashlib

@@ -132,5 +132,5 @@ def text_of(note: Note) -> str:
             return _TEXTS[kind].format(a=note.a, b=note.b, end=note.a + note.b, ms=note.b / 1000, name=name)
 
 
-def unheard(kind: int, request_id: str, a: int, b: int) -> None:
+def unheard(kind: int, what: str | int, a: int, b: int) -> None:
     """Until an actor says where to, and in tests of a core: nothing depends on what is noted."""

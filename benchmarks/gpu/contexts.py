@@ -39,6 +39,7 @@ def be_worker(model: str, device: str) -> None:
     for steps in (decode_steps(loaded.layout, 1, 16, 8, SAMPLED), prefill_steps(loaded.layout, 40, rows)):
         for _ in run_ahead(loaded.runner, steps):
             pass
+    # What torch keeps of steps that have ended is not what the next one needs.
     torch.cuda.empty_cache()
     dtype = loaded.layout.dtype
     bound = activation_bytes(loaded.spec, dtype, rows, MAX_BUCKET)
@@ -55,6 +56,7 @@ def taken_by(device: str, role: str) -> tuple[int, list[int]]:
 
     before = free()
     words = [sys.executable, "-m", "benchmarks.gpu.contexts", "--device", device, "--role", role]
+    # A process of its own, asked while it lives: what it takes is given back when it ends.
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = [int(number) for number in process.stdout.readline().split()]

@@ -186,6 +186,7 @@ def unsettled(actors: Sequence[ActorStatus], later_than: Mapping[str, int]) -> s
 
 def deaths(before: Sequence[ActorStatus], after: Sequence[ActorStatus], struck: Sequence[str]) -> tuple[int, list[str]]:
     """How many deaths there were in between, and of whom although they were never struck, with the last reason."""
+    # By the supervisor's own count: an actor that died twice between two looks shows one new epoch.
     known = {actor.actor_id: actor.num_deaths for actor in before}
     more = {actor.actor_id: actor.num_deaths - known.get(actor.actor_id, 0) for actor in after}
     reasons = {actor.actor_id: actor.last_reason for actor in after}
@@ -249,6 +250,7 @@ def told(one: Fallen, began_s: float, counts: Counts = NOTHING) -> BlowReport:
 
 
 def _counts(sent: Sequence[Sent], gaps_s: Sequence[tuple[float, float]], stall_s: float) -> Counts:
+    # What was cut is asked for again, as a request of its own: counted twice it would hide that nothing was lost.
     whole = [one for one in sent if not (one.lost or one.is_cut or one.was_cancelled)]
     lengths_s = [ended_s - began_s for began_s, ended_s in gaps_s]
     return Counts(

@@ -1,8 +1,8 @@
 """Which token prefixes have their KV in cached pages: a radix tree over token ids at page granularity.
 
 An edge is a run of whole pages; a node's children are told apart by the tokens of their first page, so two edges never
-share a page. Trees are kept apart by root (`hashing.root_hash`: the extra key). Keys are packed token
-ids (`hashing.pack_tokens`), so a run is compared by one memcmp.
+share a page. Trees are kept apart by root (`hashing.root_hash`: the extra key). Keys are packed token ids
+(`hashing.pack_tokens`), so a run is compared by one memcmp.
 
 Locks: a lock on a node holds every page from the root to it; `lock_count` of a node counts the locks on it and below.
 A page is evictable exactly if its node has no lock; an unlocked node has no locked descendants. Splitting keeps the

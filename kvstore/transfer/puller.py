@@ -50,8 +50,9 @@ class Ended(NamedTuple):
 class _Copy:
     """A session's copy: the transfers still to begin, those that run, and the outcome of the others."""
 
-    __slots__ = ("book", "error", "grant_id", "num_bytes", "order", "running", "table", "transfers",
-                 "transport")  # fmt: skip
+    __slots__ = (
+        "book", "error", "grant_id", "num_bytes", "order", "running", "table", "transfers", "transport",
+    )  # fmt: skip
 
     def __init__(self, grant_id: str, order: StartCopy, table: PageTable, book: Peer) -> None:
         self.grant_id = grant_id

@@ -180,10 +180,6 @@ StepNote = Callable[[int, int, int, int], None]
 """Kind, number of the step, and two numbers."""
 
 
-def _unheard(kind: int, number_of_step: int, a: int, b: int) -> None:
-    """Until an actor says where to, as `unheard`."""
-
-
 class Outbox:
     """The commands of the event being handled; shared by the core's parts, emptied by the core.
 
@@ -196,7 +192,7 @@ class Outbox:
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.note: Noting = unheard
-        self.step: StepNote = _unheard
+        self.step: StepNote = unheard
 
     def add(self, command: Command) -> None:
         self.commands.append(command)

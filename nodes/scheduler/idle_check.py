@@ -1,9 +1,8 @@
 """Compares the books of the cache while nothing runs, a slice at a time, and tells of pages that were quarantined.
 
 Any event ends a pass, since it may change what has been looked at; one pass follows after all events, and no other, as
-the books change by events only. Pages about which the books disagree are quarantined
-and found by no prompt again; it makes no difference here whether a pass found them or a move of the allocator. Pure;
-owned by the core.
+the books change by events only. Pages about which the books disagree are quarantined and found by no prompt again; it
+makes no difference here whether a pass found them or a move of the allocator. Pure; owned by the core.
 """
 
 from typing import TYPE_CHECKING, Final

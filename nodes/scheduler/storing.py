@@ -59,11 +59,13 @@ class PagesToStore:
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []
+        # Now, not when they were published: a worker that came back may compute otherwise than the one before.
         self._seen.add(numerics)
         if len(self._seen) > 1:
             self.num_mixed += len(fresh)
             return
         self.num_told += len(fresh)
+        # A prompt of 100,000 tokens has 6,000 pages, which would be more than a message may have.
         for some in cut(fresh, lambda _: _PAGE_BYTES):
             pages, generations, hashes, parents = (list(column) for column in zip(*some, strict=True))
             told = StorePages(

@@ -174,6 +174,7 @@ class CudaIpcTransport(MappedTransport[_Copy]):
             limit, num_taken = min(MAX_RANGES, budget * _GATHERED_PER_CALL), 0
             is_long = copy.mark is None and 2 * len(copy.parts) >= 3 * _FIRST_GATHERED
             for most in (_FIRST_GATHERED, limit) if is_long else (limit,):
+                # The first launch has taken a table; the rest comes with the next poll if there is none left.
                 if num_taken and not stream.can_gather():
                     break
                 parts = copy.take(min(most, limit - num_taken))

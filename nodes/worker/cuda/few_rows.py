@@ -264,11 +264,13 @@ class FewRowsKernel(FewRows):
         self, x: Tensor | Unnormed, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
     ) -> Tensor:
         norm, rows = (x, x.hidden.rows) if isinstance(x, Unnormed) else (None, x)
+        # The kernel takes rows that lie side by side; only a part of a joint product does not.
         rows = rows.contiguous()
         num_rows, num_in = rows.shape
         num_out = weight.shape[0] // (2 if activation else 1)
         out = torch.empty(num_rows, num_out, dtype=rows.dtype, device=rows.device)
         pending = None if norm is None or norm.hidden.pending is None else norm.hidden.pending.contiguous()
+        # Never in place: a block that begins late reads the rows when others have written their sums.
         sums = None if pending is None else torch.empty_like(rows)
         split = split_of(num_out, num_in, self._num_processors)
         arguments = (
@@ -279,6 +281,7 @@ class FewRowsKernel(FewRows):
         kernel = self._kernel(options(num_rows, has_norm=norm is not None, activation=activation))
         num_blocks = -(-num_out // (_NUM_WARPS // split))
         self._launcher.launch(kernel, num_blocks, arguments, rows.nbytes if norm is not None else 0)
+        # Known before the kernel has run: whatever reads them is behind it in the stream.
         if norm is not None and sums is not None:
             norm.hidden.rows, norm.hidden.pending = sums, None
         return out

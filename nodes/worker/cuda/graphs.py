@@ -52,6 +52,7 @@ class GraphRecorder(Recorder):
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = work()
         self._pool = graph.pool()
+        # The caller reads it after each replay and before the next one, of whichever graph.
         return borrowed(result), graph.replay
 
 
@@ -108,6 +109,8 @@ class DecodeGraphs:
         return bucket.logits
 
     def _capture(self, network: DeviceNetwork, attention: DeviceAttention, recorder: Recorder, size: int) -> _Bucket:
+        # Of its own, so that its fields lie side by side and are filled by few copies; page numbers, which are many,
+        # are shared.
         rows = torch.zeros(6 * size, dtype=torch.int32, device=network.device)
         arrays = unpack(rows, size, size)._replace(indices=self._indices)
         of_bucket = attention.for_bucket(size, arrays)

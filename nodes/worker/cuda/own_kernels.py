@@ -42,6 +42,7 @@ class Launcher:
 
     def launch(self, kernel: Any, num_blocks: int, arguments: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """With `NUM_THREADS` threads in a block, and so much shared memory besides what the kernel declares."""
+        # CuPy's own current stream is not the one that torch captures: a launch there would be missing in the graph.
         with self._stream_of(torch.cuda.current_stream(self._device).cuda_stream):
             kernel((num_blocks,), (NUM_THREADS,), arguments, shared_mem=shared_bytes)
 

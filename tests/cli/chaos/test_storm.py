@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +99,20 @@ async def test_other_answers_than_before_are_found(stranger) -> None:
     assert report.total.different > 0
 
 
+async def struck_then(storm: Storm, do: Callable[[], None]) -> None:
+    """Run it, `do` that once somebody was struck, and see that it ends by that."""
+    running = asyncio.create_task(storm.run(600.0, 0.2))
+    async with asyncio.timeout(20.0):
+        while not storm.seen().fallen:
+            await asyncio.sleep(0.01)
+        do()
+        await running
+
+
 async def test_an_interrupt_wakes_whoever_is_stopped_and_is_not_waited_for(stranger) -> None:
     mesh = Played(stranger)
     async with mesh.storm("stop") as storm:
-        running = asyncio.create_task(storm.run(600.0, 0.2))
-        async with asyncio.timeout(20.0):
-            while not storm.seen().fallen:
-                await asyncio.sleep(0.01)
-            storm.interrupt()
-            await running
+        await struck_then(storm, storm.interrupt)
     assert [one.blow.kind for one in mesh.told] == ["stop"]
     assert Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
     assert not told_by(storm).failed
@@ -115,12 +121,7 @@ async def test_an_interrupt_wakes_whoever_is_stopped_and_is_not_waited_for(stran
 async def test_a_mesh_that_ends_ends_the_storm_and_is_a_failure(stranger) -> None:
     mesh = Played(stranger)
     async with mesh.storm("kill") as storm:
-        running = asyncio.create_task(storm.run(600.0, 0.2))
-        async with asyncio.timeout(20.0):
-            while not storm.seen().fallen:
-                await asyncio.sleep(0.01)
-            mesh.lives = False
-            await running
+        await struck_then(storm, partial(setattr, mesh, "lives", False))
     report = told_by(storm)
     assert report.failed
     assert "the mesh has ended" in report.unsettled

@@ -143,6 +143,15 @@ async def stores(agent: KVAgent, count: int) -> None:
     await until(lambda: agent.stats()["mesh_kv_disk_stored_pages_total"] == count, 10.0)
 
 
+async def opened(world: World, disk: Disk) -> tuple[KVAgent, Any, Any]:
+    """An agent whose store is open, and its group's pool, the pages of which are those of `NAMES`."""
+    agent = await agent_of(world, disk, "d")
+    handle, pool = await world.pool(world.d, "agent-0", "d")
+    fill([pool], NAMES)
+    await world.ask(world.d, "agent-0", OpenStore(group="d", numerics=NUMERICS))
+    return agent, handle, pool
+
+
 async def test_without_the_setting_there_is_no_store(world: World) -> None:
     [agent] = await world.agents(config("d"))
     with pytest.raises(RemoteError, match="no_store"):
@@ -241,10 +250,7 @@ async def test_an_agent_that_replaces_another_opens_the_store_when_it_is_told_of
 
 async def test_what_is_told_of_another_pool_is_not_stored(world: World) -> None:
     disk = Disk()
-    agent = await agent_of(world, disk, "d")
-    handle, pool = await world.pool(world.d, "agent-0", "d")
-    fill([pool], NAMES)
-    await world.ask(world.d, "agent-0", OpenStore(group="d", numerics=NUMERICS))
+    agent, handle, _ = await opened(world, disk)
     world.d.ctx.tell("agent-0", told(handle, incarnation=handle.incarnation + 1))
     world.d.ctx.tell("agent-0", told(handle, group="x"))
     # Pages that were given to others, and numbers that there are not.
@@ -258,10 +264,7 @@ async def test_what_is_told_of_another_pool_is_not_stored(world: World) -> None:
 
 async def test_a_page_that_is_used_again_while_it_is_written_is_not_stored(world: World) -> None:
     disk = Disk()
-    agent = await agent_of(world, disk, "d")
-    handle, pool = await world.pool(world.d, "agent-0", "d")
-    fill([pool], NAMES)
-    await world.ask(world.d, "agent-0", OpenStore(group="d", numerics=NUMERICS))
+    agent, handle, pool = await opened(world, disk)
     await asyncio.sleep(0.1)
     disk.lanes[2].is_stuck = True
     world.d.ctx.tell("agent-0", told(handle))
@@ -277,10 +280,7 @@ async def test_a_page_that_is_used_again_while_it_is_written_is_not_stored(world
 async def test_a_release_waits_for_writes_and_nothing_is_stored_meanwhile(world: World) -> None:
     disk = Disk()
     world.d = Holder()
-    agent = await agent_of(world, disk, "d")
-    handle, pool = await world.pool(world.d, "agent-0", "d")
-    fill([pool], NAMES)
-    await world.ask(world.d, "agent-0", OpenStore(group="d", numerics=NUMERICS))
+    agent, handle, pool = await opened(world, disk)
     await asyncio.sleep(0.1)
     disk.lanes[2].is_stuck = True
     world.d.ctx.tell("agent-0", told(handle))

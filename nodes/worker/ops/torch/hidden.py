@@ -35,6 +35,7 @@ class Unnormed:
             if hidden.pending is None:
                 self._normed = self._kernels.rms_norm(hidden.rows, self.weight, self.eps)
             else:
+                # The kernel overwrites both: what was pending becomes the norm, the rows their sum.
                 self._normed, hidden.pending = hidden.pending, None
                 self._kernels.add_rms_norm(self._normed, hidden.rows, self.weight, self.eps)
         return self._normed

@@ -116,6 +116,7 @@ class DeviceNetwork(Ops[Value]):
             own = (part.gate, part.up) if isinstance(part, Gated) else (part,)
             weight, bias = weights.product(*own)
             self._products[part.name] = make_product(weight, bias, tile_rows)
+            # Only references: on a device products keep weights as they are.
             if few_rows is not None:
                 self._weights[part.name] = weight, bias
             self.depths[part.name] = weight.shape[1]
@@ -207,6 +208,7 @@ class DeviceNetwork(Ops[Value]):
             normed = self.kernels.rms_norm(rows_of(x), weight, by.eps)
         else:
             later = Unnormed(x, weight, by.eps, self.kernels)
+            # With `add` the result is hidden states, which the next norm reads and no product takes.
             if add is None and self._few_rows is not None and self._few_rows.takes_norm(*x.rows.shape):
                 return later
             normed = later.normed()
@@ -319,6 +321,7 @@ class DeviceNetwork(Ops[Value]):
         if self._few_rows is None:
             return None
         weight, bias = self._weights[name]
+        # Asked for each product: a step of one row takes it for all, one of two for small weights alone.
         if not self._few_rows.takes(weight, _num_rows(x), activation):
             return None
         return self._few_rows.product(x if isinstance(x, Unnormed) else rows_of(x), weight, bias, activation)

@@ -293,6 +293,7 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
         numbers = np.array([step.rows.numbers[index] for index in batch.sampling], dtype=np.int64)
         # Otherwise a row that draws nothing would seem to have drawn what the row of its number drew in the last step.
         self._drawn.fill_(NOT_DRAWN)
+        # As a rule rows draw in their order: then no numbers have to be sent to the device.
         if _counts_up(numbers):
             self._drawn[: len(numbers)].copy_(tokens)
         else:
@@ -302,6 +303,7 @@ class DeviceRunner(TorchRunner, PipelinedRunner):
     @override
     def _resolved(self, batch: HostBatch, arrays: DeviceBatch) -> DeviceBatch:
         """The tokens that the previous step drew are filled in where the host does not know them."""
+        # Those of the step before would be taken for this one's.
         self._inputs = None
         if (batch.sources == KNOWN).all():
             return arrays

@@ -108,6 +108,19 @@ def test_a_kernel_takes_less_of_a_poll_than_its_copies_would(tables: MemoryHost)
     assert pair.cards.streams[0].num_launches == 3
 
 
+@pytest.mark.parametrize(("num_parts", "num_launches"), [(143, 1), (144, 2)])
+def test_a_long_transfer_begins_before_all_of_it_is_laid_out(
+    tables: MemoryHost, num_parts: int, num_launches: int
+) -> None:
+    """In one poll: its first launch is small, and the device works while the host makes the table of the rest."""
+    pair = DevicePair(tables, gather_from=2, copies_per_look=0)
+    handle = pair.post([Descriptor(8 * number, 16 * number, 4) for number in range(num_parts)])
+    pair.transport.poll(0.0)
+    assert (pair.cards.streams[0].num_launches, pair.cards.num_waiting) == (num_launches, num_parts)
+    pair.cards.run()
+    assert pair.codes() == {handle: ""}
+
+
 def test_no_poll_puts_in_single_copies_because_kernels_are_slow(tables: MemoryHost) -> None:
     pair = DevicePair(tables, gather_from=3)
     [stream] = pair.cards.streams

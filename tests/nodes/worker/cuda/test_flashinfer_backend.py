@@ -11,8 +11,9 @@ from nodes.models.parts import Activation
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.flashinfer_plans import HeadsLoader
-from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.cuda.graphs import DecodeGraphs, padding_batch
 from nodes.worker.errors import BackendMissing
+from nodes.worker.ops.torch.batch import unpack
 from nodes.worker.ops.torch.few_rows import FewRows
 from nodes.worker.ops.torch.kernels import TorchKernels
 from nodes.worker.ops.torch.kinds import kinds_of
@@ -105,6 +106,18 @@ def test_captured_steps_are_planned_without_a_maximum_in_python(model: str) -> N
     full, fast = ["full"] * 8, ["full"] + ["fast"] * 7
     expected = {"random:tiny-mistral": [fast], "random:tiny-qwen2-sliding": [full, fast], "random:tiny-qwen3": [full]}
     assert plans_of(replaying, 4) == expected[model]
+
+
+def test_a_schedule_that_another_bucket_has_overwritten_is_made_again() -> None:
+    """All buckets share the memory of their schedules, so page counts alone do not say whose lies there."""
+    view = host_pool("random:tiny-mistral", "bfloat16")
+    attention = FlashInferAttention(fake_flashinfer, view, 4, 16, deterministic=False)
+    arrays = unpack(torch.zeros(6 * 2 + 8, dtype=torch.int32), 2, 2)
+    one, other = (attention.for_bucket(2, arrays) for _ in range(2))
+    for bucket in (one, one, other, one):
+        bucket.plan(padding_batch(2), arrays._replace(indices=arrays.indices[:2]))
+    (wrapper,) = one._captured.wrappers.values()
+    assert wrapper.plans == ["full", "fast"], "not when nobody else came in between"
 
 
 def test_without_the_fast_plan_every_plan_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
