@@ -35,12 +35,25 @@ class PoolHandle(Message, frozen=True):
     device: str = "cpu"
 
 
+class StoredPages(Part, frozen=True):
+    """Pages of a store of the agent, as `StoredFound` named them: slot by slot, with the sequences that they had then.
+
+    `source` is the store's name as a source of transfers, `incarnation` that of the agent which told of it.
+    """
+
+    source: str
+    incarnation: int
+    slots: list[int]
+    sequences: list[int]
+
+
 class OpenGrant(Part, frozen=True):
     """A decode scheduler lends pages of its own pool to one transfer.
 
     `generations[i]` is the current generation of `pages[i]` in the page table; the agent checks it before and after
     each copy. A grant is single-use: a retry takes new pages and a new grant. `request_id` is whose pages they are, for
-    those who look into the agent.
+    those who look into the agent. With `stored`, as many pages as the grant has, the agent reads those into it at once,
+    and nothing is announced by others.
     """
 
     grant_id: str
@@ -52,6 +65,7 @@ class OpenGrant(Part, frozen=True):
     holder_epoch: int
     timeout_s: float
     request_id: str = ""
+    stored: StoredPages | None = None
 
 
 class OpenGrants(Message, frozen=True):
@@ -227,6 +241,43 @@ class StoreOpened(Message, frozen=True):
 
     group: str
     num_pages: int
+
+
+class StoredPrompt(Part, frozen=True):
+    """A prompt whose pages are looked for: `hashes` of 16 bytes each, one after the other, in order."""
+
+    name: str
+    hashes: bytes
+
+
+class FindStored(Message, frozen=True):
+    """Ask a kv_agent which pages its store on disk has, for each prompt from the first page on. Answer: `StoredFound`.
+
+    `numerics` are those of the group's worker now: what was computed in another way is not found.
+    """
+
+    group: str
+    numerics: str
+    prompts: list[StoredPrompt]
+
+
+class StoredPrefix(Part, frozen=True):
+    """The first `len(slots)` pages of a prompt are stored: where, and which sequence each slot has."""
+
+    name: str
+    slots: list[int]
+    sequences: list[int]
+
+
+class StoredFound(Message, frozen=True):
+    """What is stored of each prompt, as `OpenGrant.stored` names it. They may be gone when they are read.
+
+    Empty `source`: the store is not open, and nothing was found.
+    """
+
+    found: list[StoredPrefix]
+    source: str = ""
+    incarnation: int = 0
 
 
 class StorePages(Message, frozen=True):

@@ -24,6 +24,7 @@ from nodes.protocol import (
     Detokenize,
     Fence,
     FindCalls,
+    FindStored,
     FlushCache,
     HotNodeMessage,
     JoinGroup,
@@ -78,7 +79,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
-        TokenBatch, AttemptFailed, PromptRead, Pooled, OpenStore, StorePages,
+        TokenBatch, AttemptFailed, PromptRead, Pooled, OpenStore, StorePages, FindStored,
     ),
     (WORKER,): (StepResult, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),

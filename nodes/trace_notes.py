@@ -28,6 +28,10 @@ class Noted(enum.IntEnum):
     PUT_BACK = 8  # tokens that are computed again, or read from the cache
     LEFT = 9  # tokens, output included: it holds nothing here any more
     NO_PAGES = 10  # pages that it needs to begin, pages that are free or can be evicted: it is the next to enter
+    FOUND = 11  # pages that its host's disk has, pages that were cached before them
+    RESTORING = 12  # pages that are read from the disk, the first one's place
+    RESTORED = 13  # pages that came, and how many should have
+    DEARER = 14  # pages that the disk has and that are computed, as that is quicker
 
     # Workers. A row that decodes is in no note: the steps between these are its steps.
     KNOWN = 20  # step, tokens of its prompt: its sequence is opened
@@ -69,7 +73,7 @@ COMPUTED_STEP: Final = 3
 MIN_HELD: Final = 4
 """Tokens without text before that is noted: a character of Chinese takes up to three, a mark of a chat one."""
 
-_TRANSPORTS: Final = ("shm", "cuda_ipc", "tcp", "nccl")
+_TRANSPORTS: Final = ("shm", "cuda_ipc", "tcp", "nccl", "disk")
 _FINISHES: Final = ("stop", "length")
 _NAMES: Final = {key_of(name): name for name in (*_TRANSPORTS, *TRANSFER_FAILURES, *_FINISHES)}
 _TEXTS: Final = {
@@ -77,6 +81,10 @@ _TEXTS: Final = {
     Noted.ORDERED: "its prefill is ordered (attempt {a}), {b} tokens",
     Noted.GRANTED: "{a} pages are granted, the prefill is ordered",
     Noted.CHUNK: "a chunk leaves in a step: tokens {a} to {end}",
+    Noted.FOUND: "the disk has {a} more pages than the {b} that are cached",
+    Noted.RESTORING: "{a} pages begin to be read from the disk, from page {b} on",
+    Noted.RESTORED: "{a} of {b} pages are read from the disk",
+    Noted.DEARER: "{a} pages of the disk are computed: reading them takes longer",
     Noted.PREFILLED: "prefilled; {a} tokens were cached there",
     Noted.PUT_BACK: "put back, with {a} tokens",
     Noted.LEFT: "leaves, with {a} tokens",

@@ -18,7 +18,7 @@ from kvstore.cache.block_table import BlockTable
 from kvstore.cache.eviction import EvictionPolicy
 from kvstore.cache.page_table import PageTable, TableScan
 from kvstore.cache.radix_tree import Node, RadixTree, TreeMatch
-from kvstore.hashing import pack_tokens, root_hash
+from kvstore.hashing import chain_hashes, pack_tokens, root_hash
 from kvstore.layout import PADDING_PAGE
 
 
@@ -78,10 +78,19 @@ class PrefixCache:
         found = self._find(token_ids, extra_key)
         return PrefixMatch(found.pages, len(found.pages) * self.page_size)
 
-    def start(self, token_ids: Sequence[int], extra_key: str = "") -> BlockTable:
+    def uncached(self, token_ids: Sequence[int], extra_key: str = "") -> tuple[int, list[bytes]]:
+        """How many pages of a prompt are cached, and the hashes of its other full pages, as far as `match` looks."""
         found = self._find(token_ids, extra_key)
-        self.num_query_tokens += len(token_ids)
-        self.num_hit_tokens += len(found.pages) * self.page_size
+        num_cached, usable = len(found.pages), max(0, (len(token_ids) - 1) // self.page_size)
+        left = token_ids[num_cached * self.page_size : usable * self.page_size]
+        return num_cached, chain_hashes(found.last_hash, left, self.page_size)
+
+    def start(self, token_ids: Sequence[int], extra_key: str = "", *, is_counted: bool = True) -> BlockTable:
+        """Hold the cached prefix; `is_counted`: as one query of the cache, and as hits."""
+        found = self._find(token_ids, extra_key)
+        if is_counted:
+            self.num_query_tokens += len(token_ids)
+            self.num_hit_tokens += len(found.pages) * self.page_size
         sequence = self._hold(self.blocks.tree.lock(found), found.pages, extra_key)
         if self.on_reused is not None and found.pages:
             self.on_reused(sequence, found.root)

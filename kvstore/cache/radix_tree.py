@@ -67,6 +67,13 @@ class TreeMatch(NamedTuple):
     partial: Node | None
     num_partial: int
 
+    @property
+    def last_hash(self) -> bytes:
+        """The last page's, which is the next page's parent."""
+        if self.partial is not None:
+            return self.partial.hashes[self.num_partial - 1]
+        return self.node.hashes[-1] if self.node is not None and self.node.hashes else self.root
+
 
 class Inserted(NamedTuple):
     """`added` pages belong to the tree now; it had the tokens of those before them already. `end` is the end of all."""

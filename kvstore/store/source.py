@@ -4,9 +4,10 @@ A slot is a page of this pool, and its sequence is the page's generation. So who
 nothing of its own: `PagePuller` compares sequences before and after, and a slot that was given away is `stale_pages`.
 
 A slot holds the page of all ranks, with one checksum over them, while a transfer is of one rank. The transfers of one
-copy therefore begin when the last rank's is posted, and end together.
+copy therefore begin when the last rank's is posted, and end together. Copies for which the store has no room now wait.
 
-It also receives what becomes of writes, since a store tells one caller what has ended.
+It also receives what becomes of writes, since a store tells one caller what has ended: `work` does that, for whoever
+does not want ended transfers.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,13 +58,17 @@ class _Copy:
         self.sequences = sequences
         self.by_rank: dict[int, _Piece] = {}
 
+    @property
+    def is_whole(self) -> bool:
+        return any(len(self.by_rank) == piece.transfer.peer.info.layout.tp_size for piece in self.by_rank.values())
+
     def fail(self, code: str, message: str) -> None:
         for piece in self.by_rank.values():
             piece.transfer.fail(code, message)
 
 
 class StoreTransport(Transport):
-    """Between a store and pools in host memory. `poll` settles `writes`, too, and begins those that wait."""
+    """Between a store and pools in host memory."""
 
     name = DISK
     kinds = frozenset({CPU})
@@ -72,6 +77,7 @@ class StoreTransport(Transport):
         self._store = store
         self._writes = writes
         self._peers: list[StorePeer] = []
+        # Those that lack a rank, or wait for room.
         self._gathering: list[_Copy] = []
         self._reading: dict[Read, _Copy] = {}
         self._ended: list[Transfer] = []
@@ -123,12 +129,15 @@ class StoreTransport(Transport):
             raise TransferError("bad_descriptor", "the parts are not the pages of the transfer, in whole and in order")
         copy = self._copy_of(transfer, slots, source.generations)
         copy.by_rank[transfer.peer.info.layout.tp_rank] = _Piece(transfer, views)
-        if len(copy.by_rank) == transfer.peer.info.layout.tp_size:
-            self._gathering.remove(copy)
-            self._begin(copy)
+        self._begin_gathered()
 
-    @override
-    def poll(self, now: float) -> list[Transfer]:
+    @property
+    def has_ended(self) -> bool:
+        """Whether `poll` has transfers to return."""
+        return bool(self._ended)
+
+    def work(self, now: float) -> None:
+        """Take in what the store has done, settle `writes`, and begin those and the copies that wait."""
         for ended in self._store.poll():
             if isinstance(ended, Read):
                 self._settle(ended, self._reading.pop(ended))
@@ -136,6 +145,11 @@ class StoreTransport(Transport):
                 self._writes.settle(ended)
         self._writes.pump(now)
         self._stop("deadline_exceeded", "the disk had not read its pages", lambda transfer: now >= transfer.deadline)
+        self._begin_gathered()
+
+    @override
+    def poll(self, now: float) -> list[Transfer]:
+        self.work(now)
         over, self._ended = self._ended, []
         return over
 
@@ -170,13 +184,15 @@ class StoreTransport(Transport):
         self._gathering.append(copy)
         return copy
 
-    def _begin(self, copy: _Copy) -> None:
-        by_rank = [copy.by_rank[rank].views for rank in sorted(copy.by_rank)]
-        read = self._store.read(copy.slots, copy.sequences, list(zip(*by_rank, strict=True)))
-        if read is None:
-            copy.fail("store_busy", "too many pages are on their way from the disk: try again later")
-            self._end(copy)
-        else:
+    def _begin_gathered(self) -> None:
+        """Begin the copies that have all their ranks, in order, as far as the store takes them."""
+        whole = [copy for copy in self._gathering if copy.is_whole]
+        for copy in whole:
+            by_rank = [copy.by_rank[rank].views for rank in sorted(copy.by_rank)]
+            read = self._store.read(copy.slots, copy.sequences, list(zip(*by_rank, strict=True)))
+            if read is None:
+                return
+            self._gathering.remove(copy)
             self._reading[read] = copy
 
     def _settle(self, read: Read, copy: _Copy) -> None:

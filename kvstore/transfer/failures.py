@@ -7,9 +7,9 @@ Installed transports have codes of their own, and an agent that cannot be asked 
 from typing import Final
 
 TRANSFER_FAILURES: Final = (
-    "bad_announcement", "bad_answer", "bad_descriptor", "bad_offer", "bad_stream", "cancelled", "deadline_exceeded",
-    "device_fault", "grant_closed", "holder_lost", "layout_mismatch", "memory_released", "mixed_memory", "not_served",
-    "pair_aborted", "pool_closed", "pool_missing", "pool_released", "source_changed", "source_failed", "source_lost",
-    "stale_pages", "store_busy", "tcp_unavailable", "token_refused", "too_many_pairs", "unequal_ranks", "unknown_group",
-    "unsupported",
+    "bad_announcement", "bad_answer", "bad_descriptor", "bad_offer", "bad_stream", "cancelled", "corrupt_pages",
+    "deadline_exceeded", "device_fault", "grant_closed", "holder_lost", "layout_mismatch", "memory_released",
+    "mixed_memory", "not_served", "pair_aborted", "pool_closed", "pool_missing", "pool_released", "read_failed",
+    "source_changed", "source_failed", "source_lost", "stale_pages", "tcp_unavailable", "token_refused",
+    "too_many_pairs", "unequal_ranks", "unknown_group", "unsupported",
 )  # fmt: skip

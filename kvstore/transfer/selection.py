@@ -86,6 +86,11 @@ class Selection(Transport):
     def pause_s(self) -> float:
         return min((transport.pause_s for transport in self.transports if transport.num_posted), default=0.0)
 
+    def join(self, transport: Transport) -> None:
+        """One more, that this process connects to by itself: of its peers pages come over it, and of no others."""
+        self.transports.append(transport)
+        self.pulled_bytes[transport.name] += 0
+
     def register(self, pool: PagePool) -> None:
         for transport in (self._near_to(pool.info.device), *self._far_from(pool.info.device)):
             transport.register(pool)

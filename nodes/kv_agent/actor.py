@@ -8,7 +8,7 @@ performs its commands.
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, assert_never
+from typing import TYPE_CHECKING, ClassVar, Final, assert_never
 
 from typing_extensions import override
 
@@ -19,6 +19,7 @@ from kvstore.protocol import (
     AnnouncePages,
     CloseGrant,
     ClosePair,
+    FindStored,
     MapPool,
     OfferPair,
     OpenGrants,
@@ -68,6 +69,7 @@ from nodes.kv_agent.events import (
     SourceRefused,
     SourceReleased,
     StartPull,
+    StoreHeld,
     Tell,
     Tick,
     UnmapForeign,
@@ -80,6 +82,9 @@ from nodes.kv_agent.pools.own import held_bytes
 from nodes.kv_agent.pools.taking import take_when_free
 from nodes.kv_agent.transports import make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC
+
+if TYPE_CHECKING:
+    from kvstore.store.source import StoreTransport
 
 # Size of one transfer's news on the wire; a failure has a sentence in it.
 _NEWS_BYTES: Final = 512
@@ -159,6 +164,13 @@ class KVAgent(Actor, HeldBy):
         if self._held is not None:
             self._held.copies_changed()
 
+    def store_opened(self, source: str, layout_digest: bytes, transport: "StoreTransport") -> None:
+        self.transports.join(transport)
+        self._handle(StoreHeld(source, self.ctx.address.epoch, layout_digest))
+
+    def has_read(self) -> None:
+        self._pump_soon()
+
     @property
     @override
     def core(self) -> AgentCore:
@@ -195,8 +207,8 @@ class KVAgent(Actor, HeldBy):
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
             return
-        if isinstance(message, OpenStore):
-            self._on_open_store(call, message)
+        if isinstance(message, OpenStore | FindStored):
+            self._on_store_ask(call, message)
             return
         if self._held is not None and self._held.on_ask(call):
             return
@@ -218,11 +230,13 @@ class KVAgent(Actor, HeldBy):
             case _:
                 assert_never(message)
 
-    def _on_open_store(self, call: Call, message: OpenStore) -> None:
+    def _on_store_ask(self, call: Call, message: OpenStore | FindStored) -> None:
         if self.disk is None:
             call.fail("no_store", f"{self.ctx.address.actor_id} is set to keep no pages on disk")
+        elif isinstance(message, OpenStore):
+            self.disk.on_open(call, message)
         else:
-            self.disk.on_ask(call, message)
+            self.disk.on_find(call, message)
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         self._foreign.agent_lost(peer.actor_id)
@@ -359,7 +373,13 @@ class KVAgent(Actor, HeldBy):
         """The mappings of a source's pools, by rank; the agent's own pools are mapped read-only like any other."""
         peers = self._peers.get(source)
         if peers is None:
-            peers = self._peers[source] = [self.transports.connect_own(pool) for pool in self.ranks[source.group]]
+            own = self.ranks.get(source.group)
+            if own is not None:
+                peers = [self.transports.connect_own(pool) for pool in own]
+            else:
+                assert self.disk is not None, "the core knows of no other source that is this agent's"
+                peers = list[Peer](self.disk.connect(source.group))
+            self._peers[source] = peers
         return peers
 
     async def _map_foreign(self, source: SourceId) -> None:

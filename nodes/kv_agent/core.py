@@ -11,7 +11,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Final, assert_never
 
-from kvstore.protocol import GrantClosed, GrantRefused, GrantsOpened, OpenGrant, PoolHandle, TransferFailed
+from kvstore.protocol import (
+    GrantClosed,
+    GrantRefused,
+    GrantsOpened,
+    OpenGrant,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
 from kvstore.transfer import session as transfer
 from kvstore.transfer.failures import TRANSFER_FAILURES
 from kvstore.transfer.session import TransferSession
@@ -41,6 +49,7 @@ from nodes.kv_agent.events import (
     SourceRefused,
     SourceReleased,
     StartPull,
+    StoreHeld,
     Tell,
     UnmapForeign,
 )
@@ -126,6 +135,9 @@ class AgentCore:
             case GroupHeld(pool):
                 self._own.put(pool)
                 return []
+            case StoreHeld(source, incarnation, layout_digest):
+                self._own.sources[SourceId(self._actor_id, source)] = SourceFacts(incarnation, layout_digest)
+                return []
             case SourceReleased(source):
                 return self._sources_gone(self._sources.gone(source), MEMORY_RELEASED, f"{source.agent} closed it", now)
             case events.Tick():
@@ -163,6 +175,7 @@ class AgentCore:
             refusal = self._open_one(event, grant, now)
             if refusal is None:
                 opened.append(grant.grant_id)
+                commands += self._read_stored(grant, now)
             else:
                 refused.append(GrantRefused(grant_id=grant.grant_id, code=refusal))
         return [*commands, Reply(event.call, GrantsOpened(opened=opened, refused=refused))]
@@ -185,6 +198,24 @@ class AgentCore:
         self.note(Noted.LENT, grant.request_id, len(grant.pages), 0)
         self._arm(session)
         return None
+
+    def _read_stored(self, grant: OpenGrant, now: float) -> list[Command]:
+        """This agent itself announces what it has stored. An ask that is repeated announces the same again."""
+        stored, session = grant.stored, self._sessions[grant.grant_id]
+        if stored is None or session.sender:
+            return []
+        ready = PagesReady(
+            grant_id=grant.grant_id,
+            first=0,
+            total=len(stored.slots),
+            source_group=stored.source,
+            source_agent=self._actor_id,
+            source_incarnation=stored.incarnation,
+            layout_digest=grant.layout_digest,
+            pages=stored.slots,
+            generations=stored.sequences,
+        )
+        return self._feed(session, transfer.Announced(self._actor_id, 0, ready), now)
 
     def _open_again(self, session: TransferSession, grant: OpenGrant, now: float) -> str | None:
         old = session.grant
@@ -314,7 +345,8 @@ class AgentCore:
             for command in session.handle(pending.pop(0), now):
                 if isinstance(command, transfer.MapSource):
                     self._map_source(session, command, pending, commands)
-                else:
+                elif not isinstance(command, transfer.Send) or command.receiver != self._actor_id:
+                    # Of what is read from its own store this agent is the sender, and need not tell itself.
                     commands.append(self._translate(session, command))
         if session.has_ended and not had_ended:
             self._note_end(session)
@@ -359,7 +391,7 @@ class AgentCore:
         if facts is not None:
             pending.append(transfer.SourceMapped(*facts))
         elif source.agent == self._actor_id:
-            pending.append(transfer.SourceRefused(MEMORY_RELEASED, f"the memory of {source.group} is released"))
+            pending.append(self._own.refusal(source.group))
         elif self._sources.must_ask(source):
             commands.append(MapForeign(source))
 

@@ -1,4 +1,5 @@
-"""The agent's stores of pages on disk: opens them when schedulers have told how their workers compute, and feeds them.
+"""The agent's stores of pages on disk: opens them when schedulers have told how their workers compute, feeds them, says
+what is in them, and has the agent's transports read from them like from a pool.
 
 One store for each model layout, number of ranks and numerics, shared by all groups that have pages like these. Nothing
 of `kvstore/store` is imported before the first one is opened: it needs numpy, whose threads must not be in the process
@@ -11,10 +12,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from kvstore.errors import StoreError
+from kvstore.errors import StoreError, TransferError
 from kvstore.hashing import HASH_BYTES
 from kvstore.pool.page_pool import PagePool
-from kvstore.protocol import OpenStore, StoreOpened, StorePages
+from kvstore.protocol import (
+    FindStored,
+    OpenStore,
+    PoolHandle,
+    StoredFound,
+    StoredPrefix,
+    StoreOpened,
+    StorePages,
+)
 from kvstore.store.place import StoreIdentity
 from mesh.actor import Call, Context
 from nodes.kv_agent.config import DiskConfig, PoolConfig
@@ -22,7 +31,7 @@ from nodes.kv_agent.config import DiskConfig, PoolConfig
 if TYPE_CHECKING:
     from kvstore.store.page_store import PageStore
     from kvstore.store.pool_writes import PoolWrites
-    from kvstore.store.source import StoreTransport
+    from kvstore.store.source import StorePeer, StoreTransport
 
 _REASONS: Final[Mapping[str, Sequence[str]]] = {
     "not_open": ("not open",),
@@ -67,12 +76,20 @@ def feed_store(store: "PageStore", config: DiskConfig) -> OpenedStore:
 
 
 class DiskOwner(Protocol):
-    """The actor, which may wait for the end of writes."""
+    """The actor, which may wait for the end of writes, and reads."""
 
     ctx: Context
 
     def wrote(self) -> None:
         """A group's `is_writing` may have changed."""
+        ...
+
+    def store_opened(self, source: str, layout_digest: bytes, transport: "StoreTransport") -> None:
+        """A store can be read, over `transport`."""
+        ...
+
+    def has_read(self) -> None:
+        """Transfers from a store have ended."""
         ...
 
 
@@ -100,7 +117,34 @@ class DiskStores:
 
     # what the agent tells
 
-    def on_ask(self, call: Call, message: OpenStore) -> None:
+    def on_find(self, call: Call, message: FindStored) -> None:
+        """Answer at once: what is not known to be there is a miss."""
+        if message.group not in self._groups:
+            call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
+            return
+        identity = self._identity(message.group, message.numerics)
+        opened = self._opened.get(identity)
+        if opened is None:
+            none = [StoredPrefix(name=prompt.name, slots=[], sequences=[]) for prompt in message.prompts]
+            call.reply(StoredFound(found=none))
+            return
+        found: list[StoredPrefix] = []
+        for prompt in message.prompts:
+            hashes = [prompt.hashes[at : at + HASH_BYTES] for at in range(0, len(prompt.hashes), HASH_BYTES)]
+            # What is left over of a hash would end the walk in any case.
+            slots, sequences = opened.store.lookup([one for one in hashes if len(one) == HASH_BYTES])
+            found.append(StoredPrefix(name=prompt.name, slots=slots, sequences=sequences))
+        epoch = self._owner.ctx.address.epoch
+        call.reply(StoredFound(found=found, source=identity.folder, incarnation=epoch))
+
+    def connect(self, source: str) -> "list[StorePeer]":
+        """The ranks of a store by its name, to be read like pools. Raises TransferError `source_lost`."""
+        for identity, opened in self._opened.items():
+            if identity.folder == source:
+                return self._peers(identity, opened)
+        raise TransferError("source_lost", f"no store {source} is open at {self._owner.ctx.address.actor_id}")
+
+    def on_open(self, call: Call, message: OpenStore) -> None:
         if message.group not in self._groups:
             call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
             return
@@ -213,6 +257,20 @@ class DiskStores:
     def _is_of(self, group: str, identity: StoreIdentity) -> bool:
         return self._identity(group, identity.numerics) == identity
 
+    def _peers(self, identity: StoreIdentity, opened: OpenedStore) -> "list[StorePeer]":
+        # All groups of an identity have layouts alike, rank by rank.
+        ranks = next(pools for group, pools in self._groups.items() if self._is_of(group, identity))
+        agent, epoch = self._owner.ctx.address
+        num_pages = opened.store.num_slots
+        handles = [
+            # Of slots and sequences that an earlier agent told of, none may be read: its epoch was another one.
+            PoolHandle(
+                group=identity.folder, agent=agent, path="", num_pages=num_pages, layout=rank.layout, incarnation=epoch
+            )
+            for rank in ranks
+        ]
+        return [opened.transport.connect(handle) for handle in handles]
+
     async def _answer(self, call: Call, message: OpenStore) -> None:
         opened = await self._open(self._identity(message.group, message.numerics))
         if isinstance(opened, StoreError):
@@ -242,6 +300,7 @@ class DiskStores:
             self._idle.set()
         self._failed.discard(identity)
         self._opened[identity] = opened
+        self._owner.store_opened(identity.folder, identity.layout_digest, opened.transport)
         for group, pools in self._pools.items():
             if self._is_of(group, identity):
                 opened.writes.add(group, pools)
@@ -269,8 +328,10 @@ class DiskStores:
         now = self._owner.ctx.now()
         pauses: list[float] = []
         for store, writes, transport in self._opened.values():
-            # Settles writes and begins others; nothing else may poll the store.
-            transport.poll(now)
+            # Settles writes and begins others. Transfers that have ended are for the agent's puller.
+            transport.work(now)
+            if transport.has_ended:
+                self._owner.has_read()
             if (pause_s := writes.pump(now)) is not None:
                 pauses.append(pause_s)
             self._tell_once("store is only read", store.why_read_only)

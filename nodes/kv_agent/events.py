@@ -111,6 +111,14 @@ class GroupHeld(NamedTuple):
     pool: "Pool"
 
 
+class StoreHeld(NamedTuple):
+    """A store of this agent can be read, by the name `source`, for pools of this layout."""
+
+    source: str
+    incarnation: int
+    layout_digest: bytes
+
+
 class SourceReleased(NamedTuple):
     """The owner of a foreign pool wants it unmapped."""
 
@@ -133,6 +141,7 @@ Event = (
     | Draining
     | GroupReleased
     | GroupHeld
+    | StoreHeld
     | SourceReleased
     | Tick
 )

@@ -8,7 +8,7 @@
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> its kv_agent         OpenGrants, CloseGrant         -> GrantsOpened, GrantClosed
-    scheduler -> its kv_agent           OpenStore                      -> StoreOpened; StorePages
+    scheduler -> its kv_agent           OpenStore, FindStored          -> StoreOpened, StoredFound; StorePages
     scheduler D -> scheduler P          OrderPrefills, CancelPrefill   -> PrefillsOrdered, PrefillCancelled
     scheduler P -> kv_agent of D        AnnouncePages
     kv_agent -> schedulers D, P         TransferNews
@@ -31,6 +31,7 @@ from kvstore.protocol import (
     CacheEvents,
     CloseGrant,
     ClosePair,
+    FindStored,
     GrantClosed,
     GrantRefused,
     GrantsOpened,
@@ -45,6 +46,7 @@ from kvstore.protocol import (
     PairAccepted,
     PoolHandle,
     SendPages,
+    StoredFound,
     StoreOpened,
     StorePages,
     TransferFailed,
@@ -131,6 +133,8 @@ NodeMessage = (
     | TransferNews
     | OpenStore
     | StoreOpened
+    | FindStored
+    | StoredFound
     | StorePages
     | CloseGrant
     | GrantClosed
@@ -219,6 +223,7 @@ __all__ = [
     "Detokenized",
     "Fence",
     "FindCalls",
+    "FindStored",
     "FlushCache",
     "GrantClosed",
     "GrantRefused",

@@ -1,7 +1,8 @@
 """One scheduler: what it decides when something arrives, regardless of how it arrives.
 
     Submit -> queue -> admission -> steps -> results -> streams -> finished, kept until the gateway has everything
-                           `-> grants (prefilled elsewhere)
+                  ^     |  `-> grants (prefilled elsewhere)
+                  `-----`--> restores (read from the disk)
     PrefillOrder -> queue -> admission -> steps -> orders (kept until pulled)
 
 One class for prefill, decode and mixed: any group serves any phase. `handle` takes one event and returns what to do;
@@ -14,7 +15,7 @@ from typing import assert_never
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import RecoveredSequences
-from kvstore.protocol import GrantClosed, GrantsOpened, PoolHandle, TransferNews
+from kvstore.protocol import GrantClosed, GrantsOpened, PoolHandle, StoredFound, TransferNews
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import (
@@ -57,9 +58,11 @@ from nodes.scheduler.events import (
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
 from nodes.scheduler.finish.streams import Streams
-from nodes.scheduler.handoff import decode, prefill
+from nodes.scheduler.handoff import decode, own_grants, prefill, restore
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue, Outcome
+from nodes.scheduler.handoff.own_grants import OwnGrants
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
+from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.idle_check import CHECK, IdleCheck
 from nodes.scheduler.load_reports import LoadReports
 from nodes.scheduler.metrics import gauges, leaks
@@ -118,12 +121,26 @@ class SchedulerCore:
         self.attempts = Attempts(config, self.deadlines)
         self.streams = Streams(self.outbox)
         self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)
-        self.grants = DecodeHandoffQueue(config, pool, address, grant_nonce, self.outbox, self.deadlines, self.asks)
+        own = OwnGrants(config, pool, address, grant_nonce, self.outbox, self.deadlines, self.asks)
+        self.own_grants, self.storing = own, PagesToStore(config, pool, cache, self.outbox)
+        prefills = self.pipeline.prefills
+        self.grants = DecodeHandoffQueue(config, own, self.outbox, self.deadlines, prefills)
         self.orders = PrefillHandoffQueue(config, pool, self.outbox, self.deadlines)
-        self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
+        self.restores = RestoreQueue(
+            config,
+            cache,
+            own,
+            self.outbox,
+            self.deadlines,
+            prefills,
+            lambda: self.pipeline.numerics,
+            self.storing.are_stored,
+        )
+        held = (self.queue, self.running, self.grants, self.restores, self.attempts)
+        self.endings = Endings(*held, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
         self.deaths = WorkerDeaths(config, self.running, self.results, self.orders, self.endings)
-        room = (self.queue, self.running, self.growth, self.grants, self.orders, self.recovered)
+        room = (self.queue, self.running, self.growth, self.grants, self.orders, self.restores, self.recovered)
         self.admission = Admission(config, cache, *room, self.outbox)
         self.turnover = Turnover(self.queue, self.running, self.grants, self.admission.waits_for_prefix)
         self.handlers = RpcHandlers(
@@ -132,6 +149,7 @@ class SchedulerCore:
             self.queue,
             self.attempts,
             self.orders,
+            self.restores,
             self.streams,
             self.endings,
             self.outbox,
@@ -139,7 +157,6 @@ class SchedulerCore:
         )
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.news = CacheNews(cache, self.outbox, self.deadlines)
-        self.storing = PagesToStore(config, pool, cache, self.outbox)
         self.idle_check = IdleCheck(cache, self.outbox, self.deadlines)
         self.load_reports = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
         self._ready: dict[str, ReadyPeer] = {}
@@ -166,6 +183,7 @@ class SchedulerCore:
             or len(self.orders)
             or len(self.queue)
             or len(self.grants)
+            or len(self.restores)
             or self.pipeline.is_computing
         )
 
@@ -224,9 +242,11 @@ class SchedulerCore:
                 for pulled in message.pulled:
                     self.orders.on_pulled(pulled, now)
                     self._on_outcomes((self.grants.on_pulled(pulled, now),), now)
+                    self._on_restored((self.restores.on_pulled(pulled, now),))
                 for failed in message.failed:
                     self._leave(self.orders.on_transfer_failed(failed, now), now)
                     self._on_outcomes((self.grants.on_transfer_failed(failed, now),), now)
+                    self._on_restored((self.restores.on_transfer_failed(failed, now),))
             case PrefillNews():
                 self._on_outcomes(self.grants.on_news(sender, message, now), now)
             case Resend():
@@ -244,21 +264,35 @@ class SchedulerCore:
             if (adopted := self.pipeline.take_adopted(event.tag, message, now)) is not None:
                 self._on_adopted(adopted, now)
         elif isinstance(message, GrantsOpened):
-            self._on_outcomes(self.grants.on_opened(subject, message, now), now)
+            self._on_open_answers(self.own_grants.on_opened(subject, message, now), now)
+        elif isinstance(message, StoredFound):
+            self.restores.on_found(subject, message)
+            self.admission.is_due = True
         elif isinstance(message, PrefillsOrdered):
             self._on_outcomes(self.grants.on_ordered(subject, message, now), now)
         elif isinstance(message, GrantClosed):
-            if pages := self.grants.on_closed(subject, message):
+            if pages := self.own_grants.on_closed(subject, message):
                 self.cache.clear_quarantined(pages)
                 self.admission.is_due = True
         elif isinstance(message, PrefillCancelled):
             self.grants.on_cancelled(message)
 
     def _on_ask_failed(self, event: AskFailed, now: float) -> None:
-        if event.tag[0] == pipeline.ADOPT[0]:
+        kind, subject = event.tag
+        if kind in (pipeline.ADOPT[0], own_grants.CLOSE):
             self.asks.failed((event.tag,), now)
+        elif kind == own_grants.OPEN:
+            self._on_open_answers(self.own_grants.on_ask_failed(subject, event.code, now), now)
+        elif kind == restore.FIND:
+            self.restores.on_find_failed(subject)
+            self.admission.is_due = True
         else:
             self._on_outcomes(self.grants.on_ask_failed(event.tag, event.code, now), now)
+
+    def _on_open_answers(self, answers: Iterable[tuple[str, str | None]], now: float) -> None:
+        for grant_id, code in answers:
+            self._on_outcomes((self.grants.on_open_answer(grant_id, code, now),), now)
+            self._on_restored((self.restores.on_open_answer(grant_id, code, now),))
 
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
         self.handlers.vocab_size, self.handlers.asks = adopted.vocab_size, frozenset(adopted.asks)
@@ -279,6 +313,7 @@ class SchedulerCore:
         for sequence in self.orders.on_holder_lost(peer):
             self.endings.leave(sequence, now)
         self._on_outcomes(self.grants.on_peer_lost(peer.actor_id, now), now)
+        self._on_restored(self.restores.on_peer_lost(peer.actor_id, now))
         self.admission.is_due = True
 
     def _on_members(self, event: MembersChanged, now: float) -> None:
@@ -288,6 +323,7 @@ class SchedulerCore:
                 # A new incarnation knows nothing of what its predecessor was asked: its answer would never come.
                 self.asks.retry_now(actor_id)
                 self.grants.retry_now(actor_id)
+                self.own_grants.retry_now(actor_id)
         self._ready = dict(event.ready)
         self.storing.on_members(self._ready)
         self.drain.on_members(event, now)
@@ -303,6 +339,13 @@ class SchedulerCore:
                 self.queue.shares.acknowledged()
                 self.admission.is_due = True
 
+    def _on_restored(self, ended: Iterable[Sequence | None]) -> None:
+        """What the disk had of these is read, or could not be: they wait again, with what came in the cache."""
+        for sequence in ended:
+            if sequence is not None:
+                self.endings.put_back(sequence)
+                self.admission.is_due = True
+
     def _leave(self, sequence: Sequence | None, now: float) -> None:
         if sequence is not None:
             self.endings.leave(sequence, now)
@@ -314,7 +357,9 @@ class SchedulerCore:
         while (key := self.deadlines.pop_due(now)) is not None:
             self._on_due[key[0]](key[1], now)
         self._plan(now)
+        self.own_grants.flush()
         self.grants.flush()
+        self.restores.flush()
         self.orders.flush()
         self.streams.flush()
         if self.idle_check.tell():
@@ -335,7 +380,9 @@ class SchedulerCore:
             prefill.TIMEOUT: lambda grant_id, now: self._leave(self.orders.on_timeout(grant_id, now), now),
             decode.RENEW: self.grants.on_renew_due,
             decode.EXPIRE: lambda grant_id, now: self._on_outcomes((self.grants.on_expired(grant_id, now),), now),
-            decode.OPEN: lambda agent, _: self.grants.on_open_retry_due(agent),
+            own_grants.OPEN: lambda agent, _: self.own_grants.on_retry_due(agent),
+            restore.LOOKED: lambda _, __: self._on_looked(),
+            restore.EXPIRE: lambda grant_id, now: self._on_restored((self.restores.on_expired(grant_id, now),)),
             decode.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
             asks.RETRY: lambda peer, _: self.asks.retry(peer),
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
@@ -348,6 +395,10 @@ class SchedulerCore:
             # Nothing to do but wake: every wake reports the load.
             load_reports.LOAD: lambda _, __: None,
         }
+
+    def _on_looked(self) -> None:
+        # Those whose answer did not come in time wait for it no longer.
+        self.admission.is_due = True
 
     def _on_worker_away(self, now: float) -> None:
         self.deaths.away_for_good(now)
@@ -399,7 +450,11 @@ class SchedulerCore:
             self._steps_since_admission, step_tokens = 0, self._step_tokens()
             max_running = min(self.config.max_running, max(1, step_tokens - self.config.page_size))
             self.admission.admit(step_tokens, max_running, self._can_prefill, now)
-        if len(self.queue) and len(self.recovered) and not (len(self.running) or len(self.grants)):
+        if (
+            len(self.queue)
+            and len(self.recovered)
+            and not (len(self.running) or len(self.grants) or len(self.restores))
+        ):
             # Waiting sequences need the pages of those that have not come back.
             self._release_recovered()
 
@@ -437,7 +492,10 @@ class SchedulerCore:
         elif len(self.grants):
             # The youngest handoff has nothing yet but lent pages, and gives them back.
             self._on_outcomes((self.grants.revoke(self.grants.sequences()[-1], now),), now)
-        elif not (len(self.orders) or self.grants.num_closing or sequence.num_inflight):
+        elif len(self.restores):
+            self.endings.give_up_restore(self.restores.sequences()[-1], now)
+            self.admission.is_due = True
+        elif not (len(self.orders) or self.own_grants.num_closing or sequence.num_inflight):
             # The missing pages can only be ones that it holds twice: it computed a prefix while another sequence
             # computed the same one, and its lock keeps those copies, too. Started again it holds each page once.
             if sequence.num_preemptions >= MAX_LONE_PREEMPTIONS:

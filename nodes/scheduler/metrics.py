@@ -17,7 +17,9 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
+from nodes.scheduler.handoff.own_grants import OwnGrants
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
+from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.turnover import Turnover
@@ -44,7 +46,9 @@ class Parts(Protocol):
     turnover: Turnover
     running: Running
     attempts: Attempts
+    own_grants: OwnGrants
     grants: DecodeHandoffQueue
+    restores: RestoreQueue
     orders: PrefillHandoffQueue
     pipeline: Pipeline
     asks: PersistentAsks
@@ -72,7 +76,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_num_recovered": len(core.recovered),
         "mesh_scheduler_num_leaving": core.running.num_leaving,
         "mesh_scheduler_num_orders": len(orders),
-        "mesh_scheduler_num_grants_closing": grants.num_closing,
+        "mesh_scheduler_num_grants_closing": core.own_grants.num_closing,
         "mesh_scheduler_num_finished_kept": core.attempts.num_finished,
         "mesh_scheduler_steps_in_flight": pipeline.num_inflight,
         "mesh_scheduler_worker_adopted": pipeline.adopted is not None,
@@ -109,6 +113,7 @@ def gauges(core: Parts) -> dict[str, float]:
         for reason, number in pipeline.num_refused.items()
     }
     figures |= core.storing.gauges()
+    figures |= core.restores.gauges()
     return {name: float(value) for name, value in figures.items()}
 
 
@@ -121,7 +126,8 @@ def leaks(core: Parts) -> list[str]:
         "waiting sequences": len(core.queue),
         "clients": core.queue.shares.num_active,
         "handoffs": len(core.grants),
-        "grants being closed": core.grants.num_closing,
+        "restores": len(core.restores),
+        "grants being closed": core.own_grants.num_closing,
         "orders": len(core.orders),
         "slots of the worker's table": core.running.slots.num_taken,
         "steps in flight": core.pipeline.num_inflight,

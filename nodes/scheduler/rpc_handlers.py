@@ -40,6 +40,7 @@ from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
+from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
 from nodes.trace_notes import Noted
@@ -58,6 +59,7 @@ class RpcHandlers:
         queue: WaitingQueue,
         attempts: Attempts,
         orders: PrefillHandoffQueue,
+        restores: RestoreQueue,
         streams: Streams,
         endings: Endings,
         outbox: Outbox,
@@ -68,6 +70,7 @@ class RpcHandlers:
         self._queue = queue
         self._attempts = attempts
         self._orders = orders
+        self._restores = restores
         self._streams = streams
         self._endings = endings
         self._outbox = outbox
@@ -212,6 +215,7 @@ class RpcHandlers:
             self._endings.finish(sequence, "length", now)
         else:
             self._queue.add(sequence)
+            self._restores.look(sequence, now)
 
     def _on_cancel(self, event: Asked, message: CancelAttempts, now: float) -> None:
         for ref in message.attempts:
@@ -257,6 +261,7 @@ class RpcHandlers:
         sequence = Sequence.from_order(self._next_row(), message, now)
         self._orders.accept(sender, message, sequence, now)
         self._queue.add(sequence)
+        self._restores.look(sequence, now)
         return None
 
     def _problem_of(self, submit: Submit) -> Problem | None:

@@ -7,6 +7,7 @@
 
     WAITING -> PREFILL -> DECODE -> ENDED       prefilled here
     WAITING -> HANDOFF -> DECODE                prefilled elsewhere; back to WAITING if that fails
+    WAITING -> RESTORE -> WAITING               a part of it is read from the disk
     PREFILL, DECODE -> PREEMPTED -> WAITING     its pages or its place were needed; tokens stay, KV is computed again
     PREFILL -> RETAINED -> ENDED                prefilled for another scheduler: pages are kept until they are pulled
 
@@ -17,6 +18,7 @@ still be written and are not given back, whatever became of the sequence. Writte
 import enum
 from array import array
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from kvstore.cache.block_table import BlockTable
 from mesh.address import Address
@@ -31,11 +33,22 @@ class Stage(enum.IntEnum):
 
     WAITING = 0
     HANDOFF = 1
-    PREFILL = 2
-    DECODE = 3
-    PREEMPTED = 4
-    RETAINED = 5
-    ENDED = 6
+    RESTORE = 2
+    PREFILL = 3
+    DECODE = 4
+    PREEMPTED = 5
+    RETAINED = 6
+    ENDED = 7
+
+
+class Offer(NamedTuple):
+    """Pages of a prompt that the agent's store `source` has, from page `first` on: their slots, and their sequences."""
+
+    source: str
+    incarnation: int
+    first: int
+    slots: list[int]
+    sequences: list[int]
 
 
 NO_STOP = StopRules(max_tokens=1)
@@ -78,6 +91,7 @@ class Sequence:
         "keeps_until",
         "kv",
         "length",
+        "looks_until",
         "max_length",
         "num_cached_tokens",
         "num_computed",
@@ -88,9 +102,11 @@ class Sequence:
         "num_preemptions",
         "num_prior_outputs",
         "num_prompt_tokens",
+        "num_restored",
         "num_scheduled",
         "num_sent",
         "number",
+        "offer",
         "order_id",
         "order_queue_s",
         "page_ids",
@@ -149,6 +165,10 @@ class Sequence:
         self.put_back_at, self.keeps_until = NEVER, 0
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
+        # What the disk has of it, until when the answer to that is waited for, and how many tokens came from there.
+        self.offer: Offer | None = None
+        self.looks_until = 0.0
+        self.num_restored = 0
         # At the worker: its slot, the table it was last opened in (0: none), and how many pages it was given there.
         self.slot = -1
         self.table = self.num_placed = 0
@@ -350,3 +370,20 @@ class Sequence:
         if self.token_ids[-1] in self.stop_ids:
             return "stop"
         return "length" if len(self.token_ids) >= self.max_length else ""
+
+
+def num_shared_tokens(left: Sequence, right: Sequence, page_size: int) -> int:
+    """Length in tokens, of whole pages, of the prefix that two sequences share."""
+    if left.spec.extra_key != right.spec.extra_key:
+        return 0
+    low, high = 0, min(left.num_tokens, right.num_tokens) // page_size
+    while low < high:
+        # Binary search, which compares slices in C; a loop over the tokens of two long prompts, for each waiting one at
+        # each admission, would run in Python.
+        middle = (low + high + 1) // 2
+        end = middle * page_size
+        if left.token_ids[low * page_size : end] == right.token_ids[low * page_size : end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * page_size

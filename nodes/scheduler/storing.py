@@ -54,6 +54,11 @@ class PagesToStore:
         if self._config.stores:
             self._seen.update(peer.numerics for peer in ready.values() if peer.role == SCHEDULER)
 
+    def are_stored(self, pages: list[int]) -> None:
+        """These have just come from the disk, and went into the cache in this turn: it need not be told of them."""
+        known = frozenset(pages)
+        self._fresh = [one for one in self._fresh if one.page not in known]
+
     def flush(self, numerics: str) -> None:
         """Tell the agent what has gathered in this turn; `numerics` are those of the worker that computed it."""
         if not self._fresh:

@@ -6,7 +6,7 @@ from kvstore.layout import PADDING_PAGE
 from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OpenGrant
-from kvstore.transfer.session import TransferSession
+from kvstore.transfer.session import SourceRefused, TransferSession
 from nodes.kv_agent.events import Refuse, SourceId
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.sources import SourceFacts
@@ -54,6 +54,12 @@ class OwnPools:
             return Refuse(call, "unknown_rank", f"{self._actor_id} has no pool of rank {rank} of group {group!r}")
         known = ", ".join(sorted({name for name, _ in self._pools})) or "none"
         return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
+
+    def refusal(self, source: str) -> SourceRefused:
+        """Why nothing can be copied from one of these pools, or from a store that is not among `sources`."""
+        if self.get(source) is not None:
+            return SourceRefused(MEMORY_RELEASED, f"the memory of {source} is released")
+        return SourceRefused("unknown_group", f"{self._actor_id} has neither a pool nor an open store {source!r}")
 
     def misfit(self, grant: OpenGrant) -> str | None:
         """The error code if a grant is not one of pages of a pool that is here."""

@@ -15,6 +15,7 @@ from nodes.scheduler.events import Outbox
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
+from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.trace_notes import Noted
@@ -28,6 +29,7 @@ class Endings:
         queue: WaitingQueue,
         running: Running,
         grants: DecodeHandoffQueue,
+        restores: RestoreQueue,
         attempts: Attempts,
         streams: Streams,
         outbox: Outbox,
@@ -35,6 +37,7 @@ class Endings:
         self._queue = queue
         self._running = running
         self._grants = grants
+        self._restores = restores
         self._attempts = attempts
         self._streams = streams
         self._outbox = outbox
@@ -102,9 +105,16 @@ class Endings:
         self._outbox.note(Noted.LEFT, sequence.request_id, sequence.num_tokens, 0)
         if sequence.stage is Stage.HANDOFF:
             self._grants.revoke(sequence, now)
+        elif sequence.stage is Stage.RESTORE:
+            self._restores.revoke(sequence, now)
         self._queue.remove(sequence)
         self._queue.shares.release(sequence)
         self._running.leave(sequence, Stage.ENDED)
+
+    def give_up_restore(self, sequence: Sequence, now: float) -> None:
+        """Its pages are needed by one that runs."""
+        self._restores.revoke(sequence, now)
+        self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
         """Have it wait again, ahead of all of its client's that were never admitted."""

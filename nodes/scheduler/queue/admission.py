@@ -7,7 +7,8 @@ were refused with `never_fits`, so it always gets to its end.
 
 A sequence enters in one of two ways. Prefilled here: as soon as the steps have room for its first chunk, not before,
 so that it finds as much as possible in the cache; it also waits while a prompt that begins like it is being computed.
-Prefilled elsewhere: its pages are lent to a grant at once, whatever room steps have. The queue is walked in order, up
+Prefilled elsewhere: its pages are lent to a grant at once, whatever room steps have. What the disk has of it is read
+before, into pages that are lent likewise (`handoff/restore.py`); then it waits again. The queue is walked in order, up
 to the first sequence that lacks credit; one that only waits for steps is skipped, and its pages are set aside.
 
 After a scheduler's death, pages of its sequences are held for attempts that return (`kvstore/cache/rebuild.py`).
@@ -25,9 +26,10 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
+from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.turnover import entered
-from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.sequence import Offer, Sequence, Stage, num_shared_tokens
 from nodes.trace_notes import Noted
 
 MAX_SKIPPED = 32
@@ -89,6 +91,7 @@ class Admission:
         growth: GrowthEstimate,
         grants: DecodeHandoffQueue,
         orders: PrefillHandoffQueue,
+        restores: RestoreQueue,
         recovered: RecoveredSequences,
         outbox: Outbox,
     ) -> None:
@@ -101,6 +104,7 @@ class Admission:
         self._growth = growth
         self._grants = grants
         self._orders = orders
+        self._restores = restores
         self.is_due = False
         self.lacks_pages = False
         self._noted = ""
@@ -109,22 +113,33 @@ class Admission:
     def admit(self, step_tokens: int, max_running: int, can_prefill: Callable[[str], bool], now: float) -> None:
         """Admit what may enter; `can_prefill` says whether a prefill scheduler can be used. Called when `is_due`."""
         self.is_due = self.lacks_pages = False
-        if not len(self._queue) or len(self._running) + len(self._grants) >= max_running:
+        if not len(self._queue) or self._num_entered >= max_running:
             return
-        credit = Credit(self._growth, self._cache.num_available(), [*self._running, *self._grants.sequences()])
+        entered_already = [*self._running, *self._grants.sequences(), *self._restores.sequences()]
+        credit = Credit(self._growth, self._cache.num_available(), entered_already)
         chunk_tokens = self._config.chunk_tokens
         room = step_tokens - self._running.num_prefill_tokens(chunk_tokens)
         num_skipped = 0
         for sequence in self._queue.order(now):
-            if len(self._running) + len(self._grants) >= max_running or num_skipped > MAX_SKIPPED:
+            if self._num_entered >= max_running or num_skipped > MAX_SKIPPED:
                 return
             is_open = can_prefill(sequence.prefill)
-            if room <= 0 and not is_open:
+            if room <= 0 and not is_open and sequence.offer is None:
                 credit.set_aside(self._num_pages(sequence.num_tokens))
                 num_skipped += 1
                 continue
             match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
+            if self._restores.must_wait(sequence, match.num_tokens, now):
+                credit.set_aside(self._num_pages(num_left))
+                num_skipped += 1
+                continue
+            if (offer := self._restores.offer(sequence, match.num_tokens, now)) is not None:
+                if not credit.take(sequence, self._num_pages(num_left)) or not self._restore(sequence, offer, now):
+                    self._lack(sequence, self._num_pages(num_left))
+                    return
+                credit.refresh(self._cache.num_available())
+                continue
             # By its uncached tokens, not by the prompt's length: a grant and a copy cost more than a short chunk here.
             is_elsewhere = is_open and num_left > self._config.local_prefill_max
             if not is_elsewhere and (room <= 0 or self._is_being_computed(sequence, match.num_tokens)):
@@ -138,10 +153,14 @@ class Admission:
             # A prefill elsewhere takes pages here, but no part of a step.
             room -= 0 if is_elsewhere else min(num_left, chunk_tokens)
 
-    def waits_for_prefix(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence is passed over because a running one computes what it begins with."""
-        match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
-        return self._is_being_computed(sequence, match.num_tokens)
+    def waits_for_prefix(self, sequence: Sequence, now: float) -> bool:
+        """Whether a waiting sequence is passed over because what it begins with is being computed or restored."""
+        num_cached = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key).num_tokens
+        return self._restores.must_wait(sequence, num_cached, now) or self._is_being_computed(sequence, num_cached)
+
+    @property
+    def _num_entered(self) -> int:
+        return len(self._running) + len(self._grants) + len(self._restores)
 
     def _lack(self, sequence: Sequence, num_pages: int) -> None:
         self.lacks_pages = True
@@ -165,12 +184,26 @@ class Admission:
                     return True
         return False
 
+    def _restore(self, sequence: Sequence, offer: Offer, now: float) -> bool:
+        """Lend pages for what the disk has; False if locking the cached prefix left too few, or less is cached now."""
+        kv = self._cache.start(sequence.reusable_ids, sequence.spec.extra_key)
+        sequence.hold(kv)
+        end = offer.first + len(offer.slots)
+        lent = kv.export(end * self._config.page_size) if len(kv.pages) == offer.first else None
+        if lent is None:
+            sequence.drop_pages()
+            return False
+        self._queue.remove(sequence)
+        self._restores.open(sequence, lent, offer, now)
+        return True
+
     def _enter(self, sequence: Sequence, is_elsewhere: bool, now: float) -> bool:
         """Take pages; False if locking the cached prefix left too few."""
         reusable_ids, extra_key = sequence.reusable_ids, sequence.spec.extra_key
         kv = self._recovered.claim(reusable_ids, extra_key) if len(self._recovered) else None
         if kv is None:
-            kv = self._cache.start(reusable_ids, extra_key)
+            # What came from the disk is no hit of this cache, and what was looked up before that is counted already.
+            kv = self._cache.start(reusable_ids, extra_key, is_counted=not sequence.num_restored)
         sequence.hold(kv)
         lent, num_computed = None, kv.num_tokens
         if is_elsewhere:
@@ -200,20 +233,3 @@ class Admission:
         if sequence.order_id:
             self._orders.on_computed(sequence, now)
         return True
-
-
-def num_shared_tokens(left: Sequence, right: Sequence, page_size: int) -> int:
-    """Length in tokens, of whole pages, of the prefix that two sequences share."""
-    if left.spec.extra_key != right.spec.extra_key:
-        return 0
-    low, high = 0, min(left.num_tokens, right.num_tokens) // page_size
-    while low < high:
-        # Binary search, which compares slices in C; a loop over the tokens of two long prompts, for each waiting one at
-        # each admission, would run in Python.
-        middle = (low + high + 1) // 2
-        end = middle * page_size
-        if left.token_ids[low * page_size : end] == right.token_ids[low * page_size : end]:
-            low = middle
-        else:
-            high = middle - 1
-    return low * page_size

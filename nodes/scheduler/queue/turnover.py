@@ -29,19 +29,19 @@ most."""
 
 
 class Turnover:
-    """Finds the sequence that makes room. `is_being_computed`: a waiting one waits for a prefix, and not for room."""
+    """Finds the sequence that makes room. `waits_for_prefix`: a waiting one waits for that, and not for room."""
 
     def __init__(
         self,
         queue: WaitingQueue,
         running: Running,
         grants: DecodeHandoffQueue,
-        is_being_computed: Callable[[Sequence], bool],
+        waits_for_prefix: Callable[[Sequence, float], bool],
     ) -> None:
         self._queue = queue
         self._running = running
         self._grants = grants
-        self._is_being_computed = is_being_computed
+        self._waits_for_prefix = waits_for_prefix
         self._looks_at = 0.0
         self._last: Sequence | None = None
         self.num_put_back = 0
@@ -68,7 +68,7 @@ class Turnover:
         head = next(iter(queue.order(now)))
         waits = head.share
         assert waits is not None, "what waits is held"
-        if max(waits.ran_at, queue.waits_since(waits)) > late or self._is_being_computed(head):
+        if max(waits.ran_at, queue.waits_since(waits)) > late or self._waits_for_prefix(head, now):
             return None
         able = [
             (share.served, sequence.arrived_at, sequence.row_id, sequence)

@@ -20,6 +20,7 @@ Pure; owned by the core.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -32,6 +33,7 @@ from nodes.scheduler.batch.step import Acknowledged, Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Announce, FenceWorker, Outbox, ReadyPeer, SendStep, Tag
+from nodes.scheduler.rates import LearnedRate
 from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
 from nodes.scheduler.worker_link.result_check import (
     DISAGREED,
@@ -73,6 +75,10 @@ class _Sent:
         self.previous: Acknowledged | None = None
 
 
+_PROMPT_TOKENS: Final = 8
+"""Tokens for each row from which on a step counts as one of prompts: of those a few rows that decode are no part."""
+
+
 class Pipeline:
     """Steps in flight to one worker."""
 
@@ -92,6 +98,8 @@ class Pipeline:
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
         self.numerics, self.asks = "", tuple[str, ...]()
+        # Tokens of prompts, by steps that have hardly anything else in them.
+        self.prefills = LearnedRate()
         self.table = 0
         """Number of the worker's table: every `Adopted` starts a new one, assumed to be empty."""
         self._fenced: dict[str, Fence] = {}
@@ -267,6 +275,8 @@ class Pipeline:
         del self._sent[0]
         num_rows, num_tokens, num_pages = _size(sent.step)
         self._times.observe(num_rows, num_tokens, num_pages, result.elapsed_s)
+        if num_tokens >= _PROMPT_TOKENS * num_rows:
+            self.prefills.observe(num_tokens, result.elapsed_s)
         took_us = int(result.elapsed_s * 1e6)
         self.steps_s += took_us / 1e6
         self._outbox.step(STEP, result.step, step_size(num_rows, num_tokens), took_us)

@@ -36,9 +36,7 @@ from nodes.scheduler.events import Ask, Outbox
 from nodes.scheduler.handoff import decode as grants_module
 from nodes.scheduler.handoff.decode import (
     CANCEL,
-    CLOSE,
     EXPIRE,
-    OPEN,
     ORDER,
     ORDER_RENEW_S,
     RENEW,
@@ -46,6 +44,8 @@ from nodes.scheduler.handoff.decode import (
     HandoffDone,
     HandoffFailed,
 )
+from nodes.scheduler.handoff.own_grants import CLOSE, OPEN, OwnGrants
+from nodes.scheduler.rates import LearnedRate
 from nodes.scheduler.sequence import NO_STOP, Sequence
 
 PAGE = 4
@@ -64,7 +64,9 @@ class Bench:
     def __init__(self, nonce: str = "n") -> None:
         self.outbox, self.deadlines = Outbox(), Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
-        self.grants = DecodeHandoffQueue(CONFIG, POOL, Address("d", 2), nonce, self.outbox, self.deadlines, self.asks)
+        self.own = OwnGrants(CONFIG, POOL, Address("d", 2), nonce, self.outbox, self.deadlines, self.asks)
+        self.prefills = LearnedRate()
+        self.grants = DecodeHandoffQueue(CONFIG, self.own, self.outbox, self.deadlines, self.prefills)
         self.cache = PrefixCache(20, PAGE, group="d", epoch=2)
         self.rows = 0
         # Of the last ask of each kind.
@@ -93,15 +95,21 @@ class Bench:
 
     def opened(self, *grant_ids: str, now: float = 1.0) -> None:
         """The agent answers the last ask to open grants with these."""
-        assert self.grants.on_opened(self.numbers[OPEN], GrantsOpened(opened=list(grant_ids)), now) == []
+        answers = self.own.on_opened(self.numbers[OPEN], GrantsOpened(opened=list(grant_ids)), now)
+        assert [self.grants.on_open_answer(*answer, now) for answer in answers] == [None] * len(answers)
 
     def refused(self, kind: str, code: str, now: float) -> object:
         """The last ask of a kind brings no answer, which concerns one handoff."""
-        outcomes = self.grants.on_ask_failed((kind, self.numbers[kind]), code, now)
+        if kind == OPEN:
+            answers = self.own.on_ask_failed(self.numbers[kind], code, now)
+            outcomes = [self.grants.on_open_answer(*answer, now) for answer in answers]
+        else:
+            outcomes = self.grants.on_ask_failed((kind, self.numbers[kind]), code, now)
         return outcomes[0] if outcomes else None
 
     def taken(self) -> list[tuple[str, str, object]]:
         """What has been asked, at the end of a turn."""
+        self.own.flush()
         self.grants.flush()
         asks = [one for one in self.outbox.take() if isinstance(one, Ask)]
         self.numbers |= dict(one.tag for one in asks)
@@ -164,7 +172,7 @@ def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_fi
     assert bench.taken() == [CANCELLING], "the grant has closed itself"
     assert (one.num_computed, one.num_scheduled, one.capacity) == (10, 10, 12)
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.RUNNING)) == (2, 1)
-    assert (len(bench.grants), bench.grants.num_closing, bench.grants.num_done) == (0, 0, 1)
+    assert (len(bench.grants), bench.own.num_closing, bench.grants.num_done) == (0, 0, 1)
     assert bench.grants.num_cancelling == 1
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=[ID]))
     assert (bench.grants.num_cancelling, len(bench.asks)) == (0, 0)
@@ -231,10 +239,10 @@ def test_pages_of_a_failed_handoff_wait_for_the_agents_word(bench: Bench, cause)
     assert bench.taken() == [CLOSING, CANCELLING]
     assert one.kv is None
     assert bench.pages(PageState.QUARANTINED) == 3
-    pages = bench.grants.on_closed(ID, GrantClosed(grant_id=ID))
+    pages = bench.own.on_closed(ID, GrantClosed(grant_id=ID))
     bench.cache.clear_quarantined(pages)
     assert bench.pages(PageState.FREE) == 19
-    assert bench.grants.on_closed(ID, GrantClosed(grant_id=ID)) == [], "said twice"
+    assert bench.own.on_closed(ID, GrantClosed(grant_id=ID)) == [], "said twice"
     assert bench.grants.num_failed == 1
 
 
@@ -246,7 +254,7 @@ def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(bench: Bench, cau
     assert bench.cache.match(one.token_ids).num_tokens == 8
     assert one.num_cached_tokens == 4, "what was pulled was computed for this request"
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.QUARANTINED)) == (2, 1)
-    bench.cache.clear_quarantined(bench.grants.on_closed(ID, GrantClosed(grant_id=ID)))
+    bench.cache.clear_quarantined(bench.own.on_closed(ID, GrantClosed(grant_id=ID)))
     assert bench.cache.check() == []
     assert bench.cache.num_available() == 19
 
@@ -269,7 +277,7 @@ def test_pages_that_are_all_in_are_good_whatever_fails_after(bench: Bench, cause
     assert one.num_computed == 10
     assert bench.pages(PageState.QUARANTINED) == 0
     assert bench.taken() == [CANCELLING]
-    assert bench.grants.num_closing == 0
+    assert bench.own.num_closing == 0
 
 
 @pytest.mark.parametrize("code", ["unreachable", "peer_lost", "too_many_grants"])
@@ -288,7 +296,7 @@ def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(bench: Benc
     bench.taken()
     assert bench.refused(OPEN, code, 2.0) is None
     assert bench.deadlines.pop_due(2.5) == (OPEN, "a")
-    bench.grants.on_open_retry_due("a")
+    bench.own.on_retry_due("a")
     assert [kind for kind, _, _ in bench.taken()] == [OPEN]
     outcome = bench.refused(OPEN, code, CONFIG.lease_s)
     assert isinstance(outcome, HandoffFailed)
@@ -325,7 +333,7 @@ def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_
     assert grants.on_pulled(PagesPulled(grant_id="old", num_pages=1), 1.0) is None
     assert grants.on_transfer_failed(TransferFailed(grant_id="old", code="x", message=""), 1.0) is None
     assert grants.on_ask_failed((ORDER, "7"), "x", 1.0) == []
-    assert grants.on_ask_failed((OPEN, "7"), "x", 1.0) == []
+    assert bench.own.on_ask_failed("7", "x", 1.0) == []
     assert bench.taken() == []
     cancel = (CANCEL, "p", CancelPrefill(grant_ids=["old"]))
     assert grants.on_done(P, PrefillDone(grant_id="old", token_id=1, num_cached_tokens=0), 1.0) is None
@@ -354,7 +362,7 @@ def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over(benc
     assert bench.grants.num_cancelling == 0
     assert bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6) == []
     assert (CLOSE, ID) in bench.asks
-    assert bench.grants.num_closing == 1
+    assert bench.own.num_closing == 1
 
 
 def test_answers_that_do_not_fit_change_nothing(bench: Bench) -> None:
@@ -363,10 +371,10 @@ def test_answers_that_do_not_fit_change_nothing(bench: Bench) -> None:
     number = bench.numbers[OPEN]
     bench.opened("other")
     assert bench.taken() == []
-    assert bench.grants.on_opened(number, GrantsOpened(opened=[ID]), 1.0) == []
+    assert bench.own.on_opened(number, GrantsOpened(opened=[ID]), 1.0) == []
     assert bench.taken() == [], "the ask was answered once already"
-    assert bench.grants.on_closed(ID, GrantClosed(grant_id="other")) == []
-    assert bench.grants.on_closed("other", GrantClosed(grant_id="other")) == []
+    assert bench.own.on_closed(ID, GrantClosed(grant_id="other")) == []
+    assert bench.own.on_closed("other", GrantClosed(grant_id="other")) == []
 
 
 def test_only_what_hangs_on_a_lost_peer_fails(bench: Bench) -> None:
@@ -390,7 +398,7 @@ def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
     (kind, _, ordered), *_ = (one for one in bench.taken() if one[0] == ORDER)
     assert [one.grant_id for one in ordered.orders] == [good]
     assert bench.deadlines.pop_due(1.0 + ASK_RETRY_S) == (OPEN, "a")
-    bench.grants.on_open_retry_due("a")
+    bench.own.on_retry_due("a")
     ((kind, _, asked),) = bench.taken()
     assert (kind, [one.grant_id for one in asked.grants]) == (OPEN, [taken, unnamed])
 

@@ -22,7 +22,7 @@ class Heirs:
 
     def _follow(self, cache, recovered, epoch) -> SchedulerCore:
         old = self.world.cores["m"]
-        core = SchedulerCore(old.config, Address("m", epoch), old.grants.pool, cache, "n", recovered)
+        core = SchedulerCore(old.config, Address("m", epoch), old.own_grants.pool, cache, "n", recovered)
         self.world.cores["m"] = core
         self.world.perform(core, core.start(self.world.now))
         self.world.members()

@@ -1,0 +1,273 @@
+"""Pages of a prompt that this host's disk has: read into the pool before the rest of the prompt is computed.
+
+    look     when a sequence arrives, the agent is asked which pages of it are stored; it waits for `LOOK_S` at most
+    wait     another one reads what it begins with, too, or as many are read as may be: it stays in the queue
+    open     pages for exactly what is stored are lent to a grant, whose source is the agent's store
+    end      what came is cached. The sequence goes back to the queue, where it matches more than before, and the rest
+             is computed here or elsewhere as ever
+
+Read is only what is read sooner than computed, by the rates of both as they have been of late. What could not be read
+is computed: a sequence looks once, and restores once. The agent may write the pages from the asking on, so those that
+did not come are quarantined until it says that the grant is closed. Pure; owned by the core.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.cache.block_table import ExportedPages
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.protocol import FindStored, PagesPulled, StoredFound, StoredPages, StoredPrompt, TransferFailed
+from mesh.runtime.deadlines import Deadlines
+from nodes.scheduler.asks import ASK_TIMEOUT_S, BatchedAsks
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.events import Outbox
+from nodes.scheduler.handoff.own_grants import OwnGrants
+from nodes.scheduler.rates import LearnedRate
+from nodes.scheduler.sequence import Offer, Sequence, Stage, num_shared_tokens
+from nodes.trace_notes import Noted
+
+FIND: Final = "find_stored"
+LOOKED: Final = "looked"
+EXPIRE: Final = "restore"
+LOOK_S: Final = 0.005
+"""An ask of an agent that is not busy takes half a millisecond; what takes longer is not worth each request's time."""
+MAX_RESTORES: Final = 16
+"""A disk is no faster with more; those behind them find in the cache what these have read."""
+LEAST_S: Final = 1.0
+UNKNOWN_S: Final = 10.0
+"""Until a restore is given up: twice as long as computing would take, this at the least, that if nobody knows."""
+AGAIN_S: Final = 60.0
+"""After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
+
+
+class _Restore:
+    """A restore that is under way."""
+
+    __slots__ = ("lent", "num_pulled", "offer", "opened_at", "sequence")
+
+    def __init__(self, sequence: Sequence, lent: ExportedPages, offer: Offer, now: float) -> None:
+        self.sequence = sequence
+        self.lent = lent
+        self.offer = offer
+        self.opened_at = now
+        self.num_pulled = 0
+
+
+class RestoreQueue:
+    """Restores of one scheduler, and sequences for which its agent is asked.
+
+    `numerics` are those of the worker now, whose pages alone are good here; `prefills` tells how long computing takes,
+    in tokens. `kept` is told of pages that have come from the disk and need not be stored again.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        own: OwnGrants,
+        outbox: Outbox,
+        deadlines: Deadlines,
+        prefills: LearnedRate,
+        numerics: Callable[[], str],
+        kept: Callable[[list[int]], None],
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._own = own
+        self._outbox = outbox
+        self._deadlines = deadlines
+        self._prefills = prefills
+        self._numerics = numerics
+        self._kept = kept
+        self._asks = BatchedAsks[StoredPrompt](
+            FIND,
+            outbox,
+            ASK_TIMEOUT_S,
+            lambda prompts: FindStored(group=config.group, numerics=numerics(), prompts=prompts),
+            lambda prompt: len(prompt.hashes) + 64,
+        )
+        self._fresh: dict[str, StoredPrompt] = {}
+        self._looking: dict[str, tuple[Sequence, int]] = {}
+        self._restores: dict[str, _Restore] = {}
+        self._tried_at = -math.inf
+        self.reads = LearnedRate()
+        self.num_queried = self.num_found = self.num_restored = 0
+        self.num_done = self.num_failed = self.num_dearer = 0
+
+    def __len__(self) -> int:
+        return len(self._restores)
+
+    def sequences(self) -> list[Sequence]:
+        """Sequences whose pages are being read, oldest first."""
+        return [restore.sequence for restore in self._restores.values()]
+
+    def look(self, sequence: Sequence, now: float) -> None:
+        """A sequence has arrived: have the agent asked for what is not cached of it. Once for each sequence."""
+        if not self._config.stores or not self._numerics():
+            return
+        page_size = self._config.page_size
+        num_cached, hashes = self._cache.uncached(sequence.reusable_ids, sequence.spec.extra_key)
+        computing_s = self._prefills.seconds(len(hashes) * page_size)
+        # Computing it would be over before an answer is waited for at all.
+        if not hashes or (computing_s is not None and computing_s <= LOOK_S):
+            return
+        name = str(sequence.row_id)
+        self._looking[name] = sequence, num_cached
+        self._fresh[name] = StoredPrompt(name=name, hashes=b"".join(hashes))
+        self.num_queried += len(hashes)
+        sequence.looks_until = now + LOOK_S
+        self._deadlines.set_default((LOOKED, ""), sequence.looks_until)
+
+    def on_found(self, number: str, message: StoredFound) -> None:
+        """The agent has answered ask `number`. Even if that is late: what still waits may be restored."""
+        found = {prompt.name: prompt for prompt in message.found}
+        for name, _ in self._asks.answered(number, found, {}):
+            sequence, first = self._looking.pop(name)
+            sequence.looks_until = 0.0
+            if (prompt := found.get(name)) is not None and prompt.slots:
+                self.num_found += len(prompt.slots)
+                sequence.offer = Offer(message.source, message.incarnation, first, prompt.slots, prompt.sequences)
+            num_found = 0 if prompt is None else len(prompt.slots)
+            self._outbox.note(Noted.FOUND, sequence.request_id, num_found, first)
+
+    def on_find_failed(self, number: str) -> None:
+        for name in self._asks.failed(number):
+            sequence, _ = self._looking.pop(name)
+            sequence.looks_until = 0.0
+
+    def must_wait(self, sequence: Sequence, num_cached: int, now: float) -> bool:
+        """Whether more than `num_cached` tokens of a waiting sequence may be cached in a moment."""
+        if now < sequence.looks_until:
+            return True
+        page_size = self._config.page_size
+        for restore in self._restores.values():
+            end = (restore.offer.first + len(restore.offer.slots)) * page_size
+            # Cheapest first: comparing two prompts takes 10 us.
+            if end > num_cached and min(end, num_shared_tokens(sequence, restore.sequence, page_size)) > num_cached:
+                return True
+        is_full = len(self._restores) >= MAX_RESTORES
+        return is_full and self.offer(sequence, num_cached, now) is not None
+
+    def offer(self, sequence: Sequence, num_cached: int, now: float) -> Offer | None:
+        """What is stored of a sequence beyond its `num_cached` tokens, if reading that is quicker than computing it."""
+        offer, page_size = sequence.offer, self._config.page_size
+        if offer is None:
+            return None
+        # More may be cached than when it arrived, or less: then what is stored does not continue what is there.
+        skipped = num_cached // page_size - offer.first
+        if not 0 <= skipped < len(offer.slots):
+            return None
+        num_pages = len(offer.slots) - skipped
+        reading_s, computing_s = self.reads.seconds(num_pages), self._prefills.seconds(num_pages * page_size)
+        # As long as one of them is not known, the next restore or prefill tells it.
+        is_dearer = reading_s is not None and computing_s is not None and reading_s >= computing_s
+        if is_dearer and now - self._tried_at < AGAIN_S:
+            sequence.offer = None
+            self.num_dearer += 1
+            self._outbox.note(Noted.DEARER, sequence.request_id, num_pages, 0)
+            return None
+        if not skipped:
+            return offer
+        first = offer.first + skipped
+        return Offer(offer.source, offer.incarnation, first, offer.slots[skipped:], offer.sequences[skipped:])
+
+    def open(self, sequence: Sequence, lent: ExportedPages, offer: Offer, now: float) -> None:
+        """Have pages of `offer` read into those that are lent."""
+        assert sequence.kv is not None, "pages are lent"
+        # One message brings both the grant and what to read into it: from then on a copy may write.
+        sequence.kv.mark_in_flight()
+        sequence.stage, sequence.offer = Stage.RESTORE, None
+        computing_s = self._prefills.seconds(len(lent.pages) * self._config.page_size)
+        timeout_s = UNKNOWN_S if computing_s is None else max(LEAST_S, 2 * computing_s)
+        timeout_s = min(timeout_s, self._config.handoff_timeout_s)
+        stored = StoredPages(
+            source=offer.source, incarnation=offer.incarnation, slots=offer.slots, sequences=offer.sequences
+        )
+        grant_id = self._own.ask(lent, sequence.request_id, timeout_s, now, stored)
+        self._restores[grant_id] = _Restore(sequence, lent, offer, now)
+        self._deadlines.set((EXPIRE, grant_id), now + timeout_s)
+        self._tried_at = now
+        self._outbox.note(Noted.RESTORING, sequence.request_id, len(lent.pages), offer.first)
+
+    def on_open_answer(self, grant_id: str, code: str | None, now: float) -> Sequence | None:
+        """The grant is open, or will not be, because of `code`. Returns the sequence whose restore has ended by it."""
+        return None if code is None else self._fail(grant_id, now)
+
+    def on_pulled(self, message: PagesPulled, now: float) -> Sequence | None:
+        restore = self._restores.get(message.grant_id)
+        if restore is None:
+            return None
+        restore.num_pulled = max(restore.num_pulled, message.num_pages)
+        if not message.complete:
+            return None
+        sequence = restore.sequence
+        assert sequence.kv is not None, "pages are lent"
+        restore.num_pulled = len(restore.lent.pages)
+        first, end = restore.offer.first, restore.offer.first + restore.num_pulled
+        sequence.kv.commit_first(sequence.token_ids[first * self._config.page_size : end * self._config.page_size])
+        sequence.drop_pages()
+        self.num_done += 1
+        self.reads.observe(restore.num_pulled, now - restore.opened_at)
+        return self._ended(message.grant_id, restore)
+
+    def on_transfer_failed(self, message: TransferFailed, now: float) -> Sequence | None:
+        return self._fail(message.grant_id, now, is_late=message.code == "deadline_exceeded")
+
+    def on_expired(self, grant_id: str, now: float) -> Sequence | None:
+        return self._fail(grant_id, now, is_late=True)
+
+    def on_peer_lost(self, actor_id: str, now: float) -> list[Sequence]:
+        """Returns the sequences whose restores have ended by it."""
+        if actor_id != self._config.agent:
+            return []
+        return [one for one in (self._fail(grant_id, now) for grant_id in list(self._restores)) if one is not None]
+
+    def revoke(self, sequence: Sequence, now: float) -> None:
+        """The request is cancelled, or its pages are needed."""
+        grant_id = next(name for name, restore in self._restores.items() if restore.sequence is sequence)
+        self._fail(grant_id, now)
+
+    def flush(self) -> None:
+        if self._fresh:
+            fresh, self._fresh = self._fresh, {}
+            self._asks.ask(self._config.agent, fresh)
+
+    def gauges(self) -> dict[str, float]:
+        if not self._config.stores:
+            return {}
+        return {
+            "mesh_scheduler_num_restores": len(self._restores),
+            "mesh_scheduler_store_queried_pages_total": self.num_queried,
+            "mesh_scheduler_store_found_pages_total": self.num_found,
+            "mesh_scheduler_restored_pages_total": self.num_restored,
+            'mesh_scheduler_restores_total{outcome="done"}': self.num_done,
+            'mesh_scheduler_restores_total{outcome="failed"}': self.num_failed,
+            'mesh_scheduler_restores_total{outcome="dearer"}': self.num_dearer,
+            "mesh_scheduler_restored_pages_per_second": self.reads.per_second,
+            "mesh_scheduler_prefilled_tokens_per_second": self._prefills.per_second,
+        }
+
+    # inside
+
+    def _fail(self, grant_id: str, now: float, *, is_late: bool = False) -> Sequence | None:
+        restore = self._restores.get(grant_id)
+        if restore is None:
+            return None
+        self._own.take_back(grant_id, restore.sequence, restore.lent, restore.num_pulled, idle=False)
+        self.num_failed += 1
+        if is_late:
+            # A disk that reads nothing in time is the slowest. Of what else fails the time says nothing about the disk.
+            self.reads.observe(restore.num_pulled, now - restore.opened_at)
+        return self._ended(grant_id, restore)
+
+    def _ended(self, grant_id: str, restore: _Restore) -> Sequence:
+        del self._restores[grant_id]
+        self._own.stop(grant_id)
+        self._deadlines.clear((EXPIRE, grant_id))
+        self.num_restored += restore.num_pulled
+        sequence = restore.sequence
+        sequence.num_restored += restore.num_pulled * self._config.page_size
+        self._kept(restore.lent.pages[: restore.num_pulled])
+        self._outbox.note(Noted.RESTORED, sequence.request_id, restore.num_pulled, len(restore.lent.pages))
+        return sequence
