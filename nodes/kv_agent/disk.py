@@ -125,6 +125,8 @@ class DiskStores:
         identity = self._identity(message.group, message.numerics)
         opened = self._opened.get(identity)
         if opened is None:
+            # This agent has just replaced another one: what is there will be found by those that come later.
+            self._open_again(identity)
             none = [StoredPrefix(name=prompt.name, slots=[], sequences=[]) for prompt in message.prompts]
             call.reply(StoredFound(found=none))
             return
@@ -161,9 +163,7 @@ class DiskStores:
         opened = self._opened.get(identity)
         if opened is None:
             self._counts["not open"] += len(message.pages)
-            # This agent has just replaced another one. What is wrong now was not when the scheduler started.
-            if identity not in self._failed and identity not in self._opening:
-                self._owner.ctx.spawn(self._open(identity), name="open store again")
+            self._open_again(identity)
             return
         from kvstore.store.index import PageName
         from kvstore.store.pool_writes import Storable
@@ -277,6 +277,11 @@ class DiskStores:
             call.fail(opened.code, opened.message)
         else:
             call.reply(StoreOpened(group=message.group, num_pages=opened.store.num_slots))
+
+    def _open_again(self, identity: StoreIdentity) -> None:
+        """This agent has just replaced another one. What is wrong now was not when the scheduler started."""
+        if identity not in self._failed and identity not in self._opening:
+            self._owner.ctx.spawn(self._open(identity), name="open store again")
 
     async def _open(self, identity: StoreIdentity) -> OpenedStore | StoreError:
         """The store, opened once however many ask for it; or why it cannot be."""

@@ -366,7 +366,7 @@ class SchedulerCore:
             self.outbox.add(self.pipeline.announcement(None, worker_ready=self.pipeline.adopted is not None))
         self.news.publish()
         self.storing.flush(self.pipeline.numerics)
-        self.load_reports.report(len(self.running) + len(self.grants), now)
+        self.load_reports.report(len(self.running) + len(self.grants) + len(self.restores), now)
         # Without a handle on pages nothing changes their books but events, which interrupt it.
         self.idle_check.look(is_idle=self.is_drained and not self.cache.num_sequences, now=now)
 
@@ -381,7 +381,7 @@ class SchedulerCore:
             decode.RENEW: self.grants.on_renew_due,
             decode.EXPIRE: lambda grant_id, now: self._on_outcomes((self.grants.on_expired(grant_id, now),), now),
             own_grants.OPEN: lambda agent, _: self.own_grants.on_retry_due(agent),
-            restore.LOOKED: lambda _, __: self._on_looked(),
+            restore.LOOKED: lambda _, now: self._on_looked(now),
             restore.EXPIRE: lambda grant_id, now: self._on_restored((self.restores.on_expired(grant_id, now),)),
             decode.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
             asks.RETRY: lambda peer, _: self.asks.retry(peer),
@@ -396,8 +396,8 @@ class SchedulerCore:
             load_reports.LOAD: lambda _, __: None,
         }
 
-    def _on_looked(self) -> None:
-        # Those whose answer did not come in time wait for it no longer.
+    def _on_looked(self, now: float) -> None:
+        self.restores.on_looked(now)
         self.admission.is_due = True
 
     def _on_worker_away(self, now: float) -> None:

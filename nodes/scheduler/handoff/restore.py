@@ -136,6 +136,12 @@ class RestoreQueue:
             sequence, _ = self._looking.pop(name)
             sequence.looks_until = 0.0
 
+    def on_looked(self, now: float) -> None:
+        """The longest wait for an answer is over for some; the others have their own."""
+        later = [one.looks_until for one, _ in self._looking.values() if one.looks_until > now]
+        if later:
+            self._deadlines.set((LOOKED, ""), min(later))
+
     def must_wait(self, sequence: Sequence, num_cached: int, now: float) -> bool:
         """Whether more than `num_cached` tokens of a waiting sequence may be cached in a moment."""
         if now < sequence.looks_until:

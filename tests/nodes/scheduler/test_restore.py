@@ -189,6 +189,20 @@ def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
     assert bench.restores.offer(one, 0, 2.0) is not None, "it still waits: an answer that is late is one"
 
 
+def test_each_waits_for_its_own_answer_as_long(bench: Bench) -> None:
+    one, two = bench.sequence(), bench.sequence([9] * 22)
+    bench.restores.look(one, 1.0)
+    bench.restores.look(two, 1.0 + LOOK_S / 2)
+    assert bench.deadlines.pop_due(1.0 + LOOK_S) == (LOOKED, "")
+    bench.restores.on_looked(1.0 + LOOK_S)
+    assert not bench.restores.must_wait(one, 0, 1.0 + LOOK_S)
+    assert bench.restores.must_wait(two, 0, 1.0 + LOOK_S)
+    assert bench.deadlines.next() == two.looks_until, "nothing else would wake the scheduler for it"
+    bench.deadlines.clear((LOOKED, ""))
+    bench.restores.on_looked(two.looks_until)
+    assert bench.deadlines.next() is None
+
+
 def test_an_ask_that_fails_is_an_answer(bench: Bench) -> None:
     one = bench.sequence()
     bench.restores.look(one, 1.0)
