@@ -167,11 +167,9 @@ class Sequence:
         self.num_cached_tokens = -1
         # What the disk has of it, until when the answer to that is waited for, and how many tokens came from there.
         self.offer: Offer | None = None
-        self.looks_until = 0.0
-        self.num_restored = 0
+        self.looks_until, self.num_restored = 0.0, 0
         # At the worker: its slot, the table it was last opened in (0: none), and how many pages it was given there.
-        self.slot = -1
-        self.table = self.num_placed = 0
+        self.slot, self.table, self.num_placed = -1, 0, 0
 
         self.kv: BlockTable | None = None
         self.page_ids = array("i")

@@ -35,8 +35,9 @@ LOOK_S: Final = 0.005
 MAX_RESTORES: Final = 16
 """A disk is no faster with more; those behind them find in the cache what these have read."""
 LEAST_S: Final = 1.0
+"""A restore gets at least so long: a disk that is busy for a moment is quicker again than what a failure costs."""
 UNKNOWN_S: Final = 10.0
-"""Until a restore is given up: twice as long as computing would take, this at the least, that if nobody knows."""
+"""And so long while nobody knows how long computing takes; then twice that time."""
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
 
