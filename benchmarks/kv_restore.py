@@ -38,8 +38,10 @@ def prompt_of(number: int, num_tokens: int) -> list[int]:
     return [draw.randrange(10, 250) for _ in range(num_tokens)]
 
 
-def body(prompt: Sequence[int], num_tokens: int, **more: object) -> bytes:
-    asked = {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, **more}
+def body(prompt: Sequence[int], num_tokens: int, *, is_stream: bool = True) -> bytes:
+    asked = {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+    if is_stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
     return json.dumps(asked).encode()
 
 
@@ -47,11 +49,13 @@ def ask(port: int, prompt: Sequence[int]) -> tuple[float, str]:
     """Seconds until the first token, and the text. Raises RuntimeError if the request fails."""
     url = f"http://127.0.0.1:{port}/v1/completions"
     sample = Sample(time.perf_counter())
-    asked = body(prompt, NUM_TOKENS, stream=True)
+    asked = body(prompt, NUM_TOKENS)
     asyncio.run(stream(Server("127.0.0.1", port), "/v1/completions", asked, sample))
     if not sample.is_whole:
         raise RuntimeError(f"a request failed: {sample.failure} {sample.detail}")
-    request = urllib.request.Request(url, body(prompt, NUM_TOKENS), {"content-type": "application/json"})
+    request = urllib.request.Request(
+        url, body(prompt, NUM_TOKENS, is_stream=False), {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=WAIT_S) as response:
         text = json.load(response)["choices"][0]["text"]
     return sample.event_times_s[0] - sample.start_s, text
@@ -120,7 +124,7 @@ async def gaps_of_streams(port: int, prompts: Sequence[Sequence[int]], num_token
     """Seconds between tokens of eight streams, beside which `prompts` are asked one after the other."""
     server = Server("127.0.0.1", port)
     samples = [Sample(time.perf_counter()) for _ in range(NUM_STREAMS)]
-    bodies = [body(prompt_of(5000 + number, 20), num_tokens, stream=True) for number in range(NUM_STREAMS)]
+    bodies = [body(prompt_of(5000 + number, 20), num_tokens) for number in range(NUM_STREAMS)]
     streams = [
         asyncio.ensure_future(stream(server, "/v1/completions", each, sample))
         for each, sample in zip(bodies, samples, strict=True)
@@ -129,7 +133,7 @@ async def gaps_of_streams(port: int, prompts: Sequence[Sequence[int]], num_token
         await asyncio.sleep(0.01)
     began = time.perf_counter()
     for prompt in prompts:
-        await stream(server, "/v1/completions", body(prompt, 1, stream=True), Sample(time.perf_counter()))
+        await stream(server, "/v1/completions", body(prompt, 1), Sample(time.perf_counter()))
     # Without prompts: as long as there are tokens.
     ended = time.perf_counter() if prompts else float("inf")
     await asyncio.gather(*streams)

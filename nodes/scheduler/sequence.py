@@ -149,12 +149,10 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset()
         self.max_length = self.length + 1
         # It ends with a vector of its prompt and draws nothing.
-        self.is_vector = spec.is_vector
-        # Its pages are neither taken from the cache nor put there.
-        self.is_private = False
+        # Its pages are neither taken from the cache nor put there, if it is private.
+        self.is_vector, self.is_private = spec.is_vector, False
 
-        self.stage = Stage.WAITING
-        self.finish_reason = ""
+        self.stage, self.finish_reason = Stage.WAITING, ""
         self.num_computed = self.num_scheduled = self.num_inflight = self.num_preemptions = 0
         # Workers that died with a step of it, since the last acknowledged one.
         self.num_deaths = 0
@@ -187,8 +185,7 @@ class Sequence:
         # What is read of the prompt, if anything.
         self.reading: PromptPayloads | None = None
 
-        self.detokenizer = ""
-        self.is_open = False
+        self.detokenizer, self.is_open = "", False
         # Output tokens sent to the detokenizer, earlier attempts' included.
         self.num_sent = self.num_prior_outputs
 
