@@ -349,7 +349,7 @@ class SchedulerCore:
         self._plan(now)
         self.own_grants.flush()
         self.grants.flush()
-        self.restores.flush()
+        self.restores.flush(now)
         self.orders.flush()
         self.streams.flush()
         if self.idle_check.tell():

@@ -103,7 +103,7 @@ class RestoreQueue:
         """Sequences whose pages are being read, oldest first."""
         return [restore.sequence for restore in self._restores.values()]
 
-    def look(self, sequence: Sequence, now: float) -> None:
+    def look(self, sequence: Sequence) -> None:
         """A sequence has arrived: have the agent asked for what is not cached of it. Once for each sequence."""
         if not self._config.stores or not self._numerics():
             return
@@ -117,8 +117,9 @@ class RestoreQueue:
         self._looking[name] = sequence, num_cached
         self._fresh[name] = StoredPrompt(name=name, hashes=b"".join(hashes))
         self.num_queried += len(hashes)
-        sequence.looks_until = now + LOOK_S
-        self._deadlines.set_default((LOOKED, ""), sequence.looks_until)
+        # Counted from when the ask leaves: the time of an event is when its turn of the loop began, which on a busy
+        # machine may be longer ago than all of the wait.
+        sequence.looks_until = math.inf
 
     def on_found(self, number: str, message: StoredFound) -> None:
         """The agent has answered ask `number`. Even if that is late: what still waits may be restored."""
@@ -139,7 +140,7 @@ class RestoreQueue:
 
     def on_looked(self, now: float) -> None:
         """The longest wait for an answer is over for some; the others have their own."""
-        later = [one.looks_until for one, _ in self._looking.values() if one.looks_until > now]
+        later = [one.looks_until for one, _ in self._looking.values() if now < one.looks_until < math.inf]
         if later:
             self._deadlines.set((LOOKED, ""), min(later))
 
@@ -235,9 +236,12 @@ class RestoreQueue:
         grant_id = next(name for name, restore in self._restores.items() if restore.sequence is sequence)
         self._fail(grant_id, now)
 
-    def flush(self) -> None:
+    def flush(self, now: float) -> None:
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
+            for name in fresh:
+                self._looking[name][0].looks_until = now + LOOK_S
+            self._deadlines.set_default((LOOKED, ""), now + LOOK_S)
             self._asks.ask(self._config.agent, fresh)
 
     def gauges(self) -> dict[str, float]:
