@@ -97,6 +97,7 @@ class Sequence:
         "num_computed",
         "num_deaths",
         "num_inflight",
+        "num_looks",
         "num_paid",
         "num_placed",
         "num_preemptions",
@@ -163,9 +164,10 @@ class Sequence:
         self.put_back_at, self.keeps_until = NEVER, 0
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
-        # What the disk has of it, until when the answer to that is waited for, and how many tokens came from there.
+        # What the disk has of it; until when the answer to that is waited for; how often it was asked for; tokens that
+        # came from there.
         self.offer: Offer | None = None
-        self.looks_until, self.num_restored = 0.0, 0
+        self.looks_until, self.num_looks, self.num_restored = 0.0, 0, 0
         # At the worker: its slot, the table it was last opened in (0: none), and how many pages it was given there.
         self.slot, self.table, self.num_placed = -1, 0, 0
 

@@ -7,7 +7,8 @@
              is computed here or elsewhere as ever
 
 Read is only what is read sooner than computed, by the rates of both as they have been of late. What could not be read
-is computed: a sequence looks once, and restores once. The agent may write the pages from the asking on, so those that
+is computed: a sequence looks when it arrives, and again when it comes back after its pages were needed by others, but
+not after a failure. The agent may write the pages from the asking on, so those that
 did not come are quarantined until it says that the grant is closed. Pure; owned by the core.
 """
 
@@ -40,6 +41,8 @@ UNKNOWN_S: Final = 10.0
 """And so long while nobody knows how long computing takes; then twice that time."""
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
+_NO_MORE: Final = 1 << 30
+"""Looks, more than any sequence has: it does not look again."""
 
 
 class _Restore:
@@ -103,8 +106,14 @@ class RestoreQueue:
         """Sequences whose pages are being read, oldest first."""
         return [restore.sequence for restore in self._restores.values()]
 
+    def look_again(self, sequence: Sequence) -> None:
+        """As `look`, for one that was put back and has not looked since: others may have taken its pages."""
+        if sequence.num_looks < 1 + sequence.num_preemptions + sequence.has_made_room:
+            self.look(sequence)
+
     def look(self, sequence: Sequence) -> None:
-        """A sequence has arrived: have the agent asked for what is not cached of it. Once for each sequence."""
+        """A sequence has arrived: have the agent asked for what is not cached of it."""
+        sequence.num_looks += 1
         if not self._config.stores or not self._numerics():
             return
         page_size = self._config.page_size
@@ -267,6 +276,7 @@ class RestoreQueue:
             return None
         self._own.take_back(grant_id, restore.sequence, restore.lent, restore.num_pulled, idle=False)
         self.num_failed += 1
+        restore.sequence.num_looks = _NO_MORE
         if is_late:
             # A disk that reads nothing in time is the slowest. Of what else fails the time says nothing about the disk.
             self.reads.observe(restore.num_pulled, now - restore.opened_at)

@@ -248,6 +248,23 @@ def test_less_is_read_if_more_was_cached_meanwhile(bench: Bench) -> None:
     assert bench.restores.offer(one, 4 * PAGE, 0.0) is None
 
 
+def test_one_that_was_preempted_looks_again_but_not_after_a_failure(bench: Bench) -> None:
+    one = bench.looked(0)
+    bench.restores.look_again(one)
+    assert bench.taken() == [], "it has looked"
+    one.num_preemptions += 1
+    for _ in range(2):
+        bench.restores.look_again(one)
+    (asked,) = bench.taken()
+    assert isinstance(asked, FindStored)
+    assert [prompt.name for prompt in asked.prompts] == ["1"], "once each time"
+    failed, grant_id = bench.opened(3)
+    bench.restores.on_expired(grant_id, 1.0)
+    failed.num_preemptions += 1
+    bench.restores.look_again(failed)
+    assert [message for message in bench.taken() if isinstance(message, FindStored)] == []
+
+
 def test_nothing_is_read_that_does_not_continue_what_is_cached(bench: Bench) -> None:
     bench.cached(PROMPT[: 2 * PAGE])
     one = bench.looked(2)
