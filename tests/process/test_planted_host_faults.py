@@ -104,6 +104,7 @@ def test_a_revoked_key_of_a_host(two_hosts):
     what_is_wrong.ask(d, "revoked key of a host")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(not namespaces.POSSIBLE, reason=namespaces.REASON)
 def test_a_cut_link():
     net = Net(3)
