@@ -481,7 +481,7 @@ _OTHER_VARIABLES: Final = frozenset(
 )  # fmt: skip
 """Documented variables that are not settings of a mesh."""
 _HOST_VARIABLE: Final = "KVMESH_HOST"
-_NOT_BY_WORDS: Final = ("roles", "hosts", "on")
+_NOT_BY_WORDS: Final = ("roles", "hosts", "on", "options")
 """Settings that no single string can set."""
 
 

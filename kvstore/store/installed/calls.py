@@ -218,7 +218,7 @@ class BoundedCalls:
     def _abandon(self, now: float) -> None:
         """Give up what runs for too long, and what has waited for too long."""
         for call in [call for calls in self._running.values() for call in calls]:
-            if now - call.since < self._deadline_s or call.thread is None:
+            if now < call.since + self._deadline_s or call.thread is None:
                 continue
             self._running[call.name].remove(call)
             call.thread.close()
@@ -234,7 +234,7 @@ class BoundedCalls:
                 self._finish(call, NOT_MADE, None)
 
     def _is_late(self, call: _Call[Any], now: float) -> bool:
-        return not call.may_wait and now - call.since >= self._deadline_s
+        return not call.may_wait and now >= call.since + self._deadline_s
 
     def _finish(self, call: _Call[Any], outcome: str, result: Any) -> None:
         self.counts[call.name, outcome] += 1

@@ -4,8 +4,11 @@
     0       8      `KVPAGE` and the version
     8       16     digest of the identity: layout, numerics, bytes, ranks
     24      16     chained hash of the page
-    40      8      checksum of the page's data (`checksum.page_checksum`)
+    40      8      checksum of all that is before it and of the page's data (`checksum.page_checksum`)
     48      16     0
+
+The checksum binds name and data: without it, a value that is one page's up to byte 40 and another's from there on, as
+half a write leaves it, would pass.
 
 A store may hand out what it was never given: another page's value, half of one, nothing, bytes of another mesh whose
 pages are computed otherwise. All of that is found here, and is a miss. It is no defence against somebody who writes
@@ -22,8 +25,8 @@ from kvstore.store.installed.identity import HEADER_BYTES, digest_of, value_byte
 from kvstore.store.place import StoreIdentity
 
 _MAGIC: Final = b"KVPAGE\0\1"
-_HEADER: Final = struct.Struct("<8s16s16sQ16x")
-assert _HEADER.size == HEADER_BYTES
+_NAME: Final = struct.Struct("<8s16s16s")
+_CHECKSUM: Final = struct.Struct("<Q")
 
 
 class PageValues:
@@ -39,9 +42,9 @@ class PageValues:
         value = bytearray(self.value_bytes)
         for part, there in zip(page, self._parts(value), strict=True):
             there[:] = part
+        _NAME.pack_into(value, 0, _MAGIC, self._digest, page_hash)
         # Of the copy: the pool's page may be changing, which is found afterwards, but then by its generation.
-        checksum = page_checksum(self._parts(value))
-        _HEADER.pack_into(value, 0, _MAGIC, self._digest, page_hash, checksum)
+        _CHECKSUM.pack_into(value, _NAME.size, self._checksum(value))
         return memoryview(value).toreadonly()
 
     def open(self, page_hash: bytes, value: bytes | bytearray | memoryview) -> Sequence[memoryview] | None:
@@ -50,11 +53,12 @@ class PageValues:
         whole = bytes(value)
         if len(whole) != self.value_bytes:
             return None
-        magic, digest, found, checksum = _HEADER.unpack_from(whole)
-        if (magic, digest, found) != (_MAGIC, self._digest, page_hash):
+        if _NAME.unpack_from(whole) != (_MAGIC, self._digest, page_hash):
             return None
-        parts = self._parts(whole)
-        return parts if page_checksum(parts) == checksum else None
+        return self._parts(whole) if _CHECKSUM.unpack_from(whole, _NAME.size) == (self._checksum(whole),) else None
+
+    def _checksum(self, value: bytes | bytearray) -> int:
+        return page_checksum([memoryview(value)[: _NAME.size], *self._parts(value)])
 
     def _parts(self, value: bytes | bytearray) -> list[memoryview]:
         view = memoryview(value)
