@@ -10,7 +10,7 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "folder_store"
 
 
 def write(folder: Path, points: Mapping[str, str]) -> None:
-    """A distribution named like the folder, with these entry points; their modules are here or elsewhere on the path."""
+    """A distribution named like the folder, with these entry points; their modules are somewhere on the path."""
     about = folder / f"{folder.name}-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {folder.name}\nVersion: 1.0\n")

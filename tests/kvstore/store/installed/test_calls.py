@@ -54,8 +54,13 @@ def owner() -> Iterator[Owner]:
     owner = Owner()
     yield owner
     owner.free.set()
+    owner.calls.close("close", lambda: None)
     for timer in owner.timers:
         timer.cancel()
+    for thread in threading.enumerate():
+        if thread.name.startswith("kv-store"):
+            thread.join(LATE_S)
+            assert not thread.is_alive(), "one that was given up ends once it can"
 
 
 def raises() -> None:
