@@ -120,6 +120,9 @@ DiskWriteOption = Annotated[
     str | None,
     typer.Option("--kv-disk-write", metavar="BYTES", help="Most that is written there in a second, like 200MiB."),
 ]
+StoreOption = Annotated[
+    str | None, typer.Option("--kv-store", metavar="NAME", help="Keep KV pages in the installed store of this name.")
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -184,6 +187,7 @@ def up(
     kv__disk__directory: DiskOption = None,
     kv__disk__size: DiskSizeOption = None,
     kv__disk__write: DiskWriteOption = None,
+    kv__store__name: StoreOption = None,
     max_running: Annotated[int | None, typer.Option(help="Most requests in one batch.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Most tokens in one prefill chunk.")] = None,
     max_step_ms: StepOption = None,

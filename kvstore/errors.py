@@ -30,6 +30,7 @@ KVError
         StoreTooSmall       no page fits the given size
         StoreExhaustedSpace the disk has no room for it
         StoreForeign        not a store, or one of another version
+        StoreUnmade         an installed store is not there, or cannot be made
 """
 
 from mesh.errors import TypedError
@@ -188,3 +189,7 @@ class StoreExhaustedSpace(StoreError, code="store_no_space"):
 
 class StoreForeign(StoreError, code="store_foreign"):
     """The files are not a store's, are damaged, or have a format that this version does not read."""
+
+
+class StoreUnmade(StoreError, code="store_unmade"):
+    """A store that another package installs is not there, cannot be made, or was not made in time."""

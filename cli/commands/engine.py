@@ -32,6 +32,7 @@ _STDERR: Final = 2
 _OF_OPTIONS: Final = {
     "kv_pages": "kv__pages", "kv_memory": "kv__memory", "kv_disk": "kv__disk__directory",
     "kv_disk_size": "kv__disk__size", "kv_disk_write": "kv__disk__write",
+    "kv_store": "kv__store__name",
 }  # fmt: skip
 """Options that are named otherwise than their settings."""
 _OF_SERVERS: Final = frozenset(

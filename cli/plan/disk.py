@@ -53,18 +53,7 @@ def plan_disk(
     disk = settings.kv.disk
     if not disk.directory:
         return None
-    if settings.device != CPU:
-        raise BadConfig(
-            f"--kv-disk cannot be used with --device {settings.device}",
-            why="only pages in host memory can be written to a disk and read back, not those on a device",
-            do="leave --kv-disk out, or compute on the CPU",
-        )
-    if spec.is_encoder:
-        raise BadConfig(
-            f"pages of {spec.name} cannot be used again",
-            why="each of its positions sees the whole input, so that no two inputs have a page in common",
-            do="leave --kv-disk out",
-        )
+    require_storable(settings, spec, "--kv-disk")
     # Groups of unlike numbers of ranks cut pages differently; what was given is for all of them.
     kinds = {(layout.digest, layout.page_bytes, layout.tp_size) for layout in layouts}
     size_bytes = disk.size_bytes // len(kinds)
@@ -88,6 +77,22 @@ def plan_disk(
             do="give them less with --kv-disk-size, or make room: a store of another model or release can be removed",
         )
     return DiskConfig(directory=disk.directory, size_bytes=size_bytes, host=settings.on, bytes_per_s=disk.bytes_per_s)
+
+
+def require_storable(settings: Settings, spec: ModelSpec, option: str) -> None:
+    """Raises BadConfig, which names the option that has pages kept, if this model's or device's cannot be."""
+    if settings.device != CPU:
+        raise BadConfig(
+            f"{option} cannot be used with --device {settings.device}",
+            why="only pages in host memory can be stored and read back, not those on a device",
+            do=f"leave {option} out, or compute on the CPU",
+        )
+    if spec.is_encoder:
+        raise BadConfig(
+            f"pages of {spec.name} cannot be used again",
+            why="each of its positions sees the whole input, so that no two inputs have a page in common",
+            do=f"leave {option} out",
+        )
 
 
 def _reserved(identity: StoreIdentity, found: DiskFound | None) -> int:

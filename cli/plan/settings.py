@@ -82,6 +82,25 @@ class DiskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return float(parse_bytes(self.write, "--kv-disk-write ([kv.disk] write)")) if self.write else 0.0
 
 
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pages that an installed store keeps, the entry point `name` of `kvmesh.stores`; "": none are kept.
+
+    It gets `options`, whatever they mean to it. A call of it is given up after `deadline_s` seconds. `write` and
+    `policy` as on a disk.
+    """
+
+    name: str = ""
+    options: dict[str, Any] = {}
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
+    write: str = ""
+    policy: StorePolicy = "write_through"
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0: no limit. Raises BadConfig."""
+        return float(parse_bytes(self.write, "[kv.store] write")) if self.write else 0.0
+
+
 class KVSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KV pool of each worker: `pages`, or as many as fit `memory`; neither: a default from the model."""
 
@@ -90,6 +109,14 @@ class KVSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     page_size: Literal[8, 16, 32, 64] = 16
     directory: str = "/dev/shm"
     disk: DiskSettings = DiskSettings()
+    store: StoreSettings = StoreSettings()
+
+    @property
+    def stores(self) -> StorePolicy | Literal[""]:
+        """By which policy pages are kept outside the pools; empty: they are not."""
+        if self.disk.directory:
+            return self.disk.policy
+        return self.store.policy if self.store.name else ""
 
 
 class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -372,6 +399,7 @@ def overlay_settings(
         parse_bytes(settings.kv.memory)
     _ = settings.responses_store_bytes
     _check_disk(settings.kv.disk)
+    _check_store(settings.kv)
     if settings.kv.memory is not None and settings.kv.pages is not None:
         raise BadConfig(
             "the size of KV pools is given twice",
@@ -393,6 +421,22 @@ def _check_disk(disk: DiskSettings) -> None:
         why="no directory is named ([kv.disk] directory)",
         do="name one on a local disk with --kv-disk, or leave the size out",
     )
+
+
+def _check_store(kv: KVSettings) -> None:
+    store, _ = kv.store, kv.store.bytes_per_s
+    if store.name and kv.disk.directory:
+        raise BadConfig(
+            "--kv-disk and --kv-store are both given",
+            why=f"pages are kept in one place, in {kv.disk.directory} or by the store {store.name}",
+            do="leave one of them out ([kv.disk] directory, [kv.store] name)",
+        )
+    if store.options and not store.name:
+        raise BadConfig(
+            "[kv.store] has options, but no name",
+            why="no store is named that they could be for",
+            do="name an installed one with --kv-store, or leave the options out",
+        )
 
 
 def _on_host(settings: Settings, own: str) -> Settings:
@@ -437,7 +481,7 @@ _OTHER_VARIABLES: Final = frozenset(
 )  # fmt: skip
 """Documented variables that are not settings of a mesh."""
 _HOST_VARIABLE: Final = "KVMESH_HOST"
-_NOT_BY_WORDS: Final = ("roles", "hosts", "on")
+_NOT_BY_WORDS: Final = ("roles", "hosts", "on", "options")
 """Settings that no single string can set."""
 
 
@@ -455,6 +499,9 @@ def _is_setting(path: list[str]) -> bool:
     match path:
         case ["roles", role, field]:
             return role in CONFIG_TYPES and field in CONFIG_TYPES[role].__struct_fields__
+        case ["kv", "store", "options", _]:
+            # The store alone knows which there are.
+            return True
         case _:
             # A table by itself is not one: the environment has strings only.
             return path in _paths(Settings)

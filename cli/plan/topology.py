@@ -17,6 +17,7 @@ from cli.plan.pools import PoolPlan, context_elsewhere
 from cli.plan.role_configs import BUILT_IN, overlay
 from cli.plan.settings import Settings
 from cli.plan.spec import host_spec, shared_settings
+from cli.plan.store import plan_store
 from cli.release import release
 from cli.supervisor.mesh_directory import REQUESTS, segment_prefix
 from kvstore.pool.device import CPU
@@ -254,7 +255,10 @@ class _Planner:
     def _kv_agent(self, pools: list[PoolConfig]) -> KVAgentConfig:
         settings = self._settings
         disk = plan_disk(settings, [pool.layout for pool in pools], self._spec, self._machine.disk)
-        config = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix, disk=disk)
+        store = plan_store(settings, self._spec)
+        config = KVAgentConfig(
+            pools=pools, directory=settings.kv.directory, prefix=self._prefix, disk=disk, store=store
+        )
         host = settings.own_host
         if host is None or len(settings.hosts) == 1:
             return config
@@ -338,7 +342,7 @@ class _Planner:
             is_encoder=self._spec.is_encoder,
             max_step_s=settings.max_step_s,
             max_running=settings.max_running,
-            stores=settings.kv.disk.policy if settings.kv.disk.directory else "",
+            stores=settings.kv.stores,
         )
         if settings.local_prefill_max is None:
             return config

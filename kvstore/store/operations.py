@@ -26,6 +26,9 @@ class Failure(NamedTuple):
 class Read:
     """Pages on their way from slots into memory. `outcomes[i]`, once it has ended, is empty if page i is right."""
 
+    is_needed: bool = True
+    """False once nobody wants it any more: what has not begun need not begin."""
+
     def __init__(self, slots: Sequence[int], sequences: Sequence[int], pages: Sequence[Page]) -> None:
         self.slots = slots
         self.sequences = sequences
@@ -42,6 +45,9 @@ class Write:
     `positions[i]` is where `claims[i]` was among the names given. After its first return from `poll` it must be
     committed, after its second it is over, and `is_stored[i]` tells which pages are found from now on.
     """
+
+    reads_memory: bool = True
+    """False once what is written was copied, so that the memory may go."""
 
     def __init__(self, claims: Sequence[Claim], positions: Sequence[int], pages: Sequence[Page]) -> None:
         self.claims = claims

@@ -26,6 +26,7 @@ from kvstore.store.checksum import page_checksum
 from kvstore.store.files import Page, PageFiles
 from kvstore.store.heads import Head, decode_heads, encode_heads
 from kvstore.store.index import PageName, StoreIndex
+from kvstore.store.interface import Stored
 from kvstore.store.lanes import Lane, ThreadLane
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Failure, Piece, Read, Write, pieces_of
 from kvstore.store.place import HEAD_BYTES
@@ -121,6 +122,15 @@ class PageStore:
         if self._failed_in_row < _FAILED_WRITES:
             return ""
         return f"{self._failed_in_row} writes in a row failed, the last one because: {self.last_failure}"
+
+    @property
+    def why_off(self) -> str:
+        """Empty: a disk that hangs is one that is not read in time, and others than this store would notice."""
+        return ""
+
+    def find(self, prompts: Sequence[Sequence[bytes]], answer: Callable[[list[Stored]], None]) -> None:
+        """Call `answer` with what is stored of each prompt, as `lookup` tells it."""
+        answer([Stored(*self.lookup(hashes)) for hashes in prompts])
 
     def lookup(self, hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:
         """Slots and sequences of the longest stored run of `hashes` from the first one on; they count as used."""

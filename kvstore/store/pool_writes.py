@@ -17,8 +17,8 @@ import msgspec
 from kvstore.cache.page_table import PageTable
 from kvstore.pool.page_pool import PagePool
 from kvstore.store.index import PageName
+from kvstore.store.interface import Store
 from kvstore.store.operations import Write
-from kvstore.store.page_store import PageStore
 
 
 class Storable(NamedTuple):
@@ -60,7 +60,7 @@ class _Batch(NamedTuple):
 class PoolWrites:
     """Pages offered by schedulers on their way into `store`. `counts` are those that were not stored, by reason."""
 
-    def __init__(self, store: PageStore, limits: WriteLimits = DEFAULT_WRITE_LIMITS) -> None:
+    def __init__(self, store: Store, limits: WriteLimits = DEFAULT_WRITE_LIMITS) -> None:
         self._store = store
         self._limits = limits
         self._groups: dict[str, _Group] = {}
@@ -90,7 +90,7 @@ class PoolWrites:
 
     def is_writing(self, group: str) -> bool:
         """Whether a write still reads its pools' memory."""
-        return any(batch.group == group for batch in self._batches.values())
+        return any(batch.group == group and write.reads_memory for write, batch in self._batches.items())
 
     def offer(self, group: str, pages: Sequence[Storable]) -> int:
         """Queue pages, parents first; returns how many fit. Those that do not are missed, as they were never stored."""

@@ -20,12 +20,14 @@ from kvstore.pool.device import CPU
 from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import PoolHandle
+from kvstore.store.interface import Store
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read
-from kvstore.store.page_store import PageStore
 from kvstore.store.pool_writes import PoolWrites
 from kvstore.transfer.base import Peer, Transfer, Transport
 
 DISK: Final = "disk"
+INSTALLED: Final = "store"
+"""Names of transports, for figures: from a disk, from a store of somebody else's."""
 _CODES: Final = {STALE: "stale_pages", CORRUPT: "corrupt_pages", FAILED: "read_failed", MEMORY_GONE: PoolClosed.code}
 _PAUSE_S: Final = 0.05
 """Ends of reads wake the agent; without that only deadlines are looked at, which are seconds long."""
@@ -34,7 +36,7 @@ _PAUSE_S: Final = 0.05
 class StorePeer:
     """One rank's share of a store, as a pool that can be read."""
 
-    def __init__(self, store: PageStore, info: PoolInfo, transport: "StoreTransport") -> None:
+    def __init__(self, store: Store, info: PoolInfo, transport: "StoreTransport") -> None:
         self.info = info
         self.transport: Transport = transport
         self._store = store
@@ -70,10 +72,10 @@ class _Copy:
 class StoreTransport(Transport):
     """Between a store and pools in host memory."""
 
-    name = DISK
     kinds = frozenset({CPU})
 
-    def __init__(self, store: PageStore, writes: PoolWrites) -> None:
+    def __init__(self, store: Store, writes: PoolWrites, name: str = DISK) -> None:
+        self.name = name
         self._store = store
         self._writes = writes
         self._peers: list[StorePeer] = []
@@ -215,6 +217,8 @@ class StoreTransport(Transport):
                 self._gathering.remove(copy)
                 copy.fail(code, message)
                 self._end(copy)
+        for read, copy in self._reading.items():
+            read.is_needed &= not any(is_meant(piece.transfer) for piece in copy.by_rank.values())
 
     def _end(self, copy: _Copy) -> None:
         self._ended += [piece.transfer for piece in copy.by_rank.values()]

@@ -155,8 +155,8 @@ class KVAgent(Actor, HeldBy):
         bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
         self._core.note = self.ctx.trace.note
-        if config.disk is not None:
-            self.disk = DiskStores(self, config.disk, config.groups, self._open_store)
+        if (kept := config.disk or config.store) is not None:
+            self.disk = DiskStores(self, kept, config.groups, self._open_store)
         self._held = HeldPools(self, self.ranks, self.pulls, self.transports, self._host, config)
 
     # what `HeldPools` and `DiskStores` need

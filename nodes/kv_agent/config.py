@@ -1,13 +1,15 @@
 """Settings of one kv_agent. Made by `cli` from the topology."""
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
 from kvstore.pool.device import CPU, memory_kind
+from kvstore.store.installed.plugins import installed_stores
 from kvstore.transfer.mapped.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
 from kvstore.transfer.mapped.shm import DEFAULT_QUANTUM_BYTES
 from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
@@ -68,6 +70,38 @@ class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.size_bytes < 1 or self.bytes_per_s < 0:
             raise ConfigError("disk.size_bytes must be at least 1, and disk.bytes_per_s at least 0")
 
+    @property
+    def place(self) -> str:
+        return self.directory
+
+
+class InstalledStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages are kept by the installed store `name` (`kvstore/store/installed/plugins.py`), which gets `options`.
+
+    Each of its calls is given up after `deadline_s`. At most `bytes_per_s` are put; 0: no limit.
+    """
+
+    name: str
+    options: Mapping[str, Any] = {}
+    deadline_s: float = 5.0
+    bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in installed_stores():
+            have = ", ".join(installed_stores()) or "none"
+            raise ConfigError(f"store.name must be that of an installed store (installed: {have}), not {self.name!r}")
+        if self.deadline_s <= 0 or self.bytes_per_s < 0:
+            raise ConfigError("store.deadline_s must be above 0, and store.bytes_per_s at least 0")
+
+    @property
+    def host(self) -> str:
+        """Empty: what one host has put, others may get."""
+        return ""
+
+    @property
+    def place(self) -> str:
+        return self.name
+
 
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. Names of segments in `directory` begin with `prefix`, which names user and mesh.
@@ -84,7 +118,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory: `shm` (same host) or `tcp`. Both may also name an installed transport (`kvstore/transfer/plugins.py`). Both
     ends of a pair must have the transport. `tcp` says how it listens and sends.
 
-    `disk` is where pages of host memory are kept that schedulers tell to be stored; None: nowhere.
+    `disk` or `store` is where pages of host memory are kept that schedulers tell to be stored; both None: nowhere.
 
     `device_wait_s` is how long a start waits for memory on a device that is still held by processes of an earlier mesh,
     or of an agent that died.
@@ -107,6 +141,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     tcp: TcpSettings = TcpSettings()
     gather_from: int = DEFAULT_GATHER_FROM
     disk: DiskConfig | None = None
+    store: InstalledStoreConfig | None = None
 
     def __post_init__(self) -> None:
         names = [pool.name for pool in self.pools]
@@ -126,6 +161,10 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"device_fallback needs device_transport {NCCL!r}, not {self.device_transport!r}")
         if self.disk is not None and any(pool.device != CPU for pool in self.pools):
             raise ConfigError("disk keeps pages of host memory: pools on devices cannot be stored")
+        if self.store is not None and any(pool.device != CPU for pool in self.pools):
+            raise ConfigError("store keeps pages of host memory: pools on devices cannot be stored")
+        if self.store is not None and self.disk is not None:
+            raise ConfigError("disk and store are both set: pages are kept in one of them")
         problem = self.tcp.problem()
         if problem:
             raise ConfigError(f"tcp: {problem}")

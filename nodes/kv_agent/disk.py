@@ -1,5 +1,6 @@
 """The agent's stores of pages on disk: opens them when schedulers have told how their workers compute, feeds them, says
-what is in them, and has the agent's transports read from them like from a pool.
+what is in them, and has the agent's transports read from them like from a pool. Or stores that another package installs
+(`installed_store.py`), which may take longer to say what is in them.
 
 One store for each model layout, number of ranks and numerics, shared by all groups that have pages like these. Nothing
 of `kvstore/store` is imported before the first one is opened: it needs numpy, whose threads must not be in the process
@@ -26,7 +27,8 @@ from kvstore.protocol import (
 )
 from kvstore.store.place import StoreIdentity
 from mesh.actor import Call, Context
-from nodes.kv_agent.config import DiskConfig, PoolConfig
+from nodes.kv_agent.config import DiskConfig, InstalledStoreConfig, PoolConfig
+from nodes.kv_agent.installed_store import installed_gauges, open_installed
 from nodes.kv_agent.store_facts import facts_of_open, look_into, with_others
 from nodes.protocol.stores import (
     LOADING,
@@ -39,7 +41,7 @@ from nodes.protocol.stores import (
 )
 
 if TYPE_CHECKING:
-    from kvstore.store.page_store import PageStore
+    from kvstore.store.interface import Store, Stored
     from kvstore.store.pool_writes import PoolWrites
     from kvstore.store.source import StorePeer, StoreTransport
 
@@ -57,16 +59,19 @@ _REASONS: Final[Mapping[str, Sequence[str]]] = {
 class OpenedStore(NamedTuple):
     """A store, the pages on their way into it, and what alone may ask it for what has ended."""
 
-    store: "PageStore"
+    store: "Store"
     writes: "PoolWrites"
     transport: "StoreTransport"
 
 
-Opener = Callable[[DiskConfig, StoreIdentity, Callable[[], None]], Awaitable[OpenedStore]]
+StoreConfig = DiskConfig | InstalledStoreConfig
+Opener = Callable[[StoreConfig, StoreIdentity, Callable[[], None]], Awaitable[OpenedStore]]
 
 
-async def open_store(config: DiskConfig, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
+async def open_store(config: StoreConfig, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
     """Raises StoreError of every kind. In a thread: a file system may write each block that it is to reserve."""
+    if isinstance(config, InstalledStoreConfig):
+        return feed_store(await open_installed(config, identity, wake), config)
     return await asyncio.to_thread(_open, config, identity, wake)
 
 
@@ -78,12 +83,13 @@ def _open(config: DiskConfig, identity: StoreIdentity, wake: Callable[[], None])
     return feed_store(PageStore(files, identity.page_bytes * identity.tp_size, wake), config)
 
 
-def feed_store(store: "PageStore", config: DiskConfig) -> OpenedStore:
+def feed_store(store: "Store", config: StoreConfig) -> OpenedStore:
     from kvstore.store.pool_writes import PoolWrites, WriteLimits
-    from kvstore.store.source import StoreTransport
+    from kvstore.store.source import DISK, INSTALLED, StoreTransport
 
     writes = PoolWrites(store, WriteLimits(bytes_per_s=config.bytes_per_s))
-    return OpenedStore(store, writes, StoreTransport(store, writes))
+    name = INSTALLED if isinstance(config, InstalledStoreConfig) else DISK
+    return OpenedStore(store, writes, StoreTransport(store, writes, name))
 
 
 class DiskOwner(Protocol):
@@ -108,7 +114,7 @@ class DiskStores:
     """See the module. `groups` are the configured pools by group and rank; `opener` opens a store."""
 
     def __init__(
-        self, owner: DiskOwner, config: DiskConfig, groups: Mapping[str, Sequence[PoolConfig]], opener: Opener
+        self, owner: DiskOwner, config: StoreConfig, groups: Mapping[str, Sequence[PoolConfig]], opener: Opener
     ) -> None:
         self._owner = owner
         self._config = config
@@ -130,7 +136,7 @@ class DiskStores:
     # what the agent tells
 
     def on_find(self, call: Call, message: FindStored) -> None:
-        """Answer at once: what is not known to be there is a miss."""
+        """Answer what is there: what is not known to be is a miss. A disk is known at once."""
         if message.group not in self._groups:
             call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
             return
@@ -142,16 +148,26 @@ class DiskStores:
             none = [StoredPrefix(name=prompt.name, slots=[], sequences=[]) for prompt in message.prompts]
             call.reply(StoredFound(found=none))
             return
-        found: list[StoredPrefix] = []
-        for prompt in message.prompts:
-            hashes = [prompt.hashes[at : at + HASH_BYTES] for at in range(0, len(prompt.hashes), HASH_BYTES)]
-            # What is left over of a hash would end the walk in any case.
-            slots, sequences = opened.store.lookup([one for one in hashes if len(one) == HASH_BYTES])
-            found.append(StoredPrefix(name=prompt.name, slots=slots, sequences=sequences))
-        if any(prefix.slots for prefix in found):
-            self._found_at[identity] = self._owner.ctx.now()
-        epoch = self._owner.ctx.address.epoch
-        call.reply(StoredFound(found=found, source=identity.folder, incarnation=epoch))
+
+        def answer(stored: "list[Stored]") -> None:
+            found = [
+                StoredPrefix(name=prompt.name, slots=slots, sequences=sequences)
+                for prompt, (slots, sequences) in zip(message.prompts, stored, strict=True)
+            ]
+            if any(prefix.slots for prefix in found):
+                self._found_at[identity] = self._owner.ctx.now()
+            epoch = self._owner.ctx.address.epoch
+            call.reply(StoredFound(found=found, source=identity.folder, incarnation=epoch))
+
+        # What is left over of a hash would end the walk in any case.
+        ends = [len(prompt.hashes) - HASH_BYTES for prompt in message.prompts]
+        opened.store.find(
+            [
+                [prompt.hashes[at : at + HASH_BYTES] for at in range(0, end + 1, HASH_BYTES)]
+                for prompt, end in zip(message.prompts, ends, strict=True)
+            ],
+            answer,
+        )
 
     def connect(self, source: str) -> "list[StorePeer]":
         """The ranks of a store by its name, to be read like pools. Raises TransferError `source_lost`."""
@@ -253,7 +269,7 @@ class DiskStores:
             queued += writes.num_queued
             is_buffered |= bool(store.why_buffered)
             is_read_only |= bool(store.why_read_only)
-        return {
+        figures = {
             "mesh_kv_disk_pages": float(counts["stored"]),
             "mesh_kv_disk_slots": float(counts["slots"]),
             "mesh_kv_disk_queued_pages": float(queued),
@@ -268,6 +284,9 @@ class DiskStores:
                 for reason, number in _dropped(counts).items()
             },
         }
+        if isinstance(self._config, InstalledStoreConfig):
+            figures |= installed_gauges(counts)
+        return figures
 
     # inside
 
@@ -380,7 +399,7 @@ class DiskStores:
             if self._is_of(group, identity):
                 opened.writes.add(group, pools)
         pages, folder = opened.store.num_slots, identity.folder
-        log.info("store", directory=self._config.directory, folder=folder, pages=pages, numerics=identity.numerics)
+        log.info("store", place=self._config.place, folder=folder, pages=pages, numerics=identity.numerics)
         self._tell_once("store buffered", opened.store.why_buffered)
         self._poll_soon()
         return opened
@@ -410,6 +429,7 @@ class DiskStores:
             if (pause_s := writes.pump(now)) is not None:
                 pauses.append(pause_s)
             self._tell_once("store is only read", store.why_read_only)
+            self._tell_once("store is off", store.why_off)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

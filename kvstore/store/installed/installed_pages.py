@@ -1,0 +1,379 @@
+"""An installed store as what agents store pages in and read them from, as if it were a `PageStore`.
+
+    find      `contains`, in a thread; the pages that are there get numbers (`known_pages.py`)
+    read      `get` into buffers of our own; then, in another thread, each value is taken apart, and copied into the
+              pool's memory if it is the page's. What is not is removed
+    write     pages are copied out of the pool into values; `poll` returns the write, whose owner compares generations,
+              and `commit` has them `put`
+
+So a page is right or a miss, whatever the store does, and a store that hangs costs what `calls.py` gives up: threads
+and buffers, never memory of a pool. Its owner calls all methods from one thread.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final, NamedTuple
+
+import msgspec
+from typing_extensions import override
+
+from kvstore.store.files import Page
+from kvstore.store.index import Claim, PageName
+from kvstore.store.installed.calls import BoundedCalls, truths
+from kvstore.store.installed.known_pages import KnownPages
+from kvstore.store.installed.plugins import InstalledStore
+from kvstore.store.installed.values import PageValues
+from kvstore.store.interface import Store, Stored
+from kvstore.store.lanes import Lane, ThreadLane
+from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read, Write
+
+CONTAINS: Final = "contains"
+GET: Final = "get"
+PUT: Final = "put"
+REMOVE: Final = "remove"
+THREADS: Final = {CONTAINS: 1, GET: 2, PUT: 1, REMOVE: 1}
+"""Two for `get`, so that one value comes while another is on its way; the others are short, or nobody waits."""
+MISSING: Final = "missing"
+
+
+class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes and pages of one call, bytes that may be on their way in each direction, and pages that have numbers.
+
+    8 MiB take 80 ms at 100 MB/s, so a store that slow is not given up. What is on its way to the store is in memory,
+    as copies; what comes is in buffers only while it is got. 65,536 pages are a million tokens, and 16 MB of numbers.
+    """
+
+    call_bytes: int = 8 << 20
+    call_pages: int = 64
+    reading_bytes: int = 1 << 30
+    writing_bytes: int = 64 << 20
+    num_known: int = 1 << 16
+
+
+DEFAULT_CALL_LIMITS: Final = CallLimits()
+
+
+class _Wanted(NamedTuple):
+    """Pages of one call: their positions in the `Read` or `Write`, and their hashes."""
+
+    positions: Sequence[int]
+    hashes: Sequence[bytes]
+
+
+class _Reading:
+    """A read: the calls that it still needs, and how many are under way."""
+
+    def __init__(self, read: Read, waiting: Sequence[_Wanted]) -> None:
+        self.read = read
+        self.waiting = deque(waiting)
+        self.num_running = 0
+
+
+class InstalledPages(Store):
+    """See the module. `calls` has the threads of `THREADS`, `copying` is where pages are copied and checked."""
+
+    def __init__(
+        self,
+        store: InstalledStore,
+        values: PageValues,
+        page_bytes: int,
+        calls: BoundedCalls,
+        copying: Lane | None = None,
+        limits: CallLimits = DEFAULT_CALL_LIMITS,
+    ) -> None:
+        self._store = store
+        self._values = values
+        self._page_bytes = page_bytes
+        self._calls = calls
+        self._copying = copying or ThreadLane("kv-store-copy", 1)
+        self._limits = limits
+        self._call_pages = max(1, min(limits.call_pages, limits.call_bytes // values.value_bytes))
+        self._known = KnownPages(limits.num_known)
+        self._putting: set[bytes] = set()
+        self._sealed: dict[Write, list[memoryview | None]] = {}
+        self._reading = self._writing = 0
+        # What `copying` has done; `poll` goes on with it.
+        self._copied: deque[Callable[[], None]] = deque()
+        self._ended: list[Read | Write] = []
+        self._counts: Counter[str] = Counter()
+
+    @property
+    @override
+    def page_bytes(self) -> int:
+        return self._page_bytes
+
+    @property
+    @override
+    def num_slots(self) -> int:
+        return self._limits.num_known
+
+    @property
+    @override
+    def why_read_only(self) -> str:
+        return ""
+
+    @property
+    @override
+    def why_buffered(self) -> str:
+        return ""
+
+    @property
+    @override
+    def why_off(self) -> str:
+        return self._calls.why_off
+
+    @property
+    def last_failure(self) -> str:
+        """What the last call that brought nothing did instead."""
+        return self._calls.last_failure
+
+    @override
+    def find(self, prompts: Sequence[Sequence[bytes]], answer: Callable[[list[Stored]], None]) -> None:
+        hashes = list(dict.fromkeys(chain.from_iterable(prompts)))
+        if not hashes:
+            answer(self._numbered(prompts, [], []))
+            return
+        self._counts["queried"] += len(hashes)
+        self._calls.submit(
+            CONTAINS,
+            # Lists of its own: who knows what becomes of them.
+            lambda: truths(self._store.contains(list(hashes)), len(hashes)),
+            lambda found: answer(self._numbered(prompts, hashes, found)),
+        )
+
+    @override
+    def sequences(self, slots: Sequence[int]) -> list[int]:
+        return self._known.sequences(slots)
+
+    @override
+    def read(self, slots: Sequence[int], sequences: Sequence[int], pages: Sequence[Page]) -> Read | None:
+        read = Read(slots, sequences, pages)
+        hashes = self._known.hashes(slots, sequences)
+        held = [(number, page_hash) for number, page_hash in enumerate(hashes) if page_hash is not None]
+        read.num_bytes = len(held) * self._page_bytes
+        if self._reading and self._reading + read.num_bytes > self._limits.reading_bytes:
+            return None
+        self._reading += read.num_bytes
+        self._counts["read stale"] += len(slots) - len(held)
+        self._advance(_Reading(read, self._cut(held)))
+        return read
+
+    @override
+    def begin_write(self, names: Sequence[PageName], pages: Sequence[Page]) -> Write | None:
+        if self.why_off or self.must_wait(len(names)):
+            # Said as a disk says it: nothing is written there.
+            self._counts["not stored, read only" if self.why_off else "not stored, busy"] += len(names)
+            return None
+        fresh = {
+            name.page_hash: number
+            for number, name in reversed(list(enumerate(names)))
+            if name.page_hash not in self._known and name.page_hash not in self._putting
+        }
+        if not fresh:
+            return None
+        positions = sorted(fresh.values())
+        claims = [Claim(0, 0, names[number]) for number in positions]
+        write = Write(claims, positions, [pages[number] for number in positions])
+        write.num_bytes = len(claims) * self._page_bytes
+        self._writing += write.num_bytes
+        self._putting.update(fresh)
+        self._copying.submit(partial(self._seal, write))
+        return write
+
+    @override
+    def must_wait(self, num_pages: int) -> bool:
+        too_many = self._writing + num_pages * self._page_bytes > self._limits.writing_bytes
+        return bool(self._writing) and too_many and not self.why_off
+
+    @override
+    def commit(self, write: Write, is_good: Sequence[bool]) -> None:
+        write.is_written = True
+        sealed = self._sealed[write]
+        kept: list[tuple[int, bytes]] = []
+        for number, claim in enumerate(write.claims):
+            if is_good[number] and sealed[number] is not None:
+                kept.append((number, claim.name.page_hash))
+            else:
+                self._counts["changed meanwhile"] += 1
+                self._putting.discard(claim.name.page_hash)
+        wanted = self._cut(kept)
+        write.num_left = len(wanted)
+        for some in wanted:
+            values = [value for number in some.positions if (value := sealed[number]) is not None]
+            self._calls.submit(
+                PUT, partial(self._put, some, values), partial(self._was_put, write, some), may_wait=True
+            )
+        if not wanted:
+            self._end_write(write)
+
+    @override
+    def poll(self) -> list[Read | Write]:
+        self._calls.poll()
+        while self._copied:
+            self._copied.popleft()()
+        over, self._ended = self._ended, []
+        return over
+
+    @override
+    def wait(self) -> None:
+        if not self._ended:
+            self._calls.wait()
+
+    @override
+    def stats(self) -> dict[str, float]:
+        return {
+            "loaded": 1.0,
+            "known": float(len(self._known)),
+            "off": float(bool(self.why_off)),
+            "reading bytes": float(self._reading),
+            "writing bytes": float(self._writing),
+            **{f"call {name} {outcome}": float(count) for (name, outcome), count in self._calls.counts.items()},
+            **{name: float(count) for name, count in self._counts.items()},
+        }
+
+    @override
+    def close(self) -> None:
+        self._calls.close(REMOVE, self._store.close)
+        self._copying.close()
+
+    # finding
+
+    def _numbered(
+        self, prompts: Sequence[Sequence[bytes]], hashes: Sequence[bytes], found: list[bool] | None
+    ) -> list[Stored]:
+        if found is None:
+            return [Stored([], []) for _ in prompts]
+        there: set[bytes] = set()
+        for page_hash, is_there in zip(hashes, found, strict=True):
+            if is_there:
+                there.add(page_hash)
+            else:
+                # It has gone since, and is to be stored when it comes again.
+                self._known.drop(page_hash)
+        stored: list[Stored] = []
+        for prompt in prompts:
+            slots, sequences = Stored([], [])
+            for page_hash in prompt:
+                if page_hash not in there:
+                    break
+                slot, sequence = self._known.number(page_hash)
+                slots.append(slot)
+                sequences.append(sequence)
+            self._counts["found"] += len(slots)
+            stored.append(Stored(slots, sequences))
+        return stored
+
+    # reading
+
+    def _advance(self, reading: _Reading) -> None:
+        """Begin the next calls of a read, or end it."""
+        if not reading.read.is_needed:
+            reading.waiting.clear()
+        while reading.waiting and reading.num_running < THREADS[GET]:
+            some = reading.waiting.popleft()
+            reading.num_running += 1
+            self._calls.submit(GET, partial(self._get, some), partial(self._got, reading, some))
+        if not reading.num_running:
+            self._reading -= reading.read.num_bytes
+            self._end(reading.read)
+
+    def _get(self, some: _Wanted) -> list[bytearray | None]:
+        """In a call's thread. The buffers are made here, so that only what is being got has some."""
+        buffers = [bytearray(self._values.value_bytes) for _ in some.hashes]
+        # Views may be released there, and the list changed; what is looked at afterwards is ours.
+        there = truths(self._store.get(list(some.hashes), [memoryview(buffer) for buffer in buffers]), len(buffers))
+        return [buffer if is_there else None for buffer, is_there in zip(buffers, there, strict=True)]
+
+    def _got(self, reading: _Reading, some: _Wanted, buffers: list[bytearray | None] | None) -> None:
+        if buffers is not None:
+            self._copying.submit(partial(self._take, reading, some, buffers))
+            return
+        # The read has failed as a whole, so what it still needs is not asked for.
+        reading.waiting.clear()
+        self._settle(reading, some, [FAILED] * len(some.hashes))
+
+    def _take(self, reading: _Reading, some: _Wanted, buffers: Sequence[bytearray | None]) -> None:
+        """In the thread for copies."""
+        outcomes: list[str] = []
+        for position, page_hash, buffer in zip(some.positions, some.hashes, buffers, strict=True):
+            parts = None if buffer is None else self._values.open(page_hash, buffer)
+            if parts is None:
+                outcomes.append(MISSING if buffer is None else CORRUPT)
+                continue
+            try:
+                for memory, part in zip(reading.read.pages[position], parts, strict=True):
+                    memory[:] = part
+                outcomes.append("")
+            except ValueError:
+                # A view that was released: its pool was closed meanwhile.
+                outcomes.append(MEMORY_GONE)
+        self._copied.append(partial(self._settle, reading, some, outcomes))
+        self._calls.tell()
+
+    def _settle(self, reading: _Reading, some: _Wanted, outcomes: Sequence[str]) -> None:
+        wrong: list[bytes] = []
+        for position, page_hash, outcome in zip(some.positions, some.hashes, outcomes, strict=True):
+            self._counts[f"read {outcome}" if outcome else "read"] += 1
+            reading.read.outcomes[position] = STALE if outcome == MISSING else outcome
+            if outcome in (MISSING, CORRUPT):
+                self._known.drop(page_hash)
+            if outcome == CORRUPT:
+                wrong.append(page_hash)
+        if wrong:
+            self._calls.submit(REMOVE, partial(self._store.remove, wrong), lambda _: None)
+        reading.num_running -= 1
+        self._advance(reading)
+
+    # writing
+
+    def _seal(self, write: Write) -> None:
+        """In the thread for copies: the only one that reads a pool's memory."""
+        sealed: list[memoryview | None] = []
+        for claim, page in zip(write.claims, write.pages, strict=True):
+            try:
+                sealed.append(self._values.seal(claim.name.page_hash, page))
+            except ValueError:
+                # A view that was released: its pool was closed meanwhile.
+                sealed.append(None)
+        self._copied.append(partial(self._was_sealed, write, sealed))
+        self._calls.tell()
+
+    def _was_sealed(self, write: Write, sealed: list[memoryview | None]) -> None:
+        self._sealed[write] = sealed
+        # What is put may take seconds, and the pool's memory is not needed for it.
+        write.pages, write.reads_memory = (), False
+        self._ended.append(write)
+
+    def _put(self, some: _Wanted, values: Sequence[memoryview]) -> list[bool]:
+        """In a call's thread."""
+        return truths(self._store.put(list(some.hashes), list(values)), len(values))
+
+    def _was_put(self, write: Write, some: _Wanted, kept: list[bool] | None) -> None:
+        for index, (position, page_hash) in enumerate(zip(some.positions, some.hashes, strict=True)):
+            is_kept = kept is not None and kept[index]
+            self._putting.discard(page_hash)
+            self._counts["written" if is_kept else "write failed"] += 1
+            write.is_stored[position] = is_kept
+            if is_kept:
+                self._known.number(page_hash)
+        write.num_left -= 1
+        if not write.num_left:
+            self._end_write(write)
+
+    def _end_write(self, write: Write) -> None:
+        del self._sealed[write]
+        self._writing -= write.num_bytes
+        self._end(write)
+
+    # inside
+
+    def _cut(self, pages: Sequence[tuple[int, bytes]]) -> list[_Wanted]:
+        size = self._call_pages
+        batches = [pages[at : at + size] for at in range(0, len(pages), size)]
+        return [_Wanted([number for number, _ in some], [one for _, one in some]) for some in batches]
+
+    def _end(self, owner: Read | Write) -> None:
+        self._ended.append(owner)
+        self._calls.tell()
