@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from kvstore.protocol import NOT_OPEN
 from kvstore.store.chains import NO_SLOT, Chains
 from kvstore.store.checksum import Words
 from kvstore.store.heads import hash_words
@@ -20,7 +21,6 @@ CHANGED: Final = "changed"
 WRITE_FAILED: Final = "write_failed"
 READ_ONLY: Final = "read_only"
 FLUSHED: Final = "flushed"
-NOT_OPEN: Final = "not_open"
 _WHYS: Final = (
     "", EVICTED, CORRUPT, UNREADABLE, QUEUE_FULL, CHANGED, WRITE_FAILED, READ_ONLY, FLUSHED, NOT_OPEN,
 )  # fmt: skip

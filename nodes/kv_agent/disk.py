@@ -8,25 +8,31 @@ that actors are forked from, nor its memory in a mesh that keeps no pages. Used 
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
 
 from kvstore.errors import StoreError, TransferError
 from kvstore.hashing import HASH_BYTES
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import (
+    NOT_OPEN,
     FindStored,
+    MissedPages,
     OpenStore,
     PoolHandle,
     StoredFound,
     StoredPrefix,
+    StoredPrompt,
     StoreOpened,
     StorePages,
 )
 from kvstore.store.place import StoreIdentity
 from mesh.actor import Call, Context
 from nodes.kv_agent.config import DiskConfig, PoolConfig
+from nodes.kv_agent.misses import misses
 from nodes.kv_agent.store_facts import facts_of_open, look_into, with_others
 from nodes.protocol.stores import (
     LOADING,
@@ -52,6 +58,8 @@ _REASONS: Final[Mapping[str, Sequence[str]]] = {
     "flushed": ("flushed",),
 }
 """Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
+_UNOPENED: Final = 4096
+"""As many as may wait to be written once it is open."""
 
 
 class OpenedStore(NamedTuple):
@@ -122,6 +130,8 @@ class DiskStores:
         self._told: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._found_at: dict[StoreIdentity, float] = {}
+        # Pages that came before their store was open, which knows why they are missing from then on.
+        self._unopened: dict[StoreIdentity, deque[bytes]] = {}
         self._is_due = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -139,15 +149,22 @@ class DiskStores:
         if opened is None:
             # This agent has just replaced another one: what is there will be found by those that come later.
             self._open_again(identity)
-            none = [StoredPrefix(name=prompt.name, slots=[], sequences=[]) for prompt in message.prompts]
-            call.reply(StoredFound(found=none))
+            call.reply(StoredFound(found=[_unopened(prompt) for prompt in message.prompts]))
             return
+        alike = msgspec.structs.replace(identity, numerics="")
+        others = [
+            other.store
+            for theirs, other in self._opened.items()
+            if theirs != identity and msgspec.structs.replace(theirs, numerics="") == alike
+        ]
         found: list[StoredPrefix] = []
         for prompt in message.prompts:
-            hashes = [prompt.hashes[at : at + HASH_BYTES] for at in range(0, len(prompt.hashes), HASH_BYTES)]
-            # What is left over of a hash would end the walk in any case.
-            slots, sequences = opened.store.lookup([one for one in hashes if len(one) == HASH_BYTES])
-            found.append(StoredPrefix(name=prompt.name, slots=slots, sequences=sequences))
+            # What is left over of a hash names no page.
+            ends = range(HASH_BYTES, len(prompt.hashes) + 1, HASH_BYTES)
+            hashes = [prompt.hashes[end - HASH_BYTES : end] for end in ends]
+            slots, sequences = opened.store.lookup(hashes)
+            missed = misses(opened.store, hashes[len(slots) :], others)
+            found.append(StoredPrefix(name=prompt.name, slots=slots, sequences=sequences, missed=missed))
         if any(prefix.slots for prefix in found):
             self._found_at[identity] = self._owner.ctx.now()
         epoch = self._owner.ctx.address.epoch
@@ -192,6 +209,7 @@ class DiskStores:
         opened = self._opened.get(identity)
         if opened is None:
             self._counts["not open"] += len(message.pages)
+            self._unopened.setdefault(identity, deque(maxlen=_UNOPENED)).extend(message.hashes)
             self._open_again(identity)
             return
         from kvstore.store.index import PageName
@@ -375,6 +393,8 @@ class DiskStores:
             self._idle.set()
         self._failed.discard(identity)
         self._opened[identity] = opened
+        unopened = self._unopened.pop(identity, ())
+        opened.store.missing.add_hashes([one for one in unopened if len(one) == HASH_BYTES], NOT_OPEN)
         self._owner.store_opened(identity.folder, identity.layout_digest, opened.transport)
         for group, pools in self._pools.items():
             if self._is_of(group, identity):
@@ -422,6 +442,11 @@ class DiskStores:
         if why and what not in self._told:
             self._told.add(what)
             self._owner.ctx.log.warning(what, why=why)
+
+
+def _unopened(prompt: StoredPrompt) -> StoredPrefix:
+    missed = MissedPages(why=NOT_OPEN, num=len(prompt.hashes) // HASH_BYTES)
+    return StoredPrefix(name=prompt.name, slots=[], sequences=[], missed=[missed])
 
 
 def _dropped(counts: Mapping[str, int]) -> dict[str, int]:
