@@ -5,6 +5,8 @@ everything that follows cache events. Page numbers are indices into one pool inc
 time by (pool incarnation, page, generation).
 """
 
+from typing import Final
+
 from kvstore.layout import KVLayout
 from mesh.wire.message import Message, Part
 
@@ -243,6 +245,14 @@ class StoreOpened(Message, frozen=True):
     num_pages: int
 
 
+NEVER_STORED: Final = "never_stored"
+OTHER_NUMERICS: Final = "other_numerics"
+BEHIND_A_GAP: Final = "behind_a_gap"
+LOADING: Final = "loading"
+NOT_OPEN: Final = "not_open"
+"""Reasons of `MissedPages` that are not of a single page; the others are in `kvstore/store/missing.py`."""
+
+
 class StoredPrompt(Part, frozen=True):
     """A prompt whose pages are looked for: `hashes` of 16 bytes each, one after the other, in order."""
 
@@ -261,12 +271,26 @@ class FindStored(Message, frozen=True):
     prompts: list[StoredPrompt]
 
 
+class MissedPages(Part, frozen=True):
+    """So many pages one after the other that a store does not have, and why, as far as the agent knows it.
+
+    `why`: `never_stored` (or it is forgotten), `evicted`, `corrupt`, `unreadable`, `queue_full`, `changed` (used again
+    before it was written), `write_failed`, `read_only`, `flushed`, `not_open`, `loading` (which pages there are is
+    being read), `other_numerics` (stored by a group that computes otherwise), `behind_a_gap` (stored, but not the pages
+    before it).
+    """
+
+    why: str
+    num: int
+
+
 class StoredPrefix(Part, frozen=True):
-    """The first `len(slots)` pages of a prompt are stored: where, and which sequence each slot has."""
+    """The first `len(slots)` pages of a prompt are stored: where, and which sequence each slot has; `missed` follow."""
 
     name: str
     slots: list[int]
     sequences: list[int]
+    missed: list[MissedPages] = []
 
 
 class StoredFound(Message, frozen=True):

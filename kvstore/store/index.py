@@ -78,6 +78,7 @@ class StoreIndex:
         self.num_stored = 0
         self.num_retired = 0
         self.num_evicted = 0
+        self._gone: list[int] = []
         self._claimed: dict[bytes, Claim] = {}
         # One counter for sequences and for times of use, so that both survive a restart, the times roughly.
         self._last = 0
@@ -110,6 +111,10 @@ class StoreIndex:
         self._used[found] = self._last
         return found.tolist(), self._sequences[found].tolist()
 
+    def holds(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which of these pages are stored; none counts as used."""
+        return (self._by_hash.find(hash_words(hashes)) != NO_SLOT).tolist()
+
     def __contains__(self, page_hash: bytes) -> bool:
         return page_hash in self._claimed or self._slot_of(page_hash) != NO_SLOT
 
@@ -130,6 +135,7 @@ class StoreIndex:
         """
         wanted = {name.page_hash: name for name in names if name.page_hash not in self and len(set(name)) == 2}
         claims: list[Claim] = []
+        self._gone.clear()
         for number, name in enumerate(wanted.values()):
             if not self._free.num_free:
                 self._evict(max(len(wanted) - number, min(_MAX_EVICTED, self.num_slots // _EVICTED_SHARE)), names)
@@ -140,6 +146,13 @@ class StoreIndex:
             self._claimed[name.page_hash] = claim = Claim(slot, self._last, name)
             claims.append(claim)
         return claims
+
+    def take_evicted(self) -> Words:
+        """Hashes of the pages that the last `claim` has evicted, shape (pages, 2): their slots still name them."""
+        return self._hashes[self._gone]
+
+    def hash_at(self, slot: int) -> bytes:
+        return self._hashes[slot].tobytes()
 
     def publish(self, claim: Claim, checksum: int) -> None:
         """The slot's data and head are written: from now on it is found."""
@@ -175,6 +188,11 @@ class StoreIndex:
         self._remove(slot)
         self._give_back(slot, reusable=reusable)
         return True
+
+    def used_last(self, count: int) -> Words:
+        """Hashes of up to so many stored pages, those used last, shape (pages, 2)."""
+        slots = np.nonzero(self._sequences)[0]
+        return self._hashes[slots[np.argsort(self._used[slots])[-count:]]]
 
     def clear(self) -> int:
         """Forget every stored page; returns how many. What is claimed stays so, and retired slots stay retired."""
@@ -302,6 +320,7 @@ class StoreIndex:
                 return
             self._remove(slot)
             self._give_back(slot, reusable=True)
+            self._gone.append(slot)
             self.num_evicted += 1
 
     def _oldest(self) -> int | None:

@@ -25,16 +25,23 @@ import msgspec
 from kvstore.store.checksum import page_checksum
 from kvstore.store.files import Page, PageFiles
 from kvstore.store.heads import Head, decode_heads, encode_heads
-from kvstore.store.index import PageName, StoreIndex
+from kvstore.store.index import Claim, PageName, StoreIndex
 from kvstore.store.interface import Stored
 from kvstore.store.lanes import Lane, ThreadLane
+from kvstore.store.missing import CHANGED, EVICTED, FLUSHED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
+from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Failure, Piece, Read, Write, pieces_of
 from kvstore.store.place import HEAD_BYTES
 
 _LOADING: Final = "loading"
 _BUSY: Final = "busy"
+_READ_ONLY: Final = "read only"
+_COUNTED: Final = {WRITE_FAILED: "write failed", CHANGED: "changed meanwhile", FLUSHED: "flushed"}
+"""What is counted of pages that were to be stored, by why they are missing."""
 _LOADED_AT_ONCE: Final = 1 << 15
 """Heads read and checked in one pass: 2 MiB, so that what is computed stays in the processor's cache."""
+_FLUSHED_REMEMBERED: Final = 8192
+"""Pages of which a flush remembers that it took them, a microsecond each, while nothing else is answered."""
 _FAILED_WRITES: Final = 8
 """So many in a row, and nothing more is written: each takes a page away, and a disk that is full stays so."""
 
@@ -97,6 +104,7 @@ class PageStore:
         self._failed_in_row = 0
         self._reading = self._writing = 0
         self._underway: set[Write] = set()
+        self.missing = MissingPages()
         self.num_flushing = 0
         self.why_not_flushed = ""
         self.num_damaged_heads = 0
@@ -139,6 +147,10 @@ class PageStore:
         self._counts["found"] += len(found[0])
         return found
 
+    def holds(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which of these pages are stored, wherever they are in a prompt; none counts as used."""
+        return [False] * len(hashes) if self._index is None else self._index.holds(hashes)
+
     def sequences(self, slots: Sequence[int]) -> list[int]:
         """What the slots' sequences are now, 0 where a slot holds nothing. Raises ValueError outside the store."""
         return self._index.sequences(slots) if self._index is not None else [0] * len(slots)
@@ -170,8 +182,11 @@ class PageStore:
         refused = self._refusal(len(names) * self.page_bytes)
         if refused or self._index is None:
             self._counts[f"not stored, {refused}"] += len(names)
+            if refused == _READ_ONLY:
+                self.missing.add_hashes([name.page_hash for name in names], READ_ONLY)
             return None
         claims = self._index.claim(names)
+        self.missing.add(self._index.take_evicted(), EVICTED)
         if not claims:
             return None
         at = {name.page_hash: number for number, name in reversed(list(enumerate(names)))}
@@ -201,8 +216,7 @@ class PageStore:
             if not failure and is_good[number] and not write.is_forgotten:
                 kept.append(number)
                 continue
-            why = "write failed" if failure else "flushed" if write.is_forgotten else "changed meanwhile"
-            self._counts[why] += 1
+            self._not_stored(claim, WRITE_FAILED if failure else FLUSHED if write.is_forgotten else CHANGED)
             self._index.release(claim, reusable=failure is None or not failure.is_disk)
         slots = [claim.slot for claim in write.claims]
         self._start(write, kept, slots, self.num_slots, self._writers, self._write_heads)
@@ -219,6 +233,7 @@ class PageStore:
         self.num_flushing += 1
         # Behind all heads that were given to this lane before. After it come only heads of pages that are given later.
         self._writers.submit(self._zero_all_heads)
+        self.missing.add(self._index.used_last(_FLUSHED_REMEMBERED), FLUSHED)
         return self._index.clear()
 
     def poll(self) -> list[Read | Write]:
@@ -334,16 +349,20 @@ class PageStore:
         for number in piece.range:
             if failure:
                 self._index.release(write.claims[number], reusable=False)
-                self._counts["write failed"] += 1
+                self._not_stored(write.claims[number], WRITE_FAILED)
             elif write.is_forgotten:
                 self._index.release(write.claims[number])
-                self._counts["flushed"] += 1
+                self._not_stored(write.claims[number], FLUSHED)
             else:
                 self._index.publish(write.claims[number], write.checksums[number])
                 write.is_stored[number] = True
                 self._counts["written"] += 1
         if piece.num_pages:
             self._failed_in_row = self._failed_in_row + 1 if failure else 0
+
+    def _not_stored(self, claim: Claim, why: str) -> None:
+        self._counts[_COUNTED[why]] += 1
+        self.missing.add_hashes([claim.name.page_hash], why)
 
     def _account(self, owner: Read | Write) -> None:
         if isinstance(owner, Read):
@@ -354,7 +373,9 @@ class PageStore:
 
     def _forget(self, slot: int, sequence: int, *, reusable: bool) -> None:
         assert self._index is not None, "it has given the slot"
+        page_hash = self._index.hash_at(slot)
         if self._index.drop(slot, sequence, reusable=reusable):
+            self.missing.add_hashes([page_hash], MISSING_CORRUPT if reusable else UNREADABLE)
             # In the lane of writes, so before anything that is written to this slot later.
             self._writers.submit(partial(self._zero_head, slot))
 
@@ -362,7 +383,7 @@ class PageStore:
         if self._index is None:
             return _LOADING
         if self.why_read_only:
-            return "read only"
+            return _READ_ONLY
         if self._writing and self._writing + num_bytes > self._limits.writing_bytes:
             return _BUSY
         return ""

@@ -18,6 +18,7 @@ from kvstore.cache.page_table import PageTable
 from kvstore.pool.page_pool import PagePool
 from kvstore.store.index import PageName
 from kvstore.store.interface import Store
+from kvstore.store.missing import CHANGED, FLUSHED, QUEUE_FULL
 from kvstore.store.operations import Write
 
 
@@ -99,11 +100,13 @@ class PoolWrites:
         self._queue.extend((group, page) for page in pages[:room])
         dropped = max(0, len(pages) - room)
         self.counts["queue full"] += dropped
+        self._store.missing.add_hashes([page.name.page_hash for page in pages[max(0, room) :]], QUEUE_FULL)
         return len(pages) - dropped
 
     def forget(self) -> None:
         """Pages that still wait are not stored: the store is being flushed."""
         self.counts["flushed"] += len(self._queue)
+        self._store.missing.add_hashes([page.name.page_hash for _, page in self._queue], FLUSHED)
         self._queue.clear()
 
     def pump(self, now: float) -> float | None:
@@ -129,7 +132,9 @@ class PoolWrites:
     def _begin(self, now: float) -> None:
         name, pages = self._next_batch()
         current = self._are_current(name, pages)
-        self.counts["changed before"] += current.count(False)
+        changed = [page.name.page_hash for page, is_current in zip(pages, current, strict=True) if not is_current]
+        self.counts["changed before"] += len(changed)
+        self._store.missing.add_hashes(changed, CHANGED)
         pages = [page for page, is_current in zip(pages, current, strict=True) if is_current]
         if not pages:
             return

@@ -9,19 +9,24 @@ that actors are forked from, nor its memory in a mesh that keeps no pages. Used 
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
 
 from kvstore.errors import StoreError, TransferError
 from kvstore.hashing import HASH_BYTES
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import (
+    NOT_OPEN,
     FindStored,
+    MissedPages,
     OpenStore,
     PoolHandle,
     StoredFound,
     StoredPrefix,
+    StoredPrompt,
     StoreOpened,
     StorePages,
 )
@@ -29,6 +34,7 @@ from kvstore.store.place import StoreIdentity
 from mesh.actor import Call, Context
 from nodes.kv_agent.config import DiskConfig, InstalledStoreConfig, PoolConfig
 from nodes.kv_agent.installed_store import installed_gauges, open_installed
+from nodes.kv_agent.misses import misses
 from nodes.kv_agent.store_facts import facts_of_open, look_into, with_others
 from nodes.protocol.stores import (
     LOADING,
@@ -54,6 +60,8 @@ _REASONS: Final[Mapping[str, Sequence[str]]] = {
     "flushed": ("flushed",),
 }
 """Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
+_UNOPENED: Final = 4096
+"""As many as may wait to be written once it is open."""
 
 
 class OpenedStore(NamedTuple):
@@ -128,6 +136,8 @@ class DiskStores:
         self._told: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._found_at: dict[StoreIdentity, float] = {}
+        # Pages that came before their store was open, which knows why they are missing from then on.
+        self._unopened: dict[StoreIdentity, deque[bytes]] = {}
         self._is_due = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -145,29 +155,37 @@ class DiskStores:
         if opened is None:
             # This agent has just replaced another one: what is there will be found by those that come later.
             self._open_again(identity)
-            none = [StoredPrefix(name=prompt.name, slots=[], sequences=[]) for prompt in message.prompts]
-            call.reply(StoredFound(found=none))
+            call.reply(StoredFound(found=[_unopened(prompt) for prompt in message.prompts]))
             return
+        alike = msgspec.structs.replace(identity, numerics="")
+        others = [
+            other.store
+            for theirs, other in self._opened.items()
+            if theirs != identity and msgspec.structs.replace(theirs, numerics="") == alike
+        ]
+        # What is left over of a hash names no page.
+        ends = [range(HASH_BYTES, len(prompt.hashes) + 1, HASH_BYTES) for prompt in message.prompts]
+        wanted = [
+            [prompt.hashes[end - HASH_BYTES : end] for end in some]
+            for prompt, some in zip(message.prompts, ends, strict=True)
+        ]
 
         def answer(stored: "list[Stored]") -> None:
             found = [
-                StoredPrefix(name=prompt.name, slots=slots, sequences=sequences)
-                for prompt, (slots, sequences) in zip(message.prompts, stored, strict=True)
+                StoredPrefix(
+                    name=prompt.name,
+                    slots=slots,
+                    sequences=sequences,
+                    missed=misses(opened.store, hashes[len(slots) :], others),
+                )
+                for prompt, hashes, (slots, sequences) in zip(message.prompts, wanted, stored, strict=True)
             ]
             if any(prefix.slots for prefix in found):
                 self._found_at[identity] = self._owner.ctx.now()
             epoch = self._owner.ctx.address.epoch
             call.reply(StoredFound(found=found, source=identity.folder, incarnation=epoch))
 
-        # What is left over of a hash would end the walk in any case.
-        ends = [len(prompt.hashes) - HASH_BYTES for prompt in message.prompts]
-        opened.store.find(
-            [
-                [prompt.hashes[at : at + HASH_BYTES] for at in range(0, end + 1, HASH_BYTES)]
-                for prompt, end in zip(message.prompts, ends, strict=True)
-            ],
-            answer,
-        )
+        opened.store.find(wanted, answer)
 
     def connect(self, source: str) -> "list[StorePeer]":
         """The ranks of a store by its name, to be read like pools. Raises TransferError `source_lost`."""
@@ -208,6 +226,7 @@ class DiskStores:
         opened = self._opened.get(identity)
         if opened is None:
             self._counts["not open"] += len(message.pages)
+            self._unopened.setdefault(identity, deque(maxlen=_UNOPENED)).extend(message.hashes)
             self._open_again(identity)
             return
         from kvstore.store.index import PageName
@@ -299,18 +318,23 @@ class DiskStores:
         return counts
 
     async def _list(self, call: Call) -> None:
-        found = await look_into(self._config.directory)
+        config = self._config
+        is_disk = isinstance(config, DiskConfig)
+        directory, size_bytes = (config.directory, config.size_bytes) if is_disk else (config.name, 0)
+        found = await look_into(directory) if is_disk else []
         now = self._owner.ctx.now()
         opened: list[StoreFacts] = []
         for identity, (store, writes, _) in self._opened.items():
             groups = [group for group in self._groups if self._is_of(group, identity)]
             at = self._found_at.get(identity)
             idle_s = None if at is None else now - at
-            opened.append(facts_of_open(identity, store, writes.num_queued, groups, idle_s))
+            facts = facts_of_open(identity, store, writes.num_queued, groups, idle_s)
+            # What an installed store takes is its own affair.
+            opened.append(facts if is_disk else msgspec.structs.replace(facts, num_bytes=0))
         kept = AgentStores(
             agent=self._owner.ctx.address.actor_id,
-            directory=self._config.directory,
-            size_bytes=self._config.size_bytes,
+            directory=directory,
+            size_bytes=size_bytes,
             stores=with_others(opened, found),
             dropped=_dropped(self._sums()),
         )
@@ -394,6 +418,8 @@ class DiskStores:
             self._idle.set()
         self._failed.discard(identity)
         self._opened[identity] = opened
+        unopened = self._unopened.pop(identity, ())
+        opened.store.missing.add_hashes([one for one in unopened if len(one) == HASH_BYTES], NOT_OPEN)
         self._owner.store_opened(identity.folder, identity.layout_digest, opened.transport)
         for group, pools in self._pools.items():
             if self._is_of(group, identity):
@@ -442,6 +468,11 @@ class DiskStores:
         if why and what not in self._told:
             self._told.add(what)
             self._owner.ctx.log.warning(what, why=why)
+
+
+def _unopened(prompt: StoredPrompt) -> StoredPrefix:
+    missed = MissedPages(why=NOT_OPEN, num=len(prompt.hashes) // HASH_BYTES)
+    return StoredPrefix(name=prompt.name, slots=[], sequences=[], missed=[missed])
 
 
 def _dropped(counts: Mapping[str, int]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from kvstore.store.place import StoreFound, StoreIdentity, find_stores
 from nodes.protocol.stores import StoreFacts
 
 if TYPE_CHECKING:
-    from kvstore.store.page_store import PageStore
+    from kvstore.store.interface import Store
 
 _COUNTS: Final = {
     "queried": "queried",
@@ -39,7 +39,7 @@ async def look_into(directory: str) -> Sequence[StoreFound]:
 
 
 def facts_of_open(
-    identity: StoreIdentity, store: "PageStore", num_queued: int, groups: Sequence[str], idle_s: float | None
+    identity: StoreIdentity, store: "Store", num_queued: int, groups: Sequence[str], idle_s: float | None
 ) -> StoreFacts:
     """Of a store that this agent has open; `idle_s` ago its pages were found last, None: never."""
     figures = store.stats()
@@ -52,7 +52,7 @@ def facts_of_open(
         numerics=identity.numerics,
         page_bytes=identity.page_bytes,
         tp_size=identity.tp_size,
-        num_pages=int(figures.get("stored", 0)),
+        num_pages=int(figures.get("stored", figures.get("known", 0))),
         num_slots=store.num_slots,
         num_bytes=identity.file_bytes(store.num_slots),
         used_s=-1.0 if idle_s is None else idle_s,

@@ -59,8 +59,9 @@ class StoreFacts(Part, frozen=True):
 
 
 class AgentStores(Part, frozen=True):
-    """What one kv_agent keeps in `directory`, `size_bytes` at most. `dropped` are pages that it was told of and that it
-    did not store, by reason.
+    """What one kv_agent keeps in `directory`, `size_bytes` at most; in an installed store: in that of this name, 0.
+
+    `dropped` are pages that it was told of and that it did not store, by reason.
     """
 
     agent: str

@@ -10,6 +10,7 @@ from kvstore.protocol import (
     CloseGrant,
     FindStored,
     GrantClosed,
+    MissedPages,
     OpenGrants,
     OpenStore,
     PagesPulled,
@@ -23,9 +24,10 @@ from kvstore.store.index import PageName
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.protocol import ReleaseMemory
+from nodes.protocol.stores import FlushStores
 from tests.kvstore.store.pages import chain, content
 from tests.mesh.mesh_under_test import until
-from tests.nodes.kv_agent.test_disk import NAMES, NUMERICS, Disk, agent_of, fill, opened, stores, told
+from tests.nodes.kv_agent.test_disk import NAMES, NUMERICS, Disk, agent_of, dropped, fill, opened, stores, told
 from tests.nodes.kv_agent.two_schedulers import SIZE, World, grant, ranks_of
 
 pytestmark = pytest.mark.virtual_time
@@ -79,17 +81,50 @@ async def test_what_is_stored_is_found_from_the_first_page_on(world: World, disk
     found = await find(world, [*NAMES[:4], OTHERS[0], NAMES[4]])
     one, none = found.found
     assert (one.name, len(one.slots), len(one.sequences)) == ("one", 4, 4)
-    assert none == StoredPrefix(name="none", slots=[], sequences=[])
+    assert none == StoredPrefix(name="none", slots=[], sequences=[], missed=[MissedPages(why="never_stored", num=1)])
+    assert runs(one) == [("never_stored", 1), ("behind_a_gap", 1)]
     assert found.source
     assert found.incarnation == agent.ctx.address.epoch
     assert (await find(world, NAMES[1:])).found[0].slots, "a page is found by its own hash"
+
+
+def runs(prefix: StoredPrefix) -> list[tuple[str, int]]:
+    return [(run.why, run.num) for run in prefix.missed]
 
 
 async def test_what_was_computed_otherwise_is_not_found(world: World, disk: Disk) -> None:
     await stored(world, disk)
     found = await find(world, numerics="torch/avx512")
     assert [prefix.slots for prefix in found.found] == [[], []]
+    assert [runs(prefix) for prefix in found.found] == [[("not_open", 6)], [("not_open", 1)]]
     assert found.source == ""
+    await until(lambda: disk.num_opened == 2, 5.0)
+    found = await find(world, numerics="torch/avx512")
+    assert runs(found.found[0]) == [("loading", 6)]
+    await asyncio.sleep(0.1)
+    found = await find(world, numerics="torch/avx512")
+    assert [runs(prefix) for prefix in found.found] == [[("other_numerics", 6)], [("never_stored", 1)]]
+
+
+async def test_why_pages_are_missing_is_told(world: World, disk: Disk) -> None:
+    agent, handle, _ = await opened(world, disk)
+    world.d.ctx.tell("agent-0", told(handle, NAMES[2:3], first=3, generations=[6]))
+    await until(lambda: dropped(agent) == {"changed": 1}, 5.0)
+    world.d.ctx.tell("agent-0", told(handle, NAMES[:2]))
+    await stores(agent, 2)
+    assert runs((await find(world)).found[0]) == [("changed", 1), ("never_stored", 3)]
+    await world.ask(world.d, "agent-0", FlushStores())
+    assert runs((await find(world)).found[0]) == [("flushed", 2), ("changed", 1), ("never_stored", 3)]
+
+
+async def test_pages_that_were_told_before_the_store_was_open_are_missing_for_that(world: World, disk: Disk) -> None:
+    agent = await agent_of(world, disk, "d")
+    handle, _ = await world.pool(world.d, "agent-0", "d")
+    world.d.ctx.tell("agent-0", told(handle, NAMES[:2]))
+    world.d.ctx.tell("agent-0", told(handle, NAMES[:1], hashes=[b"short"]))
+    await until(lambda: dropped(agent) == {"not_open": 3} and disk.num_opened == 1, 5.0)
+    await asyncio.sleep(0.1)
+    assert runs((await find(world)).found[0]) == [("not_open", 2), ("never_stored", 4)]
 
 
 async def test_who_asks_an_agent_that_has_replaced_another_has_it_open_the_store(world: World, disk: Disk) -> None:
