@@ -25,10 +25,15 @@ from mesh.wire.message import Message
 
 ASK_TIMEOUT_S: Final = 3.0
 """A healthy supervisor answers in milliseconds, a starved one late; one that hangs for more is as good as dead."""
-_UNKNOWN_NAME: Final = ("unknown_actor", "unknown_group", "unknown_host")
+_UNKNOWN_NAME: Final = ("unknown_actor", "unknown_group", "unknown_host", "unknown_store")
+_WHERE_NAMED: Final = {
+    "unknown_group": "see meshctl memory --name {mesh}",
+    "unknown_store": "see meshctl kv ls --name {mesh}",
+}
 _REMEDIES: Final = {
     "not_given": "use another --actor-id or role",
     "not_restartable": "use meshctl down, then meshctl up",
+    "store_not_flushed": "see `dmesg`; pages that a restart finds are used as before",
 }
 _AWAY: Final = ("absent_host", DeadlineExceeded.code, PeerLost.code, Unreachable.code)
 """Codes that mean: another host's supervisor could not be reached, or did not answer."""
@@ -116,7 +121,7 @@ class Ask(Protocol):
 def refusal(error: RemoteError, mesh: str) -> CliError:
     look = f"see meshctl ps --name {mesh}"
     if error.code in _UNKNOWN_NAME:
-        do = f"see meshctl memory --name {mesh}" if error.code == "unknown_group" else look
+        do = _WHERE_NAMED.get(error.code, look).format(mesh=mesh)
         return WrongUsage(f"nothing in the mesh {mesh!r} has that name", why=error.message, do=do)
     if error.code in _AWAY:
         return HostAway(f"a host of the mesh {mesh!r} does not answer", why=error.message, do=f"try again; {look}")

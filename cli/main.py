@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.exceptions import TyperException
 
-from cli.arguments import bench, config, control, keys, look
+from cli.arguments import bench, config, control, keys, kv, look
 from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, PoolingOption, example
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
@@ -216,6 +216,13 @@ app.add_typer(
     name="config",
     help="Show, describe or check the configuration.",
     epilog=example("meshctl config validate mesh.toml"),
+    no_args_is_help=True,
+)
+app.add_typer(
+    kv.app,
+    name="kv",
+    help="Look at KV pages on disk, and forget them.",
+    epilog=example("meshctl kv ls"),
     no_args_is_help=True,
 )
 app.add_typer(

@@ -5,6 +5,7 @@ meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartA
 supervisor -> supervisor TakeAllowList -> AllowListTaken
 meshctl -> supervisor -> gateway     FindCalls -> CallsFound (`nodes/protocol/records.py`)
 meshctl -> supervisor    FindNotes -> NotesFound
+meshctl -> supervisor -> kv_agent    ListStores -> StoreList; FlushStores -> StoresFlushed (`nodes/protocol/stores.py`)
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
@@ -20,6 +21,7 @@ from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 from nodes.protocol.records import CallsFound, FindCalls, FindNotes, NotesFound
+from nodes.protocol.stores import FlushStores, ListStores, StoreList, StoresFlushed
 
 
 class ListActors(Message, frozen=True):
@@ -216,9 +218,10 @@ class AllowListTaken(Message, frozen=True):
 
 
 _Memory = ReleaseMemory | ResumeMemory | ListMemory
+_Stores = ListStores | FlushStores
 _Looks = ListLogs | ReadLogs | FindCalls | FindNotes
-_Questions = ListActors | StopMesh | RestartActors | ProveActor | TakeAllowList | _Looks | _Memory
-_Found = LogList | LogParts | CallsFound | NotesFound
+_Questions = ListActors | StopMesh | RestartActors | ProveActor | TakeAllowList | _Looks | _Memory | _Stores
+_Found = LogList | LogParts | CallsFound | NotesFound | StoreList | StoresFlushed
 _Answers = ActorList | Stopping | Restarting | ActorProof | AllowListTaken | MemoryList | _Found
 
 SUPERVISOR_CODEC: Final = Codec(

@@ -308,16 +308,21 @@ class PageStored(Message, frozen=True):
 
 
 class PageRemoved(Message, frozen=True):
-    """Pages left the prefix cache of `group`."""
+    """Pages left the prefix cache of `group`. `on_disk`: the host's disk was told to keep them, and may have them."""
 
     group: str
     page_hashes: list[bytes]
+    on_disk: bool = False
 
 
 class CacheCleared(Message, frozen=True):
-    """What the prefix cache of `group` holds is stated anew from here; what was published before no longer counts."""
+    """What the prefix cache of `group` holds is stated anew from here; what was published before no longer counts.
+
+    `on_disk`: it does where a disk may have it, as in `PageRemoved`.
+    """
 
     group: str
+    on_disk: bool = False
 
 
 class CacheEvents(Message, frozen=True):

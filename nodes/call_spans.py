@@ -10,7 +10,7 @@ gateway's clock, and what is left is one span behind them.
 
 from typing import Final, NamedTuple
 
-from nodes.protocol.records import STALL_S, AttemptRecord, CallRecord, SampleRecord
+from nodes.protocol.records import STALL_S, TOLD_S, AttemptRecord, CallRecord, SampleRecord
 
 WAYS: Final = "ways"
 
@@ -97,7 +97,8 @@ def _add_attempt(tiles: _Tiles, attempt: AttemptRecord, sample: SampleRecord, no
     tiles.until(WAYS, attempt.first_s)
     for stall in sample.stalls:
         begin_s = stall.ended_s - stall.took_s
-        if tiles.at_s <= begin_s and stall.ended_s <= end_s:
+        # One that begins with the first token begins before it in the fifth digit: moments are told to a tenth of a ms.
+        if tiles.at_s <= begin_s + TOLD_S and stall.ended_s <= end_s:
             tiles.until("output", begin_s, where)
             tiles.until("stall", stall.ended_s, f"before token {stall.position}")
     if attempt.ended_s >= 0 and not attempt.failure:

@@ -26,10 +26,12 @@ from nodes.protocol import (
     FindCalls,
     FindStored,
     FlushCache,
+    FlushStores,
     HotNodeMessage,
     JoinGroup,
     LetGo,
     ListMemory,
+    ListStores,
     MapPool,
     NodeMessage,
     OfferPair,
@@ -84,7 +86,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (WORKER,): (StepResult, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),
     (KV_AGENT,): (MapPool, TransferNews, OfferPair, SendPages, ClosePair, LetGo, TakeUp),
-    (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory),
+    (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory, ListStores, FlushStores),
     (SUPERVISOR, GATEWAY): (FindCalls,),
 }  # fmt: skip
 """By roles: the messages that an actor accepts from another host only if the sender has one of these roles."""

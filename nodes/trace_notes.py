@@ -62,6 +62,7 @@ class Noted(enum.IntEnum):
     WRITTEN = 86  # the first chunk of a stream is written
     LAGS = 87  # the client does not take what is written
     KEEPS_UP = 88  # milliseconds that it lagged, 1 if it left
+    FIRST = 89  # tokens: the first output of a sample is here
 
 
 STEP: Final = 1
@@ -106,6 +107,7 @@ _TEXTS: Final = {
     Noted.SUBMITTED: "attempt {a} is submitted, {b} tokens",
     Noted.ROUTING: "another place is looked for (attempt {a})",
     Noted.WRITTEN: "the first chunk is written",
+    Noted.FIRST: "its first output is here: tokens {a}",
     Noted.LAGS: "the client does not keep up",
     Noted.NO_PAGES: "waits for pages: needs {a} and room to grow, {b} are to be had",
 }

@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from cli.bench.form import refusal_in
 from cli.bench.summary import TIMES, Spread, Summary
 
 HEADER = ("MS", "COUNT", "MEAN", "P50", "P90", "P99", "MAX")
-_REFUSED = (
-    ("ignore_eos", "this server does not know ignore_eos", "leave it out for both with --no-ignore-eos"),
-    ("prompt must be a string", "this server takes no token ids", "give texts with --prompts FILE, or --endpoint chat"),
-)
-"""Words of refusals by servers that know less than most (`transformers serve` 5.23), and what to do about them."""
 _TURN_NAMES = ("TTFT P50", "P99", "ITL P50", "P99", "E2E P50", "P99 MS", "TOKENS/S", "WHOLE")
 
 
@@ -38,8 +34,8 @@ def foot_lines(summary: Summary) -> list[str]:
     for kind, count in summary.failures.items():
         example = summary.examples[kind]
         lines.append(f"failed: {count} {kind} ({example})")
-        refused = _REFUSED if kind.startswith("status 4") else ()
-        lines += [f"{what}: {do}" for words, what, do in refused if words in example]
+        if (refusal := refusal_in(kind, example)) is not None:
+            lines.append(f"this server {refusal.what}: {refusal.do}")
     late = "" if summary.late_p99_ms is None else f", sent p99 {summary.late_p99_ms:.1f} ms after due"
     lines.append(f"client: {summary.client_cores:.2f} cores, clock p99 {summary.loop_late_p99_ms:.1f} ms late{late}")
     lines += [f"the client was the limit: {reason}" for reason in summary.client_limits]

@@ -184,11 +184,15 @@ def _tokens(seed: str, num_tokens: int, vocabulary: int) -> list[int]:
     return random.Random(seed).choices(range(FIRST_ID, vocabulary), k=num_tokens)
 
 
+def words_of(tokens: Sequence[int]) -> str:
+    """A text of about as many tokens, the same for the same ones."""
+    return " ".join(_WORDS[token % len(_WORDS)] for token in tokens)
+
+
 def _asked(tokens: list[int], endpoint: Endpoint) -> dict[str, Any]:
     if endpoint == "completions":
         return {"prompt": tokens}
-    text = " ".join(_WORDS[token % len(_WORDS)] for token in tokens)
-    return {"messages": [{"role": "user", "content": text}]}
+    return {"messages": [{"role": "user", "content": words_of(tokens)}]}
 
 
 _TRACE_LINE: Final = msgspec.json.Decoder(TraceLine)

@@ -19,6 +19,7 @@ from cli.api_key import key_in, own_key
 from cli.bench.chart import chart
 from cli.bench.client import MakeBody, Server
 from cli.bench.first_model import first_model
+from cli.bench.form import Form, refusal_in, without
 from cli.bench.loops import MOST_OPEN, Run, closed_loop, open_loop
 from cli.bench.report import HEADER, TURN_HEADER, foot_lines, head_lines, ratio_lines, rows, turn_line
 from cli.bench.summary import Summary, ratios, summarize, times_ms
@@ -87,11 +88,9 @@ class _Side:
     model: str
     runs: list[Run] = field(default_factory=list[Run])
 
-    def body(self, workload: Workload, asked: Asked, turn: int) -> MakeBody:
+    def body(self, workload: Workload, form: Form, turn: int) -> MakeBody:
         common: dict[str, Any] = {"model": self.model, "temperature": 0}
-        if asked.ignore_eos:
-            common["ignore_eos"] = True
-        return lambda number: common | workload.body(number, turn)
+        return lambda number: common | form.body(workload.body(number, turn))
 
 
 class _Bench:
@@ -101,6 +100,7 @@ class _Bench:
         self.sides = sides
         self.num_turns = asked.turns if len(sides) > 1 else 1
         self.num_done = 0
+        self.form = Form(ignore_eos=asked.ignore_eos)
         self._workload = workload
         self._asked = asked
         self._say = say
@@ -111,7 +111,9 @@ class _Bench:
             if not side.model:
                 side.server, side.model = await first_model(side.server)
         for side in self.sides:
-            await self._warm_up(side)
+            while (changed := self._otherwise(side, await self._warm_up(side))) is not None:
+                # For all of them, so that they do the same work.
+                self.form = changed
         for turn in range(self.num_turns):
             # Each is first as often as second, so that other work on the machine affects both alike.
             for side in self.sides[:: -1 if turn % 2 else 1]:
@@ -122,21 +124,31 @@ class _Bench:
             self.num_done += 1
 
     async def _send(self, side: _Side, run: Run, turn: int) -> None:
-        body = side.body(self._workload, self._asked, turn)
+        body = side.body(self._workload, self.form, turn)
         if self._workload.due_s:
             path, silence_s = PATHS[self._asked.endpoint], self._asked.timeout
             await open_loop(side.server, self._workload.due_s, body, run=run, path=path, silence_s=silence_s)
         else:
             await self._send_at_once(side, self._workload.num_requests, body, run)
 
-    async def _warm_up(self, side: _Side) -> None:
-        first, body = self._workload.num_requests, side.body(self._workload, self._asked, 0)
+    def _otherwise(self, side: _Side, warm: Run) -> Form | None:
+        """The form that a server which refused the present one may take. Each is another one, so they have an end."""
+        for sample in warm.samples:
+            refusal = refusal_in(sample.failure, sample.detail)
+            if refusal is not None and (changed := without(self.form, refusal)) is not None:
+                sys.stderr.write(f"{side.server.url} {refusal.what}: {refusal.instead}\n")
+                return changed
+        return None
+
+    async def _warm_up(self, side: _Side) -> Run:
+        first, body, run = self._workload.num_requests, side.body(self._workload, self.form, 0), Run()
 
         def later(number: int) -> dict[str, Any]:
             # Other prompts than those that are measured, which would else be in the server's cache.
             return body(first + number)
 
-        await self._send_at_once(side, self._asked.warm_up, later, Run())
+        await self._send_at_once(side, self._asked.warm_up, later, run)
+        return run
 
     async def _send_at_once(self, side: _Side, num_requests: int, body: MakeBody, run: Run) -> None:
         num_clients = self._asked.concurrency or _DEFAULT_CLIENTS
@@ -294,7 +306,7 @@ def _document(whole: _Bench, told: list[Summary], asked: Asked) -> dict[str, Any
     ]
     compared = ratios(_pairs(whole)) if len(whole.sides) > 1 and whole.num_done else {}
     named = {name: dict(zip(("least", "median", "greatest"), values, strict=True)) for name, values in compared.items()}
-    return {"options": options, "servers": servers, "ratios": named}
+    return {"options": options, "sent": vars(whole.form), "servers": servers, "ratios": named}
 
 
 def _draw(file: Path, sides: list[_Side]) -> None:

@@ -10,13 +10,15 @@ from cli.client import RunningMesh, find_mesh
 from cli.errors import NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
+from cli.supervisor.cut_calls import LEFT_BEHIND, dead_gateways, read_cut_calls
 from cli.supervisor.mesh_directory import MeshDirectory
 from cli.trace.chrome import events
 from cli.trace.lines import newest, read_calls
 from cli.trace.notes import placed, read_notes
 from cli.trace.text import HEADER, detail, row, story
 from nodes.call_spans import sample_spans
-from nodes.protocol.records import ActorNotes, CallRecord, CallsFound, FindCalls, FindNotes, NotesFound
+from nodes.gateway.records.open_calls import open_calls_path
+from nodes.protocol.records import ActorNotes, CallRecord, CallsFound, FindCalls, FindNotes, NotesFound, is_meant
 
 _POLL_S: Final = 0.5
 """A gateway keeps a thousand calls, so at 2,000 a second none is missed; each look asks all gateways."""
@@ -49,7 +51,7 @@ def trace(mesh: str, wanted: Wanted, output: Literal["text", "json", "chrome"], 
     if running is not None:
         found = running.ask(query, CallsFound, _TIMEOUT_S)
     else:
-        calls = read_calls(directory.requests, query)
+        calls = newest([*read_calls(directory.requests, query), *_cut_calls(directory, query)], query)
         found = CallsFound(calls=newest(calls, query), num=len(calls))
         sys.stderr.write(f"{mesh} is not running: this is what its request logs on this host have\n")
     notes = _notes(running, directory, found.calls)
@@ -67,6 +69,20 @@ def _notes(running: RunningMesh | None, directory: MeshDirectory, calls: list[Ca
     if running is None:
         return NotesFound(actors=read_notes(directory.traces, ids, calls[0].host))
     return running.ask(FindNotes(request_ids=ids, whole_mesh=True), NotesFound, _TIMEOUT_S)
+
+
+def _cut_calls(directory: MeshDirectory, query: FindCalls) -> list[CallRecord]:
+    """Of gateways that were killed with their supervisor: it would have written their lines, as the next one does."""
+    found = [
+        call
+        for gateway in dead_gateways(directory.requests)
+        for call in read_cut_calls(
+            open_calls_path(directory.requests, *gateway), directory.traces, gateway, LEFT_BEHIND
+        )
+    ]
+    if not query.name:
+        return found
+    return [call for call in found if is_meant(call.request_id, call.client_id, call.traceparent, query.name)]
 
 
 def _show(

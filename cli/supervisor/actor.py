@@ -38,6 +38,7 @@ from cli.supervisor.processes import proportional_bytes
 from cli.supervisor.readiness import absent_hosts
 from cli.supervisor.refusals import AbsentHost, UnknownHost
 from cli.supervisor.registry_watch import RegistryWatch
+from cli.supervisor.store_relay import flush_stores, list_stores
 from cli.supervisor.whole_mesh import ask, list_whole_mesh, other_supervisors
 from cli.supervisor.whole_restart import WholeRestart
 from cli.supervisor.whole_stop import stop_whole_mesh
@@ -54,6 +55,7 @@ from nodes.api_keys.note import api_keys_notes
 from nodes.numerics import kernels_note, numerics_note, quantization_note, scheduler_numerics
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.protocol.records import FindCalls, FindNotes
+from nodes.protocol.stores import FlushStores, ListStores
 from nodes.roles import GATEWAY, SupervisorAttributes
 from nodes.stats import ask_stats
 
@@ -139,6 +141,10 @@ class SupervisorActor(Actor):
                 return self._push.take(call.sender, message)
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 return relay(self.ctx, message, self._absent())
+            case ListStores():
+                return list_stores(self.ctx)
+            case FlushStores():
+                return flush_stores(self.ctx, message, self._absent())
             case _:
                 return super().on_ask(call)
 

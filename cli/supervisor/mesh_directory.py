@@ -7,7 +7,7 @@
         configs/          one JSON file per actor
         actors.json       the roles of the actors of the last mesh, running or not, by id
         logs/             one file per actor, and one rotated away
-        requests/         one file per gateway with a line for each call, and one before it
+        requests/         one file per gateway with a line for each call, and one before it; its open calls
         trace/            what each actor did last, one file for each incarnation (`mesh/runtime/trace_ring.py`)
         errors/           why an actor gave up, in its own words
         api_keys          hashes of the keys that KVMESH_API_KEYS has, while the mesh runs

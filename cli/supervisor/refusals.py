@@ -43,6 +43,10 @@ class NoAgent(Refused, code="no_agent", retryable=True):
     """No kv_agent is there to be asked."""
 
 
+class UnknownStore(Refused, code="unknown_store"):
+    """No kv_agent has a store of this name open."""
+
+
 class UnknownGroup(Refused, code="unknown_group"):
     """No worker group has this name."""
 

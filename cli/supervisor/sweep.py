@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cli.errors import BadManifest
+from cli.supervisor.cut_calls import LEFT_BEHIND, dead_gateways, end_calls
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import is_alive, open_process, wait_dead
 from kvstore.pool.page_pool import ShmHost
@@ -37,6 +38,10 @@ def sweep(directory: MeshDirectory) -> list[str]:
             raise directory.already_running()
         found += [f"process {record.pid} ({record.actor_id})" for record in kill_all(manifest.processes)]
     found += _remove_files(directory, manifest)
+    for gateway in dead_gateways(directory.requests):
+        # A full disk: what those calls were is lost with their lines.
+        with contextlib.suppress(OSError):
+            end_calls(directory.requests, directory.traces, gateway, LEFT_BEHIND)
     directory.remove_manifest()
     return found
 

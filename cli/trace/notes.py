@@ -126,7 +126,8 @@ def _came(call: CallRecord, request_id: str, attempt: int, actor_id: str) -> tup
             continue
         if one.scheduler == actor_id and one.accepted_s >= 0:
             return one.submitted_s, one.accepted_s
-        if actor_id in (one.prefill, one.detokenizer) and one.first_s >= 0:
+        # Of a dead gateway's attempts nobody knows where they were sent, but whoever had one had it before its output.
+        if one.first_s >= 0 and (actor_id in (one.prefill, one.detokenizer) or not one.scheduler):
             return one.submitted_s, one.first_s
     return None
 

@@ -33,7 +33,8 @@ def row(call: CallRecord) -> list[str]:
 def story(call: CallRecord) -> list[str]:
     """One call, with the timeline of each of its samples that are told."""
     at = datetime.fromtimestamp(call.at).strftime("%Y-%m-%d %H:%M:%S") if call.at else "-"
-    state = f"status {call.status}" if call.status else "running"
+    # One whose gateway died has a code and no status: what of its answer was written, nobody knows.
+    state = f"status {call.status}" if call.status else "not answered whole" if call.code else "running"
     lines = [f"{call.request_id}  {call.route}  {state}{f', {call.code}' if call.code else ''}"]
     lines.append(
         f"  at {at} at {call.gateway or '-'}, took {seconds(call.total_s)}, first {seconds(call.first_token_s)}"

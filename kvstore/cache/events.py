@@ -26,6 +26,8 @@ class EventLog:
         self._pending: deque[CacheEvent] = deque()
         self._overflowed = False
         self.sequence = 0
+        # What leaves the cache can be read from the host's disk: whoever sends requests where prefixes are should know.
+        self.is_on_disk = False
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -43,13 +45,13 @@ class EventLog:
 
     def removed(self, page_hashes: list[bytes]) -> None:
         if page_hashes:
-            self._extend([PageRemoved(group=self._group, page_hashes=page_hashes)])
+            self._extend([PageRemoved(group=self._group, page_hashes=page_hashes, on_disk=self.is_on_disk)])
 
     def cleared(self) -> None:
         """The cache is empty, or is stated anew from here; events not drained yet no longer matter."""
         self._pending.clear()
         self._overflowed = False
-        self._extend([CacheCleared(group=self._group)])
+        self._extend([CacheCleared(group=self._group, on_disk=self.is_on_disk)])
 
     def drain(self, max_events: int | None = None) -> list[CacheEvent]:
         if self._overflowed:

@@ -58,6 +58,11 @@ class FreeSlots:
         self._is_free[slot] = 1
         self.num_free += 1
 
+    def give_back_all(self, slots: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+        """Free slots that are taken, at once: one by one a million of them would take a tenth of a second."""
+        np.frombuffer(self._is_free, np.uint8)[slots] = 1
+        self.num_free += len(slots)
+
     def _list_runs(self) -> None:
         free = np.nonzero(np.frombuffer(self._is_free, np.bool_))[0]
         begins = np.nonzero(np.diff(free, prepend=-2) != 1)[0]

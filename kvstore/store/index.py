@@ -176,6 +176,19 @@ class StoreIndex:
         self._give_back(slot, reusable=reusable)
         return True
 
+    def clear(self) -> int:
+        """Forget every stored page; returns how many. What is claimed stays so, and retired slots stay retired."""
+        slots = np.nonzero(self._sequences)[0]
+        self._sequences[:] = 0
+        self._num_children[:] = 0
+        # 12 bytes a slot made anew; taken out one by one, pages would have to be found by their keys.
+        self._by_hash, self._orphans = Chains(self._hashes), Chains(self._parents)
+        self._candidates.clear()
+        self._horizon = 0
+        self._free.give_back_all(slots)
+        self.num_stored = 0
+        return len(slots)
+
     # opening
 
     def load(self, first: int, rows: Words) -> int:

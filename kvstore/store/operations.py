@@ -57,6 +57,8 @@ class Write:
         self.failures: list[Failure | None] = [None] * len(claims)
         self.is_stored = [False] * len(claims)
         self.is_written = False
+        # Its pages are not to be found: the store was flushed after they were given.
+        self.is_forgotten = False
         self.num_left = 0
         self.num_bytes = 0
 

@@ -56,6 +56,12 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_LIMITS: Final = StoreLimits()
 
 
+class _Flushed(NamedTuple):
+    """All heads are zeroed, or could not be."""
+
+    failure: Failure | None
+
+
 class _Loaded(NamedTuple):
     """The index as its heads tell; `failure` if they could not be read."""
 
@@ -85,11 +91,14 @@ class PageStore:
         self._limits = limits
         self._piece_pages = max(1, limits.piece_bytes // page_bytes)
         self._index: StoreIndex | None = None
-        self._ended: deque[tuple[Piece, Failure | None] | _Loaded | Failure] = deque()
+        self._ended: deque[tuple[Piece, Failure | None] | _Loaded | _Flushed | Failure] = deque()
         self._told = threading.Event()
         self._counts: Counter[str] = Counter()
         self._failed_in_row = 0
         self._reading = self._writing = 0
+        self._underway: set[Write] = set()
+        self.num_flushing = 0
+        self.why_not_flushed = ""
         self.num_damaged_heads = 0
         self.last_failure = ""
         self._readers, self._checkers, self._writers = lanes or (
@@ -170,6 +179,7 @@ class PageStore:
         write = Write(claims, positions, [pages[position] for position in positions])
         write.num_bytes = len(claims) * self.page_bytes
         self._writing += write.num_bytes
+        self._underway.add(write)
         slots = [claim.slot for claim in claims]
         self._start(write, range(len(claims)), slots, self._piece_pages, self._checkers, self._sum)
         return write
@@ -188,13 +198,28 @@ class PageStore:
         kept: list[int] = []
         for number, claim in enumerate(write.claims):
             failure = write.failures[number]
-            if not failure and is_good[number]:
+            if not failure and is_good[number] and not write.is_forgotten:
                 kept.append(number)
                 continue
-            self._counts["write failed" if failure else "changed meanwhile"] += 1
+            why = "write failed" if failure else "flushed" if write.is_forgotten else "changed meanwhile"
+            self._counts[why] += 1
             self._index.release(claim, reusable=failure is None or not failure.is_disk)
         slots = [claim.slot for claim in write.claims]
         self._start(write, kept, slots, self.num_slots, self._writers, self._write_heads)
+
+    def flush(self) -> int:
+        """Forget every page, those that are being written included; returns how many were stored. Once it is loaded.
+
+        What is being read ends as stale. `num_flushing` sinks again once no restart can find any of them, or
+        `why_not_flushed` says why one may. The pages' bytes stay where they are until their slots are written again.
+        """
+        assert self._index is not None, "the caller has waited for it"
+        for write in self._underway:
+            write.is_forgotten = True
+        self.num_flushing += 1
+        # Behind all heads that were given to this lane before. After it come only heads of pages that are given later.
+        self._writers.submit(self._zero_all_heads)
+        return self._index.clear()
 
     def poll(self) -> list[Read | Write]:
         """Reads that have ended, writes that are to be committed, and those that are over; each once."""
@@ -204,6 +229,9 @@ class PageStore:
             if isinstance(event, _Loaded):
                 self._index, self.num_damaged_heads = event.books, event.num_damaged
                 self.last_failure = event.failure or self.last_failure
+            elif isinstance(event, _Flushed):
+                self.num_flushing -= 1
+                self.why_not_flushed = event.failure.reason if event.failure else ""
             elif isinstance(event, Failure):
                 self.last_failure = event.reason
             else:
@@ -307,6 +335,9 @@ class PageStore:
             if failure:
                 self._index.release(write.claims[number], reusable=False)
                 self._counts["write failed"] += 1
+            elif write.is_forgotten:
+                self._index.release(write.claims[number])
+                self._counts["flushed"] += 1
             else:
                 self._index.publish(write.claims[number], write.checksums[number])
                 write.is_stored[number] = True
@@ -319,6 +350,7 @@ class PageStore:
             self._reading -= owner.num_bytes
         elif owner.is_written:
             self._writing -= owner.num_bytes
+            self._underway.discard(owner)
 
     def _forget(self, slot: int, sequence: int, *, reusable: bool) -> None:
         assert self._index is not None, "it has given the slot"
@@ -408,10 +440,17 @@ class PageStore:
         if failure is not None:
             self._tell(failure)
 
+    def _zero_all_heads(self) -> None:
+        failure: Failure | None = None
+        for first in range(0, self.num_slots, _LOADED_AT_ONCE):
+            count = min(_LOADED_AT_ONCE, self.num_slots - first)
+            failure = _attempt(partial(self._files.write_heads, first, bytes(count * HEAD_BYTES))) or failure
+        self._tell(_Flushed(failure))
+
     def _end(self, piece: Piece, failure: Failure | None = None) -> None:
         self._tell((piece, failure))
 
-    def _tell(self, event: "tuple[Piece, Failure | None] | _Loaded | Failure") -> None:
+    def _tell(self, event: "tuple[Piece, Failure | None] | _Loaded | _Flushed | Failure") -> None:
         self._ended.append(event)
         self._told.set()
         self._wake()

@@ -67,11 +67,15 @@ class StoreIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreFound(NamedTuple):
-    """A store that lies in a directory; `identity` is None if its header cannot be read."""
+    """A store that lies in a directory; `identity` is None if its header cannot be read.
+
+    `written_at` is the Unix time at which a head was written last.
+    """
 
     path: Path
     identity: StoreIdentity | None
     num_bytes: int
+    written_at: float
 
 
 def slot_bytes_of(page_bytes: int, tp_size: int) -> int:
@@ -86,11 +90,12 @@ def find_stores(directory: str | Path) -> list[StoreFound]:
         try:
             with (folder / HEADS).open("rb") as file:
                 identity = decode_header(file.read(HEADER_BYTES))
-            num_bytes = sum((folder / name).stat().st_blocks * 512 for name in (HEADS, PAGES))
+            files = [(folder / name).stat() for name in (HEADS, PAGES)]
         except OSError:
             # Being made, or another user's: not ours to speak of.
             continue
-        found.append(StoreFound(folder, identity, num_bytes))
+        num_bytes = sum(status.st_blocks * 512 for status in files)
+        found.append(StoreFound(folder, identity, num_bytes, files[0].st_mtime))
     return found
 
 

@@ -101,6 +101,11 @@ class PoolWrites:
         self.counts["queue full"] += dropped
         return len(pages) - dropped
 
+    def forget(self) -> None:
+        """Pages that still wait are not stored: the store is being flushed."""
+        self.counts["flushed"] += len(self._queue)
+        self._queue.clear()
+
     def pump(self, now: float) -> float | None:
         """Begin what may begin. Returns the seconds after which to call again; None: after `settle` or an `offer`."""
         while self._queue:

@@ -64,7 +64,7 @@ class JobEndpoint(ABC):
             if (named := call.names.called(job.client_id)) != call.names:
                 call.names = named
                 self._observer.came(named)
-            track.read(self._service.now(), call.names)
+            self._service.account.read(track, call.names)
             self._observer.unknown_fields(job.unknown_fields, call.names.path)
             self._service.check_priority(job.priority)
             names = [one for one in (job.rids, job.client_id, call.request_id) if one]

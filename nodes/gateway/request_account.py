@@ -15,6 +15,7 @@ from nodes.gateway.events import ABORT, Deliver, End
 from nodes.gateway.fingerprint import server_version
 from nodes.gateway.records.call_log import CallLog, CallTrack
 from nodes.gateway.records.line_file import LineFile
+from nodes.gateway.records.open_calls import OpenCalls, open_calls_path
 from nodes.gateway.records.request_log import Chooser
 from nodes.gateway.request_names import RequestNames
 from nodes.protocol.attempts import OVER_SHARE
@@ -43,6 +44,9 @@ class RequestAccount:
         self._calls = CallLog(me, ctx.describe().host, chooser)
         folder = config.request_log_folder
         self._lines = LineFile(Path(folder) / f"{me}.jsonl", config.request_log_bytes) if folder else None
+        # Of calls that have a line when they end, and of no others.
+        has_open = bool(folder) and config.request_log != "none"
+        self._open = OpenCalls(open_calls_path(Path(folder), me, ctx.address.epoch)) if has_open else None
         self._failed_at: float | None = None
         self._untold_at: float | None = None
         self._export = self._begin_export(config) if config.otel_endpoint else None
@@ -55,9 +59,17 @@ class RequestAccount:
         """A client's call arrived. `end` has to be called with what is returned."""
         return self._calls.begin(names, arrived_at, time.time())
 
+    def read(self, track: CallTrack, names: RequestNames) -> None:
+        """The body of a call was read; `names` are those that it gave."""
+        track.read(self._ctx.now(), names)
+        if self._open is not None:
+            track.slot = self._open.put(self._calls.opened(track))
+
     def end(self, track: CallTrack, status: int, code: str) -> None:
         """The call is over: with this HTTP status, and the code of the error that it was answered with, if any."""
         line = self._calls.end(track, status, code, self._ctx.now())
+        if self._open is not None:
+            self._open.free(track.slot)
         if self._export is not None:
             self._export.add(self._calls.newest)
         # On the loop: a KB into the page cache, some hundred times a second at most, is not worth a thread.
@@ -85,6 +97,8 @@ class RequestAccount:
     async def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
+        if self._open is not None:
+            self._open.close()
         if self._export is not None:
             await asyncio.to_thread(self._export.close)
 

@@ -172,8 +172,9 @@ class RequestState:
             if first:
                 self.log.first_token(now)
             else:
+                self.log.num_pauses += 1
                 if since_s > STALL_S or since_s > self.log.stall_s:
-                    self.log.paused(delta.position + num_known, since_s, self.pace_s, now)
+                    self.log.paused(delta.position + num_known, since_s, now)
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         tokens = Tokens(token_ids, delta.extras[num_known:]) if self.opened.shows_tokens else None

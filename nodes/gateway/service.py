@@ -437,6 +437,8 @@ class GatewayService:
         output, index, *_ = self._outputs[command.request_id]
         if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens, command.tokens):
             self._fresh.append(output)
+        if command.first:
+            self.ctx.trace.note(Noted.FIRST, command.request_id, command.num_tokens)
         self.account.delivered(command)
 
     def _end(self, end: End) -> None:

@@ -81,6 +81,7 @@ from nodes.kv_agent.pools.held import HeldBy, HeldPools
 from nodes.kv_agent.pools.own import held_bytes
 from nodes.kv_agent.pools.taking import take_when_free
 from nodes.kv_agent.transports import make_transports
+from nodes.protocol.stores import FlushStores, ListStores, StoreList, StoresFlushed
 from nodes.roles import KV_AGENT, NODE_CODEC
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class KVAgent(Actor, HeldBy):
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
             return
-        if isinstance(message, OpenStore | FindStored):
+        if isinstance(message, OpenStore | FindStored | ListStores | FlushStores):
             self._on_store_ask(call, message)
             return
         if self._held is not None and self._held.on_ask(call):
@@ -230,11 +231,18 @@ class KVAgent(Actor, HeldBy):
             case _:
                 assert_never(message)
 
-    def _on_store_ask(self, call: Call, message: OpenStore | FindStored) -> None:
-        if self.disk is None:
+    def _on_store_ask(self, call: Call, message: OpenStore | FindStored | ListStores | FlushStores) -> None:
+        if self.disk is None and isinstance(message, ListStores | FlushStores):
+            # An operator asks all agents, whatever each is set to.
+            call.reply(StoreList(agents=[]) if isinstance(message, ListStores) else StoresFlushed(flushed=[]))
+        elif self.disk is None:
             call.fail("no_store", f"{self.ctx.address.actor_id} is set to keep no pages on disk")
         elif isinstance(message, OpenStore):
             self.disk.on_open(call, message)
+        elif isinstance(message, ListStores):
+            self.disk.on_list(call)
+        elif isinstance(message, FlushStores):
+            self.disk.on_flush(call, message)
         else:
             self.disk.on_find(call, message)
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from kvstore.errors import StoreError, TransferError
 from kvstore.hashing import HASH_BYTES
@@ -25,13 +25,24 @@ from kvstore.protocol import (
     StoreOpened,
     StorePages,
 )
-from kvstore.store.place import StoreIdentity
+from kvstore.store.place import StoreFound, StoreIdentity
 from mesh.actor import Call, Context
 from nodes.kv_agent.config import DiskConfig, InstalledStoreConfig, PoolConfig
 from nodes.kv_agent.installed_store import installed_gauges, open_installed
+from nodes.kv_agent.store_facts import facts_of_open, look_into, with_others
+from nodes.protocol.stores import (
+    LOADING,
+    AgentStores,
+    FlushedStore,
+    FlushStores,
+    StoreFacts,
+    StoreList,
+    StoresFlushed,
+)
 
 if TYPE_CHECKING:
     from kvstore.store.interface import Store, Stored
+    from kvstore.store.page_store import PageStore
     from kvstore.store.pool_writes import PoolWrites
     from kvstore.store.source import StorePeer, StoreTransport
 
@@ -41,6 +52,7 @@ _REASONS: Final[Mapping[str, Sequence[str]]] = {
     "changed": ("changed before", "changed meanwhile"),
     "read_only": ("not stored, read only",),
     "write_failed": ("write failed",),
+    "flushed": ("flushed",),
 }
 """Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
 
@@ -116,6 +128,7 @@ class DiskStores:
         self._failed: set[StoreIdentity] = set()
         self._told: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._found_at: dict[StoreIdentity, float] = {}
         self._is_due = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -142,6 +155,8 @@ class DiskStores:
                 StoredPrefix(name=prompt.name, slots=slots, sequences=sequences)
                 for prompt, (slots, sequences) in zip(message.prompts, stored, strict=True)
             ]
+            if any(prefix.slots for prefix in found):
+                self._found_at[identity] = self._owner.ctx.now()
             epoch = self._owner.ctx.address.epoch
             call.reply(StoredFound(found=found, source=identity.folder, incarnation=epoch))
 
@@ -161,6 +176,26 @@ class DiskStores:
             if identity.folder == source:
                 return self._peers(identity, opened)
         raise TransferError("source_lost", f"no store {source} is open at {self._owner.ctx.address.actor_id}")
+
+    def on_list(self, call: Call) -> None:
+        self._owner.ctx.spawn(self._list(call), name="list stores")
+
+    def on_flush(self, call: Call, message: FlushStores) -> None:
+        if isinstance(self._config, InstalledStoreConfig):
+            # It forgets pages by their names, and who knows what others have put there.
+            why = f"{self._config.place} keeps what it has until it is emptied by its own means"
+            call.fail("store_not_flushed", why)
+            return
+        meant = {
+            identity.folder: opened
+            for identity, opened in self._opened.items()
+            if not message.folders or identity.folder in message.folders
+        }
+        loading = [folder for folder, opened in meant.items() if not opened.store.is_loaded]
+        if loading:
+            call.fail(LOADING, f"what {', '.join(loading)} has is still being read", retryable=True)
+            return
+        self._owner.ctx.spawn(self._flush(call, meant), name="flush stores")
 
     def on_open(self, call: Call, message: OpenStore) -> None:
         if message.group not in self._groups:
@@ -233,11 +268,9 @@ class DiskStores:
 
     def gauges(self) -> dict[str, float]:
         """Figures of all stores together; those whose names end in `_total` begin at 0 with this agent."""
-        counts, stored_bytes, queued, is_buffered, is_read_only = Counter(self._counts), 0.0, 0, False, False
+        counts, stored_bytes, queued, is_buffered, is_read_only = self._sums(), 0.0, 0, False, False
         for store, writes, _ in self._opened.values():
             figures = store.stats()
-            for name, number in (*figures.items(), *writes.counts.items()):
-                counts[name] += int(number)
             stored_bytes += figures.get("written", 0.0) * store.page_bytes
             queued += writes.num_queued
             is_buffered |= bool(store.why_buffered)
@@ -253,8 +286,8 @@ class DiskStores:
             "mesh_kv_disk_evicted_pages_total": float(counts["evicted"]),
             "mesh_kv_disk_corrupt_pages_total": float(counts["read corrupt"]),
             **{
-                f'mesh_kv_disk_dropped_pages_total{{reason="{reason}"}}': float(sum(counts[name] for name in names))
-                for reason, names in _REASONS.items()
+                f'mesh_kv_disk_dropped_pages_total{{reason="{reason}"}}': float(number)
+                for reason, number in _dropped(counts).items()
             },
         }
         if isinstance(self._config, InstalledStoreConfig):
@@ -262,6 +295,52 @@ class DiskStores:
         return figures
 
     # inside
+
+    def _sums(self) -> Counter[str]:
+        """What was counted here and in all stores, as the parts name it."""
+        counts = Counter(self._counts)
+        for store, writes, _ in self._opened.values():
+            for name, number in (*store.stats().items(), *writes.counts.items()):
+                counts[name] += int(number)
+        return counts
+
+    async def _list(self, call: Call) -> None:
+        disk = self._config if isinstance(self._config, DiskConfig) else None
+        found: Sequence[StoreFound] = await look_into(disk.directory) if disk is not None else []
+        now = self._owner.ctx.now()
+        opened: list[StoreFacts] = []
+        for identity, (store, writes, _) in self._opened.items():
+            groups = [group for group in self._groups if self._is_of(group, identity)]
+            at = self._found_at.get(identity)
+            idle_s = None if at is None else now - at
+            opened.append(facts_of_open(identity, store, writes.num_queued, groups, idle_s))
+        kept = AgentStores(
+            agent=self._owner.ctx.address.actor_id,
+            directory=self._config.place,
+            size_bytes=disk.size_bytes if disk is not None else 0,
+            stores=with_others(opened, found),
+            dropped=_dropped(self._sums()),
+        )
+        call.reply(StoreList(agents=[kept]))
+
+    async def _flush(self, call: Call, meant: Mapping[str, OpenedStore]) -> None:
+        agent = self._owner.ctx.address.actor_id
+        flushed: list[FlushedStore] = []
+        # Installed ones are refused before.
+        stores = {folder: cast("PageStore", opened.store) for folder, opened in meant.items()}
+        for folder, store in stores.items():
+            meant[folder].writes.forget()
+            flushed.append(FlushedStore(agent=agent, folder=folder, num_pages=store.flush()))
+        self._poll_soon()
+        while any(store.num_flushing for store in stores.values()):
+            self._idle.clear()
+            await self._idle.wait()
+        self._owner.ctx.log.info("stores flushed", pages={one.folder: one.num_pages for one in flushed})
+        failures = {folder: store.why_not_flushed for folder, store in stores.items()}
+        if told := "; ".join(f"{folder}: {why}" for folder, why in failures.items() if why):
+            call.fail("store_not_flushed", f"pages are forgotten until {agent} starts again, but its disk says {told}")
+        else:
+            call.reply(StoresFlushed(flushed=flushed))
 
     def _identity(self, group: str, numerics: str) -> StoreIdentity:
         layout = self._groups[group][0].layout
@@ -372,3 +451,8 @@ class DiskStores:
         if why and what not in self._told:
             self._told.add(what)
             self._owner.ctx.log.warning(what, why=why)
+
+
+def _dropped(counts: Mapping[str, int]) -> dict[str, int]:
+    """Pages that were not stored, by the reasons of `/metrics`."""
+    return {reason: sum(counts.get(name, 0) for name in names) for reason, names in _REASONS.items()}

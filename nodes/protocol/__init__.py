@@ -20,6 +20,7 @@
     gateway -> schedulers               FlushCache                     -> CacheFlushed
     supervisor, gateway -> gateway      FindCalls                      -> CallsFound
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
+    operator -> kv_agent                see `nodes/protocol/stores.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
 Any tell may be lost, repeated or late. An actor that waits for progress asks again, and every message names the attempt
@@ -123,6 +124,7 @@ from nodes.protocol.steps import (
     StepPlan,
     StepResult,
 )
+from nodes.protocol.stores import FlushStores, ListStores, StoreList, StoresFlushed
 
 NodeMessage = (
     MapPool
@@ -191,6 +193,10 @@ NodeMessage = (
     | HasLetGo
     | TakeUp
     | HasTakenUp
+    | ListStores
+    | StoreList
+    | FlushStores
+    | StoresFlushed
     | JoinGroup
     | GroupFormed
 )
@@ -225,6 +231,7 @@ __all__ = [
     "FindCalls",
     "FindStored",
     "FlushCache",
+    "FlushStores",
     "GrantClosed",
     "GrantRefused",
     "GrantsOpened",
@@ -235,6 +242,7 @@ __all__ = [
     "JoinGroup",
     "LetGo",
     "ListMemory",
+    "ListStores",
     "Load",
     "MapPool",
     "MemoryList",
@@ -274,6 +282,8 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StopAt",
+    "StoreList",
+    "StoresFlushed",
     "StreamFinish",
     "StreamOpen",
     "Submit",

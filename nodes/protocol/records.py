@@ -17,6 +17,8 @@ from mesh.wire.message import Message, Part
 NOT_YET: Final = -1.0
 STALL_S: Final = 0.25
 """Shorter pauses no reader notices; restarting a worker takes 0.3 s, which has to be among them."""
+TOLD_S: Final = 1e-4
+"""Moments are told to this: a loop's clock goes on once a turn, of which the quickest take as long."""
 MAX_CALLS: Final = 100
 """Of one answer: some 100 KB, and more than anybody reads in a terminal."""
 MAX_SAMPLES: Final = 8
@@ -218,7 +220,7 @@ class CallsFound(Message, frozen=True):
 
 
 def since(begin: float, at: float) -> float:
-    """Seconds from `begin` to `at`, to a tenth of a millisecond: a loop's clock goes on once a turn."""
+    """Seconds from `begin` to `at`, to `TOLD_S`."""
     return round(at - begin, 4)
 
 

@@ -91,7 +91,6 @@ class SchedulerActor(Actor):
         self._persistent = PersistentAsk(ASK_RETRY_S)
         self._is_wanted_back = asyncio.Event()
         self._is_released = False
-        self._numerics = ""
 
     async def start(self) -> None:
         """Map the pool and take over what an earlier incarnation left in it.
@@ -104,7 +103,6 @@ class SchedulerActor(Actor):
         """
         while (handle := await self._take_over()) is None:
             self._is_wanted_back.clear()
-        await self._open_store()
         address = self.ctx.address
         pool = self._pool
         assert pool is not None, "the pool was taken over"
@@ -132,7 +130,10 @@ class SchedulerActor(Actor):
         self.on_members([], [], [])
 
     async def _take_over(self) -> PoolHandle | None:
-        """Map the pool and adopt the worker; None if the memory is wanted back, or the worker is on another pool."""
+        """Map the pool, adopt the worker, have the store opened.
+
+        None if the memory is wanted back meanwhile, or the worker is on another pool.
+        """
         handle = await self._ask_until_answered(self._config.agent, MapPool(group=self._config.group), "the pool")
         if handle.layout.page_size != self._config.page_size:
             raise ConfigError(
@@ -148,15 +149,14 @@ class SchedulerActor(Actor):
             # An agent that starts now learns which actors map its pools from what they announce.
             self._is_released = False
             self.ctx.announce(STARTING)
-        adopting = asyncio.ensure_future(self._adopt_all())
+        taking = asyncio.ensure_future(self._take_worker())
         wanted_back = asyncio.ensure_future(self._is_wanted_back.wait())
         try:
-            await asyncio.wait((adopting, wanted_back), return_when=asyncio.FIRST_COMPLETED)
-            if adopting.done() and not wanted_back.done() and not any(map(self._is_elsewhere, adopting.result())):
-                self._numerics = adopting.result()[0].numerics
+            await asyncio.wait((taking, wanted_back), return_when=asyncio.FIRST_COMPLETED)
+            if taking.done() and not wanted_back.done() and taking.result():
                 return handle
         finally:
-            adopting.cancel()
+            taking.cancel()
             wanted_back.cancel()
         pool.close()
         self._pool = None
@@ -164,11 +164,19 @@ class SchedulerActor(Actor):
         await asyncio.sleep(ASK_RETRY_S)
         return None
 
-    async def _open_store(self) -> None:
-        """Have the agent open its store, if it has one. Raises RemoteError with what is wrong with the disk."""
+    async def _take_worker(self) -> bool:
+        """Adopt the worker, and have the agent open its store, if it has one; False if the worker is on another pool.
+
+        Raises RemoteError, also with what is wrong with the disk.
+        """
+        adopted = await self._adopt_all()
+        if any(map(self._is_elsewhere, adopted)):
+            return False
         if self._config.stores:
-            opening = OpenStore(group=self._config.group, numerics=self._numerics)
+            # Here, where a release is noticed: reserving the space of a store may take a disk minutes.
+            opening = OpenStore(group=self._config.group, numerics=adopted[0].numerics)
             await self._ask_until_answered(self._config.agent, opening, "the store of KV pages")
+        return True
 
     async def _adopt_all(self) -> list[Any]:
         """Every rank's `Adopted`. All are asked at once: a rank adopted alone would leave others waiting in a step."""

@@ -143,18 +143,8 @@ class SchedulerCore:
         room = (self.queue, self.running, self.growth, self.grants, self.orders, self.restores, self.recovered)
         self.admission = Admission(config, cache, *room, self.outbox)
         self.turnover = Turnover(self.queue, self.running, self.grants, self.admission.waits_for_prefix)
-        self.handlers = RpcHandlers(
-            config,
-            cache,
-            self.queue,
-            self.attempts,
-            self.orders,
-            self.restores,
-            self.streams,
-            self.endings,
-            self.outbox,
-            lambda: self.is_drained and not len(self.recovered),
-        )
+        asked = (self.queue, self.attempts, self.orders, self.restores, self.streams, self.endings, self.outbox)
+        self.handlers = RpcHandlers(config, cache, *asked, lambda: self.is_drained and not len(self.recovered))
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.news = CacheNews(cache, self.outbox, self.deadlines)
         self.idle_check = IdleCheck(cache, self.outbox, self.deadlines)
@@ -359,7 +349,7 @@ class SchedulerCore:
         self._plan(now)
         self.own_grants.flush()
         self.grants.flush()
-        self.restores.flush()
+        self.restores.flush(now)
         self.orders.flush()
         self.streams.flush()
         if self.idle_check.tell():

@@ -215,7 +215,7 @@ class RpcHandlers:
             self._endings.finish(sequence, "length", now)
         else:
             self._queue.add(sequence)
-            self._restores.look(sequence, now)
+            self._restores.look(sequence)
 
     def _on_cancel(self, event: Asked, message: CancelAttempts, now: float) -> None:
         for ref in message.attempts:
@@ -261,7 +261,7 @@ class RpcHandlers:
         sequence = Sequence.from_order(self._next_row(), message, now)
         self._orders.accept(sender, message, sequence, now)
         self._queue.add(sequence)
-        self._restores.look(sequence, now)
+        self._restores.look(sequence)
         return None
 
     def _problem_of(self, submit: Submit) -> Problem | None:

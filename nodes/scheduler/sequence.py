@@ -97,6 +97,7 @@ class Sequence:
         "num_computed",
         "num_deaths",
         "num_inflight",
+        "num_looks",
         "num_paid",
         "num_placed",
         "num_preemptions",
@@ -149,12 +150,10 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset()
         self.max_length = self.length + 1
         # It ends with a vector of its prompt and draws nothing.
-        self.is_vector = spec.is_vector
-        # Its pages are neither taken from the cache nor put there.
-        self.is_private = False
+        # Its pages are neither taken from the cache nor put there, if it is private.
+        self.is_vector, self.is_private = spec.is_vector, False
 
-        self.stage = Stage.WAITING
-        self.finish_reason = ""
+        self.stage, self.finish_reason = Stage.WAITING, ""
         self.num_computed = self.num_scheduled = self.num_inflight = self.num_preemptions = 0
         # Workers that died with a step of it, since the last acknowledged one.
         self.num_deaths = 0
@@ -165,13 +164,12 @@ class Sequence:
         self.put_back_at, self.keeps_until = NEVER, 0
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
-        # What the disk has of it, until when the answer to that is waited for, and how many tokens came from there.
+        # What the disk has of it; until when the answer to that is waited for; how often it was asked for; tokens that
+        # came from there.
         self.offer: Offer | None = None
-        self.looks_until = 0.0
-        self.num_restored = 0
+        self.looks_until, self.num_looks, self.num_restored = 0.0, 0, 0
         # At the worker: its slot, the table it was last opened in (0: none), and how many pages it was given there.
-        self.slot = -1
-        self.table = self.num_placed = 0
+        self.slot, self.table, self.num_placed = -1, 0, 0
 
         self.kv: BlockTable | None = None
         self.page_ids = array("i")
@@ -189,8 +187,7 @@ class Sequence:
         # What is read of the prompt, if anything.
         self.reading: PromptPayloads | None = None
 
-        self.detokenizer = ""
-        self.is_open = False
+        self.detokenizer, self.is_open = "", False
         # Output tokens sent to the detokenizer, earlier attempts' included.
         self.num_sent = self.num_prior_outputs
 

@@ -46,6 +46,8 @@ class PagesToStore:
         self._told = [0] * (cache.num_pages + 1)
         if config.stores == "write_through":
             cache.blocks.on_published = self._on_published
+            # By the other policy it is a few of them, and whose those are is the agent's affair.
+            cache.events.is_on_disk = True
         elif config.stores:
             cache.on_reused = self._on_reused
 

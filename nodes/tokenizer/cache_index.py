@@ -1,34 +1,55 @@
-"""Which pages are in one scheduler's prefix cache, by its events. Pure; used by `nodes/tokenizer/routing.py`."""
+"""Which pages are in one scheduler's prefix cache, or were and can be read from its host's disk, by its events.
+
+Pure; used by `nodes/tokenizer/routing.py`.
+"""
 
 from kvstore.protocol import CacheCleared, PageRemoved, PageStored
 
 
 class CacheIndex:
-    """Hashes of at most `max_pages` cached pages, oldest forgotten first; each covers all up to its page's end."""
+    """Hashes of at most `max_pages` cached pages, and of as many on disk, oldest forgotten first.
 
-    __slots__ = ("_hashes", "_max_pages")
+    Each covers all up to its page's end. Reading a page takes a small part of the time of computing it, so both count
+    alike. What the disk has given up since is not told: a request sent there for it is computed.
+    """
+
+    __slots__ = ("_hashes", "_max_pages", "_on_disk")
 
     def __init__(self, max_pages: int) -> None:
         self._hashes: dict[bytes, None] = {}
+        self._on_disk: dict[bytes, None] = {}
         self._max_pages = max_pages
 
     def __contains__(self, page_hash: bytes) -> bool:
-        return page_hash in self._hashes
+        return page_hash in self._hashes or page_hash in self._on_disk
 
     def __len__(self) -> int:
-        return len(self._hashes)
+        return len(self._hashes) + len(self._on_disk)
 
     def apply(self, event: PageStored | PageRemoved | CacheCleared) -> None:
         if isinstance(event, PageStored):
-            self._hashes.pop(event.page_hash, None)
-            self._hashes[event.page_hash] = None
-            if len(self._hashes) > self._max_pages:
-                del self._hashes[next(iter(self._hashes))]
+            self._on_disk.pop(event.page_hash, None)
+            self._keep(self._hashes, event.page_hash)
         elif isinstance(event, PageRemoved):
             for page_hash in event.page_hashes:
                 self._hashes.pop(page_hash, None)
+                if event.on_disk:
+                    self._keep(self._on_disk, page_hash)
         else:
+            cached = list(self._hashes)
             self.clear()
+            if not event.on_disk:
+                self._on_disk.clear()
+                return
+            for page_hash in cached:
+                self._keep(self._on_disk, page_hash)
 
     def clear(self) -> None:
+        """What is cached is not known any more."""
         self._hashes.clear()
+
+    def _keep(self, hashes: dict[bytes, None], page_hash: bytes) -> None:
+        hashes.pop(page_hash, None)
+        hashes[page_hash] = None
+        if len(hashes) > self._max_pages:
+            del hashes[next(iter(hashes))]

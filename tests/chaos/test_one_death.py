@@ -120,7 +120,9 @@ def test_chaos_ends_at_ctrl_c_with_a_report_and_nobody_stays_stopped(mesh: Chaos
 
 def test_chaos_says_what_was_lost_and_who_died_without_its_doing(mesh: ChaosMesh) -> None:
     mesh.settled()
-    with running(mesh, *CHAOS, "--blows", "garbage", "--every", "0.5", "--seconds", "6") as chaos:
+    # Not the gateway, too: while one that was struck settles, connections may break, and a slow machine kills it then.
+    options = ("--blows", "garbage", "--only", "registry", "--every", "0.5", "--seconds", "6")
+    with running(mesh, *CHAOS, *options) as chaos:
         # Each blow is told once the mesh has settled after it; before the first one, nothing is lost.
         while " s  garbage " not in chaos.stderr.readline():
             assert chaos.poll() is None

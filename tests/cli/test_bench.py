@@ -70,6 +70,40 @@ async def test_two_servers_get_the_same_in_turns(tmp_path: Path, monkeypatch: py
     assert all("Bearer theirs" in head and "ours" not in head for head in other.heads)
 
 
+async def test_what_one_server_refuses_neither_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky(number: int) -> Answer:
+        body = other.bodies[number]
+        if isinstance(body["prompt"], list):
+            return refused("prompt must be a string")
+        return refused("extra fields not permitted: ignore_eos") if "ignore_eos" in body else (WHOLE, "close")
+
+    def refused(why: str) -> Answer:
+        return b"HTTP/1.1 422 No\r\nContent-Length: %d\r\n\r\n%s" % (len(why), why.encode()), "close"
+
+    async with streaming() as one, streaming(picky) as other:
+        words = ("--url", one.url, "--beside", other.url, "--requests", "4", "--turns", "2", "--prompt", "9")
+        done = await asyncio.to_thread(typed, *words, "--warm-up", "2")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert f"{other.url} takes no token ids: texts of about as many tokens are sent" in done.stderr
+    assert f"{other.url} does not know ignore_eos: it is left out, so answers may end early" in done.stderr
+    assert "tokens/s " in done.stdout
+    for server in (one, other):
+        measured = server.bodies[-8:]
+        assert all("ignore_eos" not in body and len(body["prompt"].split()) == 9 for body in measured)
+        assert len({body["prompt"] for body in measured}) == 8
+    assert len(other.bodies) == 3 * 2 + 8, "and it is asked again only as long as there is something to leave out"
+
+
+async def test_a_server_that_refuses_for_other_reasons_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = b"HTTP/1.1 422 No\r\nContent-Length: 10\r\n\r\nignore_eos", "close"
+    async with streaming(lambda _: answer) as server:
+        done = await asyncio.to_thread(typed, "--url", server.url, "--requests", "2", "--warm-up", "1")
+    assert done.exit_code == ExitCode.FAILED
+    # Left out, and refused all the same.
+    assert len(server.bodies) == 2 * 1 + 2
+    assert "failed: 2 status 422" in done.stdout
+
+
 async def test_our_own_key_is_none_of_another_server_s_business(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVMESH_API_KEY", "ours")
     async with streaming() as one, streaming() as other:

@@ -15,7 +15,8 @@ ANSWERS = {
     "AttemptsSubmitted", "AttemptsCancelled", "Adopted", "PrefillsOrdered", "PrefillCancelled", "MemoryList",
     "HasLetGo", "HasTakenUp", "PagesOffered", "GroupFormed", "ActorList", "Stopping", "Restarting", "ActorProof",
     "LogList", "LogParts", "AllowListTaken", "VocabularyIs", "TemplateIs", "TokenizerIs", "ResponseIs",
-    "RequestsAborted", "CacheFlushed", "CallsFound", "NotesFound", "StoreOpened",
+    "RequestsAborted", "CacheFlushed", "CallsFound", "NotesFound", "StoreOpened", "StoredFound", "StoreList",
+    "StoresFlushed",
 }  # fmt: skip
 PUBLISHED = {"CacheEvents", "Load"}
 

@@ -45,7 +45,7 @@ class BadMoments:
         self._num_stalls_left -= 1
         self.counts["stalled"] += 1
         if dice.random() < 0.8:
-            self._die_soon("died in a step", [f"scheduler-{group}"], dice.random() * dice.choice([0.01, 0.3]))
+            self.die_soon("died in a step", [f"scheduler-{group}"], dice.random() * dice.choice([0.01, 0.3]))
         return dice.uniform(0.5, 3.0)
 
     def on_copy(self, group: str, copy_s: float) -> None:
@@ -55,14 +55,15 @@ class BadMoments:
             self._num_copies_left -= 1
             both = [f"scheduler-{group}", f"scheduler-{self._first}"]
             dying = both[1:] if self._is_source else dice.choice([both, both, both[:1]])
-            self._die_soon("died in a copy", dying, dice.random() * 10 * copy_s)
+            self.die_soon("died in a copy", dying, dice.random() * 10 * copy_s)
 
     def end(self) -> None:
         """Cause no more deaths and stalls."""
         self._num_stalls_left = self._num_copies_left = 0
         self._processes = {}
 
-    def _die_soon(self, why: str, actor_ids: Sequence[str], after_s: float) -> None:
+    def die_soon(self, why: str, actor_ids: Sequence[str], after_s: float) -> None:
+        """These die together, unless nothing happens any more by then; `why` is what is counted."""
         # Not in the context of the process that stalls or copies, which may die itself.
         asyncio.get_running_loop().call_later(after_s, self._die, why, actor_ids, context=self._context)
 

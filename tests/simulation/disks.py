@@ -1,65 +1,108 @@
-"""Scenarios in which agents keep pages on disk: whatever dies, each page that is stored is what its hash says.
+"""Scenarios in which agents keep pages on disk, and clients want what an earlier mesh has left there.
 
-The disk is one of `tests/kvstore/store`, which outlives agents; its threads are timers of the agent's process. Nothing
-is read back while the mesh runs: what lies there is compared at the end.
+Whatever dies, and whatever the disk does (`bad_disks.py`): each page that is read from it is what its hash says, or the
+answers show it, since `echo` reads them from the pages. So that pages of another salt or other numerics show, too, what
+lies under their names there is wrong. Pools are small, so much is stored and read again.
+
+Every third mesh is one whose groups' memory is released and resumed (`releases.py`), most often while a disk reads.
 """
 
 import asyncio
+import contextlib
 import random
-from array import array
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 from typing_extensions import override
 
-from kvstore.hashing import page_hash
-from kvstore.store.heads import are_sound, decode_heads
+from kvstore.protocol import MapPool
 from kvstore.store.page_store import PageStore
-from kvstore.store.place import HEAD_BYTES, StoreIdentity
-from kvstore.store.pool_writes import PoolWrites
+from kvstore.store.place import StoreIdentity
+from kvstore.store.source import StoreTransport
+from kvstore.transfer.base import Transfer
+from mesh.actor import Call
+from mesh.simulation.faults import Faults
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import DiskConfig, KVAgentConfig
-from nodes.kv_agent.disk import DiskStores, OpenedStore, feed_store
+from nodes.kv_agent.disk import OpenedStore, feed_store
+from nodes.kv_agent.events import Event, GroupReleased, SourceId
 from nodes.scheduler.config import SchedulerConfig
-from tests.kvstore.store.faulty_files import FaultyFiles, SteppedLane
-from tests.simulation import scenario
-from tests.simulation.planting import Bug, bug
+from tests.simulation import releases, scenario
+from tests.simulation.bad_disks import TROUBLES, BadFiles, DiskLane, fill, require_right
+from tests.simulation.scenario import Client
 from tests.simulation.whole_mesh import SimulatedMesh
 
-PAGE_SIZE = 16
-MOST_SLOTS = 200
+OTHER_NUMERICS = "echo of another instruction set"
+SALTS = ("", "of one client", "of another")
+MOST_DEATHS = 3
 
 
-class DiskLane(SteppedLane):
-    """Each piece of work takes a while, and is not done if the process dies before."""
+class DiskAgent(KVAgent):
+    """An agent that has a store of other numerics open, too, as if a group that computes otherwise were there."""
 
-    def __init__(self, draw: random.Random, most_s: float) -> None:
-        super().__init__()
-        self.draw, self.most_s = draw, most_s
+    counts: Counter[str]
+    freed: Callable[[str], None]
 
     @override
-    def submit(self, work: Callable[[], None]) -> None:
-        super().submit(work)
-        asyncio.get_running_loop().call_later(self.draw.uniform(0.0, self.most_s), self._step)
+    async def start(self) -> None:
+        await super().start()
+        assert self.disk is not None
+        for group in self.ranks:
+            self.ctx.spawn(self.disk._open(self.disk._identity(group, OTHER_NUMERICS)), name="open another store")
 
-    def _step(self) -> None:
-        # All were done when the store was closed.
-        if self.waiting:
-            self.step()
+    @override
+    def feed(self, event: Event) -> None:
+        if isinstance(event, GroupReleased):
+            self.counts["released while pages were read"] += self._is_reading(event.group)
+        super().feed(event)
+
+    @override
+    def on_ask(self, call: Call) -> None:
+        if isinstance(call.message, MapPool):
+            self.counts["mapped while pages were read"] += self._is_reading(call.message.group)
+        super().on_ask(call)
+
+    @override
+    def unmap(self, source: SourceId) -> None:
+        # Its pool is about to be freed, or to be made anew.
+        self.freed(source.group)
+        super().unmap(source)
+
+    def _is_reading(self, group: str) -> bool:
+        live = [one.grant for one in self.core.sessions if not one.is_quiesced]
+        return any(grant.stored is not None and grant.group == group for grant in live)
 
 
+@dataclass
 class DiskMesh(SimulatedMesh):
-    """A mesh whose agents have one disk each; `files` are what lies on them."""
+    """A mesh whose agent has one disk. `left` are prompts and salts of which an earlier mesh has left pages there."""
+
+    left: list[tuple[list[int], str]] = field(default_factory=list[tuple[list[int], str]])
+    salts: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.draw = random.Random(f"disk/{self.seed}")
-        self.files: dict[StoreIdentity, FaultyFiles] = {}
-        self.most_s = self.draw.choice((0.001, 0.3, 3.0))
-        self.num_slots = self.draw.choice((5, 40, MOST_SLOTS))
+        self.counts: Counter[str] = Counter()
+        self.files: dict[StoreIdentity, BadFiles] = {}
+        self.most_s = self.draw.choice((0.0005, 0.005, 0.03, 0.3, 3.0))
+        self.num_slots = self.draw.choice((5, 40, 200, 200))
         self.stores = self.draw.choice(("write_through", "write_through", "write_through_selective"))
+        self.troubles = [one for one in TROUBLES if self.draw.random() < 0.3]
+        self.rate = self.draw.choice((0.02, 0.2))
+        self.wrong: set[bytes] = set()
+        self.problems: list[str] = []
+        self._opened: list[tuple[BadFiles, PageStore]] = []
+        self._reading: dict[str, list[Transfer]] = {}
+        self._num_deaths = self.draw.choice((0, 1, MOST_DEATHS))
+        self._read_begins = asyncio.Event()
+        # Where computing is quicker than any disk, nothing is read.
+        slow = {group: max(step_ms, 30) for group, step_ms in self.speeds.step_ms.items()}
+        self.speeds = self.speeds._replace(step_ms=slow)
+        self._is_quiet = self.faults == Faults(silent_down=self.faults.silent_down)
 
     @override
     def _agent_config(self, groups: list[str]) -> KVAgentConfig:
@@ -68,7 +111,11 @@ class DiskMesh(SimulatedMesh):
 
     @override
     def _agent(self, agent: str, groups: list[str]) -> KVAgent:
-        return KVAgent(self._agent_config(groups), self.memory_of(agent), open_store=self._open)
+        made = DiskAgent(self._agent_config(groups), self.memory_of(agent), open_store=self._open)
+        made.counts, made.freed = self.counts, self._freed
+        # What an earlier one was reading ended with it.
+        self._reading.clear()
+        return made
 
     @override
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
@@ -76,64 +123,140 @@ class DiskMesh(SimulatedMesh):
 
     async def _open(self, config: DiskConfig, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
         await asyncio.sleep(self.draw.uniform(0.0, 2 * self.most_s))
+        if identity in self.files:
+            self.files[identity].come_back()
+        else:
+            self.files[identity] = self._first_files(identity)
+        files = self.files[identity]
+        lanes = [DiskLane(self.draw, self.most_s, orders=orders) for orders in (True, True, False)]
         page_bytes = identity.page_bytes * identity.tp_size
-        files = self.files.setdefault(identity, FaultyFiles(self.num_slots, page_bytes, self.draw))
-        first, second, third = (DiskLane(self.draw, self.most_s) for _ in range(3))
-        return feed_store(PageStore(files, page_bytes, wake, lanes=(first, second, third)), config)
+        store = PageStore(files, page_bytes, wake, lanes=(lanes[0], lanes[1], lanes[2]))
+        self._opened.append((files, store))
+        opened = feed_store(store, config)
+        self._watch(opened.transport)
+        return opened
+
+    def _first_files(self, identity: StoreIdentity) -> BadFiles:
+        page_bytes = identity.page_bytes * identity.tp_size
+        files = BadFiles(self.num_slots, page_bytes, self.draw, self.troubles, self.rate, self.counts)
+        if identity.numerics == OTHER_NUMERICS:
+            self.wrong |= fill(files, identity, self.left, shift=1)
+            return files
+        fill(files, identity, self.left)
+        strange = set(SALTS[:2]) - set(self.salts)
+        self.wrong |= fill(files, identity, [(tokens, salt) for tokens, _ in self.left for salt in strange], shift=1)
+        return files
+
+    @override
+    async def until_due(self, after_s: float) -> None:
+        await super().until_due(after_s)
+        self._read_begins.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._read_begins.wait(), self.draw.choice((0.0, 3.0, 3.0)))
+        await asyncio.sleep(self.most_s * self.draw.random())
+
+    # restores
+
+    def _watch(self, transport: StoreTransport) -> None:
+        post, poll = transport.post, transport.poll
+
+        def posted(transfer: Transfer) -> None:
+            if not transfer.peer.info.layout.tp_rank:
+                self._begun(transfer)
+            post(transfer)
+
+        def polled(now: float) -> list[Transfer]:
+            ended = poll(now)
+            for transfer in ended:
+                if not transfer.peer.info.layout.tp_rank:
+                    self._ended(transfer)
+            return ended
+
+        transport.post = posted  # type: ignore[method-assign]
+        transport.poll = polled  # type: ignore[method-assign]
+
+    def _begun(self, transfer: Transfer) -> None:
+        group = transfer.pool.info.group
+        reading = self._reading.setdefault(group, [])
+        # One that was given up may go on beside the next. What is lost on the way may be given up here alone.
+        if self._is_quiet and any(one.error is None and _slots(one) & _slots(transfer) for one in reading):
+            self.problems.append(f"slots {_slots(transfer)} are read twice at once into pages of {group}")
+        reading.append(transfer)
+        self._read_begins.set()
+        self.counts["restores begun"] += 1
+        if self._num_deaths and self.draw.random() < 0.3:
+            self._num_deaths -= 1
+            engine = [f"scheduler-{group}", f"worker-{group}"]
+            dying = self.draw.choice(
+                [engine[:1], engine[:1], engine[1:], engine, ["kv-agent-0"], ["kv-agent-0", engine[0]]]
+            )
+            self.moments.die_soon("died in a restore", dying, 3 * self.most_s * self.draw.random())
+
+    def _ended(self, transfer: Transfer) -> None:
+        group = transfer.pool.info.group
+        self._reading[group].remove(transfer)
+        if transfer.error is None:
+            self.counts["pages restored"] += len(_slots(transfer))
+        else:
+            self.counts["restores failed"] += 1
+            self.counts[f"restore: {transfer.error.code}"] += 1
+
+    def _freed(self, group: str) -> None:
+        if self._reading.get(group):
+            self.problems.append(f"the pool of {group} is freed while the disk is read into it")
+
+    # the end
+
+    @override
+    async def settle(self) -> None:
+        for files in self.files.values():
+            files.end()
+        await super().settle()
 
     @override
     async def stop(self) -> None:
         await super().stop()
         for identity, files in self.files.items():
-            self.moments.counts["pages stored"] += require_right(identity, files)
+            self.counts["pages stored"] += require_right(identity, files, self.wrong)
+        for files, store in self._opened:
+            num_corrupt = store.stats().get("read corrupt", 0)
+            assert files.is_damaged or not num_corrupt, f"{num_corrupt:g} pages of a sound disk counted as corrupt"
+        assert not self.problems, self.problems
 
 
-def require_right(identity: StoreIdentity, files: FaultyFiles) -> int:
-    """How many pages lie there. Each holds the tokens that its hash names, at one multiple of a page, at all ranks."""
-    rows = decode_heads(bytes(files.seen["heads"]))
-    num_stored = 0
-    for slot, is_sound in enumerate(are_sound(rows, 0)):
-        head = bytes(files.seen["heads"][slot * HEAD_BYTES :][:HEAD_BYTES])
-        assert is_sound or not any(head), f"the head of slot {slot} is torn"
-        if not any(head):
-            continue
-        num_stored += 1
-        whole = files.seen["pages"][slot * files.page_bytes :][: files.page_bytes]
-        for rank in range(identity.tp_size):
-            words = array("I", bytes(whole[rank * identity.page_bytes :][: identity.page_bytes]))
-            tokens, positions = words[:PAGE_SIZE], words[PAGE_SIZE:]
-            assert page_hash(head[16:32], tokens.tobytes()) == head[:16], f"slot {slot} has another page's bytes"
-            first = positions[0]
-            assert first % PAGE_SIZE == 0
-            assert list(positions) == list(range(first, first + PAGE_SIZE)), f"slot {slot} is a mixture"
-    return num_stored
+def _slots(transfer: Transfer) -> set[int]:
+    assert transfer.source is not None
+    return set(transfer.source.pages)
+
+
+class Stage:
+    """The clients of a seed, and the mesh that has pages of theirs on its disk."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(f"disks/{seed}")
+        self._salts = self._draw.choice((SALTS[:1], SALTS[1:2], SALTS[1:]))
+        self._left: list[tuple[list[int], str]] = []
+        self.mesh: DiskMesh | None = None
+
+    def clients(self, _seed: int, clients: list[Client]) -> list[Client]:
+        """Some come again a little later, when a small pool no longer has what they begin with."""
+        draw = self._draw
+        salted = [replace(one, salt=draw.choice(self._salts)) for one in clients]
+        again = [replace(one, arrives_s=one.arrives_s + draw.choice((0.5, 2.0, 6.0))) for one in draw.sample(salted, 3)]
+        for one in draw.sample(salted, draw.randrange(len(salted) + 1)):
+            tokens = list(one.prompt.encode())
+            self._left.append((tokens[: draw.choice((len(tokens), draw.randrange(len(tokens))))], one.salt))
+        return salted + again
+
+    def make(self, seed: int, faults: Faults, mixed: bool, theme: str) -> DiskMesh:
+        self.mesh = DiskMesh(seed, faults, mixed, theme, left=self._left, salts=self._salts)
+        return self.mesh
 
 
 def run_seed(seed: int) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
-    return scenario.run_seed(seed, suite="disks", kind=DiskMesh)
-
-
-# planted bugs
-
-
-def _never_compared(_: Any, _self: PoolWrites, _name: str, pages: Any) -> list[bool]:
-    return [True] * len(pages)
-
-
-def _compared_once(are_current: Any, self: PoolWrites, name: str, pages: Any) -> list[bool]:
-    is_first = not any(pages == batch.pages for batch in self._batches.values())
-    return are_current(self, name, pages) if is_first else [True] * len(pages)
-
-
-def _of_any_pool(on_pages: Any, self: DiskStores, message: Any) -> None:
-    pools = self._pools.get(message.group)
-    if pools is not None:
-        message = msgspec.structs.replace(message, incarnation=pools[0].info.incarnation)
-    on_pages(self, message)
-
-
-DISKS: dict[str, Bug] = {
-    "generations are not compared before a write": bug(12, (PoolWrites, "_are_current", _never_compared)),
-    "generations are not compared after a write": bug(12, (PoolWrites, "_are_current", _compared_once)),
-}  # fmt: skip
+    stage = Stage(seed)
+    play = releases.run_seed if seed % 3 == 2 else scenario.run_seed
+    counts = play(seed, stage.clients, "disks", stage.make)
+    assert stage.mesh is not None
+    return counts + stage.mesh.counts

@@ -18,7 +18,7 @@ from mesh.testing.processes import ProcessState
 from mesh.wire.codec import Codec
 from nodes.protocol import MemoryList, ReleaseMemory, ResumeMemory
 from nodes.roles import NODE_CODEC
-from tests.simulation.scenario import ask_all, draw_clients, draw_faults, judge_outcome, play
+from tests.simulation.scenario import Alter, Kind, ask_all, draw_clients, draw_faults, judge_outcome, play
 from tests.simulation.whole_mesh import SimulatedMesh
 
 CHANGE_LIMIT_S = 40.0
@@ -108,7 +108,7 @@ async def _die(mesh: SimulatedMesh, death: Death) -> None:
 
 
 async def _sleep(mesh: SimulatedMesh, operator: Operator, sleep: Sleep, deaths: list[Death]) -> None:
-    await asyncio.sleep(sleep.at_s)
+    await mesh.until_due(sleep.at_s)
     dying: list[Awaitable[None]] = [asyncio.ensure_future(_die(mesh, one)) for one in deaths if not one.of_end]
     # The weights of ranks are lost with their processes, so keeping them is refused.
     keep_weights = sleep.keep_weights and all(mesh.tp_size(group) == 1 for group in sleep.groups)
@@ -158,18 +158,21 @@ async def _scenario(mesh: SimulatedMesh, clients: list[Any], sleeps: list[Sleep]
     return problems
 
 
-def run_seed(seed: int) -> Counter[str]:
+def run_seed(
+    seed: int, alter: Alter | None = None, suite: str = "releases", kind: Kind = SimulatedMesh
+) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
     draw = random.Random(f"releases/{seed}")
     mixed = draw.random() < 0.3
     clients, drawn = draw_clients(draw, ""), draw_faults(draw, "")
+    clients = clients if alter is None else alter(seed, clients)
     faults = Faults(silent_down=draw.choice([0.0, 0.3])) if draw.random() < 0.6 else drawn
-    mesh = SimulatedMesh(seed, faults, mixed, "")
+    mesh = kind(seed, faults, mixed, "")
     if draw.random() < 0.3:
         mesh.tp_sizes[draw.choice(mesh.groups)] = 2
     sleeps = draw_sleeps(draw, mesh.groups)
     deaths = draw_deaths(draw, mesh.groups, len(sleeps))
-    replay = f"replay: python -m tests.simulation releases {seed}"
+    replay = f"replay: python -m tests.simulation {suite} {seed}"
     play(mesh, _scenario(mesh, clients, sleeps, deaths), mesh.faults, sleeps, deaths, replay)
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
-    return counts + Counter(sleeps=len(sleeps))
+    return counts + mesh.moments.counts + Counter(sleeps=len(sleeps))

@@ -70,7 +70,7 @@ class ReturningMesh(SimulatedMesh):
         # An actor that was refused has done nothing in its epoch.
         for actor_id in self.actors:
             self._look_at_grants(actor_id)
-        nonces = Counter(core.own_grants.nonce for core in self.granting)
+        nonces = Counter(core.own_grants.grant_nonce for core in self.granting)
         twice = [f"two cores name grants by {one}" for one, num in nonces.items() if num > 1]
         return twice + [
             f"{actor_id} had the epochs {epochs}"

@@ -48,6 +48,8 @@ class Client:
     asks: Asks = NOTHING
     # A vector is wanted, if it is not `TOKENS`.
     kind: str = TOKENS
+    # Its pages are for clients of the same salt alone.
+    salt: str = ""
 
     def body(self) -> bytes:
         fields = {
@@ -57,6 +59,7 @@ class Client:
         chosen = {"stop": self.stop, "min_tokens": self.min_tokens}
         # Echo draws the same with it, but checks that the output it has to look back at is in the pages.
         chosen |= {"repetition_penalty": self.repetition_penalty}
+        chosen |= {"cache_salt": self.salt}
         fields |= {name: value for name, value in chosen.items() if value}
         return json.dumps(fields | self.asks.fields()).encode()
 
@@ -397,10 +400,12 @@ def play(mesh: SimulatedMesh, scenario: Coroutine[Any, Any, list[str]], *told: o
 
 Alter = Callable[[int, list[Client]], list[Client]]
 """What another suite makes of a seed's clients."""
+Kind = Callable[[int, Faults, bool, str], SimulatedMesh]
+"""Makes a mesh of a seed, faults, whether it has one group for both phases, and a theme."""
 
 
 def run_seed(
-    seed: int, alter: Alter | None = None, suite: str = "scenario", kind: type[SimulatedMesh] = SimulatedMesh
+    seed: int, alter: Alter | None = None, suite: str = "scenario", kind: Kind = SimulatedMesh
 ) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
     draw = random.Random(f"scenario/{seed}")

@@ -18,6 +18,7 @@ from tests.simulation import (
     vectors,
 )
 from tests.simulation.ask_mutations import ASKING
+from tests.simulation.disk_mutations import DISKS
 from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, RELEASES, RETURNS, STRANGERS
 from tests.simulation.mutations import PROMPTS, SCENARIO, TABLES
 from tests.simulation.planting import Bug
@@ -57,7 +58,7 @@ SUITES = {
         vectors.run_seed, vectors.VECTORS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}, 1000
     ),
     "disks": Suite(
-        disks.run_seed, disks.DISKS, 20, 12, {"pages stored": 150, "died: kv": 1, "died: scheduler": 1}, 500
+        disks.run_seed, DISKS, 20, 12, {"pages stored": 150, "died: kv": 1, "died: scheduler": 1}, 500
     ),
     "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

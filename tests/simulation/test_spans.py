@@ -32,8 +32,24 @@ HOPS = {
     "to the detokenizer": (DECODE, DETOKENIZERS, "ways"),
     "from the detokenizer": (DETOKENIZERS, GATEWAY, "ways"),
 }
-DEATHS = {"worker-prefill-0": "prefill", "worker-decode-0": "stall", "scheduler-decode-0": "retry"}
-"""Who dies, the first when the request comes, the others amid its output, and where that time is found."""
+DEATHS = {
+    "worker-prefill-0": (0, "prefill"),
+    "worker-decode-0": (15, "stall"),
+    # No pace is known by then, or that of a pipeline that fills.
+    "worker-decode-0 ": (1, "stall"),
+    "worker-decode-0  ": (2, "stall"),
+    "scheduler-decode-0": (15, "retry"),
+}
+"""Who dies, after how many tokens (0: when the request comes), and where that time is found."""
+
+
+def calls(mesh: SimulatedMesh) -> list[CallRecord]:
+    return mesh.actors["gateway-0"].service.find_calls(FindCalls(name="cmpl-0")).calls
+
+
+def num_tokens(mesh: SimulatedMesh) -> int:
+    """What has come of the request; 0 before it has a record."""
+    return max((call.output_tokens for call in calls(mesh)), default=0)
 
 
 def traced(seed: int, disturb: str = "") -> Counter[str]:
@@ -59,10 +75,12 @@ def traced(seed: int, disturb: str = "") -> Counter[str]:
         body = json.dumps({"prompt": "a" * 200, "max_tokens": 40}).encode()
         asked = asyncio.ensure_future(mesh.request(body, "cmpl-0"))
         if disturb in DEATHS:
-            await asyncio.sleep(0.0 if disturb == "worker-prefill-0" else 0.8)
-            mesh.processes[disturb].kill()
+            await asyncio.sleep(0.0)
+            while num_tokens(mesh) < DEATHS[disturb][0]:
+                await asyncio.sleep(0.001)
+            mesh.processes[disturb.strip()].kill()
         await asked
-        found.extend(mesh.actors["gateway-0"].service.find_calls(FindCalls(name="cmpl-0")).calls)
+        found.extend(calls(mesh))
         await mesh.settle()
         await mesh.stop()
         mesh.bury()
@@ -80,7 +98,7 @@ def look(seed: int) -> None:
     for disturb in [*HOPS, *DEATHS]:
         took = traced(seed, disturb)
         more = Counter({name: took[name] - usual[name] for name in {*took, *usual}})
-        span = HOPS[disturb][2] if disturb in HOPS else DEATHS[disturb]
+        span = HOPS[disturb][2] if disturb in HOPS else DEATHS[disturb][1]
         ((longest, late_s), *_) = more.most_common(1)
         assert longest == span, f"{disturb}, seed {seed}: {more}"
         # What comes later in the request's way is reached while the hop is held, and lets less of it be seen.

@@ -340,6 +340,10 @@ class SimulatedMesh:
         self.deaths["lost pools"] += 1
         self.processes["kv-agent-0"].kill()
 
+    async def until_due(self, after_s: float) -> None:
+        """Return when what is drawn for `after_s` from now is to happen: some suites wait for a worse moment."""
+        await asyncio.sleep(after_s)
+
     async def hang(self, actor_id: str, after_s: float, *, kill: bool) -> None:
         """Stop an actor for a while, as a SIGSTOP or a sleeping host would; `kill`: then kill it, as a supervisor."""
         process = self.processes[actor_id]

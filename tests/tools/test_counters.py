@@ -23,6 +23,7 @@ BEGUN_BY_NAME = {
     "mesh_scheduler_requests_total": "all outcomes are written out",
     "mesh_scheduler_handoffs_total": "all outcomes are written out",
     "mesh_scheduler_orders_total": "all outcomes are written out",
+    "mesh_scheduler_restores_total": "all outcomes are written out, where there is a disk",
     "mesh_scheduler_results_refused_total": "tests/nodes/scheduler, `num_refused` has all reasons",
     "mesh_kv_transfer_failures_total": "tests/kvstore/transfer/test_failures.py",
     "mesh_kv_disk_dropped_pages_total": "tests/nodes/kv_agent/test_disk.py: all reasons are written out",

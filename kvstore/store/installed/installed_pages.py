@@ -125,8 +125,13 @@ class InstalledPages(Store):
         return self._calls.why_off
 
     @property
+    @override
+    def is_loaded(self) -> bool:
+        return True
+
+    @property
+    @override
     def last_failure(self) -> str:
-        """What the last call that brought nothing did instead."""
         return self._calls.last_failure
 
     @override
@@ -225,7 +230,7 @@ class InstalledPages(Store):
     def stats(self) -> dict[str, float]:
         return {
             "loaded": 1.0,
-            "known": float(len(self._known)),
+            "stored": float(len(self._known)),
             "off": float(bool(self.why_off)),
             "reading bytes": float(self._reading),
             "writing bytes": float(self._writing),

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from nodes.gateway.outputs import Generation
+from nodes.gateway.records.open_calls import NONE
 from nodes.gateway.records.request_log import Chooser
 from nodes.gateway.request_names import RequestNames
 from nodes.protocol.records import (
@@ -40,7 +41,7 @@ class CallTrack:
     """One call under way; times on the service's clock. `names` are told again once the body has been read."""
 
     __slots__ = ("_samples", "arrived_at", "at", "cached_tokens", "names", "num_samples", "open_ids", "output_tokens",
-                 "prepared_at", "prompt_tokens", "read_at", "template_s", "tokenize_s", "totals")  # fmt: skip
+                 "prepared_at", "prompt_tokens", "read_at", "slot", "template_s", "tokenize_s", "totals")  # fmt: skip
 
     def __init__(self, names: RequestNames, arrived_at: float, at: float) -> None:
         self.names = names
@@ -52,6 +53,8 @@ class CallTrack:
         self.num_samples = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         # Of its requests that run: ids, with whether the tokens of its prompt count. Samples of a prompt share it.
         self.open_ids: dict[str, bool] = {}
+        self.slot = NONE
+        """Where it is in the file of open calls."""
         self.totals = CallRecord(names.ours)
         self._samples: list[SampleRecord] = []
 
@@ -156,6 +159,10 @@ class CallLog:
         """A call arrived; `at` is Unix time."""
         track = self._under_way[names.ours] = CallTrack(names, now, at)
         return track
+
+    def opened(self, track: CallTrack) -> CallRecord:
+        """What is known of a call whose body was read."""
+        return track.record(self._gateway, self._host)
 
     @property
     def newest(self) -> CallRecord:

@@ -10,7 +10,7 @@ from nodes.protocol.records import NOT_YET, STALL_S, AttemptRecord, SampleRecord
 from nodes.request import Stages
 
 STALL_PACES: Final = 4
-"""A model that takes 0.3 s for a token does not stall at each."""
+"""A model that takes 0.3 s for a token does not stall at each: a stall is so many times what its other pauses are."""
 MAX_STALLS: Final = 8
 """The longest are kept: a sample that was put back a hundred times says so by its attempts and by the others."""
 MAX_ATTEMPTS: Final = 32
@@ -44,13 +44,16 @@ class _Attempt:
 class SampleLog:
     """Times on the core's clock; `record` tells them from the arrival on."""
 
-    __slots__ = ("_arrived_at", "_attempts", "_stalls", "first_token_s", "stall_s")
+    __slots__ = ("_arrived_at", "_attempts", "_first_token", "_pauses", "first_token_s", "num_pauses", "stall_s")
 
     def __init__(self, arrived_at: float) -> None:
         self._arrived_at = arrived_at
         self._attempts: list[_Attempt] = []
-        self._stalls: list[StallRecord] = []
+        self._pauses: list[StallRecord] = []
+        self._first_token = arrived_at
         self.first_token_s = NOT_YET
+        self.num_pauses = 0
+        """How often output came after its first: the core counts, for a call would cost more than the number is."""
         self.stall_s = 0.0
 
     def submitted(self, number: int, scheduler: str, prefill: str, detokenizer: str, now: float) -> None:
@@ -74,19 +77,19 @@ class SampleLog:
             last.stages, last.first = stages, now
 
     def first_token(self, now: float) -> None:
+        self._first_token = now
         self.first_token_s = since(self._arrived_at, now)
 
-    def paused(self, position: int, took_s: float, pace_s: float, now: float) -> None:
+    def paused(self, position: int, took_s: float, now: float) -> None:
         """A token came `took_s` after the one before; to be called only if that is longer than any pause before it,
         or than `STALL_S`.
         """
         self.stall_s = max(self.stall_s, took_s)
-        # Both: a quick model that pauses 20 ms is not noticed, and a slow one is as slow as that all the time.
-        if took_s <= STALL_S or took_s <= STALL_PACES * pace_s:
+        if took_s <= STALL_S:
             return
-        self._stalls.append(StallRecord(position=position, ended_s=since(self._arrived_at, now), took_s=took_s))
-        if len(self._stalls) > MAX_STALLS:
-            self._stalls.remove(min(self._stalls, key=lambda stall: stall.took_s))
+        self._pauses.append(StallRecord(position=position, ended_s=since(self._arrived_at, now), took_s=took_s))
+        if len(self._pauses) > MAX_STALLS:
+            self._pauses.remove(min(self._pauses, key=lambda pause: pause.took_s))
 
     def failed(self, failure: str, why: str, now: float) -> None:
         """What the sample was waiting for from its last submission will not come. Of several reasons the first one."""
@@ -121,8 +124,27 @@ class SampleLog:
             finish=finish,
             failure=failure,
             attempts=[self._told(attempt) for attempt in self._attempts],
-            stalls=list(self._stalls),
+            stalls=self._stalls(last_token),
         )
+
+    def _stalls(self, last_token: float) -> list[StallRecord]:
+        """The long pauses that are not the pace of this output, which is told from all others, earlier and later ones.
+
+        So one among the first tokens is found, too, before which there is no pace to compare it with, or that of a
+        pipeline that fills: the second token of a handoff came after 0.1 s where later ones came after 5 ms.
+        """
+        if self.num_pauses == 1:
+            # Of two tokens: there is nothing to compare it with.
+            return list(self._pauses)
+        rest_s, num_rest, num_stalls = last_token - self._first_token, self.num_pauses, 0
+        longest = sorted(self._pauses, key=lambda pause: pause.took_s, reverse=True)
+        for number, pause in enumerate(longest, 1):
+            rest_s, num_rest = rest_s - pause.took_s, num_rest - 1
+            # Beside several stalls in a short answer the longest one may not look like one: what is longer, is.
+            if num_rest and pause.took_s * num_rest > STALL_PACES * rest_s:
+                num_stalls = number
+        stalls = {id(pause) for pause in longest[:num_stalls]}
+        return [pause for pause in self._pauses if id(pause) in stalls]
 
     def _told(self, attempt: _Attempt) -> AttemptRecord:
         stages = attempt.stages or Stages()

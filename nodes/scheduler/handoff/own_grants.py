@@ -50,7 +50,7 @@ class OwnGrants:
         self.pool = pool
         self._layout_digest = pool.layout.digest
         self._holder = holder
-        self.nonce = nonce
+        self.grant_nonce = nonce
         self._asks = asks
         self._open_asks = BatchedAsks[OpenGrant](
             OPEN,
@@ -74,7 +74,7 @@ class OwnGrants:
         self._count += 1
         # Holder and count alone would repeat if an epoch does, or if this core is made anew after a release of memory.
         # A prefill scheduler remembers cancelled ids: after such a repetition one refused 112 of 112 handoffs.
-        grant_id = f"{self._holder}/{self.nonce}.{self._count}"
+        grant_id = f"{self._holder}/{self.grant_nonce}.{self._count}"
         message = OpenGrant(
             grant_id=grant_id,
             group=self.pool.group,

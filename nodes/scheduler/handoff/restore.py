@@ -7,7 +7,8 @@
              is computed here or elsewhere as ever
 
 Read is only what is read sooner than computed, by the rates of both as they have been of late. What could not be read
-is computed: a sequence looks once, and restores once. The agent may write the pages from the asking on, so those that
+is computed: a sequence looks when it arrives, and again when it comes back after its pages were needed by others, but
+not after a failure. The agent may write the pages from the asking on, so those that
 did not come are quarantined until it says that the grant is closed. Pure; owned by the core.
 """
 
@@ -35,10 +36,13 @@ LOOK_S: Final = 0.005
 MAX_RESTORES: Final = 16
 """A disk is no faster with more; those behind them find in the cache what these have read."""
 LEAST_S: Final = 1.0
+"""A restore gets at least so long: a disk that is busy for a moment is quicker again than what a failure costs."""
 UNKNOWN_S: Final = 10.0
-"""Until a restore is given up: twice as long as computing would take, this at the least, that if nobody knows."""
+"""And so long while nobody knows how long computing takes; then twice that time."""
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
+_NO_MORE: Final = 1 << 30
+"""Looks, more than any sequence has: it does not look again."""
 
 
 class _Restore:
@@ -102,8 +106,14 @@ class RestoreQueue:
         """Sequences whose pages are being read, oldest first."""
         return [restore.sequence for restore in self._restores.values()]
 
-    def look(self, sequence: Sequence, now: float) -> None:
-        """A sequence has arrived: have the agent asked for what is not cached of it. Once for each sequence."""
+    def look_again(self, sequence: Sequence) -> None:
+        """As `look`, for one that was put back and has not looked since: others may have taken its pages."""
+        if sequence.num_looks < 1 + sequence.num_preemptions + sequence.has_made_room:
+            self.look(sequence)
+
+    def look(self, sequence: Sequence) -> None:
+        """A sequence has arrived: have the agent asked for what is not cached of it."""
+        sequence.num_looks += 1
         if not self._config.stores or not self._numerics():
             return
         page_size = self._config.page_size
@@ -116,8 +126,9 @@ class RestoreQueue:
         self._looking[name] = sequence, num_cached
         self._fresh[name] = StoredPrompt(name=name, hashes=b"".join(hashes))
         self.num_queried += len(hashes)
-        sequence.looks_until = now + LOOK_S
-        self._deadlines.set_default((LOOKED, ""), sequence.looks_until)
+        # Counted from when the ask leaves: the time of an event is when its turn of the loop began, which on a busy
+        # machine may be longer ago than all of the wait.
+        sequence.looks_until = math.inf
 
     def on_found(self, number: str, message: StoredFound) -> None:
         """The agent has answered ask `number`. Even if that is late: what still waits may be restored."""
@@ -138,7 +149,7 @@ class RestoreQueue:
 
     def on_looked(self, now: float) -> None:
         """The longest wait for an answer is over for some; the others have their own."""
-        later = [one.looks_until for one, _ in self._looking.values() if one.looks_until > now]
+        later = [one.looks_until for one, _ in self._looking.values() if now < one.looks_until < math.inf]
         if later:
             self._deadlines.set((LOOKED, ""), min(later))
 
@@ -234,9 +245,12 @@ class RestoreQueue:
         grant_id = next(name for name, restore in self._restores.items() if restore.sequence is sequence)
         self._fail(grant_id, now)
 
-    def flush(self) -> None:
+    def flush(self, now: float) -> None:
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
+            for name in fresh:
+                self._looking[name][0].looks_until = now + LOOK_S
+            self._deadlines.set_default((LOOKED, ""), now + LOOK_S)
             self._asks.ask(self._config.agent, fresh)
 
     def gauges(self) -> dict[str, float]:
@@ -262,6 +276,7 @@ class RestoreQueue:
             return None
         self._own.take_back(grant_id, restore.sequence, restore.lent, restore.num_pulled, idle=False)
         self.num_failed += 1
+        restore.sequence.num_looks = _NO_MORE
         if is_late:
             # A disk that reads nothing in time is the slowest. Of what else fails the time says nothing about the disk.
             self.reads.observe(restore.num_pulled, now - restore.opened_at)

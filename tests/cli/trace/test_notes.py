@@ -84,6 +84,17 @@ def test_hosts_of_what_comes_after_the_answer_are_placed_by_the_first_output(
     assert [(note.at_s, note.error_s) for note in placed(CALL, found)][-1] == (2.25, 0.25)
 
 
+def test_hosts_of_a_dead_gateway_s_attempts_are_placed_by_the_first_output(tmp_path: Path) -> None:
+    attempt = msgspec.structs.replace(CALL.samples[0].attempts[0], scheduler="", prefill="", detokenizer="")
+    sample = msgspec.structs.replace(CALL.samples[0], attempts=[attempt])
+    noted(tmp_path, "s.b", [5.0, 5.1, 5.2, 5.3])
+    (first, *_) = placed(msgspec.structs.replace(CALL, samples=[sample]), read_notes(tmp_path, ["c-0"], "b"))
+    assert (first.at_s, first.error_s) == ((attempt.submitted_s + attempt.first_s) / 2, 1.0)
+    waiting = msgspec.structs.replace(attempt, first_s=-1.0)
+    sample = msgspec.structs.replace(sample, attempts=[waiting])
+    assert placed(msgspec.structs.replace(CALL, samples=[sample]), read_notes(tmp_path, ["c-0"], "b")) == []
+
+
 def worked(folder: Path, *steps: tuple[float, int, int, int], let_go_at: float = 0.0) -> None:
     """A worker's ring: when, kind, step, µs. It noted the request's prompt at 5 s, its scheduler its end."""
     clock = [5.0, *(at for at, *_ in steps)]

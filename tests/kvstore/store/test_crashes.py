@@ -9,20 +9,20 @@ from kvstore.store import page_store as page_store_module
 from kvstore.store.free_slots import FreeSlots
 from kvstore.store.heads import Head, are_sound, decode_heads, encode_heads
 from kvstore.store.page_store import PageStore
-from tests.kvstore.store.world import run_kills, run_power_cuts
+from tests.kvstore.store.world import run_flushes, run_kills, run_power_cuts
 from tests.simulation.planting import Patches, around, first_caught, nothing
 
 NUM_SEEDS = 25
 
 
-@pytest.mark.parametrize("run", [run_kills, run_power_cuts])
+@pytest.mark.parametrize("run", [run_kills, run_power_cuts, run_flushes])
 def test_no_page_is_wrong(run: Any) -> None:
     num_right = sum(run(seed).num_right for seed in range(NUM_SEEDS))
     assert num_right > 10 * NUM_SEEDS, "hardly a page was read"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [run_kills, run_power_cuts])
+@pytest.mark.parametrize("run", [run_kills, run_power_cuts, run_flushes])
 def test_no_page_is_wrong_in_many_seeds(run: Any) -> None:
     for seed in range(NUM_SEEDS, 2000):
         run(seed)
@@ -75,6 +75,11 @@ def _free_though_taken(take: Any, self: FreeSlots, slot: int) -> bool:
     return is_free
 
 
+def _but_what_is_being_written(flush: Any, self: PageStore) -> int:
+    self._underway.clear()
+    return flush(self)
+
+
 PLANTED: dict[str, tuple[Any, Patches]] = {
     "the old head is not zeroed": (run_kills, [around(page_store_module, "_attempt", _without_zeroing)]),
     "the head is written before the data": (run_kills, [around(PageStore, "_write", _head_first)]),
@@ -93,6 +98,11 @@ PLANTED: dict[str, tuple[Any, Patches]] = {
         heads_count,
         [around(heads_module, "_seals", lambda seals, rows, first: rows[:, 7])],
     ),
+    "heads are not zeroed by a flush": (
+        run_flushes,
+        [around(PageStore, "_zero_all_heads", lambda _, self: self._tell(page_store_module._Flushed(None)))],
+    ),
+    "what is being written outlives a flush": (run_flushes, [around(PageStore, "flush", _but_what_is_being_written)]),
     "a slot is given to two pages": (run_kills, [around(FreeSlots, "take", _free_though_taken)]),
 }
 

@@ -156,6 +156,13 @@ class Books(RuleBasedStateMachine):
         self.num_retired += not reusable
         self.forget(page.slot)
 
+    @rule(is_wanted=st.integers(0, 5))
+    def clear(self, is_wanted: int) -> None:
+        # Seldom: with more of it hardly anything would ever be stored.
+        if not is_wanted:
+            assert self.index.clear() == len(self.pages)
+            self.pages.clear()
+
     @rule(chunk=st.integers(1, 7), doubles=st.booleans())
     def restart(self, chunk: int, doubles: bool) -> None:
         heads = {page.slot: Head(*page.name, page.sequence, page.sequence * 7) for page in self.pages.values()}

@@ -316,6 +316,53 @@ def test_what_waits_has_a_limit_in_each_direction(files: FaultyFiles) -> None:
     assert small.read(HASHES).outcomes == [""] * 8
 
 
+def test_flushed_pages_are_misses_at_once_and_after_a_restart(files: FaultyFiles, steps: Steps) -> None:
+    steps.write(NAMES[:3])
+    slots, sequences = steps.store.lookup(HASHES[:3])
+    read = steps.store.read(slots, sequences, blank(3, PAGE))
+    begun = steps.store.begin_write(NAMES[:6], memory(NAMES[:6], PAGE))
+    assert begun is not None
+    assert steps.store.flush() == 3
+    assert (steps.store.lookup(HASHES), steps.store.num_flushing) == (([], []), 1)
+    assert set(steps.run()) == {read, begun}
+    assert read is not None
+    assert read.outcomes == [STALE] * 3
+    steps.store.commit(begun, [True] * 3)
+    assert steps.run() == [begun]
+    assert not any(begun.is_stored)
+    assert (steps.store.num_flushing, steps.store.why_not_flushed, steps.stat("flushed")) == (0, "", 3)
+    assert (steps.stat("free"), steps.stat("claimed"), steps.stat("stored")) == (16, 0, 0)
+    steps.write(NAMES[:2])
+    again = Steps(files)
+    again.run()
+    assert again.read(HASHES).outcomes == ["", ""], "what was stored later is there"
+
+
+def test_a_flush_whose_heads_are_on_their_way_takes_them_back(files: FaultyFiles, steps: Steps) -> None:
+    write = steps.store.begin_write(NAMES, memory(NAMES, PAGE))
+    assert write is not None
+    steps.run()
+    steps.store.commit(write, [True] * 8)
+    assert steps.store.flush() == 0
+    assert steps.run() == [write]
+    assert not any(write.is_stored)
+    again = Steps(files)
+    again.run()
+    assert (steps.stat("free"), again.stat("stored")) == (16, 0)
+
+
+def test_a_disk_that_does_not_take_the_zeroes_is_told(files: FaultyFiles, steps: Steps) -> None:
+    steps.write(NAMES[:3])
+    files.fail = failing("write_heads", errno.EIO)
+    assert steps.store.flush() == 3
+    steps.run()
+    assert (steps.store.num_flushing, steps.store.why_not_flushed) == (0, f"error {errno.EIO}")
+    files.fail = failing("nothing", errno.EIO)
+    steps.store.flush()
+    steps.run()
+    assert not steps.store.why_not_flushed
+
+
 def test_a_page_of_another_size_is_refused(steps: Steps) -> None:
     steps.write(NAMES)
     with pytest.raises(ValueError, match="has 2048 bytes, over all ranks"):

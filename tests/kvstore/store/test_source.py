@@ -204,16 +204,15 @@ def test_a_store_that_is_disconnected_ends_its_copies_and_begins_no_others(resto
     assert restoring.ended == {1: "source_lost", 2: "source_lost"}
 
 
-def test_too_much_at_once_is_refused_for_now() -> None:
+def test_too_much_at_once_waits_and_may_be_cancelled_meanwhile() -> None:
     restoring = Restoring(2, limits=StoreLimits(reading_bytes=6 * 2 * SIZE))
-    restoring.start(1)
-    restoring.start(2, targets=[10, 11, 12, 13, 14, 15])
-    assert restoring.transport.pause_s == 0.0
+    for number in (1, 2, 3):
+        restoring.start(number, targets=[10, 11, 12, 13, 14, 15])
+    assert restoring.store.stats()["reading bytes"] == 6 * 2 * SIZE
+    assert restoring.transport.num_posted == 3 * 2
+    restoring.puller.cancel("grant", 2)
     restoring.run()
-    assert restoring.ended == {1: "", 2: "store_busy"}
-    restoring.start(3)
-    restoring.run()
-    assert restoring.ended[3] == ""
+    assert restoring.ended == {1: "", 2: "cancelled", 3: ""}
 
 
 def transfer(restoring: Restoring, rank: int = 0, parts: list[Descriptor] | None = None, **given: object) -> Transfer:

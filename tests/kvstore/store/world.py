@@ -30,6 +30,9 @@ class World:
         self.num_right = 0
         self.files.fail = self.fail
         self.num_failing = 0
+        # Pages that were stored when the store was flushed, and have not been given to it since.
+        self.flushed: set[bytes] = set()
+        self.is_flush_over = True
         self.open()
 
     def open(self) -> None:
@@ -54,6 +57,7 @@ class World:
 
     def begin_write(self) -> None:
         names = self.prompt()[self.draw.choice((0, 0, 0, 2)) :]
+        self.flushed -= {name.page_hash for name in names}
         pages = memory(names, PAGE)
         write = self.store.begin_write(names, pages)
         if write is None:
@@ -74,6 +78,15 @@ class World:
         if read is not None:
             self.reads.append((hashes, read))
 
+    def flush(self) -> None:
+        # Seldom: with more of it hardly anything was ever stored.
+        if not self.draw.randrange(20):
+            self.flushed |= self.stored | {claim.name.page_hash for write, _ in self.writes for claim in write.claims}
+            self.stored.clear()
+            self.is_flush_over = False
+            self.store.flush()
+            assert not any(self.store.lookup([page])[0] for page in self.names)
+
     def step(self) -> None:
         lanes = [lane for lane in self.lanes if lane.waiting]
         # One lane lags behind the others, so that slots are given away under what was asked of them.
@@ -92,6 +105,8 @@ class World:
                 self.stored |= {claim.name.page_hash for claim, is_stored in stored if is_stored}
             else:
                 self.store.commit(*next(one for one in self.writes if one[0] is ended))
+        if not self.store.num_flushing and not self.is_flush_over:
+            self.is_flush_over = not self.store.why_not_flushed
 
     def check_read(self, hashes: list[bytes], read: Read) -> None:
         self.reads.remove((hashes, read))
@@ -105,7 +120,10 @@ class World:
 
     def finish(self) -> None:
         """Everything that was begun ends."""
-        while any(lane.waiting for lane in self.lanes) or self.reads or self.writes or not self.store.is_loaded:
+        while (
+            any(lane.waiting for lane in self.lanes) or self.reads or self.writes
+            or not self.store.is_loaded or self.store.num_flushing
+        ):  # fmt: skip
             self.step()
             self.poll()
 
@@ -130,8 +148,12 @@ class World:
 
     def end_process(self) -> None:
         before = self.held()
+        # Of a flush that has not ended, pages may be back.
+        flushed = self.flushed if self.is_flush_over else set[bytes]()
+        self.flushed, self.is_flush_over = set(), True
         self.open()
         if self.is_gentle:
+            assert not flushed & self.held(), "flushed pages are back"
             lost = before - self.held()
             assert not lost, f"{len(lost)} stored pages are lost"
             assert not self.store.num_damaged_heads
@@ -158,10 +180,10 @@ class World:
             self.files.flip(name, self.draw.randrange(len(self.files.seen[name])))
 
 
-def run(seed: int, *, is_gentle: bool) -> World:
+def run(seed: int, *, is_gentle: bool, is_flushed: bool = False) -> World:
     world = World(seed, is_gentle=is_gentle)
     acts: list[Callable[[], None]] = [world.begin_write, world.begin_write, world.begin_read, world.begin_read]
-    acts += [world.step] * 30 + [world.poll] * 8
+    acts += [world.flush] * is_flushed + [world.step] * 30 + [world.poll] * 8
     if not is_gentle:
         acts += [world.break_something, world.files.write_back]
     for _ in range(12 if is_gentle else 5):
@@ -180,6 +202,11 @@ def run(seed: int, *, is_gentle: bool) -> World:
 
 def run_kills(seed: int) -> World:
     return run(seed, is_gentle=True)
+
+
+def run_flushes(seed: int) -> World:
+    """Kills, and flushes before, amid and after writes."""
+    return run(seed, is_gentle=True, is_flushed=True)
 
 
 def run_power_cuts(seed: int) -> World:

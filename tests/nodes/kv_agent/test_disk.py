@@ -135,7 +135,7 @@ def dropped(agent: KVAgent) -> dict[str, float]:
     """Pages that were not stored, by reason; only reasons that there were."""
     begins = "mesh_kv_disk_dropped_pages_total"
     figures = {name: number for name, number in agent.stats().items() if name.startswith(begins)}
-    assert len(figures) == 5, "each reason is there from the start"
+    assert len(figures) == 6, "each reason is there from the start"
     return {name.split('"')[1]: number for name, number in figures.items() if number}
 
 

@@ -400,10 +400,15 @@ async def test_a_pool_that_was_released_while_its_place_was_told_is_asked_for_ag
     assert [type(message) for _, message in ctx.asked[:3]] == [MapPool, MapPool, Adopt]
 
 
-async def test_a_scheduler_that_is_starting_lets_go_and_begins_again(actor: Maker) -> None:
-    busy = RemoteError("not_ready", "the model is still being loaded", retryable=True)
-    adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
-    one, ctx, _ = actor(adopted=[busy, adopted])
+@pytest.mark.parametrize("waits_for", ["adopted", "store"])
+async def test_a_scheduler_that_is_starting_lets_go_and_begins_again(actor: Maker, waits_for: str) -> None:
+    busy = RemoteError("not_ready", "it is still being loaded", retryable=True)
+    script = {
+        "adopted": [Adopted(worker_epoch=3, numerics="", vocab_size=100)],
+        "store": [StoreOpened(group="m", num_pages=9)],
+    }
+    script[waits_for].insert(0, busy)
+    one, ctx, _ = actor(config=msgspec.structs.replace(CONFIG, stores="write_through"), **script)
     starting = asyncio.ensure_future(one.start())
     await asyncio.sleep(0.01)
     mapped = one._pool
@@ -414,7 +419,8 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again(actor: Make
     assert one._pool is not mapped
     with pytest.raises(PoolClosed):
         mapped.table()
-    assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
+    first = [MapPool, Adopt] if waits_for == "adopted" else [MapPool, Adopt, OpenStore]
+    assert [type(message) for _, message in ctx.asked[: len(first) + 3]] == [*first, MapPool, Adopt, OpenStore]
     assert ctx.ended == []
 
 

@@ -98,10 +98,10 @@ class Bench:
         before.advance(tokens[before.num_tokens :])
         before.release()
 
-    def taken(self) -> list[object]:
+    def taken(self, now: float = 0.0) -> list[object]:
         """The asks of a turn."""
         self.own.flush()
-        self.restores.flush()
+        self.restores.flush(now)
         asks = [one for one in self.outbox.take() if isinstance(one, Ask)]
         assert {one.actor_id for one in asks} <= {"a"}
         self.numbers |= dict(one.tag for one in asks)
@@ -116,7 +116,7 @@ class Bench:
 
     def looked(self, num_pages: int, tokens: list[int] = PROMPT) -> Sequence:
         one = self.sequence(tokens)
-        self.restores.look(one, 0.0)
+        self.restores.look(one)
         self.found(one, num_pages)
         return one
 
@@ -150,8 +150,8 @@ def bench() -> Bench:
 def test_what_is_not_cached_is_asked_for_by_its_hashes(bench: Bench) -> None:
     bench.cached(PROMPT[: 2 * PAGE])
     one, two = bench.sequence(), bench.sequence(PROMPT[: 2 * PAGE + 1])
-    bench.restores.look(one, 0.0)
-    bench.restores.look(two, 0.0)
+    bench.restores.look(one)
+    bench.restores.look(two)
     (asked,) = bench.taken()
     hashes = chain_hashes(root_hash(), PROMPT, PAGE)
     assert isinstance(asked, FindStored)
@@ -173,14 +173,16 @@ def test_nothing_is_asked_where_no_answer_can_help(why: str) -> None:
     if why == "soon computed":
         bench.prefills.observe(1000, 1000 * LOOK_S / (5 * PAGE))
     one = bench.sequence(PROMPT[:PAGE] if why == "short" else PROMPT)
-    bench.restores.look(one, 0.0)
+    bench.restores.look(one)
     assert bench.taken() == []
     assert not bench.restores.must_wait(one, 0, 0.0)
 
 
 def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
     one = bench.sequence()
-    bench.restores.look(one, 1.0)
+    bench.restores.look(one)
+    assert bench.restores.must_wait(one, 0, 0.9), "from when it leaves"
+    bench.taken(1.0)
     assert bench.restores.must_wait(one, 0, 1.0)
     assert bench.deadlines.pop_due(1.0 + LOOK_S) == (LOOKED, "")
     assert not bench.restores.must_wait(one, 0, 1.0 + LOOK_S)
@@ -191,8 +193,10 @@ def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
 
 def test_each_waits_for_its_own_answer_as_long(bench: Bench) -> None:
     one, two = bench.sequence(), bench.sequence([9] * 22)
-    bench.restores.look(one, 1.0)
-    bench.restores.look(two, 1.0 + LOOK_S / 2)
+    bench.restores.look(one)
+    bench.taken(1.0)
+    bench.restores.look(two)
+    bench.taken(1.0 + LOOK_S / 2)
     assert bench.deadlines.pop_due(1.0 + LOOK_S) == (LOOKED, "")
     bench.restores.on_looked(1.0 + LOOK_S)
     assert not bench.restores.must_wait(one, 0, 1.0 + LOOK_S)
@@ -205,7 +209,7 @@ def test_each_waits_for_its_own_answer_as_long(bench: Bench) -> None:
 
 def test_an_ask_that_fails_is_an_answer(bench: Bench) -> None:
     one = bench.sequence()
-    bench.restores.look(one, 1.0)
+    bench.restores.look(one)
     bench.taken()
     bench.restores.on_find_failed(bench.numbers[FIND])
     assert not bench.restores.must_wait(one, 0, 1.0)
@@ -215,7 +219,7 @@ def test_an_ask_that_fails_is_an_answer(bench: Bench) -> None:
 
 def test_a_sequence_that_the_answer_does_not_name_has_nothing_stored(bench: Bench) -> None:
     one = bench.sequence()
-    bench.restores.look(one, 1.0)
+    bench.restores.look(one)
     bench.taken()
     bench.restores.on_found(bench.numbers[FIND], StoredFound(found=[StoredPrefix(name="9", slots=[1], sequences=[1])]))
     assert not bench.restores.must_wait(one, 0, 1.0)
@@ -242,6 +246,23 @@ def test_less_is_read_if_more_was_cached_meanwhile(bench: Bench) -> None:
     bench.cached(PROMPT[: 3 * PAGE])
     assert bench.restores.offer(one, 3 * PAGE, 0.0) == Offer("disk", 7, 3, [103], [1003])
     assert bench.restores.offer(one, 4 * PAGE, 0.0) is None
+
+
+def test_one_that_was_preempted_looks_again_but_not_after_a_failure(bench: Bench) -> None:
+    one = bench.looked(0)
+    bench.restores.look_again(one)
+    assert bench.taken() == [], "it has looked"
+    one.num_preemptions += 1
+    for _ in range(2):
+        bench.restores.look_again(one)
+    (asked,) = bench.taken()
+    assert isinstance(asked, FindStored)
+    assert [prompt.name for prompt in asked.prompts] == ["1"], "once each time"
+    failed, grant_id = bench.opened(3)
+    bench.restores.on_expired(grant_id, 1.0)
+    failed.num_preemptions += 1
+    bench.restores.look_again(failed)
+    assert [message for message in bench.taken() if isinstance(message, FindStored)] == []
 
 
 def test_nothing_is_read_that_does_not_continue_what_is_cached(bench: Bench) -> None:

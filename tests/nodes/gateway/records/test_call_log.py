@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from nodes.gateway.records.call_log import NUM_KEPT, CallLog
 from nodes.gateway.records.request_log import MAX_FORCED_PER_S, MAX_LINES_PER_S, Chooser, RequestLog
-from nodes.gateway.records.sample_log import MAX_ATTEMPTS, MAX_STALLS, SampleLog
+from nodes.gateway.records.sample_log import MAX_ATTEMPTS, MAX_STALLS, STALL_PACES, SampleLog
 from nodes.gateway.request_names import RequestNames
-from nodes.protocol.records import MAX_SAMPLES, AttemptRecord, CallRecord, FindCalls, SampleRecord
+from nodes.protocol.records import MAX_SAMPLES, STALL_S, AttemptRecord, CallRecord, FindCalls, SampleRecord
 from nodes.request import Stages
 
 
@@ -135,8 +135,10 @@ def test_what_a_sample_keeps_is_bounded() -> None:
     for number in range(100):
         sample_log.submitted(number, "d", "", "t", float(number))
         sample_log.failed("overloaded", "x" * 1000, number + 0.5)
+    sample_log.first_token(200.0)
+    sample_log.num_pauses = 1000
     for number in range(50):
-        sample_log.paused(number, 0.3 + number / 100, 0.01, 200.0 + number)
+        sample_log.paused(number, 0.3 + number / 100, 200.0 + number)
     told = sample_log.record("c-0", prompt_tokens=1, cached_tokens=0, output_tokens=1, last_token=250.0, ended=260.0)
     assert len(told.attempts) == MAX_ATTEMPTS
     assert (told.attempts[0].attempt, told.attempts[-1].attempt) == (0, 99)
@@ -144,14 +146,46 @@ def test_what_a_sample_keeps_is_bounded() -> None:
     assert [stall.position for stall in told.stalls] == list(range(50 - MAX_STALLS, 50))
 
 
-def test_a_slow_model_does_not_stall_at_each_token() -> None:
-    sample_log = SampleLog(0.0)
+def stalls(*pauses_s: float) -> list[int]:
+    """The positions of the tokens before which an output of such pauses stalled."""
+    sample_log, now = SampleLog(0.0), 1.0
     sample_log.submitted(0, "d", "", "t", 0.0)
-    sample_log.staged(Stages(1.0), 2.0)
-    sample_log.paused(4, 1.0, 0.9, 5.0)
-    told = sample_log.record("c-0", prompt_tokens=1, cached_tokens=0, output_tokens=1, last_token=5.0, ended=5.0)
-    assert not told.stalls
-    assert sample_log.stall_s == 1.0
+    sample_log.staged(Stages(1.0), now)
+    sample_log.first_token(now)
+    for position, took_s in enumerate(pauses_s, 1):
+        now += took_s
+        sample_log.num_pauses += 1
+        sample_log.paused(position, took_s, now)
+    told = sample_log.record("c-0", prompt_tokens=1, cached_tokens=0, output_tokens=1, last_token=now, ended=now)
+    assert sample_log.stall_s == max(pauses_s)
+    return [stall.position for stall in told.stalls]
+
+
+def test_a_slow_model_does_not_stall_at_each_token() -> None:
+    assert stalls(*[0.9] * 3, 1.0, *[0.9] * 20) == []
+    assert stalls(0.3, 0.3) == [], "nor among the first tokens of which nothing is known"
+    assert stalls(*[0.3] * 20, 3.0) == [21]
+
+
+def test_a_stall_among_the_first_tokens_is_found() -> None:
+    # The second token of a handoff comes late; a worker is back 0.3 s after its death.
+    assert stalls(0.1, 0.3, *[0.01] * 20) == [2]
+    assert stalls(0.3, *[0.01] * 20) == [1]
+    assert stalls(0.01, 0.3) == [2]
+    assert stalls(0.3) == [1]
+    assert stalls(0.01, 0.5, 0.4, 0.01) == [2, 3], "of two in a short answer the longer one too"
+
+
+@given(st.lists(st.floats(0.001, 3.0), min_size=2, max_size=30))
+def test_stalls_are_the_longest_pauses_and_are_long(pauses_s: list[float]) -> None:
+    found = stalls(*pauses_s)
+    shortest = min((pauses_s[position - 1] for position in found), default=0.0)
+    rest = sorted(pauses_s, reverse=True)[len(found) :]
+    if found:
+        assert shortest > STALL_S
+        assert shortest > STALL_PACES * 0.999 * sum(rest) / len(rest)
+    if len(found) < MAX_STALLS:
+        assert all(took_s <= shortest or not found for took_s in rest)
 
 
 def test_deaths_are_told_to_whoever_asks_for_them() -> None:

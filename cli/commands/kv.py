@@ -1,0 +1,150 @@
+"""`meshctl kv ls`, `stats` and `flush`: pages that agents keep on disk."""
+
+import sys
+from typing import Any, Final
+
+import msgspec
+import typer
+
+from cli.client import find_mesh
+from cli.errors import WrongUsage
+from cli.exit_codes import ExitCode
+from cli.output import duration, print_json, print_table
+from cli.supervisor.store_relay import FLUSH_S
+from nodes.amounts import amount
+from nodes.protocol.stores import (
+    AgentStores,
+    FlushStores,
+    ListStores,
+    StoreFacts,
+    StoreList,
+    StoreReader,
+    StoresFlushed,
+)
+
+_ASK_S: Final = 6.0
+"""The supervisor asks agents for 2 s and schedulers for 1 s."""
+_HEADER: Final = ("AGENT", "STORE", "PAGES", "OF", "DISK", "USED", "RANKS", "LAYOUT", "NUMERICS")
+_READERS: Final = ("SCHEDULER", "READS", "COMPUTES", "ASKED", "FOUND", "READ", "RESTORES", "FAILED", "DEARER")
+_NONE: Final = "no host keeps KV pages on disk: start the mesh with --kv-disk DIR --kv-disk-size BYTES\n"
+
+
+def ls(name: str, output: str) -> ExitCode:
+    """Print the stores. Raises NotRunning, CliError."""
+    found = _ask(name)
+    if output == "json":
+        print_json([_entry(agent, store) for agent in found.agents for store in agent.stores])
+        return ExitCode.OK
+    rows = [_row(agent.agent, store) for agent in found.agents for store in agent.stores]
+    if rows:
+        print_table(_HEADER, rows)
+    return ExitCode.OK
+
+
+def stats(name: str, output: str) -> ExitCode:
+    """Print what became of pages. Raises NotRunning, CliError."""
+    found = _ask(name)
+    if output == "json":
+        print_json(msgspec.to_builtins(found))
+        return ExitCode.OK
+    for agent in found.agents:
+        sys.stdout.write("".join(f"{line}\n" for line in _story(agent)))
+    if found.readers:
+        sys.stdout.write("\n")
+        print_table(_READERS, [_reads(reader) for reader in found.readers])
+    return ExitCode.OK
+
+
+def flush(name: str, folders: list[str], *, yes: bool, output: str) -> ExitCode:
+    """Forget pages, once that is confirmed. Raises NotRunning, WrongUsage, CliError, typer.Abort."""
+    mesh = find_mesh(name)
+    if not yes:
+        _ask_first(_ask(name), folders)
+    answer = mesh.ask(FlushStores(folders=folders), StoresFlushed, FLUSH_S + 1.0)
+    if answer.note:
+        sys.stderr.write(f"{answer.note}\n")
+    if output == "json":
+        print_json([msgspec.structs.asdict(one) for one in answer.flushed])
+        return ExitCode.OK
+    for one in answer.flushed:
+        sys.stdout.write(f"{one.agent} has forgotten {one.num_pages:,} pages of {one.folder}\n")
+    if not answer.flushed:
+        sys.stderr.write("no store is open, so there is nothing to forget\n")
+    return ExitCode.OK
+
+
+def _ask(name: str) -> StoreList:
+    found = find_mesh(name).ask(ListStores(), StoreList, _ASK_S)
+    for silent in found.silent:
+        sys.stderr.write(f"{silent} does not answer, so what only it knows is missing\n")
+    if not found.agents and not found.silent:
+        sys.stderr.write(_NONE)
+    return found
+
+
+def _ask_first(found: StoreList, folders: list[str]) -> None:
+    """Returns if the flush is wanted. Raises WrongUsage where nobody can be asked, typer.Abort if it is not."""
+    for agent in found.agents:
+        for store in agent.stores:
+            if store.is_open and (not folders or store.folder in folders):
+                sys.stderr.write(f"{agent.agent} will forget {store.num_pages:,} pages of {store.folder}.\n")
+    if not sys.stdin.isatty():
+        why, do = "there is no terminal to ask whether it is wanted", "add --yes, if it is"
+        raise WrongUsage("pages are not forgotten without being told", why=why, do=do)
+    typer.confirm("Forget them?", abort=True, err=True)
+
+
+def _row(agent: str, store: StoreFacts) -> list[str]:
+    counts = [f"{store.num_pages:,}" if store.is_loaded else "reading", f"{store.num_slots:,}"]
+    used = "-" if store.used_s < 0 else f"{duration(store.used_s)} ago"
+    pages = counts if store.is_open else ["not open", "-"]
+    whose = [str(store.tp_size), store.layout[:12], store.numerics] if store.layout else ["-", "-", "-"]
+    return [agent, store.folder, *pages, amount(store.num_bytes), used, *whose]
+
+
+def _entry(agent: AgentStores, store: StoreFacts) -> dict[str, Any]:
+    """Every key is there in every entry, defaults too."""
+    return {"agent": agent.agent, "directory": agent.directory} | msgspec.structs.asdict(store)
+
+
+def _story(agent: AgentStores) -> list[str]:
+    """What one agent's stores did since it started."""
+    is_disk = bool(agent.size_bytes)
+    lines = [f"{agent.agent}: {agent.directory}" + f", {amount(agent.size_bytes)} at most" * is_disk]
+    for store in agent.stores:
+        if not store.is_open:
+            continue
+        counts = store.counts
+        lines.append(
+            f"  {store.folder}: {store.num_pages:,} of {store.num_slots:,} pages for {', '.join(store.groups)}, "
+            f"{store.num_queued:,} wait to be written"
+        )
+        how = f"through the kernel's cache: {store.why_buffered}" if store.why_buffered else "direct"
+        if is_disk:
+            lines.append(f"    I/O is {how}")
+        if store.why_off:
+            lines.append(f"    off: {store.why_off}")
+        elif store.why_read_only:
+            lines.append(f"    only read: {store.why_read_only}")
+        elif store.last_failure:
+            lines.append(f"    the {'disk' if is_disk else 'store'}'s last failure: {store.last_failure}")
+        lines.append(
+            f"    asked for {counts['queried']:,} pages, had {counts['found']:,}; read {counts['read']:,}, "
+            f"{counts['stale']:,} were gone, {counts['corrupt']:,} refused by checksum, "
+            f"{counts['unreadable']:,} not read"
+        )
+        lines.append(f"    wrote {counts['written']:,} pages, gave up {counts['evicted']:,} for others")
+    dropped = [f"{number:,} {reason}" for reason, number in agent.dropped.items() if number]
+    lines.append(f"  not stored: {', '.join(dropped) or 'none that it was told of'}")
+    return lines
+
+
+def _reads(reader: StoreReader) -> list[str]:
+    rates = [(reader.pages_per_s, "pages/s"), (reader.tokens_per_s, "tokens/s")]
+    counts = [reader.num_queried, reader.num_found, reader.num_restored]
+    ends = [reader.num_done, reader.num_failed, reader.num_dearer]
+    return [
+        reader.scheduler,
+        *(f"{rate:,.0f} {unit}" if rate else "-" for rate, unit in rates),
+        *(f"{count:,}" for count in (*counts, *ends)),
+    ]

@@ -1,0 +1,99 @@
+"""Passes what `meshctl kv` asks on to the kv_agents of all hosts, and joins their answers."""
+
+import asyncio
+from typing import Final
+
+from cli.plan.faults import unknown_name
+from cli.supervisor.refusals import UnknownStore
+from cli.supervisor.whole_mesh import ask_each
+from mesh.actor import Context
+from mesh.errors import CallError, RemoteError
+from nodes.protocol.stores import (
+    FlushedStore,
+    FlushStores,
+    ListStores,
+    StoreList,
+    StoreReader,
+    StoresFlushed,
+)
+from nodes.roles import KV_AGENT, SCHEDULER
+from nodes.stats import ActorStats, ask_stats
+
+FLUSH_S: Final = 20.0
+"""Heads of a million pages are 64 MB, behind the pages that are being written (256 MiB): seconds on a slow disk."""
+_STATS_S: Final = 1.0
+"""A scheduler that hangs is left out of the list."""
+_FIGURES: Final = {
+    "pages_per_s": "mesh_scheduler_restored_pages_per_second",
+    "tokens_per_s": "mesh_scheduler_prefilled_tokens_per_second",
+    "num_queried": "mesh_scheduler_store_queried_pages_total",
+    "num_found": "mesh_scheduler_store_found_pages_total",
+    "num_restored": "mesh_scheduler_restored_pages_total",
+    "num_done": 'mesh_scheduler_restores_total{outcome="done"}',
+    "num_failed": 'mesh_scheduler_restores_total{outcome="failed"}',
+    "num_dearer": 'mesh_scheduler_restores_total{outcome="dearer"}',
+}
+"""What a `StoreReader` has, and where it comes from."""
+
+
+async def list_stores(ctx: Context) -> StoreList:
+    """The stores of all agents, and what schedulers read from them. Who does not answer is in `silent`."""
+    agents = [member.actor_id for member in ctx.members.by_role(KV_AGENT)]
+    schedulers = ctx.members.by_role(SCHEDULER)
+    said, stats = await asyncio.gather(
+        ask_each(ctx, dict.fromkeys(agents, ListStores()), StoreList, ctx.log.debug),
+        ask_stats(ctx, schedulers, _STATS_S),
+    )
+    silent = {*agents}.difference(said) | {answer.actor_id for answer in stats if answer.stats is None}
+    return StoreList(
+        agents=sorted((one for answer in said.values() for one in answer.agents), key=lambda one: one.agent),
+        readers=[reader for answer in stats if (reader := _reader(answer)) is not None],
+        silent=sorted(silent),
+    )
+
+
+async def flush_stores(ctx: Context, wish: FlushStores, absent: str) -> StoresFlushed:
+    """Have all agents forget the pages of the stores that are meant.
+
+    `absent` says which hosts cannot be asked. Raises UnknownStore, if no agent has one open, and RemoteError as the
+    first agent that fails says; others have forgotten theirs all the same.
+    """
+    agents = [member.actor_id for member in ctx.members.by_role(KV_AGENT)]
+    if wish.folders:
+        said = await ask_each(ctx, dict.fromkeys(agents, ListStores()), StoreList, ctx.log.debug)
+        kept = (one for answer in said.values() for agent in answer.agents for one in agent.stores)
+        known = {store.folder for store in kept if store.is_open}
+        for folder in wish.folders:
+            if folder not in known:
+                fault = unknown_name(folder, known, "open store")
+                raise UnknownStore("; ".join(filter(None, (fault.why, absent, fault.do))))
+    answers = await asyncio.gather(*(_flush(ctx, agent, wish) for agent in agents), return_exceptions=True)
+    flushed: list[FlushedStore] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        flushed += answer.flushed
+    return StoresFlushed(flushed=flushed, note=absent)
+
+
+async def _flush(ctx: Context, agent: str, wish: FlushStores) -> StoresFlushed:
+    try:
+        answer = (await ctx.ask(agent, wish, timeout_s=FLUSH_S)).message
+    except CallError as error:
+        raise RemoteError(error.code, f"{agent}: {error.message}", error.retryable) from error
+    if not isinstance(answer, StoresFlushed):
+        raise RemoteError("bad_answer", f"{agent} answers FlushStores with {type(answer).__name__}")
+    return answer
+
+
+def _reader(answer: ActorStats) -> StoreReader | None:
+    """Nothing of a scheduler that does not read from a store."""
+    if answer.stats is None:
+        return None
+    series = {**answer.stats.counters, **answer.stats.gauges}
+    if _FIGURES["num_queried"] not in series:
+        return None
+    found = {name: series.get(source, 0.0) for name, source in _FIGURES.items()}
+    rates = {name: value for name, value in found.items() if name.endswith("_per_s")}
+    counts = {name: int(value) for name, value in found.items() if name not in rates}
+    return StoreReader(scheduler=answer.actor_id, **rates, **counts)

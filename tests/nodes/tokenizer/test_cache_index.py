@@ -1,0 +1,50 @@
+"""What a tokenizer knows of one scheduler's cache, and of what has left it for the disk."""
+
+from kvstore.protocol import CacheCleared, PageRemoved, PageStored
+from nodes.tokenizer.cache_index import CacheIndex
+
+
+def stored(name: bytes) -> PageStored:
+    return PageStored(group="d", page_hash=name, parent_hash=b"", token_ids=[1])
+
+
+def removed(*names: bytes, on_disk: bool) -> PageRemoved:
+    return PageRemoved(group="d", page_hashes=list(names), on_disk=on_disk)
+
+
+def index(*names: bytes, max_pages: int = 9) -> CacheIndex:
+    made = CacheIndex(max_pages)
+    for name in names:
+        made.apply(stored(name))
+    return made
+
+
+def test_a_page_that_left_the_cache_is_there_only_if_a_disk_may_have_it() -> None:
+    known = index(b"a", b"b")
+    known.apply(removed(b"a", on_disk=False))
+    known.apply(removed(b"b", on_disk=True))
+    assert (b"a" in known, b"b" in known, len(known)) == (False, True, 1)
+    known.apply(stored(b"b"))
+    assert len(known) == 1, "a page is in one of the two"
+
+
+def test_a_cache_stated_anew_leaves_what_a_disk_may_have() -> None:
+    for on_disk in (True, False):
+        known = index(b"a", b"b")
+        known.apply(removed(b"b", on_disk=True))
+        known.apply(CacheCleared(group="d", on_disk=on_disk))
+        assert [name in known for name in (b"a", b"b")] == [on_disk, on_disk]
+
+
+def test_of_both_the_oldest_are_forgotten() -> None:
+    known = index(b"a", b"b", b"c", max_pages=2)
+    assert [name in known for name in (b"a", b"b", b"c")] == [False, True, True]
+    known.apply(removed(b"x", b"y", b"b", on_disk=True))
+    assert [name in known for name in (b"x", b"y", b"b", b"c")] == [False, True, True, True]
+
+
+def test_what_is_not_known_any_more_may_be_on_the_disk_all_the_same() -> None:
+    known = index(b"a", b"b")
+    known.apply(removed(b"b", on_disk=True))
+    known.clear()
+    assert [name in known for name in (b"a", b"b")] == [False, True]

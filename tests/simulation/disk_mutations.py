@@ -1,0 +1,161 @@
+"""Bugs planted into storing and restoring (`mutations.py` says how), seen by `disks.py`.
+
+Most promises here have two guards: a page that is read is compared by the agent's puller, by the store, and by its
+checksum. Then all are taken away that would hide the bug.
+"""
+
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.store import page_store
+from kvstore.store.index import StoreIndex
+from kvstore.store.operations import FAILED, MEMORY_GONE
+from kvstore.store.page_store import PageStore
+from kvstore.store.pool_writes import PoolWrites
+from kvstore.store.source import StorePeer
+from kvstore.transfer.session import TransferSession
+from nodes.kv_agent.core import AgentCore
+from nodes.kv_agent.disk import DiskStores
+from nodes.kv_agent.events import SourceId
+from nodes.kv_agent.pools import held
+from nodes.scheduler.core import SchedulerCore
+from nodes.scheduler.handoff.own_grants import OwnGrants
+from nodes.scheduler.handoff.restore import RestoreQueue
+from nodes.scheduler.sequence import Stage
+from tests.simulation.disks import OTHER_NUMERICS
+from tests.simulation.planting import Bug, bug, meanwhile, nothing, returns
+
+# storing
+
+
+def _never_compared(_: Any, _self: PoolWrites, _name: str, pages: Any) -> list[bool]:
+    return [True] * len(pages)
+
+
+def _compared_once(are_current: Any, self: PoolWrites, name: str, pages: Any) -> list[bool]:
+    is_first = not any(pages == batch.pages for batch in self._batches.values())
+    return are_current(self, name, pages) if is_first else [True] * len(pages)
+
+
+def _of_any_pool(on_pages: Any, self: DiskStores, message: Any) -> None:
+    pools = self._pools.get(message.group)
+    if pools is not None:
+        message = replace(message, incarnation=pools[0].info.incarnation)
+    on_pages(self, message)
+
+
+def _beside_old_head(_: Any, self: PageStore, piece: Any) -> None:
+    self._end(piece, page_store._attempt(partial(self._files.write_pages, piece.slot, piece.pages)))
+
+
+def _stored_though_it_failed(commit: Any, self: PageStore, write: Any, is_good: Any) -> None:
+    write.failures = [None] * len(write.failures)
+    commit(self, write, is_good)
+
+
+# what a slot holds
+
+
+def _unchecked(_: Any, self: PageStore, piece: Any, failure: Any) -> None:
+    for number in piece.range:
+        if piece.owner.outcomes[number] not in (FAILED, MEMORY_GONE):
+            piece.owner.outcomes[number] = ""
+    self._end(piece, failure)
+
+
+def _whatever_is_there(read: Any, self: PageStore, slots: Any, _sequences: Any, pages: Any) -> Any:
+    return read(self, slots, self.sequences(slots), pages)
+
+
+def _never_stale(settle: Any, self: PageStore, piece: Any, read: Any) -> None:
+    expected = [read.sequences[number] for number in piece.range]
+    with patch.object(self, "sequences", lambda _: expected):
+        settle(self, piece, read)
+
+
+def _one_for_each_slot(claim: Any, self: StoreIndex, names: Any) -> Any:
+    claims = [one._replace(sequence=one.slot + 1) for one in claim(self, names)]
+    self._claimed |= {one.name.page_hash: one for one in claims}
+    return claims
+
+
+def _of_any_agent(read_stored: Any, self: AgentCore, grant: Any, now: float) -> Any:
+    stored = grant.stored
+    facts = self._own.sources.get(SourceId(self._actor_id, stored.source)) if stored is not None else None
+    if facts is not None:
+        grant = replace(grant, stored=replace(stored, incarnation=facts.incarnation))
+    return read_stored(self, grant, now)
+
+
+# whose pages are read
+
+
+def _without_salt(uncached: Any, self: PrefixCache, token_ids: Any, _extra_key: str = "") -> Any:
+    return uncached(self, token_ids)
+
+
+def _of_other_numerics(on_find: Any, self: DiskStores, call: Any, message: Any) -> None:
+    on_find(self, call, replace(message, numerics=OTHER_NUMERICS))
+
+
+def _from_the_beginning(on_found: Any, self: RestoreQueue, number: str, message: Any) -> None:
+    self._looking = {name: (sequence, 0) for name, (sequence, _) in self._looking.items()}
+    on_found(self, number, message)
+
+
+# until when they are written
+
+
+def _as_if_idle(take_back: Any, self: OwnGrants, grant_id: str, sequence: Any, *more: Any, idle: bool) -> None:
+    take_back(self, grant_id, sequence, *more, idle=idle or sequence.stage is Stage.RESTORE)
+
+
+def _all_good(take_back: Any, self: OwnGrants, grant_id: str, sequence: Any, lent: Any, num: int, **how: Any) -> None:
+    take_back(self, grant_id, sequence, lent, len(lent.pages) if sequence.stage is Stage.RESTORE else num, **how)
+
+
+def _at_once(self: TransferSession) -> bool:
+    return self.has_ended and (self.grant.stored is not None or not self.num_copying)
+
+
+def _mapped_at_once(map_asked: Any, self: AgentCore, event: Any, now: float) -> Any:
+    revoked = self._revoke_older(event.sender, now)
+    copied = {name: session for name, session in self._sessions.items() if session.grant.stored is None}
+    with patch.object(self, "_sessions", copied):
+        return [*revoked, *map_asked(self, event, now)]
+
+
+def _unless_restored(is_used: Any, sessions: Any, pool: Any) -> bool:
+    return is_used([session for session in sessions if session.grant.stored is None], pool)
+
+
+DISKS: dict[str, Bug] = {
+    "generations are not compared before a write": bug(0, (PoolWrites, "_are_current", _never_compared)),
+    "generations are not compared after a write": bug(0, (PoolWrites, "_are_current", _compared_once)),
+    "pages of another pool are stored": bug(0, (DiskStores, "on_pages", _of_any_pool)),
+    "a head stays while its slot is written": bug(0, (PageStore, "_write", _beside_old_head)),
+    "what could not be written is stored": bug(0, (PageStore, "commit", _stored_though_it_failed)),
+    "checksums are not compared": bug(0, (PageStore, "_check", _unchecked)),
+    "a slot is read whatever it holds by now": bug(
+        0, (PageStore, "read", _whatever_is_there), (StorePeer, "generations", returns(None))
+    ),
+    "sequences are not compared after a read": bug(
+        0, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
+    ),
+    "a slot keeps its sequence for the next page": bug(0, (StoreIndex, "claim", _one_for_each_slot)),
+    "slots are read that an earlier agent told of": bug(0, (AgentCore, "_read_stored", _of_any_agent)),
+    "pages of another salt are looked for": bug(0, (PrefixCache, "uncached", _without_salt)),
+    "pages of other numerics are found": bug(0, (DiskStores, "on_find", _of_other_numerics)),
+    "what is found begins at the first page": bug(0, (RestoreQueue, "on_found", _from_the_beginning)),
+    "who begins alike does not wait": bug(0, (RestoreQueue, "must_wait", meanwhile(0, "_restores", lambda _: {}))),
+    "pages of a failed restore are used at once": bug(0, (OwnGrants, "take_back", _as_if_idle)),
+    "what did not come from the disk is cached": bug(0, (OwnGrants, "take_back", _all_good)),
+    "a grant is closed while the disk is read": bug(0, (TransferSession, "is_quiesced", property(_at_once))),
+    "a pool is mapped while the disk is read": bug(0, (AgentCore, "_map_asked", _mapped_at_once)),
+    "a pool is freed while the disk is read": bug(0, (held, "is_used", _unless_restored)),
+    "what was restored does not wait again": bug(0, (SchedulerCore, "_on_restored", nothing)),
+}  # fmt: skip
