@@ -109,7 +109,8 @@ def _entry(agent: AgentStores, store: StoreFacts) -> dict[str, Any]:
 
 def _story(agent: AgentStores) -> list[str]:
     """What one agent's stores did since it started."""
-    lines = [f"{agent.agent}: {agent.directory}, {amount(agent.size_bytes)} at most"]
+    is_disk = bool(agent.size_bytes)
+    lines = [f"{agent.agent}: {agent.directory}" + f", {amount(agent.size_bytes)} at most" * is_disk]
     for store in agent.stores:
         if not store.is_open:
             continue
@@ -119,11 +120,14 @@ def _story(agent: AgentStores) -> list[str]:
             f"{store.num_queued:,} wait to be written"
         )
         how = f"through the kernel's cache: {store.why_buffered}" if store.why_buffered else "direct"
-        lines.append(f"    I/O is {how}")
-        if store.why_read_only:
+        if is_disk:
+            lines.append(f"    I/O is {how}")
+        if store.why_off:
+            lines.append(f"    off: {store.why_off}")
+        elif store.why_read_only:
             lines.append(f"    only read: {store.why_read_only}")
         elif store.last_failure:
-            lines.append(f"    the disk's last failure: {store.last_failure}")
+            lines.append(f"    the {'disk' if is_disk else 'store'}'s last failure: {store.last_failure}")
         lines.append(
             f"    asked for {counts['queried']:,} pages, had {counts['found']:,}; read {counts['read']:,}, "
             f"{counts['stale']:,} were gone, {counts['corrupt']:,} refused by checksum, "

@@ -38,6 +38,16 @@ class Store(Protocol):
         ...
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether it knows what it has; until then, everything is a miss."""
+        ...
+
+    @property
+    def last_failure(self) -> str:
+        """Why something was last not read or written; empty if all was."""
+        ...
+
+    @property
     def page_bytes(self) -> int:
         """Of a page over all ranks."""
         ...

@@ -100,7 +100,7 @@ class InstalledStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        return self.name
+        return f"the installed store {self.name}"
 
 
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):

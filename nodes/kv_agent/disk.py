@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -30,7 +30,7 @@ from kvstore.protocol import (
     StoreOpened,
     StorePages,
 )
-from kvstore.store.place import StoreIdentity
+from kvstore.store.place import StoreFound, StoreIdentity
 from mesh.actor import Call, Context
 from nodes.kv_agent.config import DiskConfig, InstalledStoreConfig, PoolConfig
 from nodes.kv_agent.installed_store import installed_gauges, open_installed
@@ -48,6 +48,7 @@ from nodes.protocol.stores import (
 
 if TYPE_CHECKING:
     from kvstore.store.interface import Store, Stored
+    from kvstore.store.page_store import PageStore
     from kvstore.store.pool_writes import PoolWrites
     from kvstore.store.source import StorePeer, StoreTransport
 
@@ -198,6 +199,11 @@ class DiskStores:
         self._owner.ctx.spawn(self._list(call), name="list stores")
 
     def on_flush(self, call: Call, message: FlushStores) -> None:
+        if isinstance(self._config, InstalledStoreConfig):
+            # It forgets pages by their names, and who knows what others have put there.
+            why = f"{self._config.place} keeps what it has until it is emptied by its own means"
+            call.fail("store_not_flushed", why)
+            return
         meant = {
             identity.folder: opened
             for identity, opened in self._opened.items()
@@ -343,15 +349,17 @@ class DiskStores:
     async def _flush(self, call: Call, meant: Mapping[str, OpenedStore]) -> None:
         agent = self._owner.ctx.address.actor_id
         flushed: list[FlushedStore] = []
-        for folder, opened in meant.items():
-            opened.writes.forget()
-            flushed.append(FlushedStore(agent=agent, folder=folder, num_pages=opened.store.flush()))
+        # Installed ones are refused before.
+        stores = {folder: cast("PageStore", opened.store) for folder, opened in meant.items()}
+        for folder, store in stores.items():
+            meant[folder].writes.forget()
+            flushed.append(FlushedStore(agent=agent, folder=folder, num_pages=store.flush()))
         self._poll_soon()
-        while any(opened.store.num_flushing for opened in meant.values()):
+        while any(store.num_flushing for store in stores.values()):
             self._idle.clear()
             await self._idle.wait()
         self._owner.ctx.log.info("stores flushed", pages={one.folder: one.num_pages for one in flushed})
-        failures = {folder: opened.store.why_not_flushed for folder, opened in meant.items()}
+        failures = {folder: store.why_not_flushed for folder, store in stores.items()}
         if told := "; ".join(f"{folder}: {why}" for folder, why in failures.items() if why):
             call.fail("store_not_flushed", f"pages are forgotten until {agent} starts again, but its disk says {told}")
         else:

@@ -43,6 +43,8 @@ def facts_of_open(
 ) -> StoreFacts:
     """Of a store that this agent has open; `idle_s` ago its pages were found last, None: never."""
     figures = store.stats()
+    # An installed store has none: what it has room for is its own affair.
+    num_slots = int(figures.get("slots", 0))
     return StoreFacts(
         folder=identity.folder,
         is_open=True,
@@ -59,6 +61,7 @@ def facts_of_open(
         num_queued=num_queued,
         why_buffered=store.why_buffered,
         why_read_only=store.why_read_only,
+        why_off=store.why_off,
         last_failure=store.last_failure,
         counts={name: int(figures.get(source, 0)) for name, source in _COUNTS.items()},
     )

@@ -140,7 +140,6 @@ class InstalledPages(Store):
     @property
     @override
     def last_failure(self) -> str:
-        """What the last call that brought nothing did instead."""
         return self._calls.last_failure
 
     @override
@@ -259,7 +258,7 @@ class InstalledPages(Store):
     def stats(self) -> dict[str, float]:
         return {
             "loaded": 1.0,
-            "known": float(len(self._known)),
+            "stored": float(len(self._known)),
             "off": float(bool(self.why_off)),
             "reading bytes": float(self._reading),
             "writing bytes": float(self._writing),
