@@ -30,7 +30,7 @@ from kvstore.protocol import (
     StoreOpened,
     StorePages,
 )
-from kvstore.store.place import StoreFound, StoreIdentity
+from kvstore.store.place import StoreIdentity
 from mesh.actor import Call, Context
 from nodes.kv_agent.config import DiskConfig, InstalledStoreConfig, PoolConfig
 from nodes.kv_agent.installed_store import installed_gauges, open_installed
@@ -334,9 +334,7 @@ class DiskStores:
             groups = [group for group in self._groups if self._is_of(group, identity)]
             at = self._found_at.get(identity)
             idle_s = None if at is None else now - at
-            facts = facts_of_open(identity, store, writes.num_queued, groups, idle_s)
-            # What an installed store takes is its own affair.
-            opened.append(facts if is_disk else msgspec.structs.replace(facts, num_bytes=0))
+            opened.append(facts_of_open(identity, store, writes.num_queued, groups, idle_s))
         kept = AgentStores(
             agent=self._owner.ctx.address.actor_id,
             directory=directory,
