@@ -327,7 +327,7 @@ class DiskStores:
         config = self._config
         is_disk = isinstance(config, DiskConfig)
         directory, size_bytes = (config.directory, config.size_bytes) if is_disk else (config.name, 0)
-        found = await look_into(directory) if is_disk else []
+        found: Sequence[StoreFound] = await look_into(directory) if is_disk else ()
         now = self._owner.ctx.now()
         opened: list[StoreFacts] = []
         for identity, (store, writes, _) in self._opened.items():
