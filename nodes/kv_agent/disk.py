@@ -30,7 +30,7 @@ from kvstore.protocol import (
     StoreOpened,
     StorePages,
 )
-from kvstore.store.place import StoreIdentity
+from kvstore.store.place import StoreFound, StoreIdentity
 from mesh.actor import Call, Context
 from nodes.kv_agent.config import DiskConfig, InstalledStoreConfig, PoolConfig
 from nodes.kv_agent.installed_store import installed_gauges, open_installed
