@@ -153,7 +153,6 @@ class Sequence:
         # It ends with a vector of its prompt and draws nothing.
         # Its pages are neither taken from the cache nor put there, if it is private.
         self.is_vector, self.is_private = spec.is_vector, False
-
         self.stage, self.finish_reason = Stage.WAITING, ""
         self.num_computed = self.num_scheduled = self.num_inflight = self.num_preemptions = 0
         # Workers that died with a step of it, since the last acknowledged one.

@@ -90,6 +90,7 @@ class Bench:
         self.rows = 0
         self.is_mixed = False
         self.numbers: dict[str, str] = {}
+        self.asked: dict[str, int] = {}
 
     def sequence(self, tokens: list[int] = PROMPT, extra_key: str = "") -> Sequence:
         self.rows += 1
@@ -109,6 +110,8 @@ class Bench:
         asks = [one for one in self.outbox.take() if isinstance(one, Ask)]
         assert {one.actor_id for one in asks} <= {"a"}
         self.numbers |= dict(one.tag for one in asks)
+        found = (one.message for one in asks if isinstance(one.message, FindStored))
+        self.asked |= {prompt.name: len(prompt.hashes) // 16 for message in found for prompt in message.prompts}
         return [one.message for one in asks]
 
     def found(self, one: Sequence, num_pages: int) -> None:
