@@ -19,23 +19,10 @@ class Stored(NamedTuple):
 class Store(Protocol):
     """All methods are called by one thread and return at once, but `wait` and `close`.
 
-    `missing` remembers why pages are not there. `num_flushing` flushes have not ended; of the last one that has,
-    `why_not_flushed` says why pages may be found again after a restart. `last_failure` is what failed last.
+    `missing` remembers why pages are not there.
     """
 
     missing: MissingPages
-    num_flushing: int
-    why_not_flushed: str
-
-    @property
-    def last_failure(self) -> str:
-        """Empty if nothing has failed yet."""
-        ...
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether it knows yet what it has."""
-        ...
 
     @property
     def is_loaded(self) -> bool:
@@ -78,10 +65,6 @@ class Store(Protocol):
 
     def holds(self, hashes: Sequence[bytes]) -> list[bool]:
         """Which of these pages are there as far as is known, wherever they are in a prompt; none counts as used."""
-        ...
-
-    def flush(self) -> int:
-        """Forget every page, those that are being written included; returns how many there were. Once it is loaded."""
         ...
 
     def sequences(self, slots: Sequence[int]) -> list[int]:

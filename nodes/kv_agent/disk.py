@@ -325,21 +325,19 @@ class DiskStores:
 
     async def _list(self, call: Call) -> None:
         config = self._config
-        is_disk = isinstance(config, DiskConfig)
-        directory, size_bytes = (config.directory, config.size_bytes) if is_disk else (config.name, 0)
-        found = await look_into(directory) if is_disk else []
+        size_bytes, found = 0, list[StoreFound]()
+        if isinstance(config, DiskConfig):
+            size_bytes, found = config.size_bytes, await look_into(config.directory)
         now = self._owner.ctx.now()
         opened: list[StoreFacts] = []
         for identity, (store, writes, _) in self._opened.items():
             groups = [group for group in self._groups if self._is_of(group, identity)]
             at = self._found_at.get(identity)
             idle_s = None if at is None else now - at
-            facts = facts_of_open(identity, store, writes.num_queued, groups, idle_s)
-            # What an installed store takes is its own affair.
-            opened.append(facts if is_disk else msgspec.structs.replace(facts, num_bytes=0))
+            opened.append(facts_of_open(identity, store, writes.num_queued, groups, idle_s))
         kept = AgentStores(
             agent=self._owner.ctx.address.actor_id,
-            directory=directory,
+            directory=config.place,
             size_bytes=size_bytes,
             stores=with_others(opened, found),
             dropped=_dropped(self._sums()),

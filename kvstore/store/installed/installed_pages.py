@@ -27,7 +27,7 @@ from kvstore.store.installed.plugins import InstalledStore
 from kvstore.store.installed.values import PageValues
 from kvstore.store.interface import Store, Stored
 from kvstore.store.lanes import Lane, ThreadLane
-from kvstore.store.missing import CHANGED, FLUSHED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
+from kvstore.store.missing import CHANGED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
 from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read, Write
 
@@ -39,7 +39,7 @@ THREADS: Final = {CONTAINS: 1, GET: 2, PUT: 1, REMOVE: 1}
 """Two for `get`, so that one value comes while another is on its way; the others are short, or nobody waits."""
 MISSING: Final = "missing"
 _WHYS: Final = {CORRUPT: MISSING_CORRUPT, FAILED: UNREADABLE}
-_COUNTED: Final = {CHANGED: "changed meanwhile", FLUSHED: "flushed", WRITE_FAILED: "write failed"}
+_COUNTED: Final = {CHANGED: "changed meanwhile", WRITE_FAILED: "write failed"}
 
 
 class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +96,7 @@ class InstalledPages(Store):
         self._call_pages = max(1, min(limits.call_pages, limits.call_bytes // values.value_bytes))
         self._known = KnownPages(limits.num_known)
         self.missing = MissingPages()
-        self.num_flushing = 0
-        self.why_not_flushed = ""
         self._putting: set[bytes] = set()
-        self._underway: set[Write] = set()
         self._sealed: dict[Write, list[memoryview | None]] = {}
         self._reading = self._writing = 0
         # What `copying` has done; `poll` goes on with it.
@@ -161,20 +158,6 @@ class InstalledPages(Store):
         return [page_hash in self._known for page_hash in hashes]
 
     @override
-    def flush(self) -> int:
-        """Only pages that this process knows of: a store of this kind is never asked for all that it has."""
-        for write in self._underway:
-            write.is_forgotten = True
-        gone = self._known.clear()
-        self.missing.add_hashes(gone, FLUSHED)
-        self.why_not_flushed = ""
-        batches = [gone[at : at + self._limits.call_pages] for at in range(0, len(gone), self._limits.call_pages)]
-        for batch in batches:
-            self.num_flushing += 1
-            self._calls.submit(REMOVE, partial(self._removed, batch), self._was_flushed, may_wait=True)
-        return len(gone)
-
-    @override
     def sequences(self, slots: Sequence[int]) -> list[int]:
         return self._known.sequences(slots)
 
@@ -210,7 +193,6 @@ class InstalledPages(Store):
         claims = [Claim(0, 0, names[number]) for number in positions]
         write = Write(claims, positions, [pages[number] for number in positions])
         write.num_bytes = len(claims) * self._page_bytes
-        self._underway.add(write)
         self._writing += write.num_bytes
         self._putting.update(fresh)
         self._copying.submit(partial(self._seal, write))
@@ -227,10 +209,10 @@ class InstalledPages(Store):
         sealed = self._sealed[write]
         kept: list[tuple[int, bytes]] = []
         for number, claim in enumerate(write.claims):
-            if is_good[number] and sealed[number] is not None and not write.is_forgotten:
+            if is_good[number] and sealed[number] is not None:
                 kept.append((number, claim.name.page_hash))
             else:
-                self._not_stored(claim.name.page_hash, FLUSHED if write.is_forgotten else CHANGED)
+                self._not_stored(claim.name.page_hash, CHANGED)
         wanted = self._cut(kept)
         write.num_left = len(wanted)
         for some in wanted:
@@ -388,23 +370,19 @@ class InstalledPages(Store):
     def _was_put(self, write: Write, some: _Wanted, kept: list[bool] | None) -> None:
         for index, (position, page_hash) in enumerate(zip(some.positions, some.hashes, strict=True)):
             is_kept = kept is not None and kept[index]
-            if write.is_forgotten or not is_kept:
-                self._not_stored(page_hash, FLUSHED if write.is_forgotten else WRITE_FAILED)
+            if not is_kept:
+                self._not_stored(page_hash, WRITE_FAILED)
                 continue
             self._putting.discard(page_hash)
             self._counts["written"] += 1
             write.is_stored[position] = True
             self._known.number(page_hash)
-        if write.is_forgotten and kept is not None:
-            # A flush came between: what it could not name has to go, too.
-            self._calls.submit(REMOVE, partial(self._removed, some.hashes), lambda _: None, may_wait=True)
         write.num_left -= 1
         if not write.num_left:
             self._end_write(write)
 
     def _end_write(self, write: Write) -> None:
         del self._sealed[write]
-        self._underway.discard(write)
         self._writing -= write.num_bytes
         self._end(write)
 
@@ -414,16 +392,6 @@ class InstalledPages(Store):
         self._putting.discard(page_hash)
         self._counts[_COUNTED[why]] += 1
         self.missing.add_hashes([page_hash], why)
-
-    def _removed(self, hashes: Sequence[bytes]) -> bool:
-        """In a call's thread. True: a call that fails is told apart from it as None."""
-        self._store.remove(list(hashes))
-        return True
-
-    def _was_flushed(self, is_done: bool | None) -> None:
-        self.num_flushing -= 1
-        if is_done is None:
-            self.why_not_flushed = self.last_failure or self.why_off
 
     def _cut(self, pages: Sequence[tuple[int, bytes]]) -> list[_Wanted]:
         size = self._call_pages

@@ -45,13 +45,6 @@ class KnownPages:
             self._sequences[slot] = 0
             self._free.append(slot)
 
-    def clear(self) -> list[bytes]:
-        """Forget all of them; returns their hashes."""
-        gone = list(self._slots)
-        for page_hash in gone:
-            self.drop(page_hash)
-        return gone
-
     def sequences(self, slots: Sequence[int]) -> list[int]:
         """What each slot's sequence is now, 0 if it holds nothing. Raises ValueError for a slot that there is not."""
         if slots and not 0 <= min(slots) <= max(slots) < self.num_slots:
