@@ -200,9 +200,8 @@ def up(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands instead of running them.")] = False,
 ) -> None:
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
-    given = dict(locals())
     # All other options are settings, under the names of the settings (`kv__pages`: `pages` in the table `kv`).
-    options = {name: value for name, value in given.items() if name not in _NO_SETTINGS and value != []}
+    options = {name: value for name, value in dict(locals()).items() if name not in _NO_SETTINGS and value != []}
     from cli.commands.up import up as run
 
     raise typer.Exit(run(file, options, join=join, detach=detach, dry_run=dry_run))

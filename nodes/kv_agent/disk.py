@@ -337,7 +337,7 @@ class DiskStores:
             opened.append(facts_of_open(identity, store, writes.num_queued, groups, idle_s))
         kept = AgentStores(
             agent=self._owner.ctx.address.actor_id,
-            directory=directory,
+            directory=config.place,
             size_bytes=size_bytes,
             stores=with_others(opened, found),
             dropped=_dropped(self._sums()),

@@ -53,6 +53,7 @@ READ_OTHERWISE = {
     "ServerInfo.pp_size": HTTP,
     "Choice.build": UNPACKED,
     "_Engine.mover": UNPACKED,
+    "StoreContext.num_ranks": "for stores of other packages",
 }
 
 

@@ -112,8 +112,8 @@ def test_four_that_hang_are_the_end(owner: Owner) -> None:
 
 
 def test_an_end_that_hangs_is_not_waited_for(owner: Owner) -> None:
-    owner.call(owner.hang)
     begun = time.monotonic()
+    owner.call(owner.hang)
     owner.calls.close("close", owner.free.wait)
     assert 2 * DEADLINE_S <= time.monotonic() - begun < LATE_S
     assert owner.results == [], "nobody is told any more"
