@@ -41,13 +41,6 @@ def _compared_once(are_current: Any, self: PoolWrites, name: str, pages: Any) ->
     return are_current(self, name, pages) if is_first else [True] * len(pages)
 
 
-def _of_any_pool(on_pages: Any, self: DiskStores, message: Any) -> None:
-    pools = self._pools.get(message.group)
-    if pools is not None:
-        message = replace(message, incarnation=pools[0].info.incarnation)
-    on_pages(self, message)
-
-
 def _beside_old_head(_: Any, self: PageStore, piece: Any) -> None:
     self._end(piece, page_store._attempt(partial(self._files.write_pages, piece.slot, piece.pages)))
 
@@ -136,7 +129,6 @@ def _unless_restored(is_used: Any, sessions: Any, pool: Any) -> bool:
 DISKS: dict[str, Bug] = {
     "generations are not compared before a write": bug(0, (PoolWrites, "_are_current", _never_compared)),
     "generations are not compared after a write": bug(0, (PoolWrites, "_are_current", _compared_once)),
-    "pages of another pool are stored": bug(0, (DiskStores, "on_pages", _of_any_pool)),
     "a head stays while its slot is written": bug(0, (PageStore, "_write", _beside_old_head)),
     "what could not be written is stored": bug(0, (PageStore, "commit", _stored_though_it_failed)),
     "checksums are not compared": bug(0, (PageStore, "_check", _unchecked)),
