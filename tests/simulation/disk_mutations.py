@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.store import page_store
-from kvstore.store.index import StoreIndex
 from kvstore.store.operations import FAILED, MEMORY_GONE
 from kvstore.store.page_store import PageStore
 from kvstore.store.pool_writes import PoolWrites
@@ -68,12 +67,6 @@ def _never_stale(settle: Any, self: PageStore, piece: Any, read: Any) -> None:
     expected = [read.sequences[number] for number in piece.range]
     with patch.object(self, "sequences", lambda _: expected):
         settle(self, piece, read)
-
-
-def _one_for_each_slot(claim: Any, self: StoreIndex, names: Any) -> Any:
-    claims = [one._replace(sequence=one.slot + 1) for one in claim(self, names)]
-    self._claimed |= {one.name.page_hash: one for one in claims}
-    return claims
 
 
 def _of_any_agent(read_stored: Any, self: AgentCore, grant: Any, now: float) -> Any:
@@ -138,7 +131,6 @@ DISKS: dict[str, Bug] = {
     "sequences are not compared after a read": bug(
         0, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
     ),
-    "a slot keeps its sequence for the next page": bug(0, (StoreIndex, "claim", _one_for_each_slot)),
     "slots are read that an earlier agent told of": bug(0, (AgentCore, "_read_stored", _of_any_agent)),
     "pages of another salt are looked for": bug(0, (PrefixCache, "uncached", _without_salt)),
     "pages of other numerics are found": bug(0, (DiskStores, "on_find", _of_other_numerics)),

@@ -91,7 +91,7 @@ class DiskMesh(SimulatedMesh):
         self.files: dict[StoreIdentity, BadFiles] = {}
         self.most_s = self.draw.choice((0.001, 0.02, 0.3, 1.0, 4.0))
         self.writes_s = self.most_s * self.draw.choice((0.01, 1.0))
-        self.num_slots = self.draw.choice((8, 20, 60, 200))
+        self.num_slots = self.draw.choice((6, 8, 20, 60, 200))
         self.opens = [OTHER_NUMERICS, *self.draw.choice(([], ["echo"]))]
         self.stores = self.draw.choice(("write_through", "write_through", "write_through_selective"))
         self.troubles = [one for one in TROUBLES if self.draw.random() < 0.3]
@@ -102,8 +102,9 @@ class DiskMesh(SimulatedMesh):
         self._reading: dict[str, list[Transfer]] = {}
         self._num_deaths = self.draw.choice((0, 1, MOST_DEATHS))
         self._read_begins = asyncio.Event()
-        # Where computing is quicker than any disk, nothing is read.
-        slow = {group: max(step_ms, 30) for group, step_ms in self.speeds.step_ms.items()}
+        # Where computing is quicker than the disk nothing is read, and nobody waits for what others read.
+        least_ms = 30 if self.most_s < 0.1 else 300
+        slow = {group: max(step_ms, least_ms) for group, step_ms in self.speeds.step_ms.items()}
         self.speeds = self.speeds._replace(step_ms=slow)
         self._is_quiet = self.faults == Faults(silent_down=self.faults.silent_down)
 
@@ -125,13 +126,14 @@ class DiskMesh(SimulatedMesh):
         return msgspec.structs.replace(super()._scheduler(group, spec), stores=self.stores)
 
     async def _open(self, config: DiskConfig, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
-        await asyncio.sleep(self.draw.uniform(0.0, 2 * self.most_s))
+        # A start waits for it, and so do requests, whose time is bounded.
+        await asyncio.sleep(min(1.0, self.draw.uniform(0.0, 2 * self.most_s)))
         if identity in self.files:
             self.files[identity].come_back()
         else:
             self.files[identity] = self._first_files(identity)
         files = self.files[identity]
-        reads, checks = (DiskLane(self.draw, self.most_s, orders=True) for _ in range(2))
+        reads, checks = (DiskLane(self.draw, most_s, orders=True) for most_s in (self.most_s, self.writes_s))
         page_bytes = identity.page_bytes * identity.tp_size
         store = PageStore(files, page_bytes, wake, lanes=(reads, checks, DiskLane(self.draw, self.writes_s)))
         self._opened.append((files, store))
