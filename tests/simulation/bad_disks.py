@@ -84,6 +84,14 @@ class BadFiles(FaultyFiles):
             self.seen.update((name, bytearray(old[name])) for name in names)
             self.write_back()
 
+    def keep_copy(self) -> None:
+        """It may come back as it is now."""
+        self._copies.append({name: bytes(content) for name, content in self.seen.items()})
+
+    def clear(self) -> None:
+        """Nothing is stored."""
+        self.seen = {name: bytearray(len(content)) for name, content in self.seen.items()}
+
     def end(self) -> None:
         """Nothing fails any more."""
         self.troubles = frozenset()
@@ -110,8 +118,8 @@ class BadFiles(FaultyFiles):
             process.die()
         if self._draw.random() < 0.1:
             self.write_back()
-        if "comes back old" in self.troubles and len(self._copies) < MOST_COPIES and self._draw.random() < 0.2:
-            self._copies.append({name: bytes(content) for name, content in self.seen.items()})
+        if len(self._copies) < MOST_COPIES and self._draw.random() < 0.2:
+            self.keep_copy()
 
     def _refuse(self, name: str, first: int) -> None:
         if self._strikes("refuses"):

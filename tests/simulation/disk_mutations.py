@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.store import page_store
-from kvstore.store.index import StoreIndex
 from kvstore.store.operations import FAILED, MEMORY_GONE
 from kvstore.store.page_store import PageStore
 from kvstore.store.pool_writes import PoolWrites
@@ -39,13 +38,6 @@ def _never_compared(_: Any, _self: PoolWrites, _name: str, pages: Any) -> list[b
 def _compared_once(are_current: Any, self: PoolWrites, name: str, pages: Any) -> list[bool]:
     is_first = not any(pages == batch.pages for batch in self._batches.values())
     return are_current(self, name, pages) if is_first else [True] * len(pages)
-
-
-def _of_any_pool(on_pages: Any, self: DiskStores, message: Any) -> None:
-    pools = self._pools.get(message.group)
-    if pools is not None:
-        message = replace(message, incarnation=pools[0].info.incarnation)
-    on_pages(self, message)
 
 
 def _beside_old_head(_: Any, self: PageStore, piece: Any) -> None:
@@ -75,12 +67,6 @@ def _never_stale(settle: Any, self: PageStore, piece: Any, read: Any) -> None:
     expected = [read.sequences[number] for number in piece.range]
     with patch.object(self, "sequences", lambda _: expected):
         settle(self, piece, read)
-
-
-def _one_for_each_slot(claim: Any, self: StoreIndex, names: Any) -> Any:
-    claims = [one._replace(sequence=one.slot + 1) for one in claim(self, names)]
-    self._claimed |= {one.name.page_hash: one for one in claims}
-    return claims
 
 
 def _of_any_agent(read_stored: Any, self: AgentCore, grant: Any, now: float) -> Any:
@@ -136,7 +122,6 @@ def _unless_restored(is_used: Any, sessions: Any, pool: Any) -> bool:
 DISKS: dict[str, Bug] = {
     "generations are not compared before a write": bug(0, (PoolWrites, "_are_current", _never_compared)),
     "generations are not compared after a write": bug(0, (PoolWrites, "_are_current", _compared_once)),
-    "pages of another pool are stored": bug(0, (DiskStores, "on_pages", _of_any_pool)),
     "a head stays while its slot is written": bug(0, (PageStore, "_write", _beside_old_head)),
     "what could not be written is stored": bug(0, (PageStore, "commit", _stored_though_it_failed)),
     "checksums are not compared": bug(0, (PageStore, "_check", _unchecked)),
@@ -146,7 +131,6 @@ DISKS: dict[str, Bug] = {
     "sequences are not compared after a read": bug(
         0, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
     ),
-    "a slot keeps its sequence for the next page": bug(0, (StoreIndex, "claim", _one_for_each_slot)),
     "slots are read that an earlier agent told of": bug(0, (AgentCore, "_read_stored", _of_any_agent)),
     "pages of another salt are looked for": bug(0, (PrefixCache, "uncached", _without_salt)),
     "pages of other numerics are found": bug(0, (DiskStores, "on_find", _of_other_numerics)),

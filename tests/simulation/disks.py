@@ -41,8 +41,9 @@ MOST_DEATHS = 3
 
 
 class DiskAgent(KVAgent):
-    """An agent that has a store of other numerics open, too, as if a group that computes otherwise were there."""
+    """An agent that `opens` stores of these numerics when it starts, as if groups that compute so were there."""
 
+    opens: list[str]
     counts: Counter[str]
     freed: Callable[[str], None]
 
@@ -50,8 +51,8 @@ class DiskAgent(KVAgent):
     async def start(self) -> None:
         await super().start()
         assert self.disk is not None
-        for group in self.ranks:
-            self.ctx.spawn(self.disk._open(self.disk._identity(group, OTHER_NUMERICS)), name="open another store")
+        for identity in {self.disk._identity(group, numerics): 0 for group in self.ranks for numerics in self.opens}:
+            self.ctx.spawn(self.disk._open(identity), name="open a store early")
 
     @override
     def feed(self, event: Event) -> None:
@@ -88,8 +89,10 @@ class DiskMesh(SimulatedMesh):
         self.draw = random.Random(f"disk/{self.seed}")
         self.counts: Counter[str] = Counter()
         self.files: dict[StoreIdentity, BadFiles] = {}
-        self.most_s = self.draw.choice((0.0005, 0.005, 0.03, 0.3, 3.0))
-        self.num_slots = self.draw.choice((5, 40, 200, 200))
+        self.most_s = self.draw.choice((0.001, 0.02, 0.3, 1.0, 4.0))
+        self.writes_s = self.most_s * self.draw.choice((0.01, 1.0))
+        self.num_slots = self.draw.choice((6, 8, 20, 60, 200))
+        self.opens = [OTHER_NUMERICS, *self.draw.choice(([], ["echo"]))]
         self.stores = self.draw.choice(("write_through", "write_through", "write_through_selective"))
         self.troubles = [one for one in TROUBLES if self.draw.random() < 0.3]
         self.rate = self.draw.choice((0.02, 0.2))
@@ -99,8 +102,9 @@ class DiskMesh(SimulatedMesh):
         self._reading: dict[str, list[Transfer]] = {}
         self._num_deaths = self.draw.choice((0, 1, MOST_DEATHS))
         self._read_begins = asyncio.Event()
-        # Where computing is quicker than any disk, nothing is read.
-        slow = {group: max(step_ms, 30) for group, step_ms in self.speeds.step_ms.items()}
+        # Where computing is quicker than the disk nothing is read, and nobody waits for what others read.
+        least_ms = 30 if self.most_s < 0.1 else 300
+        slow = {group: max(step_ms, least_ms) for group, step_ms in self.speeds.step_ms.items()}
         self.speeds = self.speeds._replace(step_ms=slow)
         self._is_quiet = self.faults == Faults(silent_down=self.faults.silent_down)
 
@@ -112,7 +116,7 @@ class DiskMesh(SimulatedMesh):
     @override
     def _agent(self, agent: str, groups: list[str]) -> KVAgent:
         made = DiskAgent(self._agent_config(groups), self.memory_of(agent), open_store=self._open)
-        made.counts, made.freed = self.counts, self._freed
+        made.opens, made.counts, made.freed = self.opens, self.counts, self._freed
         # What an earlier one was reading ended with it.
         self._reading.clear()
         return made
@@ -122,15 +126,16 @@ class DiskMesh(SimulatedMesh):
         return msgspec.structs.replace(super()._scheduler(group, spec), stores=self.stores)
 
     async def _open(self, config: DiskConfig, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
-        await asyncio.sleep(self.draw.uniform(0.0, 2 * self.most_s))
+        # A start waits for it, and so do requests, whose time is bounded.
+        await asyncio.sleep(min(1.0, self.draw.uniform(0.0, 2 * self.most_s)))
         if identity in self.files:
             self.files[identity].come_back()
         else:
             self.files[identity] = self._first_files(identity)
         files = self.files[identity]
-        lanes = [DiskLane(self.draw, self.most_s, orders=orders) for orders in (True, True, False)]
+        reads, checks = (DiskLane(self.draw, most_s, orders=True) for most_s in (self.most_s, self.writes_s))
         page_bytes = identity.page_bytes * identity.tp_size
-        store = PageStore(files, page_bytes, wake, lanes=(lanes[0], lanes[1], lanes[2]))
+        store = PageStore(files, page_bytes, wake, lanes=(reads, checks, DiskLane(self.draw, self.writes_s)))
         self._opened.append((files, store))
         opened = feed_store(store, config)
         self._watch(opened.transport)
@@ -142,6 +147,10 @@ class DiskMesh(SimulatedMesh):
         if identity.numerics == OTHER_NUMERICS:
             self.wrong |= fill(files, identity, self.left, shift=1)
             return files
+        # Days ago other pages had the same slots and sequences.
+        fill(files, identity, reversed(self.left))
+        files.keep_copy()
+        files.clear()
         fill(files, identity, self.left)
         strange = set(SALTS[:2]) - set(self.salts)
         self.wrong |= fill(files, identity, [(tokens, salt) for tokens, _ in self.left for salt in strange], shift=1)
@@ -245,7 +254,7 @@ class Stage:
         again = [replace(one, arrives_s=one.arrives_s + draw.choice((0.5, 2.0, 6.0))) for one in draw.sample(salted, 3)]
         for one in draw.sample(salted, draw.randrange(len(salted) + 1)):
             tokens = list(one.prompt.encode())
-            self._left.append((tokens[: draw.choice((len(tokens), draw.randrange(len(tokens))))], one.salt))
+            self._left.append((tokens[: draw.choice((len(tokens), draw.randrange(len(tokens)), 100))], one.salt))
         return salted + again
 
     def make(self, seed: int, faults: Faults, mixed: bool, theme: str) -> DiskMesh:
