@@ -6,6 +6,7 @@ supervisor -> supervisor TakeAllowList -> AllowListTaken
 meshctl -> supervisor -> gateway     FindCalls -> CallsFound (`nodes/protocol/records.py`)
 meshctl -> supervisor    FindNotes -> NotesFound
 meshctl -> supervisor -> kv_agent    ListStores -> StoreList; FlushStores -> StoresFlushed (`nodes/protocol/stores.py`)
+meshctl -> supervisor -> scheduler   FindFates -> FatesFound (the same)
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
@@ -21,7 +22,7 @@ from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 from nodes.protocol.records import CallsFound, FindCalls, FindNotes, NotesFound
-from nodes.protocol.stores import FlushStores, ListStores, StoreList, StoresFlushed
+from nodes.protocol.stores import FatesFound, FindFates, FlushStores, ListStores, StoreList, StoresFlushed
 
 
 class ListActors(Message, frozen=True):
@@ -218,10 +219,10 @@ class AllowListTaken(Message, frozen=True):
 
 
 _Memory = ReleaseMemory | ResumeMemory | ListMemory
-_Stores = ListStores | FlushStores
+_Stores = ListStores | FlushStores | FindFates
 _Looks = ListLogs | ReadLogs | FindCalls | FindNotes
 _Questions = ListActors | StopMesh | RestartActors | ProveActor | TakeAllowList | _Looks | _Memory | _Stores
-_Found = LogList | LogParts | CallsFound | NotesFound | StoreList | StoresFlushed
+_Found = LogList | LogParts | CallsFound | NotesFound | StoreList | StoresFlushed | FatesFound
 _Answers = ActorList | Stopping | Restarting | ActorProof | AllowListTaken | MemoryList | _Found
 
 SUPERVISOR_CODEC: Final = Codec(

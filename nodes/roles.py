@@ -24,6 +24,7 @@ from nodes.protocol import (
     Detokenize,
     Fence,
     FindCalls,
+    FindFates,
     FindStored,
     FlushCache,
     FlushStores,
@@ -86,7 +87,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (WORKER,): (StepResult, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),
     (KV_AGENT,): (MapPool, TransferNews, OfferPair, SendPages, ClosePair, LetGo, TakeUp),
-    (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory, ListStores, FlushStores),
+    (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory, ListStores, FlushStores, FindFates),
     (SUPERVISOR, GATEWAY): (FindCalls,),
 }  # fmt: skip
 """By roles: the messages that an actor accepts from another host only if the sender has one of these roles."""

@@ -25,6 +25,20 @@ def stats(name: NameOption = "default", output: OutputOption = "table") -> None:
     raise typer.Exit(run(name, output))
 
 
+@app.command("why", epilog=example("meshctl kv why"))
+def why(
+    request: Annotated[
+        str, typer.Argument(metavar="[REQUEST]", help="A request's id, its X-Request-Id, traceparent or trace id.")
+    ] = "",
+    name: NameOption = "default",
+    output: OutputOption = "table",
+) -> None:
+    """Show what became of a prompt's pages: cached, read from the disk, or computed and why; default: the last one."""
+    from cli.commands.kv import why as run
+
+    raise typer.Exit(run(name, request, output))
+
+
 @app.command("flush", epilog=example("meshctl kv flush --yes"))
 def flush(
     stores: Annotated[

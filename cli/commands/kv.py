@@ -1,7 +1,7 @@
-"""`meshctl kv ls`, `stats` and `flush`: pages that agents keep on disk."""
+"""`meshctl kv ls`, `stats`, `why` and `flush`: pages that agents keep on disk, and what schedulers make of them."""
 
 import sys
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import typer
@@ -11,9 +11,14 @@ from cli.errors import WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
 from cli.supervisor.store_relay import FLUSH_S
+from cli.trace.pages import story
+from cli.trace.unknown import unknown_call
 from nodes.amounts import amount
+from nodes.protocol.records import MAX_CALLS, CallsFound, FindCalls
 from nodes.protocol.stores import (
     AgentStores,
+    FatesFound,
+    FindFates,
     FlushStores,
     ListStores,
     StoreFacts,
@@ -45,13 +50,38 @@ def stats(name: str, output: str) -> ExitCode:
     """Print what became of pages. Raises NotRunning, CliError."""
     found = _ask(name)
     if output == "json":
-        print_json(msgspec.to_builtins(found))
+        print_json(_whole(found))
         return ExitCode.OK
     for agent in found.agents:
         sys.stdout.write("".join(f"{line}\n" for line in _story(agent)))
     if found.readers:
         sys.stdout.write("\n")
         print_table(_READERS, [_reads(reader) for reader in found.readers])
+    return ExitCode.OK
+
+
+def why(name: str, request: str, output: str) -> ExitCode:
+    """Print what became of the pages of a call's prompts. Raises NotRunning, WrongUsage, CliError."""
+    mesh = find_mesh(name)
+    query = FindCalls(name=request, last=0 if request else 1, whole_mesh=True)
+    calls = mesh.ask(query, CallsFound, _ASK_S)
+    if not calls.calls:
+        raise unknown_call(request)
+    (call, *more) = calls.calls[::-1]
+    # A call that has a sample for each of its requests, or is its own.
+    ids = [call.request_id, *(sample.request_id for sample in call.samples)]
+    found = mesh.ask(FindFates(request_ids=ids[:MAX_CALLS]), FatesFound, _ASK_S)
+    for silent in [*calls.silent, *found.silent]:
+        sys.stderr.write(f"{silent} does not answer, so what only it knows is missing\n")
+    if more:
+        sys.stderr.write(f"({len(more)} more have this name; this is the last one)\n")
+    if output == "json":
+        print_json(_whole(found.fates))
+        return ExitCode.OK
+    for fate in found.fates:
+        sys.stdout.write("".join(f"{line}\n" for line in story(fate)))
+    if not found.fates:
+        sys.stderr.write(f"no scheduler remembers {call.request_id}: each keeps its last 1,000 prompts\n")
     return ExitCode.OK
 
 
@@ -105,6 +135,13 @@ def _row(agent: str, store: StoreFacts) -> list[str]:
 def _entry(agent: AgentStores, store: StoreFacts) -> dict[str, Any]:
     """Every key is there in every entry, defaults too."""
     return {"agent": agent.agent, "directory": agent.directory} | msgspec.structs.asdict(store)
+
+
+def _whole(value: Any) -> Any:
+    """Plain data in which every key is there, defaults too."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+    return [_whole(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _story(agent: AgentStores) -> list[str]:

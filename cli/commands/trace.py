@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from cli.client import RunningMesh, find_mesh
-from cli.errors import NotRunning, WrongUsage
+from cli.errors import NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
 from cli.supervisor.cut_calls import LEFT_BEHIND, dead_gateways, read_cut_calls
@@ -15,10 +15,13 @@ from cli.supervisor.mesh_directory import MeshDirectory
 from cli.trace.chrome import events
 from cli.trace.lines import newest, read_calls
 from cli.trace.notes import placed, read_notes
+from cli.trace.pages import summary
 from cli.trace.text import HEADER, detail, row, story
+from cli.trace.unknown import unknown_call
 from nodes.call_spans import sample_spans
 from nodes.gateway.records.open_calls import open_calls_path
 from nodes.protocol.records import ActorNotes, CallRecord, CallsFound, FindCalls, FindNotes, NotesFound, is_meant
+from nodes.protocol.stores import FatesFound, FindFates, PromptFate
 
 _POLL_S: Final = 0.5
 """A gateway keeps a thousand calls, so at 2,000 a second none is missed; each look asks all gateways."""
@@ -55,9 +58,19 @@ def trace(mesh: str, wanted: Wanted, output: Literal["text", "json", "chrome"], 
         found = CallsFound(calls=newest(calls, query), num=len(calls))
         sys.stderr.write(f"{mesh} is not running: this is what its request logs on this host have\n")
     notes = _notes(running, directory, found.calls)
+    pages = _fates(running, found.calls)
+    # The rest of a host that does not answer is named by it already.
     for name in [*found.silent, *notes.silent]:
         sys.stderr.write(f"{name} does not answer, so what only it knows is missing\n")
-    return _show(found, notes.actors, wanted, output)
+    return _show(found, notes.actors, summary(pages), wanted, output)
+
+
+def _fates(running: RunningMesh | None, calls: list[CallRecord]) -> list[PromptFate]:
+    """What became of the pages of a call that is shown by itself, as long as its schedulers live."""
+    if len(calls) != 1 or running is None:
+        return []
+    ids = [calls[0].request_id, *(sample.request_id for sample in calls[0].samples)]
+    return running.ask(FindFates(request_ids=ids), FatesFound, _TIMEOUT_S).fates
 
 
 def _notes(running: RunningMesh | None, directory: MeshDirectory, calls: list[CallRecord]) -> NotesFound:
@@ -86,7 +99,11 @@ def _cut_calls(directory: MeshDirectory, query: FindCalls) -> list[CallRecord]:
 
 
 def _show(
-    found: CallsFound, notes: list[ActorNotes], wanted: Wanted, output: Literal["text", "json", "chrome"]
+    found: CallsFound,
+    notes: list[ActorNotes],
+    pages: list[str],
+    wanted: Wanted,
+    output: Literal["text", "json", "chrome"],
 ) -> ExitCode:
     calls = found.calls
     if output == "chrome":
@@ -94,7 +111,7 @@ def _show(
     elif output == "json":
         print_json([_entry(call) | _noted(call, notes) for call in calls])
     elif len(calls) == 1:
-        sys.stdout.write("\n".join([*story(calls[0]), *detail(calls[0], notes)]) + "\n")
+        sys.stdout.write("\n".join([*story(calls[0]), *pages, *detail(calls[0], notes)]) + "\n")
     elif calls:
         print_table(HEADER, [row(call) for call in calls])
         if found.num > len(calls) and wanted.name:
@@ -102,12 +119,7 @@ def _show(
     if calls:
         return ExitCode.OK
     if wanted.name:
-        raise WrongUsage(
-            f"no call named {wanted.name!r} is known",
-            why="no gateway has it among its last 1,000 calls, and no request log has a line of it",
-            do="give the id of its answer (the header X-Kvmesh-Request-Id, the field `id`), its X-Request-Id, or its"
-            " trace id; calls in a burst are sampled: see `meshctl trace --last 20`",
-        )
+        raise unknown_call(wanted.name)
     if output == "text":
         sys.stdout.write("no call has ended yet\n")
     return ExitCode.OK

@@ -38,7 +38,7 @@ from cli.supervisor.processes import proportional_bytes
 from cli.supervisor.readiness import absent_hosts
 from cli.supervisor.refusals import AbsentHost, UnknownHost
 from cli.supervisor.registry_watch import RegistryWatch
-from cli.supervisor.store_relay import flush_stores, list_stores
+from cli.supervisor.store_relay import find_fates, flush_stores, list_stores
 from cli.supervisor.whole_mesh import ask, list_whole_mesh, other_supervisors
 from cli.supervisor.whole_restart import WholeRestart
 from cli.supervisor.whole_stop import stop_whole_mesh
@@ -55,7 +55,7 @@ from nodes.api_keys.note import api_keys_notes
 from nodes.numerics import kernels_note, numerics_note, quantization_note, scheduler_numerics
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.protocol.records import FindCalls, FindNotes
-from nodes.protocol.stores import FlushStores, ListStores
+from nodes.protocol.stores import FindFates, FlushStores, ListStores
 from nodes.roles import GATEWAY, SupervisorAttributes
 from nodes.stats import ask_stats
 
@@ -143,6 +143,8 @@ class SupervisorActor(Actor):
                 return relay(self.ctx, message, self._absent())
             case ListStores():
                 return list_stores(self.ctx)
+            case FindFates():
+                return find_fates(self.ctx, message)
             case FlushStores():
                 return flush_stores(self.ctx, message, self._absent())
             case _:

@@ -1,4 +1,4 @@
-"""Passes what `meshctl kv` asks on to the kv_agents of all hosts, and joins their answers."""
+"""Passes what `meshctl kv` asks on to the kv_agents and schedulers of all hosts, and joins their answers."""
 
 import asyncio
 from typing import Final
@@ -9,6 +9,8 @@ from cli.supervisor.whole_mesh import ask_each
 from mesh.actor import Context
 from mesh.errors import CallError, RemoteError
 from nodes.protocol.stores import (
+    FatesFound,
+    FindFates,
     FlushedStore,
     FlushStores,
     ListStores,
@@ -50,6 +52,18 @@ async def list_stores(ctx: Context) -> StoreList:
         readers=[reader for answer in stats if (reader := _reader(answer)) is not None],
         silent=sorted(silent),
     )
+
+
+async def find_fates(ctx: Context, query: FindFates) -> FatesFound:
+    """What became of prompts' pages, as all schedulers remember it: those that decode before those that prefill."""
+    schedulers = [member.actor_id for member in ctx.members.by_role(SCHEDULER, ready=False)]
+    said = await ask_each(ctx, dict.fromkeys(schedulers, query), FatesFound, ctx.log.debug)
+    order = {request_id: number for number, request_id in enumerate(query.request_ids)}
+    fates = sorted(
+        (fate for answer in said.values() for fate in answer.fates),
+        key=lambda fate: (order.get(fate.request_id, 0), fate.attempt, fate.is_order),
+    )
+    return FatesFound(fates=fates, silent=sorted({*schedulers}.difference(said)))
 
 
 async def flush_stores(ctx: Context, wish: FlushStores, absent: str) -> StoresFlushed:

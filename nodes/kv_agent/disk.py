@@ -325,9 +325,9 @@ class DiskStores:
 
     async def _list(self, call: Call) -> None:
         config = self._config
-        size_bytes, found = 0, list[StoreFound]()
-        if isinstance(config, DiskConfig):
-            size_bytes, found = config.size_bytes, await look_into(config.directory)
+        is_disk = isinstance(config, DiskConfig)
+        directory, size_bytes = (config.directory, config.size_bytes) if is_disk else (config.name, 0)
+        found: Sequence[StoreFound] = await look_into(directory) if is_disk else ()
         now = self._owner.ctx.now()
         opened: list[StoreFacts] = []
         for identity, (store, writes, _) in self._opened.items():

@@ -20,7 +20,7 @@
     gateway -> schedulers               FlushCache                     -> CacheFlushed
     supervisor, gateway -> gateway      FindCalls                      -> CallsFound
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
-    operator -> kv_agent                see `nodes/protocol/stores.py`
+    operator -> kv_agent, scheduler     see `nodes/protocol/stores.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
 Any tell may be lost, repeated or late. An actor that waits for progress asks again, and every message names the attempt
@@ -124,7 +124,7 @@ from nodes.protocol.steps import (
     StepPlan,
     StepResult,
 )
-from nodes.protocol.stores import FlushStores, ListStores, StoreList, StoresFlushed
+from nodes.protocol.stores import FatesFound, FindFates, FlushStores, ListStores, StoreList, StoresFlushed
 
 NodeMessage = (
     MapPool
@@ -197,6 +197,8 @@ NodeMessage = (
     | StoreList
     | FlushStores
     | StoresFlushed
+    | FindFates
+    | FatesFound
     | JoinGroup
     | GroupFormed
 )
@@ -227,8 +229,10 @@ __all__ = [
     "DescribeVocabulary",
     "Detokenize",
     "Detokenized",
+    "FatesFound",
     "Fence",
     "FindCalls",
+    "FindFates",
     "FindStored",
     "FlushCache",
     "FlushStores",

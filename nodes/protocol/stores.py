@@ -2,12 +2,17 @@
 
     meshctl -> supervisor -> kv_agent     ListStores, FlushStores -> StoreList, StoresFlushed
 
+    meshctl -> supervisor -> scheduler    FindFates -> FatesFound
+
 What is in a store, schedulers ask and tell by the messages of `kvstore/protocol.py`.
 """
 
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from mesh.wire.message import Message, Part
+from nodes.protocol.records import MAX_CALLS
 
 LOADING: Final = "store_loading"
 """Code of a refusal, retryable: which pages are in a store is still being read."""
@@ -96,6 +101,50 @@ class StoreList(Message, frozen=True):
 
     agents: list[AgentStores]
     readers: list[StoreReader] = []
+    silent: list[str] = []
+
+
+class FindFates(Message, frozen=True):
+    """Ask a scheduler, or a supervisor for all of them, what became of the pages of these requests' prompts."""
+
+    request_ids: Annotated[list[str], Meta(max_length=MAX_CALLS)]
+
+
+class PageRun(Part, frozen=True):
+    """So many pages of a prompt from page `first` on, of which one thing is to be said.
+
+    `why` is `cached`, `restored` (read from the disk) or why they were computed: nothing was asked of the disk
+    (`no_store`; `no_worker`: it was not known how pages are computed; `short`: computing takes less than asking), the
+    agent said that it does not have them (reasons of `MissedPages`), its answer came too `late`, or never
+    (`no_answer`), they were cached when the request arrived and are not any more (`left_pool`); or the disk had them
+    and they were not read: computing was quicker (`dearer`), the disk `timed_out`, their memory was needed (`revoked`),
+    or reading `failed` in another way.
+    """
+
+    why: str
+    first: int
+    num: int
+
+
+class PromptFate(Part, frozen=True):
+    """What became of a prompt's full pages when it first entered a batch, or was given to the scheduler `prefill`.
+
+    `is_order`: a prefill that another scheduler ordered here. What was computed by `prefill` has a fate there, too.
+    """
+
+    request_id: str
+    attempt: int
+    scheduler: str
+    is_order: bool = False
+    prefill: str = ""
+    page_size: int = 0
+    runs: list[PageRun] = []
+
+
+class FatesFound(Message, frozen=True):
+    """Answer to `FindFates`: those of the last 1,000 prompts of each scheduler. `silent` did not answer."""
+
+    fates: list[PromptFate]
     silent: list[str] = []
 
 

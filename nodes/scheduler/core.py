@@ -55,6 +55,7 @@ from nodes.scheduler.events import (
     Told,
     Wake,
 )
+from nodes.scheduler.fates import Fates
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
 from nodes.scheduler.finish.streams import Streams
@@ -124,18 +125,11 @@ class SchedulerCore:
         own = OwnGrants(config, pool, address, grant_nonce, self.outbox, self.deadlines, self.asks)
         self.own_grants, self.storing = own, PagesToStore(config, pool, cache, self.outbox)
         prefills = self.pipeline.prefills
+        self.fates = Fates(address.actor_id, config.page_size, lambda: self.storing.is_mixed)
         self.grants = DecodeHandoffQueue(config, own, self.outbox, self.deadlines, prefills)
         self.orders = PrefillHandoffQueue(config, pool, self.outbox, self.deadlines)
-        self.restores = RestoreQueue(
-            config,
-            cache,
-            own,
-            self.outbox,
-            self.deadlines,
-            prefills,
-            lambda: self.pipeline.numerics,
-            self.storing.are_stored,
-        )
+        kept, sent = (lambda: self.pipeline.numerics, self.storing.are_stored), (self.outbox, self.deadlines)
+        self.restores = RestoreQueue(config, cache, own, *sent, prefills, *kept, self.fates)
         held = (self.queue, self.running, self.grants, self.restores, self.attempts)
         self.endings = Endings(*held, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)

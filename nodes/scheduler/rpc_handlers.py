@@ -20,6 +20,8 @@ from nodes.protocol import (
     CacheFlushed,
     CancelAttempts,
     CancelPrefill,
+    FatesFound,
+    FindFates,
     FlushCache,
     OrderPrefills,
     PrefillCancelled,
@@ -100,6 +102,9 @@ class RpcHandlers:
                     if sequence is not None:
                         self._endings.leave(sequence, now)
                 self._outbox.add(Reply(event.call, PrefillCancelled(grant_ids=event.message.grant_ids)))
+            case FindFates():
+                fates = self._restores.fates.find(event.message.request_ids)
+                self._outbox.add(Reply(event.call, FatesFound(fates=fates)))
             case FlushCache():
                 self._on_flush(event)
             case _:

@@ -18,7 +18,7 @@ still be written and are not given back, whatever became of the sequence. Writte
 import enum
 from array import array
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.cache.block_table import BlockTable
 from mesh.address import Address
@@ -26,6 +26,9 @@ from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import PrefillOrder, Submit
 from nodes.protocol.steps import LAST_SEQUENCE, Open
 from nodes.request import RequestSpec, Stages, StopRules
+
+if TYPE_CHECKING:
+    from nodes.scheduler.fates import Fate
 
 
 class Stage(enum.IntEnum):
@@ -82,6 +85,7 @@ class Sequence:
         "detokenizer",
         "entered_at",
         "extras",
+        "fate",
         "finish_reason",
         "gateway",
         "grant_s",
@@ -142,17 +146,13 @@ class Sequence:
         self.num_prior_outputs = self.length - num_prompt_tokens
         self.spec = spec
         self.arrived_at = arrived_at
-        self.request_id = ""
-        self.attempt = 0
-        self.gateway = Address("", 0)
-        self.prefill = ""
-        self.order_id = ""
+        self.request_id, self.attempt, self.gateway = "", 0, Address("", 0)
+        self.prefill = self.order_id = ""
         self.stop_ids: frozenset[int] = frozenset()
         self.max_length = self.length + 1
         # It ends with a vector of its prompt and draws nothing.
         # Its pages are neither taken from the cache nor put there, if it is private.
         self.is_vector, self.is_private = spec.is_vector, False
-
         self.stage, self.finish_reason = Stage.WAITING, ""
         self.num_computed = self.num_scheduled = self.num_inflight = self.num_preemptions = 0
         # Workers that died with a step of it, since the last acknowledged one.
@@ -168,6 +168,8 @@ class Sequence:
         # came from there.
         self.offer: Offer | None = None
         self.looks_until, self.num_looks, self.num_restored = 0.0, 0, 0
+        # What became of its prompt's pages, for those who ask later.
+        self.fate: Fate | None = None
         # At the worker: its slot, the table it was last opened in (0: none), and how many pages it was given there.
         self.slot, self.table, self.num_placed = -1, 0, 0
 

@@ -68,7 +68,7 @@ class PagesToStore:
         fresh, self._fresh = self._fresh, []
         # Now, not when they were published: a worker that came back may compute otherwise than the one before.
         self._seen.add(numerics)
-        if len(self._seen) > 1:
+        if self.is_mixed:
             self.num_mixed += len(fresh)
             return
         self.num_told += len(fresh)
@@ -85,6 +85,11 @@ class PagesToStore:
                 parents=parents,
             )
             self._outbox.tell(self._config.agent, told)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether nothing is told, since not all groups compute alike."""
+        return len(self._seen) > 1
 
     def gauges(self) -> dict[str, float]:
         if not self._config.stores:

@@ -1,6 +1,8 @@
 """What `meshctl kv` prints, and that it forgets nothing unasked."""
 
 import io
+import json
+import re
 from typing import Any
 
 import pytest
@@ -9,15 +11,24 @@ import typer
 from cli.commands import kv
 from cli.errors import WrongUsage
 from cli.exit_codes import ExitCode
+from cli.trace.pages import summary, what
+from kvstore.protocol import MissedPages
+from kvstore.store import missing
+from nodes.protocol.records import CallRecord, CallsFound, FindCalls, SampleRecord
 from nodes.protocol.stores import (
     AgentStores,
+    FatesFound,
+    FindFates,
     FlushedStore,
     FlushStores,
+    PageRun,
+    PromptFate,
     StoreFacts,
     StoreList,
     StoreReader,
     StoresFlushed,
 )
+from nodes.scheduler import fates
 
 COUNTS = {
     "queried": 4000, "found": 3000, "read": 2900, "stale": 7, "corrupt": 2, "unreadable": 1, "written": 5000,
@@ -124,6 +135,84 @@ def test_nothing_is_forgotten_unasked(
     assert kv.flush("m", [], yes=True, output="json") == ExitCode.OK
     assert '"num_pages": 1234' in capsys.readouterr().out
     assert [wish.folders for wish in mesh.flushed] == [["kv-1"], []]
+
+
+FATES = [
+    PromptFate(
+        request_id="c-0", attempt=1, scheduler="scheduler-d", prefill="scheduler-p", page_size=16,
+        runs=[PageRun(why=why, first=first, num=num) for why, first, num in (
+            ("cached", 0, 12), ("restored", 12, 1), ("evicted", 13, 1), ("of a later release", 14, 2),
+            ("evicted", 16, 2),
+        )],
+    ),
+    PromptFate(request_id="c-0", attempt=1, scheduler="scheduler-p", is_order=True, page_size=16),
+]  # fmt: skip
+
+
+class Calls:
+    """A mesh whose gateways know one call, or none."""
+
+    def __init__(self, *calls: CallRecord) -> None:
+        self.calls = calls
+        self.asked: list[Any] = []
+
+    def ask(self, question: Any, _: Any, __: float) -> Any:
+        self.asked.append(question)
+        if isinstance(question, FindCalls):
+            return CallsFound(calls=[*self.calls], num=len(self.calls), silent=["gateway-9"])
+        return FatesFound(fates=FATES if self.calls[-1].request_id == "c" else [])
+
+
+def test_why_says_what_became_of_each_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = Calls(CallRecord(request_id="b"), CallRecord(request_id="c", samples=[SampleRecord(request_id="c-0")]))
+    monkeypatch.setattr(kv, "find_mesh", lambda _: mesh)
+    assert kv.why("m", "mine", "table") == ExitCode.OK
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [
+        "c-0 at scheduler-d, attempt 1: 18 full pages of 16 tokens",
+        "  pages 0 to 11   cached",
+        "  page 12         read from the disk",
+        "  page 13         computed: evicted for others",
+        "  pages 14 to 15  computed: of a later release",
+        "  pages 16 to 17  computed: evicted for others",
+        "  what was computed, scheduler-p has computed or found",
+        "c-0 at scheduler-p, for another scheduler, attempt 1: 0 full pages of 16 tokens",
+    ]
+    assert "gateway-9 does not answer" in told.err
+    assert "1 more have this name" in told.err
+    assert mesh.asked == [FindCalls(name="mine", whole_mesh=True), FindFates(request_ids=["c", "c-0"])]
+    assert kv.why("m", "", "json") == ExitCode.OK
+    assert mesh.asked[2] == FindCalls(last=1, whole_mesh=True)
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["runs"][1], second["is_order"], first["is_order"]) == (
+        {"why": "restored", "first": 12, "num": 1},
+        True,
+        False,
+    )
+    (line,) = summary(FATES)
+    assert line.startswith(
+        "  pages at scheduler-d: 12 cached, 1 read from the disk, 3 computed: evicted for others, 2 "
+    )
+
+
+def test_a_call_that_nobody_knows_and_one_that_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kv, "find_mesh", lambda _: Calls())
+    with pytest.raises(WrongUsage, match="no call named 'mine'"):
+        kv.why("m", "mine", "table")
+    with pytest.raises(WrongUsage, match="no call has ended yet"):
+        kv.why("m", "", "table")
+    monkeypatch.setattr(kv, "find_mesh", lambda _: Calls(CallRecord(request_id="old")))
+    assert kv.why("m", "", "table") == ExitCode.OK
+    assert "no scheduler remembers old" in capsys.readouterr().err
+
+
+def test_every_reason_has_words() -> None:
+    said = " ".join((PageRun.__doc__ or "", MissedPages.__doc__ or ""))
+    for why in (*vars(fates).values(), *vars(missing).values(), *re.findall(r"`([a-z]+_[a-z_]+)`", said)):
+        if isinstance(why, str) and re.fullmatch(r"[a-z_]{4,20}", why):
+            assert what(why) != f"computed: {why}", f"{why} has no words"
 
 
 def _no(*_: Any, abort: bool, **__: Any) -> bool:

@@ -6,16 +6,19 @@ from typing import Any
 import pytest
 
 from cli.supervisor.refusals import UnknownStore
-from cli.supervisor.store_relay import flush_stores, list_stores
+from cli.supervisor.store_relay import find_fates, flush_stores, list_stores
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, RemoteError
 from mesh.membership.view import Member
 from mesh.wire.frames import StatsReply, StatsRequest
 from nodes.protocol.stores import (
     AgentStores,
+    FatesFound,
+    FindFates,
     FlushedStore,
     FlushStores,
     ListStores,
+    PromptFate,
     StoreFacts,
     StoreList,
     StoresFlushed,
@@ -79,6 +82,18 @@ def test_who_does_not_answer_is_named() -> None:
     found = asyncio.run(list_stores(world({("kv-agent-0.a", ListStores): kept("kv-agent-0.a")})))  # type: ignore[arg-type]
     assert [one.agent for one in found.agents] == ["kv-agent-0.a"]
     assert found.silent == ["kv-agent-0.b", "scheduler-d.a", "scheduler-p.b"]
+
+
+def test_what_became_of_prompts_is_in_the_order_of_the_requests() -> None:
+    def fate(request_id: str, *, is_order: bool = False) -> PromptFate:
+        return PromptFate(request_id=request_id, attempt=0, scheduler="s", is_order=is_order)
+
+    ctx = world(
+        {("scheduler-d.a", FindFates): FatesFound(fates=[fate("two"), fate("one", is_order=True), fate("one")])}
+    )
+    found = asyncio.run(find_fates(ctx, FindFates(request_ids=["one", "two"])))  # type: ignore[arg-type]
+    assert [(one.request_id, one.is_order) for one in found.fates] == [("one", False), ("one", True), ("two", False)]
+    assert found.silent == ["scheduler-p.b"]
 
 
 BOTH = {

@@ -49,6 +49,7 @@ SAYS = {
     "chaos": "lost: 0; different: 0",
     "kv ls": "no host keeps KV pages on disk",
     "kv stats": "no host keeps KV pages on disk",
+    "kv why": "full pages of 16 tokens",
     "kv flush": "nothing to forget",
     "memory": '"group": "prefill-0"',
     "release": "prefill-0  released",

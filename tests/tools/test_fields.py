@@ -51,7 +51,6 @@ READ_OTHERWISE = {
     "ServerInfo.ep_size": HTTP,
     "ServerInfo.internal_states": HTTP,
     "ServerInfo.pp_size": HTTP,
-    "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,
     "_Engine.mover": UNPACKED,
     "StoreContext.num_ranks": "for stores of other packages",

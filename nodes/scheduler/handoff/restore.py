@@ -23,6 +23,7 @@ from mesh.runtime.deadlines import Deadlines
 from nodes.scheduler.asks import ASK_TIMEOUT_S, BatchedAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox
+from nodes.scheduler.fates import DEARER, LATE, NO_STORE, NO_WORKER, SHORT, Fates
 from nodes.scheduler.handoff.own_grants import OwnGrants
 from nodes.scheduler.rates import LearnedRate
 from nodes.scheduler.sequence import Offer, Sequence, Stage, num_shared_tokens
@@ -39,6 +40,7 @@ LEAST_S: Final = 1.0
 """A restore gets at least so long: a disk that is busy for a moment is quicker again than what a failure costs."""
 UNKNOWN_S: Final = 10.0
 """And so long while nobody knows how long computing takes; then twice that time."""
+DEADLINE: Final = "deadline_exceeded"
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
 _NO_MORE: Final = 1 << 30
@@ -75,6 +77,7 @@ class RestoreQueue:
         prefills: LearnedRate,
         numerics: Callable[[], str],
         kept: Callable[[list[int]], None],
+        fates: Fates,
     ) -> None:
         self._config = config
         self._cache = cache
@@ -84,6 +87,7 @@ class RestoreQueue:
         self._prefills = prefills
         self._numerics = numerics
         self._kept = kept
+        self.fates = fates
         self._asks = BatchedAsks[StoredPrompt](
             FIND,
             outbox,
@@ -114,13 +118,21 @@ class RestoreQueue:
     def look(self, sequence: Sequence) -> None:
         """A sequence has arrived: have the agent asked for what is not cached of it."""
         sequence.num_looks += 1
+        page_size, token_ids = self._config.page_size, sequence.reusable_ids
+        if sequence.fate is None:
+            fates, is_order = self.fates, bool(sequence.order_id)
+            sequence.fate = fates.begin(sequence.request_id, sequence.attempt, is_order=is_order)
+        fate = sequence.fate
         if not self._config.stores or not self._numerics():
+            why = NO_WORKER if self._config.stores else NO_STORE
+            fate.asks(0, max(0, len(token_ids) - 1) // page_size, why)
             return
-        page_size = self._config.page_size
-        num_cached, hashes = self._cache.uncached(sequence.reusable_ids, sequence.spec.extra_key)
+        num_cached, hashes = self._cache.uncached(token_ids, sequence.spec.extra_key)
         computing_s = self._prefills.seconds(len(hashes) * page_size)
         # Computing it would be over before an answer is waited for at all.
-        if not hashes or (computing_s is not None and computing_s <= LOOK_S):
+        is_short = computing_s is not None and computing_s <= LOOK_S
+        fate.asks(num_cached, len(hashes), SHORT if is_short else LATE)
+        if not hashes or is_short:
             return
         name = str(sequence.row_id)
         self._looking[name] = sequence, num_cached
@@ -136,7 +148,10 @@ class RestoreQueue:
         for name, _ in self._asks.answered(number, found, {}):
             sequence, first = self._looking.pop(name)
             sequence.looks_until = 0.0
-            if (prompt := found.get(name)) is not None and prompt.slots:
+            prompt = found.get(name)
+            if prompt is not None and sequence.fate is not None:
+                sequence.fate.answered(len(prompt.slots), prompt.missed, is_mixed=self.fates.is_mixed())
+            if prompt is not None and prompt.slots:
                 self.num_found += len(prompt.slots)
                 sequence.offer = Offer(message.source, message.incarnation, first, prompt.slots, prompt.sequences)
             num_found = 0 if prompt is None else len(prompt.slots)
@@ -146,6 +161,8 @@ class RestoreQueue:
         for name in self._asks.failed(number):
             sequence, _ = self._looking.pop(name)
             sequence.looks_until = 0.0
+            if sequence.fate is not None:
+                sequence.fate.unanswered()
 
     def on_looked(self, now: float) -> None:
         """The longest wait for an answer is over for some; the others have their own."""
@@ -182,6 +199,8 @@ class RestoreQueue:
         if is_dearer and now - self._tried_at < AGAIN_S:
             sequence.offer = None
             self.num_dearer += 1
+            if sequence.fate is not None:
+                sequence.fate.unread(DEARER)
             self._outbox.note(Noted.DEARER, sequence.request_id, num_pages, 0)
             return None
         if not skipped:
@@ -209,7 +228,7 @@ class RestoreQueue:
 
     def on_open_answer(self, grant_id: str, code: str | None, now: float) -> Sequence | None:
         """The grant is open, or will not be, because of `code`. Returns the sequence whose restore has ended by it."""
-        return None if code is None else self._fail(grant_id, now)
+        return None if code is None else self._fail(grant_id, now, code)
 
     def on_pulled(self, message: PagesPulled, now: float) -> Sequence | None:
         restore = self._restores.get(message.grant_id)
@@ -229,21 +248,25 @@ class RestoreQueue:
         return self._ended(message.grant_id, restore)
 
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Sequence | None:
-        return self._fail(message.grant_id, now, is_late=message.code == "deadline_exceeded")
+        return self._fail(message.grant_id, now, message.code)
 
     def on_expired(self, grant_id: str, now: float) -> Sequence | None:
-        return self._fail(grant_id, now, is_late=True)
+        return self._fail(grant_id, now, DEADLINE)
 
     def on_peer_lost(self, actor_id: str, now: float) -> list[Sequence]:
         """Returns the sequences whose restores have ended by it."""
         if actor_id != self._config.agent:
             return []
-        return [one for one in (self._fail(grant_id, now) for grant_id in list(self._restores)) if one is not None]
+        return [
+            one
+            for one in (self._fail(grant_id, now, "peer_lost") for grant_id in list(self._restores))
+            if one is not None
+        ]
 
     def revoke(self, sequence: Sequence, now: float) -> None:
         """The request is cancelled, or its pages are needed."""
         grant_id = next(name for name, restore in self._restores.items() if restore.sequence is sequence)
-        self._fail(grant_id, now)
+        self._fail(grant_id, now, "revoked")
 
     def flush(self, now: float) -> None:
         if self._fresh:
@@ -270,14 +293,16 @@ class RestoreQueue:
 
     # inside
 
-    def _fail(self, grant_id: str, now: float, *, is_late: bool = False) -> Sequence | None:
+    def _fail(self, grant_id: str, now: float, code: str) -> Sequence | None:
         restore = self._restores.get(grant_id)
         if restore is None:
             return None
         self._own.take_back(grant_id, restore.sequence, restore.lent, restore.num_pulled, idle=False)
         self.num_failed += 1
         restore.sequence.num_looks = _NO_MORE
-        if is_late:
+        if restore.sequence.fate is not None:
+            restore.sequence.fate.unread(code)
+        if code == DEADLINE:
             # A disk that reads nothing in time is the slowest. Of what else fails the time says nothing about the disk.
             self.reads.observe(restore.num_pulled, now - restore.opened_at)
         return self._ended(grant_id, restore)
@@ -289,6 +314,8 @@ class RestoreQueue:
         self.num_restored += restore.num_pulled
         sequence = restore.sequence
         sequence.num_restored += restore.num_pulled * self._config.page_size
+        if sequence.fate is not None:
+            sequence.fate.restored(restore.offer.first, restore.num_pulled)
         self._kept(restore.lent.pages[: restore.num_pulled])
         self._outbox.note(Noted.RESTORED, sequence.request_id, restore.num_pulled, len(restore.lent.pages))
         return sequence

@@ -213,6 +213,9 @@ class Admission:
             sequence.drop_pages()
             return False
         self._queue.remove(sequence)
+        if sequence.fate is not None:
+            num_cached = num_computed // self._config.page_size
+            sequence.fate.enter(num_cached, sequence.prefill if is_elsewhere else "")
         self._outbox.note(Noted.ADMITTED, sequence.request_id, num_computed, is_elsewhere)
         if sequence.entered_at < 0:
             sequence.entered_at = now

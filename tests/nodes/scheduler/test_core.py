@@ -14,6 +14,7 @@ from nodes.protocol import (
     AttemptFailed,
     CacheFlushed,
     CancelPrefill,
+    FindFates,
     FlushCache,
     Load,
     OrderPrefills,
@@ -837,6 +838,27 @@ def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(
     assert restated() == [], "a follower that loses everything does not keep the scheduler at nothing else"
     world.advance(world.now + RESTATE_PAUSE_S)
     assert events() == ["CacheCleared", "PageStored", "PageStored"]
+
+
+def test_what_became_of_prompts_is_told_by_who_prefills_and_by_who_decodes(pair: World) -> None:
+    def fates(name: str, request_id: str) -> list[tuple[bool, str, list[tuple[str, int, int]]]]:
+        asked = Asked(Address("supervisor", 1), FindFates(request_ids=[request_id]), 5)
+        (reply,) = pair.cores[name].handle(asked, pair.now)
+        assert isinstance(reply, Reply)
+        return [
+            (fate.is_order, fate.prefill, [(run.why, run.first, run.num) for run in fate.runs])
+            for fate in reply.message.fates
+        ]
+
+    first = pair.submit(prompt(19), "d", prefill="p", max_tokens=4)
+    pair.settle()
+    pages = (19 - 1) // pair.cores["d"].config.page_size
+    assert fates("d", first.request_id) == [(False, "p", [("no_store", 0, pages)])]
+    assert fates("p", first.request_id) == [(True, "", [("no_store", 0, pages)])]
+    again = pair.submit(prompt(19), "d", prefill="p", max_tokens=4)
+    pair.settle()
+    assert fates("d", again.request_id) == [(False, "", [("cached", 0, pages)])]
+    assert fates("p", again.request_id) == fates("p", "another") == []
 
 
 def test_a_flush_forgets_every_prefix_and_waits_for_nothing_under_way(world: World) -> None:

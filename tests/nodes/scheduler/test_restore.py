@@ -14,6 +14,7 @@ from kvstore.protocol import (
     GrantClosed,
     GrantRefused,
     GrantsOpened,
+    MissedPages,
     OpenGrants,
     PagesPulled,
     PoolHandle,
@@ -27,6 +28,7 @@ from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox
+from nodes.scheduler.fates import Fates
 from nodes.scheduler.handoff.own_grants import CLOSE, OPEN, OwnGrants
 from nodes.scheduler.handoff.restore import (
     AGAIN_S,
@@ -83,9 +85,12 @@ class Bench:
             self.prefills,
             lambda: numerics,
             self.kept.extend,
+            Fates("d", PAGE, lambda: self.is_mixed),
         )
         self.rows = 0
+        self.is_mixed = False
         self.numbers: dict[str, str] = {}
+        self.asked: dict[str, int] = {}
 
     def sequence(self, tokens: list[int] = PROMPT, extra_key: str = "") -> Sequence:
         self.rows += 1
@@ -105,13 +110,23 @@ class Bench:
         asks = [one for one in self.outbox.take() if isinstance(one, Ask)]
         assert {one.actor_id for one in asks} <= {"a"}
         self.numbers |= dict(one.tag for one in asks)
+        found = (one.message for one in asks if isinstance(one.message, FindStored))
+        self.asked |= {prompt.name: len(prompt.hashes) // 16 for message in found for prompt in message.prompts}
         return [one.message for one in asks]
 
     def found(self, one: Sequence, num_pages: int) -> None:
         """The agent answers that so many pages of it are stored."""
-        self.taken()
+        asked = [ask for ask in self.taken() if isinstance(ask, FindStored)]
         slots = list(range(100, 100 + num_pages))
-        prefix = StoredPrefix(name=str(one.row_id), slots=slots, sequences=[900 + slot for slot in slots])
+        (num_asked,) = (
+            len(prompt.hashes) // 16 for ask in asked for prompt in ask.prompts if prompt.name == str(one.row_id)
+        )
+        prefix = StoredPrefix(
+            name=str(one.row_id),
+            slots=slots,
+            sequences=[900 + slot for slot in slots],
+            missed=[MissedPages(why="evicted", num=num_asked - num_pages)],
+        )
         self.restores.on_found(self.numbers[FIND], StoredFound(found=[prefix], source="disk", incarnation=7))
 
     def looked(self, num_pages: int, tokens: list[int] = PROMPT) -> Sequence:
@@ -176,6 +191,16 @@ def test_nothing_is_asked_where_no_answer_can_help(why: str) -> None:
     bench.restores.look(one)
     assert bench.taken() == []
     assert not bench.restores.must_wait(one, 0, 0.0)
+    runs = {"no disk": [("no_store", 1)], "no worker": [("no_worker", 5)], "soon computed": [("short", 5)]}
+    assert entered(one, 0) == runs.get(why, [])
+
+
+def entered(one: Sequence, num_cached: int) -> list[tuple[str, int]]:
+    """What is remembered of its pages once it enters."""
+    assert one.fate is not None
+    one.fate.enter(num_cached, "")
+    assert one.fate.runs is not None
+    return [(run.why, run.num) for run in one.fate.runs]
 
 
 def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
@@ -187,6 +212,9 @@ def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
     assert bench.deadlines.pop_due(1.0 + LOOK_S) == (LOOKED, "")
     assert not bench.restores.must_wait(one, 0, 1.0 + LOOK_S)
     assert bench.restores.offer(one, 0, 1.0 + LOOK_S) is None
+    two = bench.sequence()
+    bench.restores.look(two)
+    assert entered(two, 0) == [("late", 5)]
     bench.found(one, 3)
     assert bench.restores.offer(one, 0, 2.0) is not None, "it still waits: an answer that is late is one"
 
@@ -213,6 +241,7 @@ def test_an_ask_that_fails_is_an_answer(bench: Bench) -> None:
     bench.taken()
     bench.restores.on_find_failed(bench.numbers[FIND])
     assert not bench.restores.must_wait(one, 0, 1.0)
+    assert entered(one, 0) == [("no_answer", 5)]
     bench.restores.on_find_failed(bench.numbers[FIND])
     bench.restores.on_found(bench.numbers[FIND], StoredFound(found=[]))
 
@@ -269,6 +298,7 @@ def test_nothing_is_read_that_does_not_continue_what_is_cached(bench: Bench) -> 
     bench.cached(PROMPT[: 2 * PAGE])
     one = bench.looked(2)
     assert bench.restores.offer(one, PAGE, 0.0) is None, "a page between them was evicted"
+    assert entered(one, 1) == [("cached", 1), ("left_pool", 1), ("behind_a_gap", 2), ("evicted", 1)]
 
 
 def test_what_is_read_is_cached_and_the_sequence_waits_again(bench: Bench) -> None:
@@ -278,6 +308,7 @@ def test_what_is_read_is_cached_and_the_sequence_waits_again(bench: Bench) -> No
     assert bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0) is one
     assert (one.kv, one.num_restored, len(bench.restores)) == (None, 3 * PAGE, 0)
     assert bench.cache.match(PROMPT).num_tokens == 4 * PAGE
+    assert entered(one, 4) == [("cached", 1), ("restored", 3), ("evicted", 1)]
     assert bench.pages(PageState.CACHED) == 4
     assert len(bench.kept) == 3, "they are on the disk already"
     assert bench.restores.reads.per_second == pytest.approx(1.5)
@@ -307,6 +338,8 @@ def test_what_could_not_be_read_is_computed(bench: Bench, how: str) -> None:
             (ended,) = bench.restores.on_peer_lost("a", 1.0)
     num_good = 0 if how == "refused" else 1
     assert ended is one
+    why = {"failed": "corrupt", "late": "timed_out", "expired": "timed_out"}.get(how, "failed")
+    assert entered(one, num_good) == [("restored", 1)] * num_good + [(why, 3 - num_good), ("evicted", 2)]
     assert (one.kv, len(bench.restores), bench.restores.num_failed) == (None, 0, 1)
     assert bench.cache.match(PROMPT).num_tokens == num_good * PAGE
     assert bench.pages(PageState.QUARANTINED) == 3 - num_good, "a read that the disk has begun goes on"
@@ -361,6 +394,7 @@ def test_pages_are_computed_where_that_is_quicker_until_the_disk_is_tried_again(
     assert bench.restores.offer(two, 0, 2.0) is None
     assert not bench.restores.must_wait(two, 0, 2.0)
     assert bench.restores.num_dearer == 1
+    assert entered(two, 0) == [("dearer", 3), ("evicted", 2)]
     assert bench.restores.offer(three, 0, AGAIN_S) is not None, "what made it slow may be over"
     assert one.offer is None
 
