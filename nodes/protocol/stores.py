@@ -29,7 +29,7 @@ class FlushStores(Message, frozen=True):
     when no restart finds the pages again. Their bytes stay on the disk until they are written over. A folder that is
     not open here is passed over; a supervisor refuses one that is open nowhere (`unknown_store`).
 
-    Errors: `store_loading`, and `store_not_flushed` if the disk did not take it.
+    Errors: `store_loading`, and `store_not_flushed` if the disk did not take it, or for an installed store.
     """
 
     folders: list[str] = []

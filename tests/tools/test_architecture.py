@@ -6,6 +6,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from kvstore.store.installed.plugins import InstalledStore
 from kvstore.transfer.base import Transport
 from kvstore.transfer.paired.link import LinkMaker, PairLink
 
@@ -218,3 +219,8 @@ def test_the_page_names_all_that_a_kv_transport_must_have() -> None:
         [named] = re.findall(rf"`{seam.__name__}` [^(]*\(([^)]+)\)", text)
         methods = {name for name, member in vars(seam).items() if name[0] != "_" and callable(member)}
         assert {*re.findall(r"`(\w+)`", named)} == methods
+
+
+def test_the_page_names_all_that_a_store_must_have() -> None:
+    cells = re.findall(r"^\| `(\w+)` \|", chapter("Another store of pages"), re.MULTILINE)
+    assert {*cells} == InstalledStore.__abstractmethods__ | {"close"}
