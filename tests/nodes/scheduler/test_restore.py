@@ -116,11 +116,9 @@ class Bench:
 
     def found(self, one: Sequence, num_pages: int) -> None:
         """The agent answers that so many pages of it are stored."""
-        asked = [ask for ask in self.taken() if isinstance(ask, FindStored)]
+        self.taken()
         slots = list(range(100, 100 + num_pages))
-        (num_asked,) = (
-            len(prompt.hashes) // 16 for ask in asked for prompt in ask.prompts if prompt.name == str(one.row_id)
-        )
+        num_asked = self.asked[str(one.row_id)]
         prefix = StoredPrefix(
             name=str(one.row_id),
             slots=slots,
@@ -212,8 +210,9 @@ def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
     assert bench.deadlines.pop_due(1.0 + LOOK_S) == (LOOKED, "")
     assert not bench.restores.must_wait(one, 0, 1.0 + LOOK_S)
     assert bench.restores.offer(one, 0, 1.0 + LOOK_S) is None
-    two = bench.sequence()
-    bench.restores.look(two)
+    late = Bench()
+    two = late.sequence()
+    late.restores.look(two)
     assert entered(two, 0) == [("late", 5)]
     bench.found(one, 3)
     assert bench.restores.offer(one, 0, 2.0) is not None, "it still waits: an answer that is late is one"
