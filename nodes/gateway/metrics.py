@@ -93,6 +93,16 @@ COUNTERS = (
     _Alias(
         "vllm:prefix_cache_hits", "Prompt tokens found in prefix caches.", ("mesh_scheduler_prefix_hit_tokens_total",)
     ),
+    _Alias(
+        "vllm:external_prefix_cache_queries",
+        "Prompt tokens that no prefix cache had and that were looked up on disk.",
+        ("mesh_scheduler_store_query_tokens_total",),
+    ),
+    _Alias(
+        "vllm:external_prefix_cache_hits",
+        "Prompt tokens that were read from the disk.",
+        ("mesh_scheduler_store_hit_tokens_total",),
+    ),
     _Alias("vllm:num_preemptions", "Running requests that had to give up their KV pages.", ("mesh_preemptions_total",)),
     _Alias("vllm:prompt_tokens", "Prompt tokens of requests that ended.", ("mesh_prompt_tokens_total",)),
     _Alias("vllm:generation_tokens", "Output tokens of requests that ended.", ("mesh_generation_tokens_total",)),

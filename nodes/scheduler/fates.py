@@ -69,12 +69,19 @@ class Fate:
         self._restored = _Span(RESTORED, 0, 0)
 
     def asks(self, first: int, num_pages: int, unanswered: str) -> None:
-        """So many pages from `first` on are not cached; `unanswered` is why none of them is found, if nobody says."""
+        """So many pages from `first` on are not cached; `unanswered` is why none of them is found, if nobody says.
+
+        Nothing changes once it has entered: a sequence that is put back asks again.
+        """
+        if self.runs is not None:
+            return
         self._asked_from, self._asked_to = first, first + num_pages
         self._missed = (MissedPages(why=unanswered, num=num_pages),)
 
     def answered(self, num_found: int, missed: Sequence[MissedPages], *, is_mixed: bool) -> None:
         """`is_mixed`: pages are not stored here, since groups compute in unlike ways."""
+        if self.runs is not None:
+            return
         why = OTHER_NUMERICS if is_mixed else NEVER_STORED
         self._num_found = num_found
         self._missed = tuple(MissedPages(why=why, num=run.num) if run.why == NEVER_STORED else run for run in missed)

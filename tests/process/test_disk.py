@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import urllib.request
+from functools import partial
 
 import pytest
 
@@ -77,4 +78,60 @@ def test_what_was_stored_is_there_after_a_death_and_a_restart(host):
     mesh = host.up(*options)
     # Which pages there are is read after the store is open, while the mesh serves.
     host.wait_until(lambda: figure(host, "mesh_kv_disk_pages") >= before, "the pages are found")
+    host.ends_well(mesh)
+
+
+@pytest.mark.slow
+def test_kv_says_what_is_on_disk_and_why_pages_were_computed(host):
+    disk = host.base / "disk"
+    disk.mkdir(0o700)
+    options = ("--model", "tiny", "--mixed", "1", "--kv-disk", str(disk), "--kv-disk-size", "16MiB")
+    mesh = host.up(*options)
+    prompts = [f"{name} {TEXT * 6}" for name in ("one", "two", "three", "four", "five", "six")]
+    ask = partial(host.say, model="tiny", max_tokens=1)
+
+    def why():
+        """The runs of the last call's prompt, and their pages together."""
+        (fate,) = json.loads(host.meshctl("kv", "why", "-o", "json").stdout)
+        runs = [(run["why"], run["num"]) for run in fate["runs"]]
+        return dict(runs), sum(num for _, num in runs)
+
+    for prompt in prompts:
+        ask(prompt)
+    host.wait_until(lambda: figure(host, "mesh_kv_disk_pages") >= 6 * 10, "the prompts are stored")
+    host.wait_until(lambda: figure(host, "mesh_kv_disk_queued_pages") == 0, "nothing waits")
+    ask(prompts[-1])
+    runs, num_pages = why()
+    assert runs == {"cached": num_pages}
+    assert f"pages at scheduler-mixed-0: {num_pages} cached" in host.meshctl("trace").stdout
+    host.ends_well(mesh)
+    mesh = host.up(*options)
+    host.wait_until(lambda: figure(host, "mesh_kv_disk_pages") >= 6 * 10, "the pages are found")
+    (store,) = json.loads(host.meshctl("kv", "ls", "-o", "json").stdout)
+    assert (store["is_open"], store["groups"], store["agent"]) == (True, ["mixed-0"], "kv-agent-0")
+    assert store["folder"] in host.meshctl("kv", "ls").stdout
+    restored = 0
+    for prompt in prompts:
+        ask(prompt)
+        runs, _ = why()
+        # On a busy machine the agent's answer may be late, and reading may take longer than computing.
+        assert runs.keys() <= {"cached", "restored", "late", "dearer", "short"}, runs
+        restored += runs.get("restored", 0)
+    assert restored > 0, "nothing was read in six times"
+    assert figure(host, "mesh_scheduler_restored_pages_total") == restored
+    assert f'vllm:external_prefix_cache_hits_total{{model_name="tiny"}} {16 * restored}.0' in host.metrics()
+    stats = json.loads(host.meshctl("kv", "stats", "-o", "json").stdout)
+    assert stats["readers"][0]["num_restored"] == restored
+    assert f"{restored:,}" in host.meshctl("kv", "stats").stdout
+    refused = host.meshctl("kv", "flush")
+    assert (refused.returncode, "without being told" in refused.stderr) == (2, True)
+    flushed = host.meshctl("kv", "flush", "--yes").stdout
+    assert flushed.startswith(f"kv-agent-0 has forgotten {store['num_pages']:,} pages of {store['folder']}")
+    host.ends_well(mesh)
+    mesh = host.up(*options)
+    host.wait_until(lambda: json.loads(host.meshctl("kv", "ls", "-o", "json").stdout)[0]["is_loaded"], "it is read")
+    assert figure(host, "mesh_kv_disk_pages") == 0
+    ask(prompts[0])
+    runs, num_pages = why()
+    assert sum(runs.get(reason, 0) for reason in ("never_stored", "late")) == num_pages
     host.ends_well(mesh)

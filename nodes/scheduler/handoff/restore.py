@@ -284,6 +284,9 @@ class RestoreQueue:
             "mesh_scheduler_store_queried_pages_total": self.num_queried,
             "mesh_scheduler_store_found_pages_total": self.num_found,
             "mesh_scheduler_restored_pages_total": self.num_restored,
+            # In tokens, for the names that dashboards know from vLLM.
+            "mesh_scheduler_store_query_tokens_total": self.num_queried * self._config.page_size,
+            "mesh_scheduler_store_hit_tokens_total": self.num_restored * self._config.page_size,
             'mesh_scheduler_restores_total{outcome="done"}': self.num_done,
             'mesh_scheduler_restores_total{outcome="failed"}': self.num_failed,
             'mesh_scheduler_restores_total{outcome="dearer"}': self.num_dearer,

@@ -103,6 +103,7 @@ def test_names_that_dashboards_know() -> None:
     actors = [
         scheduler("d0", num_running=3, num_waiting=1, num_handoffs=2, num_pages=30, kv_usage_ratio=0.5),
         scheduler("d1", num_running=2, num_pages=10, kv_usage_ratio=0.1, prefix_query_tokens_total=50),
+        scheduler("d4", store_query_tokens_total=64, store_hit_tokens_total=48),
         ActorStats("d2", "scheduler", 1, StatsReply(counters={"mesh_preemptions_total": 4}, gauges={})),
         ActorStats("g0", "gateway", 1, gateway.snapshot()),
         ActorStats("g1", "gateway", 1, gateway.snapshot()),
@@ -118,6 +119,8 @@ def test_names_that_dashboards_know() -> None:
         "vllm:kv_cache_usage_perc": 0.4,
         "vllm:prefix_cache_queries_total": 50,
         "vllm:prefix_cache_hits_total": 0,
+        "vllm:external_prefix_cache_queries_total": 64,
+        "vllm:external_prefix_cache_hits_total": 48,
         "vllm:num_preemptions_total": 4,
         "vllm:prompt_tokens_total": 20,
         "vllm:generation_tokens_total": 40,

@@ -31,6 +31,8 @@ def test_what_was_cached_read_and_missed_are_runs() -> None:
     one.enter(7, "scheduler-p")
     assert told(one) == [("cached", 0, 2), ("restored", 2, 5), ("corrupt", 7, 1), ("behind_a_gap", 8, 4)]
     assert one.prefill == "scheduler-p"
+    one.asks(0, 1, LATE)
+    one.answered(1, [], is_mixed=False)
     one.enter(12, "")
     assert told(one)[0] == ("cached", 0, 2), "only the first time counts"
 

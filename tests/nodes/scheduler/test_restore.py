@@ -210,11 +210,12 @@ def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
     assert bench.deadlines.pop_due(1.0 + LOOK_S) == (LOOKED, "")
     assert not bench.restores.must_wait(one, 0, 1.0 + LOOK_S)
     assert bench.restores.offer(one, 0, 1.0 + LOOK_S) is None
+    late = Bench()
+    two = late.sequence()
+    late.restores.look(two)
+    assert entered(two, 0) == [("late", 5)]
     bench.found(one, 3)
     assert bench.restores.offer(one, 0, 2.0) is not None, "it still waits: an answer that is late is one"
-    two = bench.sequence()
-    bench.restores.look(two)
-    assert entered(two, 0) == [("late", 5)]
 
 
 def test_each_waits_for_its_own_answer_as_long(bench: Bench) -> None:
