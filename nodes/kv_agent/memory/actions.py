@@ -117,6 +117,9 @@ class MemoryActions:
 
     def on_members(self, left: Iterable[Member]) -> None:
         members = self._owner.ctx.members
+        if not members.all():
+            # It has not joined yet: then it is among them itself.
+            return
         for member in left:
             now = members.get(member.actor_id)
             # A link can break between two living actors; only one that is no longer a member has let go of all.

@@ -99,6 +99,8 @@ class MemoryCore:
         self._groups = {facts.group: _Group(facts) for facts in pools}
         self._retry_s = retry_s
         self._seen: dict[Address, HolderSeen] = {}
+        # Before an agent that has just started knows the members, it does not know of one that has the pool mapped.
+        self._knows_members = False
         self._members: frozenset[Address] = frozenset()
         self._number = 0
         self._commands: list[MemoryCommand] = []
@@ -256,7 +258,7 @@ class MemoryCore:
     # who holds what
 
     def _on_members(self, event: MembersSeen) -> None:
-        self._members = event.members
+        self._members, self._knows_members = event.members, True
         seen = {member.address: member for member in event.holders}
         for address, member in seen.items():
             known = self._seen.get(address)
@@ -321,7 +323,7 @@ class MemoryCore:
         return sorted(holders - workers) or sorted(holders & workers)
 
     def _go_on(self, group: _Group) -> None:
-        if group.is_changing:
+        if group.is_changing or not self._knows_members:
             return
         pending = self._pending(group)
         if group.retry_at is None:
@@ -348,7 +350,7 @@ class MemoryCore:
             state = RESUMING if pending or not group.is_there else HELD
         elif group.is_changing and not group.is_there:
             state = RESUMING
-        elif pending or group.is_copying or (group.desired.is_kv and group.is_there):
+        elif pending or group.is_copying or not self._knows_members or (group.desired.is_kv and group.is_there):
             state = RELEASING
         else:
             state = RELEASED

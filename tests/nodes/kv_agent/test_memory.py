@@ -259,7 +259,18 @@ def test_an_agent_that_finds_a_wish_goes_on_with_it() -> None:
     assert commands == [], "they were asked when they were seen first"
     assert made.describe()[0].waiting_for == ["scheduler-g"]
     made = MemoryCore([PoolFacts("g", "cpu", 100, DesiredState(True, "reload"))])
-    assert made.handle(Wanted(1, ListMemory()), 0.0)[0] == FreePool("g"), "nobody is there"
+    (answer,) = made.handle(Wanted(1, ListMemory()), 0.0)
+    assert answer.message.groups[0].state == RELEASING, "it has not joined yet, so others may have the pool mapped"
+    assert made.handle(seen(), 0.0) == [FreePool("g")], "nobody is there"
+
+
+def test_an_agent_that_has_not_joined_yet_does_not_say_that_all_have_let_go() -> None:
+    made = MemoryCore([PoolFacts("g", "cpu", 100, DesiredState(False, "reload"))])
+    assert state(made) == RELEASING
+    made.handle(seen((W, "ready")), 0.0)
+    assert state(made) == RELEASING
+    made.handle(Done("g", made._groups["g"].number, W), 0.0)
+    assert state(made) == RELEASED
 
 
 NO_ORDER = (0, 0)
