@@ -19,7 +19,6 @@ from kvstore.store.source import StorePeer
 from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.disk import DiskStores
-from nodes.kv_agent.events import SourceId
 from nodes.kv_agent.pools import held
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.handoff.own_grants import OwnGrants
@@ -69,14 +68,6 @@ def _never_stale(settle: Any, self: PageStore, piece: Any, read: Any) -> None:
         settle(self, piece, read)
 
 
-def _of_any_agent(read_stored: Any, self: AgentCore, grant: Any, now: float) -> Any:
-    stored = grant.stored
-    facts = self._own.sources.get(SourceId(self._actor_id, stored.source)) if stored is not None else None
-    if facts is not None:
-        grant = replace(grant, stored=replace(stored, incarnation=facts.incarnation))
-    return read_stored(self, grant, now)
-
-
 # whose pages are read
 
 
@@ -120,26 +111,25 @@ def _unless_restored(is_used: Any, sessions: Any, pool: Any) -> bool:
 
 
 DISKS: dict[str, Bug] = {
-    "generations are not compared before a write": bug(0, (PoolWrites, "_are_current", _never_compared)),
-    "generations are not compared after a write": bug(0, (PoolWrites, "_are_current", _compared_once)),
-    "a head stays while its slot is written": bug(0, (PageStore, "_write", _beside_old_head)),
-    "what could not be written is stored": bug(0, (PageStore, "commit", _stored_though_it_failed)),
-    "checksums are not compared": bug(0, (PageStore, "_check", _unchecked)),
+    "generations are not compared before a write": bug(32, (PoolWrites, "_are_current", _never_compared)),
+    "generations are not compared after a write": bug(32, (PoolWrites, "_are_current", _compared_once)),
+    "a head stays while its slot is written": bug(10, (PageStore, "_write", _beside_old_head)),
+    "what could not be written is stored": bug(2, (PageStore, "commit", _stored_though_it_failed)),
+    "checksums are not compared": bug(12, (PageStore, "_check", _unchecked)),
     "a slot is read whatever it holds by now": bug(
-        0, (PageStore, "read", _whatever_is_there), (StorePeer, "generations", returns(None))
+        8, (PageStore, "read", _whatever_is_there), (StorePeer, "generations", returns(None))
     ),
     "sequences are not compared after a read": bug(
-        0, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
+        38, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
     ),
-    "slots are read that an earlier agent told of": bug(0, (AgentCore, "_read_stored", _of_any_agent)),
-    "pages of another salt are looked for": bug(0, (PrefixCache, "uncached", _without_salt)),
+    "pages of another salt are looked for": bug(3, (PrefixCache, "uncached", _without_salt)),
     "pages of other numerics are found": bug(0, (DiskStores, "on_find", _of_other_numerics)),
-    "what is found begins at the first page": bug(0, (RestoreQueue, "on_found", _from_the_beginning)),
+    "what is found begins at the first page": bug(7, (RestoreQueue, "on_found", _from_the_beginning)),
     "who begins alike does not wait": bug(0, (RestoreQueue, "must_wait", meanwhile(0, "_restores", lambda _: {}))),
     "pages of a failed restore are used at once": bug(0, (OwnGrants, "take_back", _as_if_idle)),
-    "what did not come from the disk is cached": bug(0, (OwnGrants, "take_back", _all_good)),
-    "a grant is closed while the disk is read": bug(0, (TransferSession, "is_quiesced", property(_at_once))),
+    "what did not come from the disk is cached": bug(1, (OwnGrants, "take_back", _all_good)),
+    "a grant is closed while the disk is read": bug(2, (TransferSession, "is_quiesced", property(_at_once))),
     "a pool is mapped while the disk is read": bug(0, (AgentCore, "_map_asked", _mapped_at_once)),
-    "a pool is freed while the disk is read": bug(0, (held, "is_used", _unless_restored)),
+    "a pool is freed while the disk is read": bug(2, (held, "is_used", _unless_restored)),
     "what was restored does not wait again": bug(0, (SchedulerCore, "_on_restored", nothing)),
 }  # fmt: skip
