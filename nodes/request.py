@@ -159,13 +159,14 @@ class Stages(HotPart, frozen=True):
     `queue_s`: in the decode scheduler's queue and, if it ordered the prefill elsewhere, in the prefill scheduler's too.
     `grant_s`: until pages were granted for that prefill. `prefill_s`: from entering a batch to the first token.
     `transfer_s`: for pages that were still in transfer when that token was drawn. Without a prefill elsewhere,
-    `grant_s` and `transfer_s` are 0.
+    `grant_s` and `transfer_s` are 0. `restored_tokens` of the prompt's cached ones were read from a disk in that time.
     """
 
     queue_s: float = 0.0
     grant_s: float = 0.0
     prefill_s: float = 0.0
     transfer_s: float = 0.0
+    restored_tokens: int = 0
 
 
 class AttemptRef(HotPart, frozen=True):

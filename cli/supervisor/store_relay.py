@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from cli.plan.faults import unknown_name
-from cli.supervisor.refusals import UnknownStore
+from cli.supervisor.refusals import NoAgent, UnknownStore
 from cli.supervisor.whole_mesh import ask_each
 from mesh.actor import Context
 from mesh.errors import CallError, RemoteError
@@ -39,8 +39,11 @@ _FIGURES: Final = {
 
 
 async def list_stores(ctx: Context) -> StoreList:
-    """The stores of all agents, and what schedulers read from them. Who does not answer is in `silent`."""
-    agents = [member.actor_id for member in ctx.members.by_role(KV_AGENT)]
+    """The stores of all agents, and what schedulers read from them. Who does not answer is in `silent`.
+
+    Raises NoAgent.
+    """
+    agents = _agents(ctx)
     schedulers = ctx.members.by_role(SCHEDULER)
     said, stats = await asyncio.gather(
         ask_each(ctx, dict.fromkeys(agents, ListStores()), StoreList, ctx.log.debug),
@@ -69,10 +72,10 @@ async def find_fates(ctx: Context, query: FindFates) -> FatesFound:
 async def flush_stores(ctx: Context, wish: FlushStores, absent: str) -> StoresFlushed:
     """Have all agents forget the pages of the stores that are meant.
 
-    `absent` says which hosts cannot be asked. Raises UnknownStore, if no agent has one open, and RemoteError as the
-    first agent that fails says; others have forgotten theirs all the same.
+    `absent` says which hosts cannot be asked. Raises NoAgent, UnknownStore, if no agent has one open, and RemoteError
+    as the first agent that fails says; others have forgotten theirs all the same.
     """
-    agents = [member.actor_id for member in ctx.members.by_role(KV_AGENT)]
+    agents = _agents(ctx)
     if wish.folders:
         said = await ask_each(ctx, dict.fromkeys(agents, ListStores()), StoreList, ctx.log.debug)
         kept = (one for answer in said.values() for agent in answer.agents for one in agent.stores)
@@ -98,6 +101,14 @@ async def _flush(ctx: Context, agent: str, wish: FlushStores) -> StoresFlushed:
     if not isinstance(answer, StoresFlushed):
         raise RemoteError("bad_answer", f"{agent} answers FlushStores with {type(answer).__name__}")
     return answer
+
+
+def _agents(ctx: Context) -> list[str]:
+    agents = [member.actor_id for member in ctx.members.by_role(KV_AGENT, ready=False)]
+    if not agents:
+        # A supervisor hears of the first members a moment after it has begun to answer.
+        raise NoAgent("no kv_agent is in the mesh yet; try again in a moment")
+    return agents
 
 
 def _reader(answer: ActorStats) -> StoreReader | None:

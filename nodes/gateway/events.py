@@ -228,9 +228,8 @@ class Tokens(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """New output, `since_s` after the last or, if `first`, after arrival; `num_cached_tokens` as far as is known.
-
-    `tokens` if the request shows them.
+    """New output, `since_s` after the last or, if `first`, after arrival; `num_cached_tokens` as far as is known, of
+    which `num_restored_tokens` were read from a disk. `tokens` if the request shows them.
     """
 
     request_id: str
@@ -240,6 +239,7 @@ class Deliver(NamedTuple):
     first: bool
     num_cached_tokens: int = 0
     tokens: Tokens | None = None
+    num_restored_tokens: int = 0
 
 
 class DeliverPrompt(NamedTuple):
@@ -272,6 +272,7 @@ class End(NamedTuple):
     stall_s: float = 0.0
     stop: str | int | None = None
     sample: SampleRecord | None = None
+    num_restored_tokens: int = 0
 
 
 Command = (

@@ -36,6 +36,7 @@ class SampleOutput:
         "is_accepted",
         "is_news",
         "num_cached_tokens",
+        "num_restored_tokens",
         "num_tokens",
         "prompt",
         "texts",
@@ -47,7 +48,7 @@ class SampleOutput:
         self.texts: list[str] = []
         self.tokens: Tokens | None = None
         self.num_tokens = 0
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_restored_tokens = 0
         self.end: End | None = None
         self.is_accepted = False
         self.is_news = False
@@ -122,6 +123,10 @@ class CallOutput:
             sample.texts.append(text)
             return self._is_shown(index) and self._note(index)
         return False
+
+    def restored(self, index: int, num_tokens: int) -> None:
+        """So many of the cached tokens of a sample's prompt were read from a disk."""
+        self.samples[index].num_restored_tokens = num_tokens
 
     def deliver_prompt(self, index: int, payload: bytes) -> bool:
         """What was read of the prompt of this sample and those after it. True if a flush has to follow."""

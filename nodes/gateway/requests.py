@@ -61,6 +61,7 @@ class RequestState:
         "num_failures",
         "num_ids_before",
         "num_resends",
+        "num_restored_tokens",
         "num_route_tries",
         "num_tries",
         "numerics",
@@ -96,7 +97,7 @@ class RequestState:
         self.pace_s = 0.0
         self.log = SampleLog(opened.arrived_at)
         self.num_chars = 0
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_restored_tokens = 0
         self.switched = False
         self.excluded: list[str] = []
         self.failure: Failure | None = None
@@ -164,6 +165,8 @@ class RequestState:
         # A later attempt finds cached what the first one computed: that is no saving to report to the client.
         if delta.attempt == 0 and delta.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
+        if delta.attempt == 0 and delta.stages is not None:
+            self.num_restored_tokens = min(delta.stages.restored_tokens, self.num_cached_tokens)
         since_s = now - self.last_at
         first = bool(token_ids) and len(self.output_ids) == len(token_ids)
         # A delta with text alone says nothing about the pace: its tokens came earlier, only the text was held back.
@@ -178,7 +181,8 @@ class RequestState:
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         tokens = Tokens(token_ids, delta.extras[num_known:]) if self.opened.shows_tokens else None
-        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens, tokens)
+        cached = (self.num_cached_tokens, tokens, self.num_restored_tokens)
+        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, *cached)
 
     def take_numerics(self, numerics: str) -> bool:
         """Note under which fingerprint output was computed. True if it is the first under another one."""
@@ -268,4 +272,5 @@ class RequestState:
             self.log.stall_s,
             stop,
             self.record(now, finish_reason, failure),
+            self.num_restored_tokens,
         )

@@ -435,6 +435,7 @@ class GatewayService:
 
     def _deliver(self, command: Deliver) -> None:
         output, index, *_ = self._outputs[command.request_id]
+        output.restored(index, command.num_restored_tokens)
         if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens, command.tokens):
             self._fresh.append(output)
         if command.first:

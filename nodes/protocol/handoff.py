@@ -61,8 +61,8 @@ class PrefillsOrdered(Message, frozen=True):
 class PrefillDone(Part, frozen=True):
     """All chunks ran; all pages are announced to the agent. `token_id` is the first token drawn.
 
-    `extra` accompanies it, as in `StepResult`. `queue_s` is how long the order waited to enter a batch, `prefill_s` how
-    long it took from there to its token.
+    `num_restored_tokens` of the cached ones were read from a disk. `extra` accompanies the token, as in `StepResult`.
+    `queue_s` is how long the order waited to enter a batch, `prefill_s` how long it took from there to its token.
     """
 
     grant_id: str
@@ -71,6 +71,7 @@ class PrefillDone(Part, frozen=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     extra: bytes = b""
+    num_restored_tokens: int = 0
 
 
 class PrefillFailed(Part, frozen=True):

@@ -241,7 +241,7 @@ class Sequence:
         entered_at = now if self.entered_at < 0 else self.entered_at
         prefill_s = self.prefill_s or max(0.0, now - entered_at - self.grant_s)
         queue_s = entered_at - self.arrived_at + self.order_queue_s
-        self.stages = Stages(queue_s, self.grant_s, prefill_s, self.transfer_s)
+        self.stages = Stages(queue_s, self.grant_s, prefill_s, self.transfer_s, self.num_restored)
         return self.stages
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cli.supervisor.refusals import UnknownStore
+from cli.supervisor.refusals import NoAgent, UnknownStore
 from cli.supervisor.store_relay import find_fates, flush_stores, list_stores
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, RemoteError
@@ -76,6 +76,14 @@ def test_stores_and_rates_of_all_hosts_are_one_list() -> None:
     assert (reader.scheduler, reader.pages_per_s, reader.tokens_per_s) == ("scheduler-d.a", 1200.5, 0.0)
     assert (reader.num_queried, reader.num_found, reader.num_dearer) == (9, 0, 2)
     assert found.silent == []
+
+
+def test_a_mesh_without_agents_is_asked_again() -> None:
+    ctx = RecordingContext(Address("supervisor.a", 1), None, MEMBERS[2:])
+    for asking in (list_stores(ctx), flush_stores(ctx, FlushStores(), "")):  # type: ignore[arg-type]
+        with pytest.raises(NoAgent) as refused:
+            asyncio.run(asking)
+        assert refused.value.retryable
 
 
 def test_who_does_not_answer_is_named() -> None:

@@ -90,9 +90,14 @@ def test_kv_says_what_is_on_disk_and_why_pages_were_computed(host):
     prompts = [f"{name} {TEXT * 6}" for name in ("one", "two", "three", "four", "five", "six")]
     ask = partial(host.say, model="tiny", max_tokens=1)
 
+    def look(*command):
+        told = host.meshctl("kv", *command, "-o", "json")
+        assert told.stderr == ""
+        return json.loads(told.stdout)
+
     def why():
         """The runs of the last call's prompt, and their pages together."""
-        (fate,) = json.loads(host.meshctl("kv", "why", "-o", "json").stdout)
+        (fate,) = look("why")
         runs = [(run["why"], run["num"]) for run in fate["runs"]]
         return dict(runs), sum(num for _, num in runs)
 
@@ -106,8 +111,10 @@ def test_kv_says_what_is_on_disk_and_why_pages_were_computed(host):
     assert f"pages at scheduler-mixed-0: {num_pages} cached" in host.meshctl("trace").stdout
     host.ends_well(mesh)
     mesh = host.up(*options)
+    # A supervisor hears of its mesh's members a moment later than it is asked.
+    host.wait_until(lambda: host.meshctl("kv", "ls").returncode == 0, "the agent answers")
     host.wait_until(lambda: figure(host, "mesh_kv_disk_pages") >= 6 * 10, "the pages are found")
-    (store,) = json.loads(host.meshctl("kv", "ls", "-o", "json").stdout)
+    (store,) = look("ls")
     assert (store["is_open"], store["groups"], store["agent"]) == (True, ["mixed-0"], "kv-agent-0")
     assert store["folder"] in host.meshctl("kv", "ls").stdout
     restored = 0
@@ -120,7 +127,7 @@ def test_kv_says_what_is_on_disk_and_why_pages_were_computed(host):
     assert restored > 0, "nothing was read in six times"
     assert figure(host, "mesh_scheduler_restored_pages_total") == restored
     assert f'vllm:external_prefix_cache_hits_total{{model_name="tiny"}} {16 * restored}.0' in host.metrics()
-    stats = json.loads(host.meshctl("kv", "stats", "-o", "json").stdout)
+    stats = look("stats")
     assert stats["readers"][0]["num_restored"] == restored
     assert f"{restored:,}" in host.meshctl("kv", "stats").stdout
     refused = host.meshctl("kv", "flush")
@@ -129,7 +136,8 @@ def test_kv_says_what_is_on_disk_and_why_pages_were_computed(host):
     assert flushed.startswith(f"kv-agent-0 has forgotten {store['num_pages']:,} pages of {store['folder']}")
     host.ends_well(mesh)
     mesh = host.up(*options)
-    host.wait_until(lambda: json.loads(host.meshctl("kv", "ls", "-o", "json").stdout)[0]["is_loaded"], "it is read")
+    host.wait_until(lambda: host.meshctl("kv", "ls").returncode == 0, "the agent answers")
+    host.wait_until(lambda: look("ls")[0]["is_loaded"], "it is read")
     assert figure(host, "mesh_kv_disk_pages") == 0
     ask(prompts[0])
     runs, num_pages = why()

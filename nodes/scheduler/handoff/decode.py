@@ -232,7 +232,11 @@ class DecodeHandoffQueue:
         sequence, done = handoff.sequence, handoff.done
         sequence.order_queue_s, sequence.prefill_s = done.queue_s, done.prefill_s
         sequence.transfer_s = now - handoff.done_at
-        skipped = max(handoff.lent.first * self._config.page_size, done.num_cached_tokens)
+        num_own = handoff.lent.first * self._config.page_size
+        if done.num_cached_tokens > num_own:
+            # What is told of a prompt's cached tokens is told of the scheduler that had more of them.
+            sequence.num_restored = max(sequence.num_restored, done.num_restored_tokens)
+        skipped = max(num_own, done.num_cached_tokens)
         self._prefills.observe(sequence.num_tokens - skipped, done.prefill_s)
         sequence.receive(handoff.lent.first, self._config.page_size)
         self.num_done += 1

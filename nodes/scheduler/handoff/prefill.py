@@ -143,6 +143,7 @@ class PrefillHandoffQueue:
             queue_s=stages.queue_s,
             prefill_s=stages.prefill_s,
             extra=extra,
+            num_restored_tokens=sequence.num_restored,
         )
         self._conclude(order, done, now)
 

@@ -121,6 +121,24 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     assert core.is_idle
 
 
+def test_what_was_read_from_a_disk_is_a_part_of_what_was_cached(core: GatewayCore) -> None:
+    core.handle(DetokenizersChanged(["t0"]), 0.0)
+    core.handle(opened(), 0.0)
+    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1)
+    stages = Stages(restored_tokens=9)
+    (first,) = core.handle(batch(delta(0, [7], 0, "a", num_cached_tokens=2, stages=stages)), 0.5)
+    assert isinstance(first, Deliver)
+    assert (first.num_cached_tokens, first.num_restored_tokens) == (2, 2)
+    core.handle(PeerLost("d0", 1, "killed by SIGKILL"), 1.0)
+    core.handle(SchedulersChanged({"d0": 2}), 1.0)
+    core.handle(SubmitAccepted("r", 1, "d0", 2), 1.5)
+    later = delta(
+        1, [9], 1, "c", attempt=1, num_cached_tokens=3, stages=Stages(restored_tokens=1), finish_reason="stop"
+    )
+    end = only(core.handle(batch(later), 2.0), End)
+    assert (end.num_cached_tokens, end.num_restored_tokens) == (2, 2), "of the first attempt"
+
+
 def test_time_is_wanted_only_where_something_is_due(core: GatewayCore) -> None:
     """Nobody looks at every request now and then; output puts a resend off without moving anything."""
     assert core.next_deadline() is None

@@ -179,6 +179,19 @@ def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_fi
     assert bench.deadlines.next() is None
 
 
+@pytest.mark.parametrize(("theirs", "told"), [((8, 8), 8), ((4, 4), 2)])
+def test_what_was_read_from_a_disk_is_told_of_who_had_more_of_the_prompt(
+    bench: Bench, theirs: tuple[int, int], told: int
+) -> None:
+    one = bench.ordered(cached=True)
+    one.num_restored = 2
+    num_cached, num_restored = theirs
+    done = PrefillDone(grant_id=ID, token_id=7, num_cached_tokens=num_cached, num_restored_tokens=num_restored)
+    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=2, complete=True), 2.0)
+    assert bench.grants.on_done(P, done, 2.0) == HandoffDone(one, 7, num_cached)
+    assert one.measure(3.0).restored_tokens == told
+
+
 def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask(bench: Bench) -> None:
     for prefill in ("p", "p", "q"):
         bench.ordered(prefill=prefill)
@@ -394,7 +407,9 @@ def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
         GrantRefused(grant_id=taken, code="page_granted"),
     ]
     answer = GrantsOpened(opened=[good], refused=refused)
-    assert bench.grants.on_opened(bench.numbers[OPEN], answer, 1.0) == [HandoffFailed(sequences[1], "bad_grant", False)]
+    answers = bench.own.on_opened(bench.numbers[OPEN], answer, 1.0)
+    outcomes = [bench.grants.on_open_answer(*one, 1.0) for one in answers]
+    assert [one for one in outcomes if one is not None] == [HandoffFailed(sequences[1], "bad_grant", False)]
     (kind, _, ordered), *_ = (one for one in bench.taken() if one[0] == ORDER)
     assert [one.grant_id for one in ordered.orders] == [good]
     assert bench.deadlines.pop_due(1.0 + ASK_RETRY_S) == (OPEN, "a")

@@ -27,6 +27,7 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cached_tokens_details: dict[str, int | str] | None = None
     weight_version: str = WEIGHT_VERSION
     input_token_logprobs: list[TokenLogprob] | UnsetType = UNSET
     input_top_logprobs: list[list[TokenLogprob] | None] | UnsetType = UNSET
@@ -76,6 +77,7 @@ class GrowingAnswer:
         """All so far; `end` if that is all. Raises MalformedPayload."""
         generation, number = self._answering.generation, self._number
         sample = generation.output.samples[number]
+        counts = sample if end is None else end
         return GenerateAnswer(
             text=self._text,
             output_ids=self._ids,
@@ -84,7 +86,8 @@ class GrowingAnswer:
                 finish_reason=self._reason(end),
                 prompt_tokens=generation.num_prompt_tokens[number],
                 completion_tokens=sample.num_tokens,
-                cached_tokens=sample.num_cached_tokens if end is None else end.num_cached_tokens,
+                cached_tokens=counts.num_cached_tokens,
+                cached_tokens_details=cached_details(counts.num_cached_tokens, counts.num_restored_tokens),
                 **self._all_logprobs(),
             ),
             index=number if is_indexed and self._is_listed else UNSET,
@@ -131,6 +134,17 @@ class GrowingAnswer:
 
     def _entry(self, logprob: float | None, token_id: int) -> TokenLogprob:
         return logprob, token_id, self._details.name(token_id) if self._shown.has_texts else None
+
+
+def cached_details(num_cached: int, num_restored: int) -> dict[str, int | str] | None:
+    """Where cached tokens were, in SGLang's words: its tiers are the device, host memory behind it, and storage.
+
+    Pools are the first, wherever their pages lie; there is no tier behind them but the disk. None if none were cached.
+    """
+    if not num_cached:
+        return None
+    found: dict[str, int | str] = {"device": num_cached - num_restored, "host": 0}
+    return found | {"storage": num_restored, "storage_backend": "disk"} if num_restored else found
 
 
 def _name_of(answering: Answering, number: int) -> str:

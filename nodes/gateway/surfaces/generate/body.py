@@ -39,6 +39,7 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
     model: str | None = None
     priority: int | None = None
     extra_key: str | None = None
+    return_cached_tokens_details: bool | None = None
 
 
 SAMPLING: Final[Mapping[str, str]] = {
