@@ -17,7 +17,6 @@ from kvstore.store.page_store import PageStore
 from kvstore.store.pool_writes import PoolWrites
 from kvstore.store.source import StorePeer
 from kvstore.transfer.session import TransferSession
-from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.disk import DiskStores
 from nodes.kv_agent.pools import held
 from nodes.scheduler.core import SchedulerCore
@@ -99,13 +98,6 @@ def _at_once(self: TransferSession) -> bool:
     return self.has_ended and (self.grant.stored is not None or not self.num_copying)
 
 
-def _mapped_at_once(map_asked: Any, self: AgentCore, event: Any, now: float) -> Any:
-    revoked = self._revoke_older(event.sender, now)
-    copied = {name: session for name, session in self._sessions.items() if session.grant.stored is None}
-    with patch.object(self, "_sessions", copied):
-        return [*revoked, *map_asked(self, event, now)]
-
-
 def _unless_restored(is_used: Any, sessions: Any, pool: Any) -> bool:
     return is_used([session for session in sessions if session.grant.stored is None], pool)
 
@@ -126,10 +118,9 @@ DISKS: dict[str, Bug] = {
     "pages of other numerics are found": bug(0, (DiskStores, "on_find", _of_other_numerics)),
     "what is found begins at the first page": bug(7, (RestoreQueue, "on_found", _from_the_beginning)),
     "who begins alike does not wait": bug(0, (RestoreQueue, "must_wait", meanwhile(0, "_restores", lambda _: {}))),
-    "pages of a failed restore are used at once": bug(0, (OwnGrants, "take_back", _as_if_idle)),
+    "pages of a failed restore are used at once": bug(49, (OwnGrants, "take_back", _as_if_idle)),
     "what did not come from the disk is cached": bug(1, (OwnGrants, "take_back", _all_good)),
     "a grant is closed while the disk is read": bug(2, (TransferSession, "is_quiesced", property(_at_once))),
-    "a pool is mapped while the disk is read": bug(0, (AgentCore, "_map_asked", _mapped_at_once)),
     "a pool is freed while the disk is read": bug(2, (held, "is_used", _unless_restored)),
     "what was restored does not wait again": bug(0, (SchedulerCore, "_on_restored", nothing)),
 }  # fmt: skip

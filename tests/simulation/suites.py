@@ -58,7 +58,8 @@ SUITES = {
         vectors.run_seed, vectors.VECTORS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}, 1000
     ),
     "disks": Suite(
-        disks.run_seed, DISKS, 20, 12, {"pages stored": 150, "died: kv": 1, "died: scheduler": 1}, 500
+        disks.run_seed, DISKS, 20, 12,
+        {"pages stored": 150, "pages restored": 80, "restores failed": 3, "died in a restore": 3, "died: kv": 1}, 500,
     ),
     "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip
