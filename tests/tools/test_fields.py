@@ -51,6 +51,7 @@ READ_OTHERWISE = {
     "ServerInfo.ep_size": HTTP,
     "ServerInfo.internal_states": HTTP,
     "ServerInfo.pp_size": HTTP,
+    "MetaInfo.cached_tokens_details": HTTP,
     "Link.nonce": "two connections of one incarnation are different keys",
     "Choice.build": UNPACKED,
     "_Engine.mover": UNPACKED,
