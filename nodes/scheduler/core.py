@@ -280,7 +280,10 @@ class SchedulerCore:
 
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
         self.handlers.vocab_size, self.handlers.asks = adopted.vocab_size, frozenset(adopted.asks)
+        before = self.pipeline.numerics
         self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
+        if before != adopted.numerics:
+            self.restores.on_other_numerics(self.queue)
         # The first worker makes this scheduler ready; a draining one stays so.
         state = None if self._is_announced else "ready"
         self.outbox.add(self.pipeline.announcement(state, worker_ready=True))

@@ -13,7 +13,7 @@ did not come are quarantined until it says that the grant is closed. Pure; owned
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvstore.cache.block_table import ExportedPages
@@ -43,6 +43,8 @@ UNKNOWN_S: Final = 10.0
 DEADLINE: Final = "deadline_exceeded"
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
+_OF_ANOTHER_WORKER: Final = -1
+"""In the place of the first page that was asked for: what is found then is not used."""
 _NO_MORE: Final = 1 << 30
 """Looks, more than any sequence has: it does not look again."""
 
@@ -151,7 +153,7 @@ class RestoreQueue:
             prompt = found.get(name)
             if prompt is not None and sequence.fate is not None:
                 sequence.fate.answered(len(prompt.slots), prompt.missed, is_mixed=self.fates.is_mixed())
-            if prompt is not None and prompt.slots:
+            if prompt is not None and prompt.slots and first != _OF_ANOTHER_WORKER:
                 self.num_found += len(prompt.slots)
                 sequence.offer = Offer(message.source, message.incarnation, first, prompt.slots, prompt.sequences)
             num_found = 0 if prompt is None else len(prompt.slots)
@@ -163,6 +165,13 @@ class RestoreQueue:
             sequence.looks_until = 0.0
             if sequence.fate is not None:
                 sequence.fate.unanswered()
+
+    def on_other_numerics(self, waiting: Iterable[Sequence]) -> None:
+        """Another worker computes otherwise than the one for which was looked: its pages would have other bits."""
+        for sequence in waiting:
+            sequence.offer = None
+        for name, (sequence, _) in self._looking.items():
+            self._looking[name] = sequence, _OF_ANOTHER_WORKER
 
     def on_looked(self, now: float) -> None:
         """The longest wait for an answer is over for some; the others have their own."""

@@ -276,6 +276,16 @@ def test_less_is_read_if_more_was_cached_meanwhile(bench: Bench) -> None:
     assert bench.restores.offer(one, 4 * PAGE, 0.0) is None
 
 
+def test_what_was_found_for_another_way_of_computing_is_not_read(bench: Bench) -> None:
+    one, two = bench.looked(3), bench.sequence([9] * 22)
+    bench.restores.look(two)
+    bench.taken()
+    bench.restores.on_other_numerics([one])
+    bench.found(two, 3)
+    assert bench.restores.offer(one, 0, 1.0) is None
+    assert bench.restores.offer(two, 0, 1.0) is None, "asked for before, answered after"
+
+
 def test_one_that_was_preempted_looks_again_but_not_after_a_failure(bench: Bench) -> None:
     one = bench.looked(0)
     bench.restores.look_again(one)
