@@ -323,8 +323,9 @@ PLANTED: dict[str, Patches] = {
 
 
 def walk(_: int) -> None:
-    # Found, not shrunk nor remembered: that it fails is all that is asked.
-    found = settings(max_examples=100, stateful_step_count=20, phases=[Phase.generate], database=None)
+    # Found, not shrunk nor remembered: that it fails is all that is asked. The same examples each time, and as many as
+    # it takes: of 100 at random a page that is there twice was once in none.
+    found = settings(max_examples=500, stateful_step_count=20, phases=[Phase.generate], database=None, derandomize=True)
     run_state_machine_as_test(Books, settings=found)
 
 
