@@ -53,6 +53,9 @@ def ask(port: int, prompt: Sequence[int]) -> tuple[float, str]:
     asyncio.run(stream(Server("127.0.0.1", port), "/v1/completions", asked, sample))
     if not sample.is_whole:
         raise RuntimeError(f"a request failed: {sample.failure} {sample.detail}")
+    if not sample.event_times_s:
+        # Random weights may draw tokens without text, of which a stream shows nothing.
+        raise RuntimeError("the answer has no text, by which its first token is timed: take a model that writes some")
     request = urllib.request.Request(
         url, body(prompt, NUM_TOKENS, is_stream=False), {"content-type": "application/json"}
     )
