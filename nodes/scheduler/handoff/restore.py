@@ -8,8 +8,8 @@
 
 Read is only what is read sooner than computed, by the rates of both as they have been of late. What could not be read
 is computed: a sequence looks when it arrives, and again when it comes back after its pages were needed by others, but
-not after a failure. The agent may write the pages from the asking on, so those that
-did not come are quarantined until it says that the grant is closed. Pure; owned by the core.
+not after a failure. The agent may write the pages from the asking on, so those that did not come are quarantined until
+it says that the grant is closed. Pure; owned by the core.
 """
 
 import math
@@ -43,8 +43,6 @@ UNKNOWN_S: Final = 10.0
 DEADLINE: Final = "deadline_exceeded"
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
-_OF_ANOTHER_WORKER: Final = -1
-"""In the place of the first page that was asked for: what is found then is not used."""
 _NO_MORE: Final = 1 << 30
 """Looks, more than any sequence has: it does not look again."""
 
@@ -136,7 +134,9 @@ class RestoreQueue:
         fate.asks(num_cached, len(hashes), SHORT if is_short else LATE)
         if not hashes or is_short:
             return
-        name = str(sequence.row_id)
+        # Not the row alone: it may look again before an answer comes, which would then be taken for that of the second
+        # ask, and its slots for those of pages further on.
+        name = f"{sequence.row_id}.{sequence.num_looks}"
         self._looking[name] = sequence, num_cached
         self._fresh[name] = StoredPrompt(name=name, hashes=b"".join(hashes))
         self.num_queried += len(hashes)
@@ -148,12 +148,14 @@ class RestoreQueue:
         """The agent has answered ask `number`. Even if that is late: what still waits may be restored."""
         found = {prompt.name: prompt for prompt in message.found}
         for name, _ in self._asks.answered(number, found, {}):
-            sequence, first = self._looking.pop(name)
+            if (looking := self._looking.pop(name, None)) is None:
+                continue
+            sequence, first = looking
             sequence.looks_until = 0.0
             prompt = found.get(name)
             if prompt is not None and sequence.fate is not None:
                 sequence.fate.answered(len(prompt.slots), prompt.missed, is_mixed=self.fates.is_mixed())
-            if prompt is not None and prompt.slots and first != _OF_ANOTHER_WORKER:
+            if prompt is not None and prompt.slots:
                 self.num_found += len(prompt.slots)
                 sequence.offer = Offer(message.source, message.incarnation, first, prompt.slots, prompt.sequences)
             num_found = 0 if prompt is None else len(prompt.slots)
@@ -161,17 +163,20 @@ class RestoreQueue:
 
     def on_find_failed(self, number: str) -> None:
         for name in self._asks.failed(number):
-            sequence, _ = self._looking.pop(name)
-            sequence.looks_until = 0.0
-            if sequence.fate is not None:
-                sequence.fate.unanswered()
+            if (looking := self._looking.pop(name, None)) is not None:
+                looking[0].looks_until = 0.0
+                if looking[0].fate is not None:
+                    looking[0].fate.unanswered()
 
     def on_other_numerics(self, waiting: Iterable[Sequence]) -> None:
         """Another worker computes otherwise than the one for which was looked: its pages would have other bits."""
         for sequence in waiting:
             sequence.offer = None
-        for name, (sequence, _) in self._looking.items():
-            self._looking[name] = sequence, _OF_ANOTHER_WORKER
+        for sequence, _ in self._looking.values():
+            sequence.looks_until = 0.0
+        # Answers to what was asked for the worker before name nobody any more.
+        self._looking.clear()
+        self._fresh.clear()
 
     def on_looked(self, now: float) -> None:
         """The longest wait for an answer is over for some; the others have their own."""

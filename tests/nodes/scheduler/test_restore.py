@@ -118,9 +118,9 @@ class Bench:
         """The agent answers that so many pages of it are stored."""
         self.taken()
         slots = list(range(100, 100 + num_pages))
-        num_asked = self.asked[str(one.row_id)]
+        num_asked = self.asked[f"{one.row_id}.{one.num_looks}"]
         prefix = StoredPrefix(
-            name=str(one.row_id),
+            name=f"{one.row_id}.{one.num_looks}",
             slots=slots,
             sequences=[900 + slot for slot in slots],
             missed=[MissedPages(why="evicted", num=num_asked - num_pages)],
@@ -169,7 +169,7 @@ def test_what_is_not_cached_is_asked_for_by_its_hashes(bench: Bench) -> None:
     hashes = chain_hashes(root_hash(), PROMPT, PAGE)
     assert isinstance(asked, FindStored)
     assert (asked.group, asked.numerics) == ("d", "cpu")
-    assert [(prompt.name, prompt.hashes) for prompt in asked.prompts] == [("1", b"".join(hashes[2:5]))]
+    assert [(prompt.name, prompt.hashes) for prompt in asked.prompts] == [("1.1", b"".join(hashes[2:5]))]
     assert two.looks_until == 0.0, "all of it is cached"
 
 
@@ -276,6 +276,24 @@ def test_less_is_read_if_more_was_cached_meanwhile(bench: Bench) -> None:
     assert bench.restores.offer(one, 4 * PAGE, 0.0) is None
 
 
+def test_a_late_answer_is_not_taken_for_that_of_a_second_look(bench: Bench) -> None:
+    one = bench.sequence()
+    bench.restores.look(one)
+    bench.taken()
+    first = bench.numbers[FIND]
+    bench.cached(PROMPT[: 2 * PAGE])
+    one.num_preemptions += 1
+    bench.restores.look_again(one)
+    bench.taken()
+    late = StoredPrefix(name="1.1", slots=[100], sequences=[1000])
+    bench.restores.on_found(first, StoredFound(found=[late], source="disk", incarnation=7))
+    assert one.offer is not None
+    assert one.offer.first == 0, "its slots are those of the pages that were asked for then"
+    assert bench.restores.offer(one, 2 * PAGE, 0.0) is None
+    bench.found(one, 2)
+    assert bench.restores.offer(one, 2 * PAGE, 0.0) == Offer("disk", 7, 2, [100, 101], [1000, 1001])
+
+
 def test_what_was_found_for_another_way_of_computing_is_not_read(bench: Bench) -> None:
     one, two = bench.looked(3), bench.sequence([9] * 22)
     bench.restores.look(two)
@@ -295,7 +313,7 @@ def test_one_that_was_preempted_looks_again_but_not_after_a_failure(bench: Bench
         bench.restores.look_again(one)
     (asked,) = bench.taken()
     assert isinstance(asked, FindStored)
-    assert [prompt.name for prompt in asked.prompts] == ["1"], "once each time"
+    assert [prompt.name for prompt in asked.prompts] == ["1.2"], "once each time"
     failed, grant_id = bench.opened(3)
     bench.restores.on_expired(grant_id, 1.0)
     failed.num_preemptions += 1
