@@ -4,9 +4,9 @@
 `TransferContext` when an agent is made, and returns a `Transport`. docs/architecture.md says how to write one.
 """
 
-from importlib.metadata import entry_points
 from typing import Final, NamedTuple
 
+from kvstore.entry_points import installed, make_installed
 from kvstore.errors import TransportUnusable
 from kvstore.pool.page_pool import MemoryHost
 from kvstore.transfer.base import Transport
@@ -25,21 +25,9 @@ class TransferContext(NamedTuple):
 
 def installed_transports() -> list[str]:
     """Names of the transports installed by other packages."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return installed(GROUP)
 
 
 def load_transport(name: str, context: TransferContext) -> Transport:
     """Make the installed transport of this name. Raises TransportUnusable."""
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            transport = point.load()(context)
-        # A stranger's package may raise anything, and its name in the message helps more than a traceback.
-        except Exception as error:
-            why = f"{point.value} raised {type(error).__name__}: {error}"
-            raise TransportUnusable(f"the transport {name} cannot be made: {why}") from error
-        if isinstance(transport, Transport):
-            return transport
-        why = f"{point.value} returned {type(transport).__name__}, which is not a Transport"
-        raise TransportUnusable(f"the transport {name} cannot be used: {why}")
-    have = ", ".join(installed_transports()) or "none"
-    raise TransportUnusable(f"no transport {name} is installed (entry points of {GROUP}: {have})")
+    return make_installed(GROUP, name, context, Transport, "transport", TransportUnusable)

@@ -7,9 +7,9 @@ agent opens its store, and returns an `InstalledStore`. docs/architecture.md say
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple
 
+from kvstore.entry_points import installed, make_installed
 from kvstore.errors import StoreUnmade
 
 GROUP: Final = "kvmesh.stores"
@@ -63,21 +63,9 @@ class InstalledStore(ABC):
 
 def installed_stores() -> list[str]:
     """Names of the stores installed by other packages."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return installed(GROUP)
 
 
 def load_store(name: str, context: StoreContext) -> InstalledStore:
     """Make the installed store of this name. May block for as long as it likes. Raises StoreUnmade."""
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            store = point.load()(context)
-        # A stranger's package may raise anything, and its name in the message helps more than a traceback.
-        except Exception as error:
-            why = f"{point.value} raised {type(error).__name__}: {error}"
-            raise StoreUnmade(f"the store {name} cannot be made: {why}") from error
-        if isinstance(store, InstalledStore):
-            return store
-        why = f"{point.value} returned {type(store).__name__}, which is not an InstalledStore"
-        raise StoreUnmade(f"the store {name} cannot be used: {why}")
-    have = ", ".join(installed_stores()) or "none"
-    raise StoreUnmade(f"no store {name} is installed (entry points of {GROUP}: {have})")
+    return make_installed(GROUP, name, context, InstalledStore, "store", StoreUnmade)

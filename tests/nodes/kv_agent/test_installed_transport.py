@@ -141,6 +141,6 @@ def test_one_that_was_uninstalled_meanwhile_is_refused_with_those_there_are(monk
     context = TransferContext(HeapHost(), None, 1.0)
     with pytest.raises(TransportUnusable, match=r"no transport egaer is installed .*: broken, eager, nothing\)"):
         load_transport("egaer", context)
-    monkeypatch.setattr("kvstore.transfer.plugins.entry_points", lambda **_: [])
+    monkeypatch.setattr("kvstore.entry_points.entry_points", lambda **_: [])
     with pytest.raises(TransportUnusable, match=r"no transport eager is installed .*: none\)"):
         load_transport("eager", context)
