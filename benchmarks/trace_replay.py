@@ -53,11 +53,12 @@ class Hits(NamedTuple):
 class Host:
     """A pool of `num_pages`, a disk of `num_slots`, and how long it has prompts to compute."""
 
-    def __init__(self, name: str, num_pages: int, num_slots: int) -> None:
+    def __init__(self, name: str, num_pages: int, num_slots: int, *, is_told: bool) -> None:
         self.name = name
         self.cache = PrefixCache(num_pages + 1, BLOCK, group=name, epoch=1)
         self.disk = StoreIndex(num_slots) if num_slots else None
-        self.cache.events.is_on_disk = bool(num_slots)
+        # As the scheduler of a host with a disk sets it; without it tokenizers take what left the pool for gone.
+        self.cache.events.is_on_disk = bool(num_slots) and is_told
         self.busy_until = 0.0
 
     def serve(self, tokens: "array[int]", now: float, rate: float) -> tuple[int, int]:
@@ -85,8 +86,9 @@ class Host:
 class Mesh:
     """Hosts of one group each, and the tokenizer that routes among them."""
 
-    def __init__(self, num_hosts: int, num_pages: int, num_slots: int, rate: float) -> None:
-        self.hosts = {name: Host(name, num_pages, num_slots) for name in (f"h{at}" for at in range(num_hosts))}
+    def __init__(self, num_hosts: int, num_pages: int, num_slots: int, rate: float, *, is_told: bool) -> None:
+        names = [f"h{at}" for at in range(num_hosts)]
+        self.hosts = {name: Host(name, num_pages, num_slots, is_told=is_told) for name in names}
         self.rate = rate
         self.num_pages = num_pages
         self.routing = RoutingCore(RoutingLimits(recent_s=LEAST_S))
@@ -117,8 +119,11 @@ class Mesh:
         return found
 
 
-def replay(trace: list[Asked], num_hosts: int, num_pages: int, times: int, rate: float) -> Hits:
-    mesh = Mesh(num_hosts, num_pages, times * num_pages, rate)
+def replay(
+    trace: list[Asked], num_hosts: int, num_pages: int, times: int, rate: float, *, is_told: bool = True
+) -> Hits:
+    """`is_told`: tokenizers hear which pages went from a pool to its host's disk."""
+    mesh = Mesh(num_hosts, num_pages, times * num_pages, rate, is_told=is_told)
     num_cached = num_restored = 0
     began = time.perf_counter()
     for number, asked in enumerate(trace):
@@ -184,6 +189,7 @@ def main() -> None:
     parser.add_argument("--pages", default="1250,5000", help="blocks in the pool of one host, several sizes")
     parser.add_argument("--disk", default="0,4,16", help="times as many on its disk")
     parser.add_argument("--rate", type=float, default=20_000.0, help="tokens that a host computes in a second")
+    parser.add_argument("--untold", action="store_true", help="tokenizers do not know what is on disks")
     arguments = parser.parse_args()
     trace = [msgspec.json.decode(line, type=Asked) for line in arguments.trace.read_bytes().splitlines()]
     num_blocks = sum(len(asked.hash_ids) for asked in trace)
@@ -191,7 +197,8 @@ def main() -> None:
     print("pages/host  disk   cached  restored  hits    one LRU  optimum   replayed in")
     for num_pages in map(int, arguments.pages.split(",")):
         for times in map(int, arguments.disk.split(",")):
-            hits = replay(trace, arguments.hosts, num_pages, times, arguments.rate)
+            is_told = not arguments.untold
+            hits = replay(trace, arguments.hosts, num_pages, times, arguments.rate, is_told=is_told)
             # The pool's pages are on the disk as well, so the larger of the two is what there is.
             capacity = arguments.hosts * num_pages * max(1, times)
             print(
