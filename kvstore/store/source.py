@@ -193,6 +193,7 @@ class StoreTransport(Transport):
             by_rank = [copy.by_rank[rank].views for rank in sorted(copy.by_rank)]
             read = self._store.read(copy.slots, copy.sequences, list(zip(*by_rank, strict=True)))
             if read is None:
+                # The others stay behind it, or a long prompt would wait for short ones without end.
                 return
             self._gathering.remove(copy)
             self._reading[read] = copy

@@ -89,6 +89,7 @@ class Selection(Transport):
     def join(self, transport: Transport) -> None:
         """One more, that this process connects to by itself: of its peers pages come over it, and of no others."""
         self.transports.append(transport)
+        # From the start, so that the first bytes are seen as a rise.
         self.pulled_bytes[transport.name] += 0
 
     def register(self, pool: PagePool) -> None:

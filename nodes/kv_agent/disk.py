@@ -181,6 +181,7 @@ class DiskStores:
                 )
                 for prompt, hashes, (slots, sequences) in zip(message.prompts, wanted, stored, strict=True)
             ]
+            # For `meshctl kv ls`: a store of which nothing is found for days may be removed.
             if any(prefix.slots for prefix in found):
                 self._found_at[identity] = self._owner.ctx.now()
             epoch = self._owner.ctx.address.epoch

@@ -140,6 +140,7 @@ class Fates:
 
     def begin(self, request_id: str, attempt: int, *, is_order: bool) -> Fate:
         key = request_id, attempt, is_order
+        # To the end: an attempt that is submitted again is among the last ones.
         self._fates.pop(key, None)
         fate = self._fates[key] = Fate(request_id, attempt, is_order=is_order)
         if len(self._fates) > REMEMBERED:

@@ -36,6 +36,7 @@ class CacheIndex:
                 if event.on_disk:
                     self._keep(self._on_disk, page_hash)
         else:
+            # A scheduler that starts again states its cache anew, while its host's disk has what it had.
             cached = list(self._hashes)
             self.clear()
             if not event.on_disk:

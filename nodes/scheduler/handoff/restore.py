@@ -41,6 +41,7 @@ LEAST_S: Final = 1.0
 UNKNOWN_S: Final = 10.0
 """And so long while nobody knows how long computing takes; then twice that time."""
 DEADLINE: Final = "deadline_exceeded"
+"""The code of the agent, and ours, for a disk that did not read in time."""
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
 _NO_MORE: Final = 1 << 30
@@ -248,11 +249,13 @@ class RestoreQueue:
         restore = self._restores.get(message.grant_id)
         if restore is None:
             return None
+        # Tells may be repeated and overtaken by others: what has come is never taken back.
         restore.num_pulled = max(restore.num_pulled, message.num_pages)
         if not message.complete:
             return None
         sequence = restore.sequence
         assert sequence.kv is not None, "pages are lent"
+        # By the grant, not by the message: an end may be told without the count that came before it.
         restore.num_pulled = len(restore.lent.pages)
         first, end = restore.offer.first, restore.offer.first + restore.num_pulled
         sequence.kv.commit_first(sequence.token_ids[first * self._config.page_size : end * self._config.page_size])
@@ -316,6 +319,7 @@ class RestoreQueue:
             return None
         self._own.take_back(grant_id, restore.sequence, restore.lent, restore.num_pulled, idle=False)
         self.num_failed += 1
+        # What failed would most likely fail again, and cost this request the wait once more.
         restore.sequence.num_looks = _NO_MORE
         if restore.sequence.fate is not None:
             restore.sequence.fate.unread(code)

@@ -131,11 +131,13 @@ class Admission:
             match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
             self._restores.look_again(sequence)
+            # Passed over with its pages set aside, as one that waits for steps: those behind it may enter.
             if self._restores.must_wait(sequence, match.num_tokens, now):
                 credit.set_aside(self._num_pages(num_left))
                 num_skipped += 1
                 continue
             if (offer := self._restores.offer(sequence, match.num_tokens, now)) is not None:
+                # Credit for all of it, not for what is read: with the rest lacking, it would hold pages and wait.
                 if not credit.take(sequence, self._num_pages(num_left)) or not self._restore(sequence, offer, now):
                     self._lack(sequence, self._num_pages(num_left))
                     return
