@@ -4,10 +4,11 @@ Asks and answers may be lost, so each is repeated unchanged until an answer come
 wanted. Everything asked for in this way has to be idempotent.
 
     add --flush--> asked --failed--> waits --retry_s over, or the peer is back--> asked again
-                     `--answered, stopped, lost, too late--> forgotten
+                  ^  `--answered, stopped, lost, too late--> forgotten
+    add, patient -` once others are asked for, or its patience is over
 
 Items for one peer that gather before a `flush` are handed over together, so that one message may carry them all. Pure;
-the owner's `Deadlines` have a `(kind, peer)` key due when a pause is over.
+the owner's `Deadlines` have a `(kind, peer)` key due when a pause, or the patience of an item, is over.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -52,6 +53,8 @@ class Retrier(Generic[Key, Item]):
         self._pending: dict[Key, _Pending[Item]] = {}
         self._fresh: dict[str, dict[Key, None]] = {}
         self._waiting: dict[str, dict[Key, None]] = {}
+        # Peers of which an ask failed, until their pause is over: what is patient then waits as the others do.
+        self._resting: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -63,20 +66,39 @@ class Retrier(Generic[Key, Item]):
         pending = self._pending.get(key)
         return None if pending is None else pending.item
 
-    def add(self, key: Key, peer: str, item: Item, *, retry_s: float, give_up_at: float = float("inf")) -> bool:
-        """Replaces the key's item; asked again `retry_s` after a failure until `give_up_at`. False: too many."""
+    def add(
+        self,
+        key: Key,
+        peer: str,
+        item: Item,
+        *,
+        retry_s: float,
+        give_up_at: float = float("inf"),
+        patient_until: float | None = None,
+    ) -> bool:
+        """Replaces the key's item; asked again `retry_s` after a failure until `give_up_at`. False: too many.
+
+        With `patient_until` it is first asked then, or before together with others.
+        """
         if len(self._pending) >= self._max_pending and key not in self._pending:
             return False
         self.stop(key)
         self._pending[key] = _Pending(peer, item, retry_s, give_up_at)
-        self._fresh.setdefault(peer, {})[key] = None
+        if patient_until is None:
+            self._fresh.setdefault(peer, {})[key] = None
+        else:
+            self._waiting.setdefault(peer, {})[key] = None
+            self._deadlines.set_default((self._kind, peer), patient_until)
         return True
 
     def flush(self) -> None:
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
             for peer, keys in fresh.items():
-                self._ask(peer, keys)
+                company = {} if peer in self._resting else self._waiting.pop(peer, {})
+                if company:
+                    self._deadlines.clear((self._kind, peer))
+                self._ask(peer, keys | company)
 
     def answered(self, key: Key) -> bool:
         return self.stop(key) is not None
@@ -105,7 +127,9 @@ class Retrier(Generic[Key, Item]):
                 continue
             self._waiting.setdefault(pending.peer, {})[key] = None
             # The pause of the first failure holds for all items of this peer, so that one message can repeat them all.
-            self._deadlines.set_default((self._kind, pending.peer), now + pending.retry_s)
+            if pending.peer not in self._resting:
+                self._resting.add(pending.peer)
+                self._deadlines.set((self._kind, pending.peer), now + pending.retry_s)
         return late
 
     def keys_of(self, peer: str) -> list[Key]:
@@ -113,6 +137,7 @@ class Retrier(Generic[Key, Item]):
         return [key for key, pending in self._pending.items() if pending.peer == peer and key not in fresh]
 
     def retry(self, peer: str) -> None:
+        self._resting.discard(peer)
         self._ask(peer, self._waiting.pop(peer, {}))
 
     def retry_now(self, peer: str) -> None:
@@ -131,4 +156,5 @@ class Retrier(Generic[Key, Item]):
     def _rest(self, peer: str) -> None:
         if not self._waiting.get(peer, True):
             del self._waiting[peer]
+            self._resting.discard(peer)
             self._deadlines.clear((self._kind, peer))

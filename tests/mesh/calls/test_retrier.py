@@ -22,8 +22,17 @@ class Book:
             self.deadlines, "again", lambda peer, items: self.sent.append((peer, items)), max_pending=max_pending
         )
 
-    def add(self, key: str, peer: str = "p", give_up_at: float = GIVE_UP_S, item: str = "") -> bool:
-        return self.retrier.add(key, peer, item or key, retry_s=RETRY_S, give_up_at=give_up_at)
+    def add(
+        self,
+        key: str,
+        peer: str = "p",
+        give_up_at: float = GIVE_UP_S,
+        item: str = "",
+        patient_until: float | None = None,
+    ) -> bool:
+        return self.retrier.add(
+            key, peer, item or key, retry_s=RETRY_S, give_up_at=give_up_at, patient_until=patient_until
+        )
 
     def asked(self, now: float | None = None) -> list[tuple[str, list[str]]]:
         """All asks since the last look: of a flush, or of what is due `now`."""
@@ -104,6 +113,38 @@ def test_a_peer_that_is_back_is_asked_without_a_pause_and_one_that_is_lost_not_a
     assert (len(book.retrier), book.deadlines.next()) == (1, None)
 
 
+def test_what_is_patient_waits_for_company_and_no_longer_than_it_may(book: Book) -> None:
+    book.add("a", patient_until=1.0)
+    book.add("b", patient_until=1.5)
+    book.add("c", "q", patient_until=1.0)
+    assert book.asked() == []
+    assert book.asked(0.9) == []
+    assert book.asked(1.0) == [("p", ["a", "b"]), ("q", ["c"])], "the first one's time is that of all"
+    book.add("d", patient_until=2.0)
+    book.add("e")
+    assert book.asked() == [("p", ["e", "d"])], "it goes along"
+    assert book.deadlines.next() is None
+    book.add("f", patient_until=3.0)
+    book.retrier.answered("f")
+    assert book.deadlines.next() is None, "nothing is left to be asked"
+
+
+def test_what_is_patient_waits_as_long_as_what_failed_before(book: Book) -> None:
+    book.add("a")
+    book.add("b", patient_until=2.1)
+    book.add("late", patient_until=2.1)
+    assert book.asked() == [("p", ["a", "b", "late"])]
+    book.add("b", patient_until=2.1)
+    assert book.retrier.failed("a", 2.0) == []
+    assert book.asked(2.1) == [], "that peer rests"
+    book.add("c", patient_until=2.2)
+    book.add("d")
+    assert book.asked() == [("p", ["d"])], "others do not rouse it"
+    assert book.asked(2.5) == [("p", ["b", "a", "c"])]
+    book.add("e", patient_until=3.0)
+    assert book.asked(3.0) == [("p", ["e"])]
+
+
 def test_it_is_bounded() -> None:
     book = Book(max_pending=2)
     assert [book.add(key) for key in "abcb"] == [True, True, False, True]
@@ -134,12 +175,14 @@ class Retrying(RuleBasedStateMachine):
         self.fresh.discard(key)
         self.under_way.discard(key)
 
-    @rule(key=KEYS, peer=PEERS)
-    def add(self, key: str, peer: str) -> None:
+    @rule(key=KEYS, peer=PEERS, patience_s=st.sampled_from([None, 0.05, 0.7]))
+    def add(self, key: str, peer: str, patience_s: float | None) -> None:
         self.forget(key)
-        self.book.add(key, peer, self.now + GIVE_UP_S)
+        patient_until = None if patience_s is None else self.now + patience_s
+        self.book.add(key, peer, self.now + GIVE_UP_S, patient_until=patient_until)
         self.wanted[key] = (peer, self.now + GIVE_UP_S)
-        self.fresh.add(key)
+        if patience_s is None:
+            self.fresh.add(key)
 
     @rule()
     def flush(self) -> None:
