@@ -32,6 +32,11 @@ class EventLog:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to drain."""
+        return bool(self._pending) or self._overflowed
+
     def stored(self, pages: Iterable[tuple[bytes, bytes, list[int]]], extra_key: str) -> None:
         """Full pages, each as its hash, its parent's hash and its token ids."""
         group = self._group

@@ -214,7 +214,9 @@ class GatewayCore:
             state.num_resends = 0
             self._commands.append(news)
         if delta.finish_reason is not None:
-            self._end(state, delta.finish_reason, None, now, delta.stop_string)
+            # A stop string is the detokenizer's finding: the scheduler may not know of it yet, and computes on.
+            has_ended = not delta.stop_string
+            self._end(state, delta.finish_reason, None, now, delta.stop_string, has_ended=has_ended)
 
     def _attempted(self, event: PromptRead | Pooled | AttemptFailed) -> RequestState | None:
         """The request whose present attempt says this; None for what is late or of nobody."""
@@ -453,8 +455,8 @@ class GatewayCore:
         """Set the deadline again: what the request waits for has changed, perhaps to something earlier."""
         self._deadlines.set((REQUEST, state.opened.request_id), state.due_at(self._config.request_timeout_s))
 
-    def _cancel(self, state: RequestState, now: float) -> None:
-        self._cancels.add(state.scheduler, state.opened.request_id, state.attempt, now)
+    def _cancel(self, state: RequestState, now: float, *, has_ended: bool = False) -> None:
+        self._cancels.add(state.scheduler, state.opened.request_id, state.attempt, now, has_ended=has_ended)
 
     def _end(
         self,
@@ -463,10 +465,15 @@ class GatewayCore:
         failure: Failure | None,
         now: float,
         stop_string: str = "",
+        *,
+        has_ended: bool = False,
     ) -> None:
-        """The only way a request ends. A scheduler that may still hold its attempt is asked to free it."""
+        """The only way a request ends. A scheduler that may still hold its attempt is asked to free it.
+
+        `has_ended`: there it runs no more, so that this may wait for others.
+        """
         del self.requests[state.opened.request_id]
         self._deadlines.clear((REQUEST, state.opened.request_id))
         if state.phase <= Phase.RUNNING:
-            self._cancel(state, now)
+            self._cancel(state, now, has_ended=has_ended)
         self._commands.append(state.end(finish_reason, failure, now, stop_string))

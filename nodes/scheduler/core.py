@@ -351,7 +351,7 @@ class SchedulerCore:
         self.streams.flush()
         if self.idle_check.tell():
             self.outbox.add(self.pipeline.announcement(None, worker_ready=self.pipeline.adopted is not None))
-        self.news.publish()
+        self.news.gather(now)
         self.storing.flush(self.pipeline.numerics)
         self.load_reports.report(len(self.running) + len(self.grants) + len(self.restores), now)
         # Without a handle on pages nothing changes their books but events, which interrupt it.
@@ -373,6 +373,7 @@ class SchedulerCore:
             decode.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
             asks.RETRY: lambda peer, _: self.asks.retry(peer),
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
+            cache_news.NEWS: lambda _, __: self.news.publish(),
             cache_news.RESTATE: self.news.restate,
             RECOVERY: lambda _, __: self._release_recovered(),
             CHECK: lambda _, now: self.idle_check.on_due(now),

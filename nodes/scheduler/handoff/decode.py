@@ -44,6 +44,9 @@ ORDER = "order_prefill"
 CANCEL = "cancel_prefill"
 RENEW = "renew_order"
 EXPIRE = "handoff"
+COMPANY_S = 0.05
+"""How long the cancel of a prefill that is done waits for others. It frees no memory for good: those pages stay cached
+there, and are only not evictable for as long."""
 MAX_CANCELS = 1024
 """A thousand ids are some tens of kilobytes, far below the limit of a body (16 MiB)."""
 ORDER_RENEW_S = 2.0
@@ -271,7 +274,13 @@ class DecodeHandoffQueue:
         self._deadlines.clear((EXPIRE, grant_id))
         if handoff.is_ordered:
             # Past that time the prefill scheduler's own lease has freed everything.
-            self._cancel(handoff.prefill, grant_id, now + 2 * self._config.lease_s)
+            is_done = handoff.done is not None and handoff.is_pulled
+            self._cancel(
+                handoff.prefill,
+                grant_id,
+                now + 2 * self._config.lease_s,
+                patient_until=now + COMPANY_S if is_done else None,
+            )
 
     def _cancel_unknown(self, sender: Address, grant_id: str) -> None:
         """Cancel an order that neither this incarnation nor an earlier one wants. Asked once for each result told."""
@@ -279,8 +288,10 @@ class DecodeHandoffQueue:
         if grant_id not in self._cancels:
             self._cancel(sender.actor_id, grant_id, 0.0)
 
-    def _cancel(self, prefill: str, grant_id: str, give_up_at: float) -> None:
-        self._cancels.add(grant_id, prefill, grant_id, retry_s=ASK_RETRY_S, give_up_at=give_up_at)
+    def _cancel(self, prefill: str, grant_id: str, give_up_at: float, *, patient_until: float | None = None) -> None:
+        self._cancels.add(
+            grant_id, prefill, grant_id, retry_s=ASK_RETRY_S, give_up_at=give_up_at, patient_until=patient_until
+        )
 
     def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
         # One ask for all of a turn: a scheduler that loses its gateway cancels everything at once.

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nodes.gateway.cancels import COMPANY_S
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.events import (
@@ -114,9 +115,10 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     assert decided(last) == [
         Deliver("r", "ven", 2, 0.25, False, num_cached_tokens=2),
         End("r", "stop", None, 3, 3, 2, 0.75, 0.25, 9),
-        SendCancel("d0", [AttemptRef("r", 0)]),
     ]
     assert (core.num_requests, core.num_cancels) == (0, 1)
+    assert core.next_deadline() == 0.75 + COMPANY_S
+    assert core.handle(Tick(), 0.75 + COMPANY_S) == [SendCancel("d0", [AttemptRef("r", 0)])]
     assert core.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 1.0) == []
     assert core.is_idle
 
@@ -153,7 +155,25 @@ def test_time_is_wanted_only_where_something_is_due(core: GatewayCore) -> None:
     assert core.next_deadline() == 1.0 + CONFIG.quiet_s
     assert only(core.handle(Tick(), core.next_deadline()), SendResend)
     core.handle(batch(delta(1, [6], 1, "b", finish_reason="stop")), 3.0)
+    assert core.next_deadline() == 3.0 + COMPANY_S, "its scheduler is told that all of it came"
+    core.handle(Tick(), 3.0 + COMPANY_S)
     assert core.next_deadline() is None
+
+
+def test_only_cancels_of_what_has_ended_by_itself_wait_for_others(core: GatewayCore) -> None:
+    for name in "abcd":
+        core.handle(opened(request_id=name), 0.0)
+        core.handle(SubmitAccepted(name, 0, "d0", 1), 0.0)
+    for name in "ab":
+        ended = core.handle(batch(delta(0, [5], 0, "a", request_id=name, finish_reason="length")), 1.0)
+        assert not [one for one in ended if isinstance(one, SendCancel)]
+    stopped = delta(0, [5], 0, "a", request_id="c", finish_reason="stop", stop_string="a")
+    cancel = only(core.handle(batch(stopped), 1.01), SendCancel)
+    assert cancel.attempts == [AttemptRef(name, 0) for name in "cab"], (
+        "that one may run still; it takes the others along"
+    )
+    assert not [one for one in core.handle(Tick(), 1.0 + COMPANY_S) if isinstance(one, SendCancel)]
+    assert only(core.handle(ClientGone("d"), 2.0), SendCancel).attempts == [AttemptRef("d", 0)]
 
 
 def test_one_long_pause_does_not_make_later_silence_wait_longer(core: GatewayCore) -> None:

@@ -38,6 +38,7 @@ from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler import idle_check
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.asks import ASK_RETRY_S
+from nodes.scheduler.cache_news import GATHER_S
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.worker_link.pipeline import STEP_REPEAT_S
 from tests.mesh.recorded_call import RecordedCall
@@ -142,7 +143,9 @@ async def test_ready_once_the_worker_is_ours(actor: Maker) -> None:
     assert ctx.announced == [("ready", attributes | {"numerics": "", "asks": [], "damaged_pages": 0})]
     adopting = [Adopt(scheduler_epoch=7), Adopt(scheduler_epoch=7, next_step=1)]
     assert [message for _, message in ctx.asked] == [MapPool(group="m"), *adopting]
-    assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
+    assert [topic for topic, _ in ctx.published] == ["load"]
+    await asyncio.sleep(GATHER_S)
+    assert [topic for topic, _ in ctx.published] == ["load", "kv_events"]
 
 
 async def test_the_store_is_open_before_it_is_ready(actor: Maker) -> None:

@@ -30,7 +30,7 @@ from nodes.protocol import (
 from nodes.protocol.control import BUSY
 from nodes.protocol.steps import RowColumn
 from nodes.request import VECTORS, AttemptRef, RequestSpec, Sampling, StopRules
-from nodes.scheduler.cache_news import RESTATE_PAUSE_S
+from nodes.scheduler.cache_news import GATHER_S, RESTATE_PAUSE_S
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
     Announce,
@@ -827,6 +827,7 @@ def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(
     def restated(topic: str = "kv_events") -> list[str]:
         world.published.clear()
         world.event("m", FollowerReset(topic))
+        world.advance(world.now + GATHER_S)
         return events()
 
     def events() -> list[str]:
@@ -836,7 +837,7 @@ def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(
     assert restated("load") == []
     assert restated() == ["CacheCleared", "PageStored", "PageStored"]
     assert restated() == [], "a follower that loses everything does not keep the scheduler at nothing else"
-    world.advance(world.now + RESTATE_PAUSE_S)
+    world.advance(world.now + RESTATE_PAUSE_S + GATHER_S)
     assert events() == ["CacheCleared", "PageStored", "PageStored"]
 
 
@@ -875,6 +876,7 @@ def test_a_flush_forgets_every_prefix_and_waits_for_nothing_under_way(world: Wor
         replies = core.handle(Asked(Address("g", 1), FlushCache(), 5), world.now)
         assert replies == [Reply(5, CacheFlushed(num_pages=number))]
         world.event("m", Wake())
+        world.advance(world.now + GATHER_S)
     assert core.cache.num_pages_in(PageState.FREE) == core.cache.num_pages
     told = [event for _, topic, message in world.published if topic == "kv_events" for event in message.events]
     assert told == [CacheCleared(group="m")] * 2, "tokenizers route by what is cached"

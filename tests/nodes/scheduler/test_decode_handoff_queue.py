@@ -36,6 +36,7 @@ from nodes.scheduler.events import Ask, Outbox
 from nodes.scheduler.handoff import decode as grants_module
 from nodes.scheduler.handoff.decode import (
     CANCEL,
+    COMPANY_S,
     EXPIRE,
     ORDER,
     ORDER_RENEW_S,
@@ -169,7 +170,10 @@ def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_fi
     first, last = events if pulled_first else reversed(events)
     assert first() is None
     assert last() == HandoffDone(one, 77, 4)
-    assert bench.taken() == [CANCELLING], "the grant has closed itself"
+    assert bench.taken() == [], "the grant has closed itself, and the order waits for others to be cancelled"
+    assert bench.deadlines.pop_due(2.0 + COMPANY_S) == (CANCEL, "p")
+    bench.grants.on_retry_due("p")
+    assert bench.taken() == [CANCELLING]
     assert (one.num_computed, one.num_scheduled, one.capacity) == (10, 10, 12)
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.RUNNING)) == (2, 1)
     assert (len(bench.grants), bench.own.num_closing, bench.grants.num_done) == (0, 0, 1)
@@ -200,6 +204,10 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask(bench: Benc
         bench.grants.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0)
         bench.grants.on_done(sender, PrefillDone(grant_id=grant_id, token_id=7, num_cached_tokens=0), 2.0)
     both, other = CancelPrefill(grant_ids=["d#2/n.1", "d#2/n.2"]), CancelPrefill(grant_ids=["d#2/n.3"])
+    assert bench.taken() == []
+    for prefill in "pq":
+        assert bench.deadlines.pop_due(2.0 + COMPANY_S) == (CANCEL, prefill)
+        bench.grants.on_retry_due(prefill)
     assert bench.taken() == [(CANCEL, "p", both), (CANCEL, "q", other)]
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/n.1"]))
     assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0) == []
