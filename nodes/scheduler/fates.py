@@ -48,11 +48,11 @@ class _Span(NamedTuple):
 
 
 class Fate:
-    """Of one sequence. `runs` is None until it enters."""
+    """Of one sequence. Nothing changes once it has entered; its runs are made when somebody asks for them."""
 
     __slots__ = (
-        "_asked_from", "_asked_to", "_missed", "_num_found", "_restored", "_unread", "attempt", "is_order", "prefill",
-        "request_id", "runs",
+        "_asked_from", "_asked_to", "_missed", "_num_cached", "_num_found", "_restored", "_unread", "attempt",
+        "is_order", "prefill", "request_id",
     )  # fmt: skip
 
     def __init__(self, request_id: str, attempt: int, *, is_order: bool) -> None:
@@ -60,7 +60,8 @@ class Fate:
         self.attempt = attempt
         self.is_order = is_order
         self.prefill = ""
-        self.runs: tuple[PageRun, ...] | None = None
+        # Unknown until it enters.
+        self._num_cached = -1
         self._asked_from = self._asked_to = 0
         self._num_found = 0
         # Why nothing was asked, or what the agent said of the pages that it does not have.
@@ -68,47 +69,56 @@ class Fate:
         self._unread = BEHIND_A_GAP
         self._restored = _Span(RESTORED, 0, 0)
 
+    @property
+    def has_entered(self) -> bool:
+        return self._num_cached >= 0
+
+    def runs(self) -> list[PageRun]:
+        """Of a sequence that has entered. Few are ever asked for, and making them takes as long as a step's row."""
+        num_cached = self._num_cached
+        spans = self._spans(num_cached, max(self._asked_to, num_cached))
+        return [PageRun(why=why, first=first, num=last - first) for why, first, last in spans]
+
     def asks(self, first: int, num_pages: int, unanswered: str) -> None:
         """So many pages from `first` on are not cached; `unanswered` is why none of them is found, if nobody says.
 
         Nothing changes once it has entered: a sequence that is put back asks again.
         """
-        if self.runs is not None:
+        if self.has_entered:
             return
         self._asked_from, self._asked_to = first, first + num_pages
         self._missed = (MissedPages(why=unanswered, num=num_pages),)
 
     def answered(self, num_found: int, missed: Sequence[MissedPages], *, is_mixed: bool) -> None:
         """`is_mixed`: pages are not stored here, since groups compute in unlike ways."""
-        if self.runs is not None:
+        if self.has_entered:
             return
         why = OTHER_NUMERICS if is_mixed else NEVER_STORED
         self._num_found = num_found
         self._missed = tuple(MissedPages(why=why, num=run.num) if run.why == NEVER_STORED else run for run in missed)
 
     def unanswered(self) -> None:
+        if self.has_entered:
+            return
         self._missed = tuple(MissedPages(why=NO_ANSWER, num=run.num) for run in self._missed)
 
     def unread(self, why: str) -> None:
         """What was found is computed, for this reason or with the code of a failed transfer."""
+        if self.has_entered:
+            return
         self._unread = _OF_CODES.get(why, why if why == DEARER else FAILED)
 
     def restored(self, first: int, num_pages: int) -> None:
-        self._restored = _Span(RESTORED, first, first + num_pages)
+        if not self.has_entered:
+            self._restored = _Span(RESTORED, first, first + num_pages)
 
     def enter(self, num_cached: int, prefill: str) -> None:
         """With so many cached pages; what is left is computed at the scheduler `prefill`, empty for here.
 
         Only the first time: what a sequence finds that is put back later, it has mostly computed itself.
         """
-        if self.runs is not None:
-            return
-        self.prefill = prefill
-        end = max(self._asked_to, num_cached)
-        self.runs = tuple(
-            PageRun(why=why, first=first, num=last - first) for why, first, last in self._spans(num_cached, end)
-        )
-        self._missed = ()
+        if not self.has_entered:
+            self.prefill, self._num_cached = prefill, num_cached
 
     # inside
 
@@ -158,10 +168,10 @@ class Fates:
                 is_order=fate.is_order,
                 prefill=fate.prefill,
                 page_size=self._page_size,
-                runs=list(fate.runs),
+                runs=fate.runs(),
             )
             for fate in self._fates.values()
-            if fate.request_id in wanted and fate.runs is not None
+            if fate.request_id in wanted and fate.has_entered
         ]
 
 

@@ -1,5 +1,7 @@
 """What is remembered of prompts' pages: runs that cover the prompt once, each with its reason."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +17,8 @@ def fate() -> Fate:
 
 
 def told(fate: Fate) -> list[tuple[str, int, int]]:
-    assert fate.runs is not None
-    return [(run.why, run.first, run.num) for run in fate.runs]
+    assert fate.has_entered
+    return [(run.why, run.first, run.num) for run in fate.runs()]
 
 
 def missed(*runs: tuple[str, int]) -> list[MissedPages]:
@@ -100,15 +102,16 @@ def test_runs_cover_the_prompt_once(
     one.answered(found, missed(*runs), is_mixed=False)
     one.restored(first, min(num_read, found))
     one.enter(num_cached, "")
-    assert one.runs is not None
+    assert one.has_entered
+    runs = one.runs()
     at = 0
-    for run in one.runs:
+    for run in runs:
         assert run.num > 0
         assert run.first == at
         at += run.num
     assert at == max(first + asked, num_cached)
-    assert sum(run.num for run in one.runs if run.why in ("cached", "restored")) == num_cached
-    assert all(before.why != after.why for before, after in zip(one.runs, one.runs[1:], strict=False))
+    assert sum(run.num for run in runs if run.why in ("cached", "restored")) == num_cached
+    assert all(before.why != after.why for before, after in pairwise(runs))
 
 
 def test_the_last_thousand_that_entered_are_found() -> None:

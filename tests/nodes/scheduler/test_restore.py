@@ -197,8 +197,8 @@ def entered(one: Sequence, num_cached: int) -> list[tuple[str, int]]:
     """What is remembered of its pages once it enters."""
     assert one.fate is not None
     one.fate.enter(num_cached, "")
-    assert one.fate.runs is not None
-    return [(run.why, run.num) for run in one.fate.runs]
+    assert one.fate.has_entered
+    return [(run.why, run.num) for run in one.fate.runs()]
 
 
 def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
