@@ -55,6 +55,11 @@ class PieceWriter(Protocol):
         """The client reads too slowly: what is written now waits until it has read more."""
         ...
 
+    @property
+    def has_body(self) -> bool:
+        """The request's whole body has come: reading it waits for nothing."""
+        ...
+
     def write(self, data: bytes) -> None:
         """A piece of the stream; dropped if the client has left."""
         ...
@@ -135,6 +140,10 @@ class HttpCall:
                 "Too many request bodies from this client are arriving at once. Send fewer, or each without pauses."
             )
             raise TooManyRequests(message, retry_after_s=config.retry_after_s)
+        if self._pieces is not None and self._pieces.has_body:
+            # With its head, as most bodies come: a timer that cannot fire takes 2 % of a gateway's time.
+            body, _ = await self._next()
+            return self._taken(body, 0, arriving, now(), config)
         # Usually a single piece. Keeping many small ones as they are would take more memory than their contents.
         body, pieces = b"", bytearray()
         try:
@@ -144,17 +153,22 @@ class HttpCall:
                     if body:
                         pieces += body
                     body, more = await self._next()
-                    if len(pieces) + len(body) > config.max_body_bytes:
-                        raise _too_large(config)
-                    if not arriving.take(len(body), now()):
-                        message = "Too much request body data is arriving at once."
-                        raise Unavailable(message, retry_after_s=config.retry_after_s)
+                    self._taken(body, len(pieces), arriving, now(), config)
                     timer.reschedule(arriving.deadline)
         except TimeoutError:
             # The rest is not waited for any longer.
             self._is_late = True
             raise _too_slow(config) from None
         return bytes(pieces) + body if pieces else body
+
+    def _taken(self, body: bytes, num_before: int, arriving: ArrivingBody, now: float, config: GatewayConfig) -> bytes:
+        """A piece of the body, counted. Raises `ApiError` over a limit."""
+        if num_before + len(body) > config.max_body_bytes:
+            raise _too_large(config)
+        if not arriving.take(len(body), now):
+            message = "Too much request body data is arriving at once."
+            raise Unavailable(message, retry_after_s=config.retry_after_s)
+        return body
 
     def forget_body(self) -> None:
         if self._arriving is not None:

@@ -363,6 +363,10 @@ class _Pieces:
     def is_paused(self) -> bool:
         return self._cycle.flow.write_paused
 
+    @property
+    def has_body(self) -> bool:
+        return not self._cycle.more_body and not self._cycle.disconnected
+
     def write(self, data: bytes) -> None:
         if not self._cycle.disconnected:
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))

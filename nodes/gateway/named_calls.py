@@ -8,7 +8,7 @@ What this gateway calls the request itself names it as well. A name is its API k
 their requests the same one. All samples of a prompt go by the name of the prompt, which is read once for all of them.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from nodes.gateway.errors import BadRequest
@@ -29,8 +29,11 @@ def check_names(names: Sequence[str], num_prompts: int) -> None:
         raise BadRequest(message, param="rid", code="invalid_value")
 
 
-def _prompts_by_name(names: Iterable[str | Sequence[str]], num_prompts: int) -> dict[str, list[int]]:
+def _prompts_by_name(names: Sequence[str | Sequence[str]], num_prompts: int) -> dict[str, list[int]]:
     """Which prompts each name means; one that is given twice means the prompts of both."""
+    if num_prompts == 1 and len(names) == 1 and isinstance(names[0], str):
+        # Nearly every call: of one prompt, and without a name of its client's.
+        return {names[0]: [0]}
     found: dict[str, dict[int, None]] = {}
     for name in names:
         if isinstance(name, str):

@@ -5,10 +5,10 @@ every actor; samples append `-0`, `-1`, … to it. A client's `X-Request-Id` and
 beside it and are never used as keys: two clients may well give their requests the same name.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
-from uuid import uuid4
 
 MAX_CHARS: Final = 128
 """Two traceparents (55 each). A name is echoed, and is in each log line about its request, at every actor."""
@@ -67,4 +67,4 @@ def names_of(headers: Mapping[bytes, bytes], prefix: str = "req-", path: str = "
     traceparent = trace.decode() if _TRACEPARENT.fullmatch(trace) else ""
     unread = "" if traceparent else _FOREIGN.sub("_", trace[:MAX_CHARS].decode("latin-1"))
     client, path = _FOREIGN.sub("_", client), _FOREIGN.sub("_", path[:MAX_CHARS])
-    return RequestNames(prefix + uuid4().hex, client, traceparent, path, unread)
+    return RequestNames(prefix + os.urandom(16).hex(), client, traceparent, path, unread)

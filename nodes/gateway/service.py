@@ -315,7 +315,9 @@ class GatewayService:
             self.key_use.end(place.key, generation)
             self.in_flight.closed(place, generation.request_ids)
         for request_id in generation.request_ids:
-            self.handle(ClientGone(request_id))
+            # Mostly all have ended, and the core would be told for nothing.
+            if request_id in self._outputs:
+                self.handle(ClientGone(request_id))
 
     def end_aborted(self, request_ids: Iterable[str]) -> int:
         """End those of these requests that are open, with what they have for an answer. How many were."""

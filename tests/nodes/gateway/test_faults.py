@@ -328,6 +328,10 @@ class KeepsUp:
     def is_paused(self) -> bool:
         return not self.can_write
 
+    @property
+    def has_body(self) -> bool:
+        return True
+
     def write(self, data: bytes) -> None:
         self.num_left -= 1
         self.sent.append(data)
