@@ -5,7 +5,7 @@
     gateway -> tokenizer                DescribeTemplate, DescribeTokenizer -> TemplateIs, TokenizerIs
     gateway -> gateway                  ReadResponse, AbortRequests    -> ResponseIs, RequestsAborted
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
-    scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
+    scheduler -> worker -> scheduler    StepPlan -> StepResult(s) or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> its kv_agent         OpenGrants, CloseGrant         -> GrantsOpened, GrantClosed
     scheduler -> its kv_agent           OpenStore, FindStored          -> StoreOpened, StoredFound; StorePages
@@ -123,6 +123,7 @@ from nodes.protocol.steps import (
     StepMismatch,
     StepPlan,
     StepResult,
+    StepResults,
 )
 from nodes.protocol.stores import FatesFound, FindFates, FlushStores, ListStores, StoreList, StoresFlushed
 
@@ -204,7 +205,7 @@ NodeMessage = (
 )
 """Control messages: MessagePack maps, distinguished by their tag."""
 
-HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
+HotNodeMessage = StepPlan | StepResult | StepResults | TokenBatch | TextBatch
 """Per-step messages: MessagePack arrays. A body's first byte says which of the unions it is (`mesh/wire/codec.py`)."""
 __all__ = [
     "PROMPT_TAIL_CHARS",
@@ -285,6 +286,7 @@ __all__ = [
     "StepMismatch",
     "StepPlan",
     "StepResult",
+    "StepResults",
     "StopAt",
     "StoreList",
     "StoresFlushed",

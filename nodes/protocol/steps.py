@@ -27,6 +27,8 @@ class RowColumn(enum.IntEnum):
 
 ROW_WIDTH: Final = len(RowColumn)
 """How many numbers a row has."""
+MAX_STEPS: Final = 8
+"""Most steps of one plan. Two such plans are a page of 16 tokens, which the death of a worker may cost anyway."""
 MAX_SLOTS: Final = 1 << 16
 """How many slots a worker's table has."""
 MAX_EXTRA_BYTES: Final = 4096
@@ -77,12 +79,17 @@ class StepPlan(HotMessage, frozen=True):
     `step`, refuses other epochs, and answers a step it has already done with the same result.
     A step that has not ended `timeout_s` (above 0) after the one before it hangs: the worker ends, and its successor
     gets the step again. The scheduler derives `timeout_s` from how long steps took (`StepResult.elapsed_s`).
+
+    With `num_steps` above 1 (at most `MAX_STEPS`) this is that many consecutive steps of the same rows, numbered from
+    `step` on, each as if it had come by itself: `opens` and pages are the first one's, every further one starts each
+    row a position later, with what the one before it draws as its only input. All rows have one token, which draws.
     """
 
     scheduler_epoch: int
     step: int
     timeout_s: float = 60.0
     opens: list[Open] = []
+    num_steps: int = 1
 
 
 class RowError(HotPart, frozen=True):
@@ -123,6 +130,15 @@ class StepResult(HotMessage, frozen=True):
     extras: list[bytes] = []
     prompt_extras: list[bytes] = []
     vectors: list[bytes] = []
+
+
+class StepResults(HotMessage, frozen=True):
+    """Results of steps of one plan, in order, each as if it had been told by itself.
+
+    A worker that is given several steps at once tells their results together: all, or those of a millisecond.
+    """
+
+    results: list[StepResult]
 
 
 class StepMismatch(Message, frozen=True):

@@ -32,7 +32,7 @@ from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
 from nodes.actor_figures import KV_USAGE, RUNNING, WAITING
 from nodes.numerics import scheduler_numerics
-from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepResult
+from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepResult, StepResults
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.redaction import PromptRedactor
 from nodes.request import Stages
@@ -192,7 +192,7 @@ class SchedulerActor(Actor):
             raise
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
-        if isinstance(message, StepResult):
+        if isinstance(message, StepResult | StepResults):
             # The wake follows right here, so none needs to be scheduled for the end of the turn.
             self._is_waking = True
             self._handle(Told(sender, message))

@@ -14,6 +14,8 @@ StorePolicy = Literal["write_through", "write_through_selective"]
 
 MAX_PIPELINE_DEPTH: Final = 2
 """One step runs and one waits for its turn. A third would only come later to what the first one draws."""
+MAX_PLAN_HORIZON_S: Final = 10.0
+"""A new request waits as long. Beyond a second nothing is gained: plans have at most eight steps."""
 
 
 class ConfigError(ValueError):
@@ -28,6 +30,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     holds at most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page). While sequences
     decode, only so many prompt tokens join a step that it takes about `max_step_s` (`step_pace.py`); 0: as many as
     there is room for.
+    If a batch decodes and nothing else is to be done, the worker is sent several steps at once, so many that those on
+    their way take at most `plan_horizon_s`, which is how long whatever comes then may have to wait; 0: always one.
     The scheduler waits `worker_lost_timeout_s` for a worker that died, and `drained_wait_s` for one that was drained.
     A step hangs, and its worker ends, if it takes longer than `step_times.py` derives from earlier steps: at least
     `step_deadline_s`, plus `token_deadline_s` for each of its tokens if nothing like it was measured.
@@ -51,6 +55,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 512
     chunk_tokens: int = 256
     max_step_s: float = 0.0
+    plan_horizon_s: float = 0.01
     max_running: int = 256
     max_waiting: int = 2048
     max_orders: int = 1024
@@ -93,6 +98,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 1 <= self.pipeline_depth <= MAX_PIPELINE_DEPTH:
             raise ConfigError(f"pipeline_depth must be 1 or {MAX_PIPELINE_DEPTH}, not {self.pipeline_depth}")
+        if not 0 <= self.plan_horizon_s <= MAX_PLAN_HORIZON_S:
+            raise ConfigError(
+                f"plan_horizon_s must be between 0 and {MAX_PLAN_HORIZON_S:g} s, not {self.plan_horizon_s:g}: for so"
+                " long a new request waits behind steps that were sent before it came"
+            )
         if self.workers and (self.workers[0] != self.worker or len(set(self.workers)) < len(self.workers)):
             raise ConfigError(
                 f"workers must list {self.worker} first, and each worker only once, not {', '.join(self.workers)}"

@@ -26,10 +26,11 @@ from nodes.protocol import (
     Resend,
     StepMismatch,
     StepResult,
+    StepResults,
     StopAt,
 )
 from nodes.protocol.memory import MEMORY_RELEASED
-from nodes.protocol.steps import RowColumn
+from nodes.protocol.steps import MAX_STEPS, RowColumn
 from nodes.scheduler import asks, attempts, cache_news, load_reports
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
@@ -216,9 +217,9 @@ class SchedulerCore:
     def _on_told(self, sender: Address, message: object, now: float) -> None:
         match message:
             case StepResult():
-                if (step := self.pipeline.on_result(sender, message, now)) is not None:
-                    self.admission.is_due |= self.results.acknowledge(step, now)
-                    self.queue.shares.acknowledged()
+                self._on_results(sender, (message,), now)
+            case StepResults():
+                self._on_results(sender, message.results, now)
             case StepMismatch():
                 self.pipeline.on_mismatch(sender, message, now)
             case TransferNews():
@@ -241,6 +242,13 @@ class SchedulerCore:
             case _:
                 # A message for another role, or of a newer protocol: nothing here depends on it.
                 return
+
+    def _on_results(self, sender: Address, results: Iterable[StepResult], now: float) -> None:
+        for result in results:
+            if (step := self.pipeline.on_result(sender, result, now)) is not None:
+                self.admission.is_due |= self.results.acknowledge(step, now)
+                self.queue.shares.acknowledged()
+        self.results.tell()
 
     def _on_answer(self, event: Answered, now: float) -> None:
         subject, message = event.tag[1], event.message
@@ -405,26 +413,54 @@ class SchedulerCore:
         while self.pipeline.can_send:
             self._secure_pages(now)
             decoding, prefilling = self.running.decoding.values(), self.running.prefilling.values()
+            num_steps = self._num_consecutive()
             if (suspect := self.deaths.next_suspect()) is not None:
                 # It must be alone in the worker, too: a death while another step is in flight would prove nothing.
                 if self.pipeline.num_inflight:
                     break
                 decoding, prefilling = self.running.alone(suspect)
+                num_steps = 1
             link, config, tokens = self.pipeline, self.config, self._step_tokens()
-            if (step := compose_step(config, tokens, link.pace, decoding, prefilling, link.table, link.newest)) is None:
+            steps, newest = list[Step](), link.newest
+            while len(steps) < num_steps:
+                step = compose_step(config, tokens, link.pace, decoding, prefilling, link.table, newest)
+                if step is None:
+                    break
+                steps.append(newest := step)
+                self.growth.stepped()
+            if not steps:
                 break
-            link.send(step, now)
-            self.growth.stepped()
+            link.send(steps, now)
             if self.running.prefilling:
-                self._note_chunks(step)
-                self.running.on_step_sent(step.sequences)
+                self._note_chunks(steps[0])
+                self.running.on_step_sent(steps[0].sequences)
                 self.admission.is_due = True
-            self._steps_since_admission += 1
+            self._steps_since_admission += len(steps)
             if self._steps_since_admission >= ADMIT_EVERY_STEPS:
                 self.admission.is_due = True
             self._admit(now)
         if not len(self.running):
             self.growth.idle()
+
+    def _num_consecutive(self) -> int:
+        """How many steps the worker may be sent at once: 1 unless a batch decodes and nothing else is to be done.
+
+        What comes meanwhile waits for all of them, so those of all plans on their way may take `plan_horizon_s`.
+        """
+        horizon_s, rows = self.config.plan_horizon_s / self.config.pipeline_depth, self.running.decoding.values()
+        is_busy = len(self.queue) or len(self.grants) or len(self.restores) or self.running.prefilling
+        if not rows or is_busy or not horizon_s:
+            return 1
+        num_steps = self.pipeline.pace.steps_within(horizon_s, len(rows), MAX_STEPS)
+        # Near its limit a row sits the later steps out, and then they are not the same rows.
+        num_steps = min(num_steps, min(one.max_length - one.length for one in rows))
+        # What looks back is drawn by what its last tokens were, which a device's step ahead does not know.
+        if num_steps < 2 or len(rows) > self._step_tokens() or any(one.spec.sampling.looks_back for one in rows):
+            return 1
+        # Pages are placed by the first of them. None is taken from others for that: `reserve` only takes free ones.
+        size = self.config.page_size
+        short = [one for one in rows if one.num_scheduled + num_steps > one.capacity]
+        return num_steps if all(one.reserve(one.num_scheduled + num_steps, size) for one in short) else 1
 
     def _note_chunks(self, step: Step) -> None:
         starts, counts = step.column(RowColumn.START), step.column(RowColumn.COUNT)

@@ -28,17 +28,18 @@ from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import Open
 from nodes.worker.steps.check import Draws, check_rows
 from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
+from nodes.worker.steps.consecutive import taken_apart
 from nodes.worker.steps.sequence_table import SequenceTable
 from nodes.worker.steps.step import NO_ROWS as NO_RUNNABLE
 from nodes.worker.steps.step import RunnableStep, StepOutcome, spread
 
 MAX_QUEUED: Final = 16
-"""Eight times what a scheduler has on its way (`pipeline_depth`, 2): more are repeats and confusion."""
+"""What a scheduler has on its way: `pipeline_depth` (2) plans of `MAX_STEPS` (8). More are repeats and confusion."""
 NUM_KEPT_RESULTS: Final = 16
-"""A scheduler repeats only unanswered steps, of which there are two; results of 256 rows have a few KB."""
+"""A scheduler repeats only unanswered steps, which are as many; results of 256 rows have a few KB."""
 
 
-STEP_REFUSALS: Final = ("not_ready", "mismatch", "wrong_epoch", "too_old", "too_far")
+STEP_REFUSALS: Final = ("not_ready", "mismatch", "wrong_epoch", "too_old", "too_far", "bad_plan")
 """Why a step is not run: the first two by the actor, the others in `StepRefused`."""
 
 
@@ -49,6 +50,8 @@ class StepArrived(NamedTuple):
     plan: StepPlan
     buffers: Sequence[Buffer]
     at: float = 0.0
+    is_followed: bool = False
+    """Another step of the same plan comes after it."""
 
 
 class AdoptArrived(NamedTuple):
@@ -77,10 +80,11 @@ class RunStep(NamedTuple):
 
 
 class SendResult(NamedTuple):
-    """Tell the scheduler."""
+    """Tell the scheduler; `may_wait`: it may wait a little for the next one, which is about to be computed."""
 
     actor_id: str
     result: StepResult
+    may_wait: bool = False
 
 
 class AnswerAdopt(NamedTuple):
@@ -98,7 +102,9 @@ class RefuseAdopt(NamedTuple):
 
 
 class StepRefused(NamedTuple):
-    """A plan was dropped: `wrong_epoch`, `too_old`, `too_far`. The scheduler sends it again if it still matters."""
+    """A plan was dropped: `wrong_epoch`, `too_old`, `too_far`, `bad_plan` (of several steps, and not of one batch that
+    decodes). The scheduler sends it again if it still matters.
+    """
 
     step: int
     reason: str
@@ -121,6 +127,7 @@ class _Running(NamedTuple):
     runnable: RunnableStep
     errors: list[RowError]
     columns: Columns
+    is_followed: bool = False
 
 
 class WorkerCore:
@@ -165,10 +172,20 @@ class WorkerCore:
     def handle(self, event: Event) -> list[Command]:
         """Take in one event; the commands are to be performed in order."""
         if isinstance(event, StepArrived):
-            return self._on_step(event)
+            return self._on_step(event) if event.plan.num_steps == 1 else self._on_plan(event)
         if isinstance(event, AdoptArrived):
             return self._on_adopt(event)
         return self._on_done(event)
+
+    def _on_plan(self, event: StepArrived) -> list[Command]:
+        """Several steps at once: from here on each is one of its own."""
+        steps = taken_apart(event.plan, event.buffers)
+        if steps is None:
+            return [StepRefused(event.plan.step, "bad_plan")]
+        commands: list[Command] = []
+        for number, (plan, buffers) in enumerate(steps, 1):
+            commands += self._on_step(event._replace(plan=plan, buffers=buffers, is_followed=number < len(steps)))
+        return commands
 
     def _on_step(self, event: StepArrived) -> list[Command]:
         plan = event.plan
@@ -244,7 +261,7 @@ class WorkerCore:
             self._table.record(running.columns, result.token_ids)
             self._keep(result)
             self._next_step = max(self._next_step, plan.step + 1)
-            commands.append(SendResult(running.sender, result))
+            commands.append(SendResult(running.sender, result, running.is_followed and not self.is_draining))
         return commands
 
     def _settle(self) -> list[Command]:
@@ -306,13 +323,13 @@ class WorkerCore:
 
     def _resolve(self, queued: StepArrived) -> _Running | StepMismatch:
         """Fill in placeholders and drop rows that cannot be run; what is left is safe to index with."""
-        sender, plan, buffers, _ = queued
+        sender, plan, buffers, _, is_followed = queued
         columns = read_columns(plan, buffers, self._limits, self._columns)
         if isinstance(columns, str):
             num_rows = num_rows_of(buffers)
             errors = [RowError(row, "bad_step", columns) for row in range(num_rows)]
             nothing = RunnableStep(plan.step, NO_RUNNABLE, array("i"), array("i"), plan.timeout_s)
-            return _Running(sender, plan, num_rows, nothing, errors, NO_ROWS)
+            return _Running(sender, plan, num_rows, nothing, errors, NO_ROWS, is_followed)
         self._columns = columns
         found = self._table.apply(plan.opens, columns)
         if isinstance(found, str):
@@ -321,7 +338,7 @@ class WorkerCore:
         before = self._running[-1] if self._running and self._running[-1].plan.step == plan.step - 1 else None
         rows, page_ids, errors = check_rows(self._limits, columns, found, _draws(before))
         runnable = RunnableStep(plan.step, rows, columns.token_ids, page_ids, plan.timeout_s)
-        return _Running(sender, plan, len(found), runnable, errors, columns)
+        return _Running(sender, plan, len(found), runnable, errors, columns, is_followed)
 
 
 _NOTHING_RAN: Final = StepDone(StepOutcome([]), 0.0)

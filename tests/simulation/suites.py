@@ -9,6 +9,7 @@ from tests.simulation import (
     drains,
     hosts,
     keys,
+    plans,
     prompts,
     releases,
     returns,
@@ -60,6 +61,9 @@ SUITES = {
     "disks": Suite(
         disks.run_seed, DISKS, 20, 12,
         {"pages stored": 150, "pages restored": 80, "restores failed": 3, "died in a restore": 3, "died: kv": 1}, 500,
+    ),
+    "plans": Suite(
+        plans.run_seed, plans.PLANS, 20, 12, {"plans": 60, "steps in plans": 300, "died: worker": 1, "dropped": 1}, 500
     ),
     "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

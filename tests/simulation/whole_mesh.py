@@ -260,6 +260,8 @@ class SimulatedMesh:
             # Longer than any step stalls that ends at all. Ranks that wait for each other for ever must show.
             step_deadline_s=5.0 if self.tp_size(group) == 1 else 600.0,
             token_deadline_s=0.05,
+            # Of its own draw, so that no other choice of a seed depends on it: one step at a time, a few, eight.
+            plan_horizon_s=random.Random(f"horizon/{self.seed}").choice([0.0, 0.01, 0.1, 0.1]),
         )
 
     async def start_actor(self, actor_id: str, epoch: int) -> None:

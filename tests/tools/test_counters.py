@@ -92,7 +92,7 @@ def test_codes_that_are_made_are_those_that_are_begun() -> None:
     assert refused.keys() <= set(REFUSAL_CODES)
     assert {*PROOF_CODES, *JOIN_CODES} <= set(REFUSAL_CODES)
     steps = literals_of("StepRefused", 1)
-    assert len(steps) == 3
+    assert len(steps) == 4
     assert steps.keys() <= set(STEP_REFUSALS)
     rows = literals_of("RowError", 1)
     assert rows

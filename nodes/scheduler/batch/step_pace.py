@@ -3,6 +3,7 @@
     decode  seconds of a step of so many rows, each of one token
     token   seconds that each further prompt token adds
     room    (max_step_s - decode) / token, in whole pages, at least one
+    took    seconds that steps of so many decode rows took, whatever they were
 
 A burst of prompts is then spread over steps that last about `max_step_s`, and readers of streams see gaps of that
 length, not of the whole burst. If nothing decodes, nothing is held up, and steps are as large as they may be.
@@ -27,11 +28,20 @@ class StepPace:
         self._max_step_s = max_step_s
         self._page_size = page_size
         self._decode_s: dict[int, float] = {}
+        self._took_s: dict[int, float] = {}
         self._token_s = 0.0
 
     def observe(self, num_rows: int, num_tokens: int, elapsed_s: float) -> None:
         """A step has ended after `elapsed_s`; `num_tokens - num_rows` of its tokens count as prompt tokens."""
-        if not (math.isfinite(elapsed_s) and elapsed_s > 0 and num_rows > 0):
+        if not (math.isfinite(elapsed_s) and elapsed_s >= 0 and num_rows > 0):
+            return
+        if num_tokens == num_rows:
+            # A step of less than the clock's resolution, a millisecond, takes 0: that says that it is short, and
+            # nothing of how much longer others are.
+            size = num_rows.bit_length()
+            known = self._took_s.get(size, elapsed_s)
+            self._took_s[size] = known + NEWEST * (elapsed_s - known)
+        if not elapsed_s:
             return
         # A chunk's row counts as a decode row here: that is one token of at least a page too few, far below the noise.
         num_prompt = num_tokens - num_rows
@@ -51,6 +61,13 @@ class StepPace:
         room = int((self._max_step_s - self._decode(num_decoding)) / self._token_s)
         # At least a page, however slow the rows are: prompts must make progress, and chunks end on pages.
         return max(room // self._page_size, 1) * self._page_size
+
+    def steps_within(self, seconds: float, num_decoding: int, most: int) -> int:
+        """How many steps of so many decoding rows end within these seconds, at most `most`; 1 if none was seen yet."""
+        took_s = self._took_s.get(num_decoding.bit_length())
+        if took_s is None:
+            return 1
+        return max(1, min(most, int(seconds / took_s))) if took_s * most > seconds else most
 
     def _decode(self, num_rows: int) -> float:
         """Seconds of the nearest size measured: reading the weights is most of a small step, however many rows."""

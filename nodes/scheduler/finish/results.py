@@ -29,12 +29,14 @@ class Results:
         self._orders = orders
         self._streams = streams
         self._endings = endings
+        # Sequences with new tokens, until these are told: all that one message brings of a sequence goes together.
+        self._drawn: dict[int, Sequence] = {}
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.num_vectors = 0
 
     def acknowledge(self, acknowledged: Acknowledged, now: float) -> bool:
-        """Take in one step. True if more may be admitted now than before."""
+        """Take in one step. True if more may be admitted now than before. `tell` has to follow."""
         has_room = False
         step, token_ids, errors, extras, prompt_extras, vectors = acknowledged
         starts, counts, draws = (step.column(column) for column in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
@@ -89,7 +91,7 @@ class Results:
             sequence.pooled = vector
 
     def draw(self, sequences: list[Sequence], now: float) -> None:
-        """Each of these has a new token: send it, and end the sequence if it was the last."""
+        """Each of these has a new token, which is told by `tell`; a sequence whose last one it was ends."""
         self.num_output_tokens += len(sequences)
         ended: list[tuple[Sequence, str]] = []
         for sequence in sequences:
@@ -97,9 +99,17 @@ class Results:
             # Two cheap tests for each row; which of them ended it is worked out only for the few that end.
             if tokens[-1] in sequence.stop_ids or len(tokens) >= sequence.max_length:
                 ended.append((sequence, sequence.finish_reason_now()))
+        self._drawn.update((one.row_id, one) for one in sequences)
         for sequence, reason in ended:
+            # Its end takes along all that it has.
+            del self._drawn[sequence.row_id]
             self._endings.finish(sequence, reason, now)
-        self._streams.tokens(sequences if not ended else [one for one in sequences if not one.finish_reason])
+
+    def tell(self) -> None:
+        """Send the tokens that were drawn since the last time."""
+        drawn, self._drawn = self._drawn, {}
+        # One that was ended by something else meanwhile has nobody who would read them.
+        self._streams.tokens([one for one in drawn.values() if one.stage is not Stage.ENDED])
 
     def take_handoff(self, outcome: Outcome, now: float) -> None:
         sequence = outcome.sequence
@@ -111,6 +121,7 @@ class Results:
             sequence.take_token(outcome.token_id, outcome.extra)
             self._running.enter(sequence)
             self.draw([sequence], now)
+            self.tell()
             return
         # Not tried elsewhere a second time: it is prefilled here, where no grant or peer can fail it.
         sequence.prefill = ""

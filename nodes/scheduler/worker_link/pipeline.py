@@ -1,10 +1,11 @@
-"""Numbered steps between the scheduler and its worker: at most two unacknowledged, sent again if need be.
+"""Numbered steps between the scheduler and its worker: at most two plans unacknowledged, sent again if need be.
 
     adopt -> adopted -> step 1, step 2 -> result 1 -> step 3 -> result 2 -> ...
 
 Step N+1 is sent before the result of step N is here, so that the worker never waits for the scheduler; a row whose
-input is what step N draws has token -1. Results are taken in step order, the first one of each step; one that comes
-before its turn is not kept: the worker has it, and answers again.
+input is what step N draws has token -1. A plan is one step or, while a batch decodes and nothing else is to be done,
+several in a row, which are told in one message and are steps like any others from then on. Results are taken in step
+order, the first one of each step; one that comes before its turn is not kept: the worker has it, and answers again.
 
 A worker whose answer does not fit the plan, or that is there and answers nothing, is no longer believed: it is fenced,
 which counts as a death for the sequences in its steps, and its next incarnation goes on.
@@ -19,7 +20,7 @@ worker's table is assumed to be empty: the first row of each sequence that is se
 Pure; owned by the core.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -67,11 +68,12 @@ MAX_DEATHS = 2
 
 
 class _Sent:
-    __slots__ = ("plan", "previous", "step")
+    __slots__ = ("ends_plan", "plan", "previous", "step")
 
-    def __init__(self, plan: StepPlan, step: Step) -> None:
+    def __init__(self, plan: StepPlan, step: Step, *, ends_plan: bool) -> None:
         self.plan = plan
         self.step = step
+        self.ends_plan = ends_plan
         self.previous: Acknowledged | None = None
 
 
@@ -126,7 +128,7 @@ class Pipeline:
 
     @property
     def can_send(self) -> bool:
-        return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
+        return self.adopted is not None and sum(one.ends_plan for one in self._sent) < self._config.pipeline_depth
 
     def adopt(self, now: float) -> None:
         """Ask the worker until it answers that it is ours, which it does once its running step is done."""
@@ -232,15 +234,18 @@ class Pipeline:
                 self.adopt(now)
                 return
 
-    def send(self, step: Step, now: float) -> None:
-        """Send the next step; `can_send` must hold."""
-        assert self.can_send, "the worker already has its maximum of steps"
-        self.newest = step
-        self.last_step += 1
-        timeout_s = self._times.timeout_s(*_size(step))
-        plan = StepPlan(scheduler_epoch=self._epoch, step=self.last_step, timeout_s=timeout_s, opens=step.opens)
-        self._sent.append(_Sent(plan, step))
-        self._emit(self._sent[-1])
+    def send(self, steps: Sequence[Step], now: float) -> None:
+        """Send the next steps as one plan; `can_send` must hold. All but the first are the same rows, a position on."""
+        assert self.can_send, "the worker already has its maximum of plans"
+        self.newest = steps[-1]
+        timeout_s = self._times.timeout_s(*_size(steps[0]))
+        plans: list[_Sent] = []
+        for step in steps:
+            self.last_step += 1
+            plan = StepPlan(scheduler_epoch=self._epoch, step=self.last_step, timeout_s=timeout_s, opens=step.opens)
+            plans.append(_Sent(plan, step, ends_plan=step is steps[-1]))
+        self._sent += plans
+        self._emit(plans[0], len(steps))
         self._repeat_s = STEP_REPEAT_S
         self._deadlines.set_default((REPEAT, ""), now + self._repeat_s)
 
@@ -256,7 +261,7 @@ class Pipeline:
             return self._refuse(REPEATED)
         if index >= len(self._sent):
             return self._refuse(NOT_SENT)
-        # After the range check, so that answers of ranks are held only for steps in flight, at most two.
+        # After the range check, so that answers of ranks are held only for steps in flight, at most 16.
         gathered = self.ranks.gather(rank, result)
         if gathered is None:
             return None
@@ -355,11 +360,13 @@ class Pipeline:
         if self._sent:
             self._deadlines.set((REPEAT, ""), now + self._repeat_s)
 
-    def _emit(self, sent: _Sent) -> None:
-        step = sent.step
+    def _emit(self, sent: _Sent, num_steps: int = 1) -> None:
+        step, plan = sent.step, sent.plan
+        if num_steps > 1:
+            plan = msgspec.structs.replace(plan, num_steps=num_steps)
         buffers = [memoryview(column).cast("B") for column in (step.rows, step.token_ids, step.page_ids)]
         for actor_id in self.ranks.worker_ids:
-            self._outbox.add(SendStep(actor_id, sent.plan, buffers))
+            self._outbox.add(SendStep(actor_id, plan, buffers))
 
 
 def _adopt_tag(rank: int) -> Tag:

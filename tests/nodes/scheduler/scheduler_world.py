@@ -336,7 +336,9 @@ class World:
         self.detokenizer_epoch = 1
         self._count = 0
         self._settings = {"context_length": 256, "eos_token_ids": (EOS,), "page_size": PAGE, "step_tokens": 32}
-        self._settings |= {"chunk_tokens": 8, "max_running": 16, "local_prefill_max": 4, **settings}
+        self._settings |= {"chunk_tokens": 8, "max_running": 16, "local_prefill_max": 4}
+        # Steps here take no time, so that every plan would have eight: tests that count steps want one at a time.
+        self._settings |= {"plan_horizon_s": 0.0, **settings}
         for name, pages in num_pages.items():
             self.add(name, pages)
         for core in list(self.cores.values()):

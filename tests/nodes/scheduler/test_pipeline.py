@@ -53,7 +53,7 @@ class Bench:
             step.rows.extend((slot, one.number, 3, 1, 1, first, 1 - first))
             step.sequences.append(one)
             step.token_ids.append(-1 if first else 40 + slot)
-        self.pipeline.send(step, now)
+        self.pipeline.send([step], now)
 
     def steps(self) -> list[tuple[int, list[int], list[int]]]:
         """Number, slots opened and input tokens of the steps sent since the last look."""

@@ -86,7 +86,7 @@ def test_a_position_that_is_read_has_the_time_of_another_token() -> None:
     def timeout_s(*, is_read: bool) -> float:
         one = sequence(is_read=is_read)
         step = Step(array("i", [0, 1, 0, 32, 0, 0, 2]), [one], array("i", PROMPT[:32]), array("i", [1, 2]), [])
-        pipeline.pipeline.send(step, 0.0)
+        pipeline.pipeline.send([step], 0.0)
         [sent] = [command.plan for command in pipeline.outbox.take() if isinstance(command, SendStep)]
         return sent.timeout_s
 

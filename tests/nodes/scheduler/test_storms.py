@@ -21,6 +21,8 @@ def run_storm(seed: int) -> World:
         max_running=draw.choice([2, 4, 16]),
         policy=draw.choice(POLICIES),
         pipeline_depth=draw.choice([1, 2, 2]),
+        # Of its own draw: the storms are those that they were. Steps take no time here, so a plan has one or eight.
+        plan_horizon_s=random.Random(f"horizon/{seed}").choice([0.0, 0.01]),
     )
     prefixes = [[2 + draw.randrange(900) for _ in range(40)] for _ in range(3)]
     for _ in range(draw.randrange(50, 400)):

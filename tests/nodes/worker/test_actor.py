@@ -17,7 +17,7 @@ from mesh.address import Endpoint
 from mesh.errors import RemoteError, Unreachable
 from mesh.membership.view import Member
 from nodes.asks import ASK_NAMES
-from nodes.protocol import Adopt, Adopted, Fence, StepResult
+from nodes.protocol import Adopt, Adopted, Fence, StepResult, StepResults
 from nodes.worker.actor import WorkerActor
 from nodes.worker.errors import LayoutMismatch
 from nodes.worker.steps.step import RunnableStep, StepOutcome
@@ -157,6 +157,32 @@ async def test_models_load_and_run_in_one_thread_of_their_own() -> None:
     await actor.drain()
     assert len(runner.threads) == 1
     assert threading.get_ident() not in runner.threads
+    await actor.stop()
+
+
+async def test_results_of_one_plan_are_told_together() -> None:
+    """All that come within a millisecond, and the rest when it comes."""
+    actor, context = await working("echo")
+    message, buffers = plan(1, [7])
+    actor.on_tell(SCHEDULER, msgspec.structs.replace(message, num_steps=3), buffers)
+    ((receiver, told),) = context.told
+    assert receiver == SCHEDULER.actor_id
+    assert isinstance(told, StepResults)
+    assert [result.step for result in told.results] == [1, 2, 3]
+    actor.on_tell(SCHEDULER, *plan(2, [7]))
+    assert context.told[1:] == [(SCHEDULER.actor_id, told.results[1])], "asked for again: by itself and at once"
+    await actor.stop()
+
+
+async def test_a_result_waits_for_the_next_one_for_a_millisecond() -> None:
+    actor, context = await working("echo?step_ms=30")
+    message, buffers = plan(1, [7])
+    began = asyncio.get_running_loop().time()
+    actor.on_tell(SCHEDULER, msgspec.structs.replace(message, num_steps=2), buffers)
+    await context.until_told(1)
+    assert asyncio.get_running_loop().time() - began < 0.055, "not until the next step has ended"
+    await context.until_told(2)
+    assert [told.step for _, told in context.told] == [1, 2]
     await actor.stop()
 
 
