@@ -21,14 +21,17 @@ from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import PoolHandle
 from kvstore.store.interface import Store
-from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read
+from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, UNSIGNED, Read
 from kvstore.store.pool_writes import PoolWrites
 from kvstore.transfer.base import Peer, Transfer, Transport
 
 DISK: Final = "disk"
 INSTALLED: Final = "store"
 """Names of transports, for figures: from a disk, from a store of somebody else's."""
-_CODES: Final = {STALE: "stale_pages", CORRUPT: "corrupt_pages", FAILED: "read_failed", MEMORY_GONE: PoolClosed.code}
+_CODES: Final = {
+    STALE: "stale_pages", CORRUPT: "corrupt_pages", UNSIGNED: "unsigned_pages", FAILED: "read_failed",
+    MEMORY_GONE: PoolClosed.code,
+}  # fmt: skip
 _PAUSE_S: Final = 0.05
 """Ends of reads wake the agent; without that only deadlines are looked at, which are seconds long."""
 
