@@ -1,6 +1,7 @@
 """A Mooncake Store as an installed store, on a pool of the tests' own: every failure is a miss, and told apart."""
 
 import os
+import socket
 import sys
 import types
 from collections.abc import Sequence
@@ -146,7 +147,7 @@ def test_a_value_of_another_length_is_judged_and_so_removed(store: MooncakeStore
 class Config:
     """Of the package; what the file says."""
 
-    local_hostname, metadata_server, master_server_address = "a", "P2PHANDSHAKE", "m:50051"
+    local_hostname, metadata_server, master_server_address = "a", "P2PHANDSHAKE", "etcd://m:50051"
     global_segment_size, local_buffer_size, protocol, device_name = 1 << 20, 2 << 20, "tcp", None
     enable_ssd_offload, ssd_offload_path, tenant_id = False, "", "default"
     enable_client_http_server, client_http_port = False, 9300
@@ -155,6 +156,7 @@ class Config:
 
 class Client(FakePool):
     code = 0
+    num_closed = 0
     said: tuple[Any, ...] = ()
     waits_ms = ""
 
@@ -162,6 +164,10 @@ class Client(FakePool):
         type(self).said = arguments
         type(self).waits_ms = os.environ["MC_RPC_TIMEOUT_MS"]
         return self.code
+
+    def close(self) -> int:
+        type(self).num_closed += 1
+        return 0
 
 
 @pytest.fixture
@@ -182,7 +188,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
 def test_it_is_told_what_its_file_says_and_waits_less_than_a_call_may_take(package: type[Client]) -> None:
     store = make(context_of(IDENTITY, 8.0, {}, KEY))
     assert package.said == (
-        "a", "P2PHANDSHAKE", 1 << 20, 2 << 20, "tcp", "", "m:50051", None, False, "", "default", False, 9300
+        "a", "P2PHANDSHAKE", 1 << 20, 2 << 20, "tcp", "", "etcd://m:50051", None, False, "", "default", False, 9300
     )  # fmt: skip
     assert package.waits_ms == "2000"
     assert os.environ["MC_TCP_STATUS_TIMEOUT_SEC"] == os.environ["MC_TCP_PROGRESS_TIMEOUT_SEC"] == "2"
@@ -196,8 +202,27 @@ def test_without_a_key_or_with_options_or_without_a_master_it_is_not_made(packag
     with pytest.raises(ValueError, match=r"no options.*path.*MOONCAKE_CONFIG_PATH"):
         make(context_of(IDENTITY, 5.0, {"path": "/x"}, KEY))
     package.code = -1
-    with pytest.raises(ConnectionError, match=r"m:50051.*does it run"):
+    with pytest.raises(ConnectionError, match=r"m:50051 \(-1\): does it run"):
         make(context_of(IDENTITY, 5.0, {}, KEY))
+
+
+def test_a_master_that_does_not_listen_is_not_left_to_mooncake(
+    package: type[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, nothing else in the process runs for seconds, and the supervisor replaces the agent."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*listener.getsockname())
+        monkeypatch.setattr(Config, "master_server_address", address)
+        with pytest.raises(ConnectionError, match=f"no master at {address}"):
+            make(context_of(IDENTITY, 5.0, {}, KEY))
+        assert package.said == ()
+        listener.listen()
+        store, other = make(context_of(IDENTITY, 5.0, {}, KEY)), make(context_of(IDENTITY, 5.0, {}, KEY))
+        store.close()
+    assert package.num_closed == 1
+    other.close()
+    assert package.num_closed == 1, "nobody is there to be told"
 
 
 def test_without_the_package_it_is_said_what_to_install(
