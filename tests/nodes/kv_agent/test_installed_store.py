@@ -333,7 +333,7 @@ async def test_what_an_operator_is_told_of_it(world: World) -> None:
 
 
 def test_settings_of_a_store_that_cannot_be_used() -> None:
-    with pytest.raises(ConfigError, match=r"\(installed: broken, folder, slow\), not 'foldr'"):
+    with pytest.raises(ConfigError, match=r"\(installed: broken, folder, (mooncake, )?slow\), not 'foldr'"):
         InstalledStoreConfig(name="foldr")
     with pytest.raises(ConfigError, match="above 0"):
         InstalledStoreConfig(name="folder", deadline_s=0)
