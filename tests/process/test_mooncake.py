@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.kvstore.store.mooncake.master import Master, why_not_here
+from benchmarks.mooncake.master import Master, why_not_here
 from tests.process.test_disk import complete, figure
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]

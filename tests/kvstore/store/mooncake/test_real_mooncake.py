@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.mooncake.master import Master, why_not_here
 from kvstore.store.installed.identity import context_of
 from kvstore.store.mooncake import PAUSE_S, MooncakeStore, PoolFailed, make
 from tests.kvstore.store.installed.unruly import IDENTITY, VALUES, page_of, value_of
-from tests.kvstore.store.mooncake.master import Master, why_not_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -50,7 +50,7 @@ def store(master: Master, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeS
 def owner(master: Master) -> Iterator[subprocess.Popen[str]]:
     """Another process that gives memory to it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.kvstore.store.mooncake.owner"],
+        [sys.executable, "-m", "benchmarks.mooncake.owner"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
