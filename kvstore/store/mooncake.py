@@ -41,7 +41,7 @@ _AWAY: Final = frozenset({-900, -901})
 PAUSE_S: Final = 5.0
 """Of a master that is away nothing is asked for so long: each attempt to reach it takes 4.3 s (0.3.13)."""
 _WAITS: Final[Mapping[str, Callable[[float], int]]] = {
-    "MC_RPC_TIMEOUT_MS": lambda deadline_s: int(deadline_s * 250),
+    "MC_RPC_TIMEOUT_MS": lambda deadline_s: min(1250, int(deadline_s * 250)),
     "MC_TCP_STATUS_TIMEOUT_SEC": lambda deadline_s: max(1, int(deadline_s / 4)),
     "MC_TCP_PROGRESS_TIMEOUT_SEC": lambda deadline_s: max(1, int(deadline_s / 4)),
     "MC_STORE_CLIENT_SETUP_RETRIES": lambda _: 1,
@@ -49,7 +49,7 @@ _WAITS: Final[Mapping[str, Callable[[float], int]]] = {
 """How long Mooncake waits, by its variables; a call of ours has up to three waits. Its own are 30 s, so that a master
 or a host that hangs would cost calls that are given up, and four of those the store. To reach the master at the start
 it tries 20 times, for 90 s, and lets no other thread of the process run meanwhile: an agent has to be heard each 0.5 s,
-and is replaced when it is not. One try takes 1.4 s if the master hangs."""
+and is replaced when it is not for 2.5 s. One try takes 1.4 s if the master hangs, by the first of these."""
 _CONNECT_S: Final = 2.0
 """In which the master has to take a connection, before anything is asked of Mooncake that would wait for it like this:
 one try at a master that is not there takes 4.4 s, and the end of a client 6.2 s."""
@@ -193,6 +193,8 @@ def make(context: StoreContext) -> MooncakeStore:
         raise ValueError(f"it has no options ({', '.join(context.options)}): MOONCAKE_CONFIG_PATH names its file")
     for name, of_deadline in _WAITS.items():
         os.environ.setdefault(name, str(of_deadline(context.deadline_s)))
+    # Forty lines at each start otherwise, which are no warnings.
+    os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
     try:
         config: Any = import_module("mooncake.mooncake_config").MooncakeConfig.load_from_env()
         client: Any = import_module("mooncake.store").MooncakeDistributedStore()
