@@ -81,5 +81,13 @@ def test_what_one_mesh_has_computed_another_restores(master, another_host):
     two.wait_until(lambda: calls(two, "contains", "raised") + calls(two, "put", "raised") > 0, "it is said")
     assert total(two, "mesh_kv_store_off") == 0.0
     assert [host.pids()["kv-agent-0"] for host in (one, two)] == agents
+
+    # Nor one that starts meanwhile.
+    assert two.meshctl("restart", "kv-agent-0").returncode == 0
+    agent = two.pids()["kv-agent-0"]
+    complete(two, f"{os.urandom(4).hex()} {PROMPTS[0]}")
+    two.wait_until(lambda: "store refused" in two.meshctl("logs", "kv-agent-0").stdout, "it looks for the master")
+    assert complete(two, fresh[0])[0] == without[0]
+    assert two.pids()["kv-agent-0"] == agent
     for host, mesh in ((two, second), (one, first)):
         host.ends_well(mesh)
