@@ -191,5 +191,9 @@ class StoreForeign(StoreError, code="store_foreign"):
     """The files are not a store's, are damaged, or have a format that this version does not read."""
 
 
+class StoreKeyUnusable(StoreError, code="store_key"):
+    """The file with the key of values cannot be read, is others' to read, or has no key."""
+
+
 class StoreUnmade(StoreError, code="store_unmade"):
     """A store that another package installs is not there, cannot be made, or was not made in time."""

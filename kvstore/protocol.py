@@ -274,10 +274,10 @@ class FindStored(Message, frozen=True):
 class MissedPages(Part, frozen=True):
     """So many pages one after the other that a store does not have, and why, as far as the agent knows it.
 
-    `why`: `never_stored` (or it is forgotten), `evicted`, `corrupt`, `unreadable`, `queue_full`, `changed` (used again
-    before it was written), `write_failed`, `read_only`, `flushed`, `not_open`, `loading` (which pages there are is
-    being read), `other_numerics` (stored by a group that computes otherwise), `behind_a_gap` (stored, but not the pages
-    before it).
+    `why`: `never_stored` (or it is forgotten), `evicted`, `corrupt`, `unsigned` (by the key of the mesh), `unreadable`,
+    `queue_full`, `changed` (used again before it was written), `write_failed`, `read_only`, `flushed`, `not_open`,
+    `loading` (which pages there are is being read), `other_numerics` (stored by a group that computes otherwise),
+    `behind_a_gap` (stored, but not the pages before it).
     """
 
     why: str

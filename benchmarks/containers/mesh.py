@@ -3,6 +3,7 @@
 import json
 import subprocess
 import urllib.request
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from benchmarks.containers.image import ROOT
@@ -29,12 +30,13 @@ _NEEDED: Final = frozenset(
 
 
 class HostMesh:
-    """Three hosts, observed and struck from outside."""
+    """Three hosts, observed and struck from outside. `options` are given to podman for those hosts' containers."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, options: Mapping[str, Sequence[str]] | None = None) -> None:
         self.world = world
+        more = options or {}
         # No actor is given up: the restart budget is tested elsewhere.
-        options = (
+        every = (
             "--volume",
             f"{ROOT}/deploy/mesh.toml:{TOPOLOGY}:ro",
             "--env",
@@ -42,17 +44,18 @@ class HostMesh:
         )
         keys = {host: (f"{world.volume(f'keys-{host}')}:/keys/{host}") for host in HOSTS}
         mounts = [part for mount in keys.values() for part in ("--volume", mount)]
-        world.run("keys", "new", "--all-hosts", "--file", TOPOLOGY, "--keys", "/keys", options=(*options, *mounts))
+        world.run("keys", "new", "--all-hosts", "--file", TOPOLOGY, "--keys", "/keys", options=(*every, *mounts))
         for host in HOSTS:
             publish = ("--publish", "127.0.0.1::8000") if host == HEAD else ()
             command = ("up", "--file", TOPOLOGY, "--host", host, "--keys", f"/keys/{host}")
-            world.container(host, *command, options=(*options, *publish, "--volume", keys[host]))
+            own = ("--volume", keys[host], *more.get(host, ()))
+            world.container(host, *command, options=(*every, *publish, *own))
         self.port = self[HEAD].port()
 
     @classmethod
-    def settled_in(cls, world: World) -> Self:
+    def settled_in(cls, world: World, options: Mapping[str, Sequence[str]] | None = None) -> Self:
         """A mesh that serves."""
-        made = cls(world)
+        made = cls(world, options)
         made.settled(120.0)
         return made
 
@@ -90,7 +93,7 @@ class HostMesh:
         return wait_until(look, "every actor of every host is ready", timeout_s)
 
     def remake(self, host: str) -> None:
-        """Kill a host, and recreate it with its id and without its files."""
+        """Kill a host, and recreate it with its id and its volumes, and without its other files."""
         self[host].kill()
         self[host].start()
 
@@ -101,9 +104,12 @@ class HostMesh:
 
     def pulled_bytes(self, transport: str) -> float:
         """Bytes that agents have pulled by a transport since they started."""
-        name = "mesh_kv_pulled_bytes_total{"
+        return self.total("mesh_kv_pulled_bytes_total", f'transport="{transport}"')
+
+    def total(self, name: str, *labels: str) -> float:
+        """The sum of the samples of a metric that have all of these labels, like `actor="kv-agent-0.decode"`."""
         return sum(
             value
             for sample, value in self.metrics().items()
-            if sample.startswith(name) and f'transport="{transport}"' in sample
+            if sample.startswith(f"{name}{{") and all(label in sample for label in labels)
         )

@@ -1,6 +1,7 @@
 """`meshctl kv ls`, `stats`, `why` and `flush`: pages that agents keep on disk, and what schedulers make of them."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -168,12 +169,18 @@ def _story(agent: AgentStores) -> list[str]:
         lines.append(
             f"    asked for {counts['queried']:,} pages, had {counts['found']:,}; read {counts['read']:,}, "
             f"{counts['stale']:,} were gone, {counts['corrupt']:,} refused by checksum, "
+            f"{_unsigned(counts)}"
             f"{counts['unreadable']:,} not read"
         )
         lines.append(f"    wrote {counts['written']:,} pages, gave up {counts['evicted']:,} for others")
     dropped = [f"{number:,} {reason}" for reason, number in agent.dropped.items() if number]
     lines.append(f"  not stored: {', '.join(dropped) or 'none that it was told of'}")
     return lines
+
+
+def _unsigned(counts: Mapping[str, int]) -> str:
+    """Of stores whose values are signed; a disk has none, nor what an agent of an earlier release tells."""
+    return f"{counts['unsigned']:,} refused by signature, " if counts.get("unsigned") else ""
 
 
 def _reads(reader: StoreReader) -> list[str]:

@@ -86,7 +86,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Pages that an installed store keeps, the entry point `name` of `kvmesh.stores`; "": none are kept.
 
     It gets `options`, whatever they mean to it. A call of it is given up after `deadline_s` seconds. `write` and
-    `policy` as on a disk.
+    `policy` as on a disk. `key_file` has the key by which values are signed, the same one on every host; "": they are
+    not.
     """
 
     name: str = ""
@@ -94,6 +95,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     write: str = ""
     policy: StorePolicy = "write_through"
+    key_file: str = ""
 
     @property
     def bytes_per_s(self) -> float:
@@ -431,11 +433,11 @@ def _check_store(kv: KVSettings) -> None:
             why=f"pages are kept in one place, in {kv.disk.directory} or by the store {store.name}",
             do="leave one of them out ([kv.disk] directory, [kv.store] name)",
         )
-    if store.options and not store.name:
+    if (store.options or store.key_file) and not store.name:
         raise BadConfig(
-            "[kv.store] has options, but no name",
+            f"[kv.store] has {'options' if store.options else 'a key_file'}, but no name",
             why="no store is named that they could be for",
-            do="name an installed one with --kv-store, or leave the options out",
+            do="name an installed one with --kv-store, or leave them out",
         )
 
 

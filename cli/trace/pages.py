@@ -20,6 +20,7 @@ _WHYS: Final = {
     "never_stored": "never stored, as far as is remembered",
     "evicted": "evicted for others",
     "corrupt": "refused by checksum",
+    "unsigned": "refused by signature",
     "unreadable": "the disk could not read them",
     "queue_full": "dropped, too many waited to be written",
     "changed": "dropped, used again before they were written",

@@ -15,6 +15,7 @@ from kvstore.store.heads import hash_words
 
 EVICTED: Final = "evicted"
 CORRUPT: Final = "corrupt"
+UNSIGNED: Final = "unsigned"
 UNREADABLE: Final = "unreadable"
 QUEUE_FULL: Final = "queue_full"
 CHANGED: Final = "changed"
@@ -22,7 +23,7 @@ WRITE_FAILED: Final = "write_failed"
 READ_ONLY: Final = "read_only"
 FLUSHED: Final = "flushed"
 _WHYS: Final = (
-    "", EVICTED, CORRUPT, UNREADABLE, QUEUE_FULL, CHANGED, WRITE_FAILED, READ_ONLY, FLUSHED, NOT_OPEN,
+    "", EVICTED, CORRUPT, UNREADABLE, QUEUE_FULL, CHANGED, WRITE_FAILED, READ_ONLY, FLUSHED, NOT_OPEN, UNSIGNED,
 )  # fmt: skip
 REMEMBERED: Final = 1 << 16
 """A million tokens of prompts in pages of 16, in 2 MB; as a dictionary they would be 10."""

@@ -21,14 +21,17 @@ from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import PoolHandle
 from kvstore.store.interface import Store
-from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read
+from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, UNSIGNED, Read
 from kvstore.store.pool_writes import PoolWrites
 from kvstore.transfer.base import Peer, Transfer, Transport
 
 DISK: Final = "disk"
 INSTALLED: Final = "store"
 """Names of transports, for figures: from a disk, from a store of somebody else's."""
-_CODES: Final = {STALE: "stale_pages", CORRUPT: "corrupt_pages", FAILED: "read_failed", MEMORY_GONE: PoolClosed.code}
+_CODES: Final = {
+    STALE: "stale_pages", CORRUPT: "corrupt_pages", UNSIGNED: "unsigned_pages", FAILED: "read_failed",
+    MEMORY_GONE: PoolClosed.code,
+}  # fmt: skip
 _PAUSE_S: Final = 0.05
 """Ends of reads wake the agent; without that only deadlines are looked at, which are seconds long."""
 
@@ -199,12 +202,13 @@ class StoreTransport(Transport):
             self._reading[read] = copy
 
     def _settle(self, read: Read, copy: _Copy) -> None:
-        wrong = [(slot, outcome) for slot, outcome in zip(read.slots, read.outcomes, strict=True) if outcome]
+        wrong = [number for number, outcome in enumerate(read.outcomes) if outcome]
         for piece in copy.by_rank.values():
-            # What was read beside a wrong page is not used either: a transfer is right as a whole.
             piece.transfer.num_bytes = (len(read.slots) - len(wrong)) * len(piece.views[0])
+            # What was read behind a wrong page cannot be used: a prompt's pages are good up to the first gap.
+            piece.transfer.num_good = wrong[0] if wrong else len(read.slots)
         if wrong:
-            slot, outcome = wrong[0]
+            slot, outcome = read.slots[wrong[0]], read.outcomes[wrong[0]]
             copy.fail(_CODES[outcome], f"slot {slot} of the store is {outcome}, as are {len(wrong) - 1} others")
         self._end(copy)
 

@@ -49,10 +49,11 @@ class Transfer:
     `parts` are in bytes from page 0 at both ends. `deadline` is in seconds, on the same clock as `now` of
     `Transport.poll`. `source` is for peers without `generations`: the other end compares these before and after it
     sends. Once `poll` has returned a transfer, nothing writes for it any more, `num_bytes` were moved, and `error` is
-    None only if all were. `transport` is the one that it was posted to last.
+    None only if all were. `transport` is the one that it was posted to last. Of one of whole pages that failed,
+    `num_good` may say how many pages are right all the same, from the first on; who does not know leaves it 0.
     """
 
-    __slots__ = ("deadline", "error", "num_bytes", "parts", "peer", "pool", "source", "transport")
+    __slots__ = ("deadline", "error", "num_bytes", "num_good", "parts", "peer", "pool", "source", "transport")
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Transfer:
         self.source = source
         self.transport: Transport = peer.transport
         self.num_bytes = 0
+        self.num_good = 0
         self.error: TransferError | None = None
 
     def fail(self, code: str, message: str) -> None:

@@ -11,5 +11,5 @@ TRANSFER_FAILURES: Final = (
     "deadline_exceeded", "device_fault", "grant_closed", "holder_lost", "layout_mismatch", "memory_released",
     "mixed_memory", "not_served", "pair_aborted", "pool_closed", "pool_missing", "pool_released", "read_failed",
     "source_changed", "source_failed", "source_lost", "stale_pages", "tcp_unavailable", "token_refused",
-    "too_many_pairs", "unequal_ranks", "unknown_group", "unsupported",
+    "too_many_pairs", "unequal_ranks", "unknown_group", "unsigned_pages", "unsupported",
 )  # fmt: skip

@@ -14,7 +14,7 @@ pages are cut by heads (`plan.py`), a few pages at a time because the pieces are
 `cuts_pages` does that, others are refused with `unequal_ranks`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.cache.page_table import PageTable
@@ -51,7 +51,7 @@ class _Copy:
     """A session's copy: the transfers still to begin, those that run, and the outcome of the others."""
 
     __slots__ = (
-        "book", "error", "grant_id", "num_bytes", "order", "running", "table", "transfers", "transport",
+        "book", "error", "grant_id", "num_bytes", "num_good", "order", "running", "table", "transfers", "transport",
     )  # fmt: skip
 
     def __init__(self, grant_id: str, order: StartCopy, table: PageTable, book: Peer) -> None:
@@ -63,8 +63,19 @@ class _Copy:
         self.transfers: Iterator[_Part] = iter(())
         self.running: list[_Part] = []
         self.num_bytes = 0
+        # Of whole pages, which are at least right at all ranks that have ended.
+        self.num_good = len(order.pages)
         self.transport = ""
         self.error: TransferError | None = None
+
+
+class _Side(NamedTuple):
+    """Of a part: its pages in one pool, the generations that they are to have, and what tells those that they have."""
+
+    name: str
+    pages: Sequence[int]
+    generations: Sequence[int]
+    look: Callable[[Sequence[int]], Sequence[int] | None]
 
 
 class _Part(Transfer):
@@ -135,6 +146,7 @@ class PagePuller:
             copy.num_bytes += part.num_bytes
             copy.transport = part.transport.name
             # Compared again only now: between the first comparison and the last byte, the page may have been reused.
+            copy.num_good = min(copy.num_good, _num_good(part))
             self._fail(copy, part.error or _compare(part, "after"))
             self._next(copy)
             if (whole := self._ended(copy)) is not None:
@@ -156,6 +168,9 @@ class PagePuller:
                 copy.running.append(part)
         except TransferError as error:
             problem = error
+        if problem is not None:
+            # A rank of which nothing was copied.
+            copy.num_good = 0
         self._fail(copy, problem)
 
     def _fail(self, copy: _Copy, problem: TransferError | None) -> None:
@@ -171,7 +186,9 @@ class PagePuller:
             return None
         del self._copies[copy.grant_id, copy.order.copy_id]
         code, message = (copy.error.code, copy.error.message) if copy.error else ("", "")
-        return Ended(copy.grant_id, CopyEnded(copy.order.copy_id, code, message), copy.num_bytes, copy.transport)
+        num_good = copy.num_good if copy.error else 0
+        ended = CopyEnded(copy.order.copy_id, code, message, num_good)
+        return Ended(copy.grant_id, ended, copy.num_bytes, copy.transport)
 
 
 def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError | None:
@@ -214,13 +231,35 @@ def _cut_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -
                 yield _Part(copy, share, pool, peer, list(strided_descriptors(runs, cut)))
 
 
-def _compare(part: _Part, when: str) -> TransferError | None:
+def _sides(part: _Part) -> tuple[_Side, _Side]:
     pages = part.pages
-    sides = (
-        ("source", pages.source_pages, pages.source_generations, part.copy.book.generations),
-        ("destination", pages.pages, pages.generations, part.copy.table.peek_generations),
+    return (
+        _Side("source", pages.source_pages, pages.source_generations, part.copy.book.generations),
+        _Side("destination", pages.pages, pages.generations, part.copy.table.peek_generations),
     )
-    for side, numbers, expected, look in sides:
+
+
+def _num_good(part: _Part) -> int:
+    """Pages of a part that has ended, from the first on, that are right whatever became of those behind them."""
+    if part.pages is not part.copy.order:
+        # Some of the pages, cut by heads: what is right of others, nobody counts.
+        return 0
+    num_good = len(part.pages.pages) if part.error is None else part.num_good
+    for _, numbers, expected, look in _sides(part):
+        if not num_good:
+            return 0
+        try:
+            found = look(numbers[:num_good])
+        except ValueError:
+            return 0
+        if found is not None:
+            alike = (there == wanted for there, wanted in zip(found, expected, strict=False))
+            num_good = next((number for number, is_alike in enumerate(alike) if not is_alike), num_good)
+    return num_good
+
+
+def _compare(part: _Part, when: str) -> TransferError | None:
+    for side, numbers, expected, look in _sides(part):
         try:
             found = look(numbers)
         except ValueError as error:

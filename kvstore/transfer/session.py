@@ -13,7 +13,8 @@
 Every state has a deadline. A failure is told to both sides, and to the holder again and again until it closes the
 grant, since a tell may be lost. A success is told to the holder; the sender learns of it when the holder cancels its
 order. Success closes the grant by itself and leaves a tombstone: the sender repeats its announcements until the holder
-cancels the order, and each repeat is answered to both. While a cancelled copy may still write, `CloseGrant` is not
+cancels the order, and each repeat is answered to both. A success of pages that are stored here has no sender who would,
+so it is repeated like a failure. While a cancelled copy may still write, `CloseGrant` is not
 answered; it is once that copy has ended. `puller` compares pages and generations before and after each copy.
 
 Pure: events and the time in, commands out. Owned by `nodes/kv_agent/core.py`.
@@ -76,11 +77,15 @@ class SourceRefused(NamedTuple):
 
 
 class CopyEnded(NamedTuple):
-    """The copy writes no more; empty `code`: all its pages are in, and were the right ones before and after."""
+    """The copy writes no more; empty `code`: all its pages are in, and were the right ones before and after.
+
+    Otherwise the first `num_good` are.
+    """
 
     copy_id: int
     code: str = ""
     message: str = ""
+    num_good: int = 0
 
 
 class Revoked(NamedTuple):
@@ -264,17 +269,23 @@ class TransferSession:
         if self.has_ended:
             self._settle(now)
             return []
-        if event.code:
-            for index in copied:
-                self._announced.pop(index, None)
-            return self._fail(event.code, event.message, now)
-        self._copied.update(copied)
+        num_before = self._num_first
+        self._copied.update(copied[: event.num_good] if event.code else copied)
         # Announcements may be lost and repeated out of order; decode's cache can only use pages up to the first gap.
         while self._num_first in self._copied:
             self._num_first += 1
+        if event.code:
+            for index in copied:
+                self._announced.pop(index, None)
+            # Before the failure: then the holder looks at what it has.
+            has_more = self._num_first > num_before and not self.is_closed
+            news: list[Command] = [Send(self.grant.holder, self._progress())] if has_more else []
+            return [*news, *self._fail(event.code, event.message, now)]
         if self.num_pages == len(self.grant.pages):
             self.phase = Phase.SUCCESS
-            self.is_closed = True
+            # A sender that hears nothing repeats itself, and the holder is told again. What an agent has read of its
+            # own store nobody repeats: then the holder has to say that it has heard.
+            self.is_closed = self.grant.stored is None
             self._settle(now)
             # The sender learns it from the holder's cancel; if that does not come, it repeats and is answered.
             return [Send(self.grant.holder, self._progress())]

@@ -81,6 +81,7 @@ class GenerationBody(TruncationFields, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_cached_tokens_details: bool | None = None
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
@@ -178,6 +179,24 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class CachedTokensDetails(Struct, frozen=True, kw_only=True):
+    """Where cached tokens were, in SGLang's words: its tiers are the device, host memory behind it, and storage.
+
+    Pools are the first, wherever their pages lie; there is no tier behind them but the disk.
+    """
+
+    device: int
+    host: int = 0
+    storage: int | UnsetType = UNSET
+    storage_backend: str | UnsetType = UNSET
+
+
+class SglExt(Struct, frozen=True, kw_only=True):
+    """What SGLang's answers have beside OpenAI's."""
+
+    cached_tokens_details: CachedTokensDetails
 
 
 class AssistantMessage(Struct, frozen=True, kw_only=True):
@@ -292,6 +311,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    sglext: SglExt | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
@@ -318,6 +338,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
+    sglext: SglExt | UnsetType = UNSET
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

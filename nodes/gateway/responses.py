@@ -1,8 +1,9 @@
 """What whole and streamed answers of all surfaces have in common. Pure."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from nodes.gateway.openai_types import PromptTokensDetails, Usage
+from nodes.gateway.openai_types import CachedTokensDetails, PromptTokensDetails, SglExt, Usage
 from nodes.gateway.outputs import Generation, Piece
 
 
@@ -39,6 +40,24 @@ def total_usage(generation: Generation) -> Usage:
 def usage_so_far(generation: Generation, number: int) -> Usage:
     sample = generation.output.samples[number]
     return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, sample.num_cached_tokens)
+
+
+def cached_details(num_cached: int, num_restored: int) -> CachedTokensDetails | None:
+    """None if no tokens of a prompt were cached. `num_restored` of them were read from the disk."""
+    if not num_cached:
+        return None
+    if not num_restored:
+        return CachedTokensDetails(device=num_cached)
+    return CachedTokensDetails(device=num_cached - num_restored, storage=num_restored, storage_backend="disk")
+
+
+def extension_of(generation: Generation) -> SglExt | UnsetType:
+    """Where cached tokens were, of the first sample that had some, as at SGLang; UNSET if none had."""
+    for sample in generation.output.samples:
+        counts = sample if sample.end is None else sample.end
+        if (found := cached_details(counts.num_cached_tokens, counts.num_restored_tokens)) is not None:
+            return SglExt(cached_tokens_details=found)
+    return UNSET
 
 
 def ended(generation: Generation) -> list[tuple[Piece, str]]:

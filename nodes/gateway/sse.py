@@ -15,7 +15,7 @@ from nodes.gateway.answering import Answering
 from nodes.gateway.errors import OPENAI_ERRORS, ApiError
 from nodes.gateway.events import End, Tokens
 from nodes.gateway.parsers.events import Event, Text
-from nodes.gateway.responses import total_usage, usage_so_far
+from nodes.gateway.responses import extension_of, total_usage, usage_so_far
 
 DONE = b"data: [DONE]\n\n"
 
@@ -71,6 +71,7 @@ class ChunkWriter(Writer):
         self.ending = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
         self._request_id = head.id
         self._includes_usage = job.include_usage
+        self._shows_cached = job.tokens.cached
         self._counts_on = job.continuous_usage
         self._is_plain = self.details.is_plain and not self._counts_on
         self._before = [opening + b'{"index":%d,' % number + self.before_text for number in range(self.num_samples)]
@@ -123,9 +124,11 @@ class ChunkWriter(Writer):
 
     @override
     def finish(self) -> bytes:
+        extension = extension_of(self.generation) if self._shows_cached else msgspec.UNSET
+        more = b"" if extension is msgspec.UNSET else self.opening + b'],"sglext":' + ENCODE(extension) + self.ending
         if not self._includes_usage:
-            return DONE
-        return self.opening + b'],"usage":' + ENCODE(total_usage(self.generation)) + b"}\n\n" + DONE
+            return more + DONE
+        return more + self.opening + b'],"usage":' + ENCODE(total_usage(self.generation)) + b"}\n\n" + DONE
 
     @override
     def error(self, error: ApiError) -> bytes:

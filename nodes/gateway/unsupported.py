@@ -70,7 +70,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "return_routed_experts": (False,),
     # Other forms of what answers have already.
     "return_token_strs": (False,),
-    "return_cached_tokens_details": (False,),
     "return_meta_info": (False,),
     # Half of a request whose other half a router sends elsewhere: here handoffs are the mesh's own.
     "kv_transfer_params": (),

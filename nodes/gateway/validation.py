@@ -39,7 +39,8 @@ class TokenFields(NamedTuple):
     """What an answer says of its tokens beside their text. `as_ids`: in logprobs, ids stand for the tokens' texts.
 
     `prompt_reads`: what is read of the prompt, shown as `prompt_logprobs`, or with its text (`echo`) in the logprobs.
-    `hides_output`: a token is drawn, because a request draws at least one, but none was asked for.
+    `hides_output`: a token is drawn, because a request draws at least one, but none was asked for. `cached`: where the
+    prompt's cached tokens were.
     """
 
     reads: RowReads | None = None
@@ -50,6 +51,7 @@ class TokenFields(NamedTuple):
     prompt_logprobs: int | None = None
     echo: bool = False
     hides_output: bool = False
+    cached: bool = False
 
     @property
     def of_output(self) -> bool:
@@ -217,6 +219,7 @@ def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
         prompt_logprobs=fields["prompt_logprobs"],
         echo=echo,
         hides_output=hides_output,
+        cached=bool(body.return_cached_tokens_details),
         reads=next((reads for ask in asks if (reads := ask.reads()) is not None), None),
         ids=ids,
         # At vLLM `return_token_ids` asks for both, and the other name is SGLang's.

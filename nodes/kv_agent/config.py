@@ -78,13 +78,15 @@ class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
 class InstalledStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Pages are kept by the installed store `name` (`kvstore/store/installed/plugins.py`), which gets `options`.
 
-    Each of its calls is given up after `deadline_s`. At most `bytes_per_s` are put; 0: no limit.
+    Each of its calls is given up after `deadline_s`. At most `bytes_per_s` are put; 0: no limit. With a `key_file`,
+    values are signed with what it has, and those that are not are no pages; empty: they are not signed.
     """
 
     name: str
     options: Mapping[str, Any] = {}
     deadline_s: float = 5.0
     bytes_per_s: float = 0.0
+    key_file: str = ""
 
     def __post_init__(self) -> None:
         if self.name not in installed_stores():

@@ -9,6 +9,7 @@ that actors are forked from, nor its memory in a mesh that keeps no pages. Used 
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
@@ -63,6 +64,9 @@ _REASONS: Final[Mapping[str, Sequence[str]]] = {
 """Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
 _UNOPENED: Final = 4096
 """As many as may wait to be written once it is open."""
+AGAIN_S: Final = 30.0
+"""After so long a store is opened again that could not be: what it connects to may have been away. As long as making
+one may take, so that a line in the log for each says no more than that."""
 
 
 class OpenedStore(NamedTuple):
@@ -133,7 +137,7 @@ class DiskStores:
         self._pools: dict[str, Sequence[PagePool]] = {}
         self._opened: dict[StoreIdentity, OpenedStore] = {}
         self._opening: dict[StoreIdentity, asyncio.Task[OpenedStore | StoreError]] = {}
-        self._failed: set[StoreIdentity] = set()
+        self._failed_at: dict[StoreIdentity, float] = {}
         self._told: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._found_at: dict[StoreIdentity, float] = {}
@@ -400,7 +404,8 @@ class DiskStores:
 
     def _open_again(self, identity: StoreIdentity) -> None:
         """This agent has just replaced another one. What is wrong now was not when the scheduler started."""
-        if identity not in self._failed and identity not in self._opening:
+        has_just_failed = self._owner.ctx.now() < self._failed_at.get(identity, -math.inf) + AGAIN_S
+        if not has_just_failed and identity not in self._opening:
             self._owner.ctx.spawn(self._open(identity), name="open store again")
 
     async def _open(self, identity: StoreIdentity) -> OpenedStore | StoreError:
@@ -417,13 +422,13 @@ class DiskStores:
         try:
             opened = await self._opener(self._config, identity, self._wake)
         except StoreError as error:
-            self._failed.add(identity)
+            self._failed_at[identity] = self._owner.ctx.now()
             log.warning("store refused", code=error.code, why=error.message, numerics=identity.numerics)
             return error
         finally:
             del self._opening[identity]
             self._idle.set()
-        self._failed.discard(identity)
+        self._failed_at.pop(identity, None)
         self._opened[identity] = opened
         unopened = self._unopened.pop(identity, ())
         opened.store.missing.add_hashes([one for one in unopened if len(one) == HASH_BYTES], NOT_OPEN)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from kvstore.errors import StoreError, StoreUnmade
 from kvstore.store.installed.calls import OUTCOMES, BoundedCalls
 from kvstore.store.installed.identity import context_of
-from kvstore.store.installed.plugins import InstalledStore, load_store
+from kvstore.store.installed.key import read_key
+from kvstore.store.installed.plugins import InstalledStore, StoreContext, load_store
 from kvstore.store.place import StoreIdentity
 from nodes.kv_agent.config import InstalledStoreConfig
 
@@ -24,20 +25,20 @@ LOAD_S: Final = 30.0
 async def open_installed(
     config: InstalledStoreConfig, identity: StoreIdentity, wake: Callable[[], None], load_s: float = LOAD_S
 ) -> "InstalledPages":
-    """Raises StoreUnmade, also if it is not made after `load_s` seconds."""
-    store = await _load(config, identity, load_s)
+    """Raises StoreUnmade, also if it is not made after `load_s` seconds; StoreKeyUnusable."""
+    key = read_key(config.key_file) if config.key_file else b""
+    store = await _load(config, context_of(identity, config.deadline_s, config.options, key), load_s)
     from kvstore.store.installed.installed_pages import THREADS, InstalledPages
     from kvstore.store.installed.values import PageValues
 
     loop = asyncio.get_running_loop()
     calls = BoundedCalls(THREADS, config.deadline_s, time.monotonic, loop.call_later, wake)
-    return InstalledPages(store, PageValues(identity), identity.page_bytes * identity.tp_size, calls)
+    return InstalledPages(store, PageValues(identity, key), identity.page_bytes * identity.tp_size, calls)
 
 
-async def _load(config: InstalledStoreConfig, identity: StoreIdentity, load_s: float) -> InstalledStore:
+async def _load(config: InstalledStoreConfig, context: StoreContext, load_s: float) -> InstalledStore:
     loop = asyncio.get_running_loop()
     made: asyncio.Future[InstalledStore] = loop.create_future()
-    context = context_of(identity, config.deadline_s, config.options)
 
     def settle(store: InstalledStore | None, error: StoreError | None) -> None:
         if made.done():
@@ -80,5 +81,6 @@ def installed_gauges(counts: Mapping[str, int]) -> dict[str, float]:
             for outcome in OUTCOMES
         },
         "mesh_kv_store_missing_pages_total": float(counts.get("read missing", 0)),
+        "mesh_kv_store_unsigned_pages_total": float(counts.get("read unsigned", 0)),
         "mesh_kv_store_off": float(counts.get("off", 0)),
     }

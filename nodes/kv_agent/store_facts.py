@@ -20,6 +20,7 @@ _COUNTS: Final = {
     "read": "read",
     "stale": "read stale",
     "corrupt": "read corrupt",
+    "unsigned": "read unsigned",
     "unreadable": "read failed",
     "written": "written",
     "evicted": "evicted",

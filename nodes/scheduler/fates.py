@@ -35,6 +35,7 @@ _OF_CODES: Final = {
     "deadline_exceeded": TIMED_OUT,
     "stale_pages": "evicted",
     "corrupt_pages": "corrupt",
+    "unsigned_pages": "unsigned",
     "read_failed": "unreadable",
     "revoked": REVOKED,
 }

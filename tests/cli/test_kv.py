@@ -31,8 +31,8 @@ from nodes.protocol.stores import (
 from nodes.scheduler import fates
 
 COUNTS = {
-    "queried": 4000, "found": 3000, "read": 2900, "stale": 7, "corrupt": 2, "unreadable": 1, "written": 5000,
-    "evicted": 60,
+    "queried": 4000, "found": 3000, "read": 2900, "stale": 7, "corrupt": 2, "unsigned": 3, "unreadable": 1,
+    "written": 5000, "evicted": 60,
 }  # fmt: skip
 OPEN = StoreFacts(
     folder="kv-1", is_open=True, is_loaded=True, groups=["decode-0", "prefill-0"], layout="ab" * 16, numerics="torch",
@@ -99,7 +99,8 @@ def test_stats_say_what_became_of_pages(mesh: Mesh, capsys: pytest.CaptureFixtur
     for text in (
         "kv-1: 1,234 of 2,000 pages for decode-0, prefill-0, 5 wait to be written",
         "I/O is direct",
-        "asked for 4,000 pages, had 3,000; read 2,900, 7 were gone, 2 refused by checksum, 1 not read",
+        "asked for 4,000 pages, had 3,000; read 2,900, 7 were gone, 2 refused by checksum, 3 refused by signature, "
+        "1 not read",
         "not stored: 3 changed\n",
         "scheduler-decode-0  2,500 pages/s  -",
     ):

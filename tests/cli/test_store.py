@@ -82,6 +82,19 @@ def test_pages_that_cannot_be_kept() -> None:
         planned(StoreSettings(), roles={"kv_agent": {"store": None}})
 
 
+def test_the_key_of_values_is_looked_at_before_anything_runs(tmp_path: Path) -> None:
+    key = tmp_path / "pool.key"
+    key.write_text("k" * 40)
+    key.chmod(0o600)
+    (agent,) = configs(planned(StoreSettings(name="folder", key_file=str(key))), "kv_agent")
+    assert agent.store.key_file == str(key), "not what is in it: configurations lie in files"
+    key.chmod(0o644)
+    with refused(BadConfig, "cannot be signed", why="chmod 600", do="key_file"):
+        planned(StoreSettings(name="folder", key_file=str(key)))
+    with refused(BadConfig, "has a key_file, but no name", do="--kv-store"):
+        load_settings(None, {"KVMESH_KV__STORE__KEY_FILE": str(key)}, {})
+
+
 def test_by_which_policy_pages_are_kept() -> None:
     store = StoreSettings(name="folder", policy="write_through_selective")
     assert KVSettings(store=store).stores == "write_through_selective"

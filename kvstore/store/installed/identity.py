@@ -1,5 +1,6 @@
 """How an installed store is told whose pages it keeps. Without numpy."""
 
+import hmac
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,10 +21,14 @@ def value_bytes_of(identity: StoreIdentity) -> int:
     return HEADER_BYTES + identity.page_bytes * identity.tp_size
 
 
-def context_of(identity: StoreIdentity, deadline_s: float, options: Mapping[str, Any]) -> StoreContext:
-    """What the maker of a store gets."""
+def context_of(
+    identity: StoreIdentity, deadline_s: float, options: Mapping[str, Any], key: bytes = b""
+) -> StoreContext:
+    """What the maker of a store gets. `key` is that of values, empty if they are not signed."""
+    # With a key, of those who have it: otherwise meshes of two keys would refuse and remove each other's values.
+    whose = hmac.digest(key, digest_of(identity), "sha256")[:16] if key else digest_of(identity)
     return StoreContext(
-        namespace=identity.folder,
+        namespace=FOLDER + whose.hex(),
         layout_digest=identity.layout_digest,
         numerics=identity.numerics,
         page_bytes=identity.page_bytes,
@@ -31,4 +36,5 @@ def context_of(identity: StoreIdentity, deadline_s: float, options: Mapping[str,
         value_bytes=value_bytes_of(identity),
         deadline_s=deadline_s,
         options=options,
+        is_signed=bool(key),
     )

@@ -24,12 +24,13 @@ from kvstore.store.index import Claim, PageName
 from kvstore.store.installed.calls import BoundedCalls, truths
 from kvstore.store.installed.known_pages import KnownPages
 from kvstore.store.installed.plugins import InstalledStore
-from kvstore.store.installed.values import PageValues
+from kvstore.store.installed.values import PageValues, UnsignedValue
 from kvstore.store.interface import Store, Stored
 from kvstore.store.lanes import Lane, ThreadLane
 from kvstore.store.missing import CHANGED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
 from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
-from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read, Write
+from kvstore.store.missing import UNSIGNED as MISSING_UNSIGNED
+from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, UNSIGNED, Read, Write
 
 CONTAINS: Final = "contains"
 GET: Final = "get"
@@ -38,7 +39,7 @@ REMOVE: Final = "remove"
 THREADS: Final = {CONTAINS: 1, GET: 2, PUT: 1, REMOVE: 1}
 """Two for `get`, so that one value comes while another is on its way; the others are short, or nobody waits."""
 MISSING: Final = "missing"
-_WHYS: Final = {CORRUPT: MISSING_CORRUPT, FAILED: UNREADABLE}
+_WHYS: Final = {CORRUPT: MISSING_CORRUPT, UNSIGNED: MISSING_UNSIGNED, FAILED: UNREADABLE}
 _COUNTED: Final = {CHANGED: "changed meanwhile", WRITE_FAILED: "write failed"}
 
 
@@ -313,17 +314,19 @@ class InstalledPages(Store):
         """In the thread for copies."""
         outcomes: list[str] = []
         for position, page_hash, buffer in zip(some.positions, some.hashes, buffers, strict=True):
-            parts = None if buffer is None else self._values.open(page_hash, buffer)
-            if parts is None:
-                outcomes.append(MISSING if buffer is None else CORRUPT)
-                continue
             try:
+                parts = None if buffer is None else self._values.open(page_hash, buffer)
+                if parts is None:
+                    outcomes.append(MISSING if buffer is None else CORRUPT)
+                    continue
                 for memory, part in zip(reading.read.pages[position], parts, strict=True):
                     memory[:] = part
                 outcomes.append("")
             except ValueError:
                 # A view that was released: its pool was closed meanwhile.
                 outcomes.append(MEMORY_GONE)
+            except UnsignedValue:
+                outcomes.append(UNSIGNED)
         self._copied.append(partial(self._settle, reading, some, outcomes))
         self._calls.tell()
 
@@ -332,11 +335,11 @@ class InstalledPages(Store):
         for position, page_hash, outcome in zip(some.positions, some.hashes, outcomes, strict=True):
             self._counts[f"read {outcome}" if outcome else "read"] += 1
             reading.read.outcomes[position] = STALE if outcome == MISSING else outcome
-            if outcome in (MISSING, CORRUPT):
+            if outcome in (MISSING, CORRUPT, UNSIGNED):
                 self._known.drop(page_hash)
             if outcome in _WHYS:
                 self.missing.add_hashes([page_hash], _WHYS[outcome])
-            if outcome == CORRUPT:
+            if outcome in (CORRUPT, UNSIGNED):
                 wrong.append(page_hash)
         if wrong:
             self._calls.submit(REMOVE, partial(self._store.remove, wrong), lambda _: None)

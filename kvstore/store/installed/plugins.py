@@ -18,10 +18,11 @@ GROUP: Final = "kvmesh.stores"
 class StoreContext(NamedTuple):
     """Whose pages a store is to keep, and what the settings say to it.
 
-    `namespace` (letters, digits, `-`) is made of layout, numerics, bytes and ranks: pages of two namespaces have other
-    bits under the same hash, so it belongs into a store's keys. It is the same on every host of a mesh, and after each
-    restart. A value has `value_bytes`: 64 of ours, then the page of each of `num_ranks` ranks, `page_bytes` each. A
-    call that has not returned after `deadline_s` seconds is given up. `options` are the table `[kv.store.options]`.
+    `namespace` (letters, digits, `-`) is made of layout, numerics, bytes and ranks, and of the key if values are signed
+    (`is_signed`): pages of two namespaces have other bits under the same hash, so it belongs into a store's keys. It is
+    the same on every host of a mesh, and after each restart. A value has `value_bytes`: 64 of ours, then the page of
+    each of `num_ranks` ranks, `page_bytes` each. A call that has not returned after `deadline_s` seconds is given up.
+    `options` are the table `[kv.store.options]`.
     """
 
     namespace: str
@@ -32,6 +33,7 @@ class StoreContext(NamedTuple):
     value_bytes: int
     deadline_s: float
     options: Mapping[str, Any]
+    is_signed: bool = False
 
 
 class InstalledStore(ABC):

@@ -19,7 +19,7 @@ from nodes.gateway.openai_types import (
     ToolCall,
 )
 from nodes.gateway.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
-from nodes.gateway.responses import ended, total_usage
+from nodes.gateway.responses import ended, extension_of, total_usage
 from nodes.gateway.sse import ENCODE, ChunkWriter
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TokenDetails
@@ -63,6 +63,7 @@ class ChatSurface(Surface):
             system_fingerprint=head.system_fingerprint,
             choices=choices,
             usage=total_usage(answering.generation),
+            sglext=extension_of(answering.generation) if answering.job.tokens.cached else UNSET,
             # All samples have one prompt.
             prompt_token_ids=details.prompt_ids_of(0),
             prompt_logprobs=details.prompt_logprobs_of(0),

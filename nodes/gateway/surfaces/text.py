@@ -12,7 +12,7 @@ from nodes.gateway.events import End, Tokens
 from nodes.gateway.openai_types import Completion, CompletionChoice, TextLogprobs
 from nodes.gateway.outputs import Piece
 from nodes.gateway.prompt_details import offsets_in
-from nodes.gateway.responses import ended, total_usage
+from nodes.gateway.responses import ended, extension_of, total_usage
 from nodes.gateway.sse import ENCODE, ChunkWriter
 from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.token_details import TextOffsets, TokenDetails
@@ -59,6 +59,7 @@ class TextSurface(Surface):
             system_fingerprint=head.system_fingerprint,
             choices=choices,
             usage=total_usage(answering.generation),
+            sglext=extension_of(answering.generation) if answering.job.tokens.cached else UNSET,
         )
 
     @override

@@ -122,16 +122,12 @@ class OwnGrants:
         token_ids = sequence.token_ids[lent.first * page_size : (lent.first + num_good) * page_size]
         if whole := len(token_ids) // page_size * page_size:
             kv.commit_first(token_ids[:whole])
-        self._closing[grant_id] = kv.abort(quiesced=idle)
-        self._asks.start(
-            (CLOSE, grant_id),
-            self._config.agent,
-            CloseGrant(grant_id=grant_id),
-            timeout_s=ASK_TIMEOUT_S,
-            retry_s=ASK_RETRY_S,
-            give_up_at=NEVER,
-        )
+        self._close(grant_id, kv.abort(quiesced=idle))
         sequence.drop_pages()
+
+    def has_all(self, grant_id: str) -> None:
+        """Its pages are all in, and good; the agent repeats that until it is told so."""
+        self._close(grant_id, [])
 
     def on_closed(self, grant_id: str, message: GrantClosed) -> list[int]:
         """The agent will not write into the grant any more. Returns the pages that waited for this."""
@@ -150,6 +146,17 @@ class OwnGrants:
         self._opens.retry_now(peer)
 
     # inside
+
+    def _close(self, grant_id: str, pages: list[int]) -> None:
+        self._closing[grant_id] = pages
+        self._asks.start(
+            (CLOSE, grant_id),
+            self._config.agent,
+            CloseGrant(grant_id=grant_id),
+            timeout_s=ASK_TIMEOUT_S,
+            retry_s=ASK_RETRY_S,
+            give_up_at=NEVER,
+        )
 
     def _decided(self, answers: Iterator[tuple[str, str | None]], now: float) -> Iterator[tuple[str, str | None]]:
         for grant_id, code in answers:

@@ -260,6 +260,7 @@ class RestoreQueue:
         first, end = restore.offer.first, restore.offer.first + restore.num_pulled
         sequence.kv.commit_first(sequence.token_ids[first * self._config.page_size : end * self._config.page_size])
         sequence.drop_pages()
+        self._own.has_all(message.grant_id)
         self.num_done += 1
         self.reads.observe(restore.num_pulled, now - restore.opened_at)
         return self._ended(message.grant_id, restore)

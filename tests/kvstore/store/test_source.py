@@ -49,6 +49,7 @@ class Restoring:
         self.writes.add("p", self.far)
         self.now = 0.0
         self.ended: dict[int, str] = {}
+        self.good: dict[int, int] = {}
         self.moved = 0
         self.store_pages("a", 6)
         self.peers = [self.transport.connect(self.handle(rank)) for rank in range(tp_size)]
@@ -87,6 +88,7 @@ class Restoring:
     def note(self, ended: Ended) -> None:
         assert ended.event.copy_id not in self.ended, "a copy ends once"
         self.ended[ended.event.copy_id] = ended.event.code
+        self.good[ended.event.copy_id] = ended.event.num_good
         self.moved += ended.num_bytes
 
     def run(self) -> None:
@@ -158,6 +160,17 @@ def test_a_target_that_is_used_again_makes_the_copy_stale(restoring: Restoring) 
     restoring.near[0].table().write(TARGETS[0], PageEntry(PageState.RUNNING, generation=999))
     restoring.run()
     assert restoring.ended == {1: "stale_pages"}
+    assert restoring.good == {1: 0}
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_pages_before_a_wrong_one_are_good_up_to_a_target_that_is_used_again(restoring: Restoring, at: int) -> None:
+    restoring.files.flip("pages", restoring.store.lookup(HASHES)[0][2] * SIZE * restoring.tp_size)
+    restoring.start()
+    restoring.near[0].table().write(TARGETS[at], PageEntry(PageState.RUNNING, generation=999))
+    restoring.run()
+    assert restoring.ended == {1: "corrupt_pages"}
+    assert restoring.good == {1: min(at, 2)}
 
 
 @pytest.mark.parametrize("code", ["corrupt_pages", "read_failed"])
@@ -175,6 +188,9 @@ def test_what_the_disk_has_lost_ends_the_copy_and_is_a_miss_from_then_on(restori
         restoring.files.fail = fail
     restoring.run()
     assert restoring.ended == {1: code}
+    # What comes before it is as good as if nothing had been asked beyond it.
+    assert restoring.good == {1: 2 if code == "corrupt_pages" else 0}
+    assert restoring.num_right() >= restoring.good[1]
     assert len(restoring.store.lookup(HASHES)[0]) == (2 if code == "corrupt_pages" else 0)
 
 
@@ -185,6 +201,7 @@ def test_a_copy_that_is_cancelled_ends_when_nothing_writes_any_more(restoring: R
     assert restoring.ended == {}, "the disk may still write"
     restoring.run()
     assert restoring.ended == {1: "cancelled"}
+    assert restoring.good == {1: 0} or restoring.num_right() == len(TARGETS)
 
 
 def test_a_copy_that_is_late_ends_when_nothing_writes_any_more(restoring: Restoring) -> None:

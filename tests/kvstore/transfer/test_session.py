@@ -1,11 +1,12 @@
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.protocol import OpenGrant, PagesPulled, PagesReady, TransferFailed
+from kvstore.protocol import OpenGrant, PagesPulled, PagesReady, StoredPages, TransferFailed
 from kvstore.transfer.session import (
     Announced,
     CancelCopy,
@@ -158,6 +159,22 @@ def test_a_success_closes_itself_and_answers_repeats() -> None:
     assert session.handle(Tick(), 10.0) == []
 
 
+def test_a_success_that_nobody_would_ask_about_is_repeated_until_the_holder_closes() -> None:
+    """Of pages that are stored here: the agent is the sender, and a lost tell would let the grant run out."""
+    session = make_session(2)
+    stored = StoredPages(source="kv-1", incarnation=1, slots=[20, 21], sequences=[200, 201])
+    session.grant = msgspec.structs.replace(session.grant, stored=stored)
+    fed(session, announced(0, 2, total=2), MAPPED)
+    assert session.handle(CopyEnded(1), 0.0) == [Send("D", pulled(2, True))]
+    assert session.is_quiesced, "its pages may be used at once"
+    assert session.handle(Tick(), 0.4) == []
+    assert session.handle(Tick(), 0.5) == [Send("D", pulled(2, True))]
+    assert session.handle(Tick(), 1.0) == [Send("D", pulled(2, True))]
+    assert session.handle(Revoked("grant_closed", "it has heard"), 1.2) == []
+    assert session.handle(Tick(), 2.0) == []
+    assert session.is_over(10.0)
+
+
 def test_a_failure_is_repeated_until_the_holder_closes() -> None:
     session = fed(make_session(2), announced(0, 2, total=2))
     told = session.handle(SourceRefused("gone", ""), 0.0)
@@ -269,6 +286,23 @@ def test_the_lease_caps_every_deadline_and_can_be_renewed() -> None:
 
 def test_a_failed_copy_ends_the_transfer(copying: TransferSession) -> None:
     assert failures(copying.handle(CopyEnded(1, "stale_pages", "generation 3"), 0.0)) == both("stale_pages")
+
+
+@pytest.mark.parametrize("num_good", [0, 1, 2])
+def test_what_a_failed_copy_has_brought_before_the_wrong_page_is_told_first(num_good: int) -> None:
+    session = fed(make_session(), announced(0, 4), MAPPED, CopyEnded(1))
+    told = session.handle(CopyEnded(2, "corrupt_pages", "slot 3", num_good), 1.0)
+    before = [Send("D", pulled(2 + num_good))] if num_good else []
+    assert told[: len(before)] == before
+    assert failures(told) == both("corrupt_pages")
+    assert session.num_pages == 2 + num_good
+    assert session.phase is Phase.FAILED
+
+
+def test_what_came_beside_a_gap_is_not_told() -> None:
+    session = fed(make_session(), announced(2, 2), MAPPED)
+    told = session.handle(CopyEnded(1, "corrupt_pages", "slot 3", 1), 1.0)
+    assert [type(command.message) for command in told if isinstance(command, Send)] == [TransferFailed] * 2
 
 
 def test_closing_while_a_copy_runs_waits_for_its_end(copying: TransferSession) -> None:

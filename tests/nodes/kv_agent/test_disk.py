@@ -23,7 +23,7 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, DiskConfig
-from nodes.kv_agent.disk import OpenedStore, feed_store
+from nodes.kv_agent.disk import AGAIN_S, OpenedStore, feed_store
 from nodes.protocol import ReleaseMemory, ResumeMemory
 from tests.kvstore.store.faulty_files import FaultyFiles, SteppedLane
 from tests.kvstore.store.pages import blank, chain, content
@@ -223,6 +223,24 @@ async def test_a_store_that_cannot_be_opened_is_said_to_who_asks(world: World, k
     # Another start finds room.
     disk.refusal = None
     assert await world.ask(world.d, "agent-0", opening) == StoreOpened(group="d", num_pages=32)
+
+
+async def test_a_store_that_could_not_be_opened_is_tried_again_after_a_while(world: World) -> None:
+    """By an agent that has replaced another one, while what the store connects to was away."""
+    disk = Disk()
+    disk.refusal = StoreBusy("away")
+    agent = await agent_of(world, disk, "d")
+    handle, _ = await world.pool(world.d, "agent-0", "d")
+    world.d.ctx.tell("agent-0", told(handle, NAMES[:1]))
+    await until(lambda: dropped(agent) == {"not_open": 1}, 5.0)
+    disk.refusal = None
+    await asyncio.sleep(AGAIN_S - 1.0)
+    world.d.ctx.tell("agent-0", told(handle, NAMES[:1]))
+    await until(lambda: dropped(agent) == {"not_open": 2}, 5.0)
+    assert disk.num_opened == 0, "not for each page that is told"
+    await asyncio.sleep(1.0)
+    world.d.ctx.tell("agent-0", told(handle, NAMES[:1]))
+    await until(lambda: disk.num_opened == 1, 5.0)
 
 
 async def test_an_agent_that_replaces_another_opens_the_store_when_it_is_told_of_pages(world: World) -> None:

@@ -122,6 +122,7 @@ class Server:
         self.lanes: list[TimedLane] = []
         self.waited_s = 0.0
         self.is_stuck = False
+        self.key = b""
 
     async def open(self, config: Any, identity: StoreIdentity, wake: Callable[[], None]) -> OpenedStore:
         assert identity.host == "", "what one host has put, others may get"
@@ -131,7 +132,9 @@ class Server:
         )
         self.copying = TimedLane()
         page_bytes = identity.page_bytes * identity.tp_size
-        return feed_store(InstalledPages(self.kept, PageValues(identity), page_bytes, calls, self.copying), config)
+        return feed_store(
+            InstalledPages(self.kept, PageValues(identity, self.key), page_bytes, calls, self.copying), config
+        )
 
     def thread(self, name: str) -> CallLane:
         self.lanes.append(CallLane())
@@ -237,6 +240,25 @@ async def test_a_value_that_is_another_page_s_fails_its_copy_and_is_removed(worl
     assert found.found[0].missed[0].why == "corrupt"
 
 
+async def test_a_value_that_nobody_of_the_mesh_has_sealed_is_told_from_a_broken_one(world: World) -> None:
+    server = Server()
+    server.key = b"k" * 32
+    agent, pool = await stored(world, server)
+    found = await find(world)
+    # Whoever reaches the store knows how values are made: name and checksum are right.
+    (identity,) = agent.disk._opened
+    forged = bytes(PageValues(identity).seal(NAMES[1].page_hash, [memoryview(bytes(SIZE))]))
+    server.kept.values[NAMES[1].page_hash] = forged
+    await restore(world, found, [3, 4, 2])
+    assert await world.d.fails() == "unsigned_pages"
+    await until(lambda: NAMES[1].page_hash not in server.kept.values, 5.0)
+    assert have(pool, [4], [OTHERS[3]]), "memory of the pool has nothing of it"
+    figures = agent.stats()
+    assert figures["mesh_kv_store_unsigned_pages_total"] == 1
+    assert figures["mesh_kv_disk_corrupt_pages_total"] == 0
+    assert (await find(world)).found[0].missed[0].why == "unsigned"
+
+
 async def test_a_store_that_hangs_is_a_miss_in_time_and_then_off(world: World) -> None:
     server = Server()
     agent, pool = await stored(world, server)
@@ -311,7 +333,7 @@ async def test_what_an_operator_is_told_of_it(world: World) -> None:
 
 
 def test_settings_of_a_store_that_cannot_be_used() -> None:
-    with pytest.raises(ConfigError, match=r"\(installed: broken, folder, slow\), not 'foldr'"):
+    with pytest.raises(ConfigError, match=r"\(installed: broken, folder, (mooncake, )?slow\), not 'foldr'"):
         InstalledStoreConfig(name="foldr")
     with pytest.raises(ConfigError, match="above 0"):
         InstalledStoreConfig(name="folder", deadline_s=0)

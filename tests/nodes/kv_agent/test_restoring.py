@@ -203,15 +203,34 @@ async def test_slots_that_are_not_what_was_found_are_not_read(world: World, disk
     assert have(pool, [3, 4, 2], [OTHERS[2], OTHERS[3], OTHERS[1]])
 
 
-async def test_a_damaged_page_fails_its_copy_and_is_forgotten(world: World, disk: Disk) -> None:
-    agent, _ = await stored(world, disk)
+async def test_a_damaged_page_fails_its_copy_and_is_forgotten_and_those_before_it_are_told(
+    world: World, disk: Disk
+) -> None:
+    agent, pool = await stored(world, disk)
     found = await find(world)
     (files,) = disk.files.values()
     files.flip("pages", found.found[0].slots[1] * SIZE + 5)
     await restore(world, found, [3, 4, 2])
     assert await world.d.fails() == "corrupt_pages"
+    (progress,) = [message for message in world.d.heard if isinstance(message, PagesPulled)]
+    assert (progress.num_pages, progress.complete) == (1, False)
+    assert world.d.heard.index(progress) == 0, "before the failure, which ends what is waited for"
+    assert have(pool, [3], NAMES[:1])
     assert len((await find(world)).found[0].slots) == 1, "what comes before it is still there"
     assert agent.stats()["mesh_kv_disk_corrupt_pages_total"] == 1
+
+
+async def test_that_all_is_read_is_told_until_it_is_heard(world: World, disk: Disk) -> None:
+    """Nobody announces anything again here; if the one tell were lost, the pages would be computed."""
+    await stored(world, disk)
+    await restore(world, await find(world), [3, 4, 2])
+    end = await world.d.ends()
+    world.d.heard.clear()
+    assert await world.d.ends() == end
+    await world.ask(world.d, "agent-0", CloseGrant(grant_id=end.grant_id))
+    world.d.heard.clear()
+    await asyncio.sleep(5.0)
+    assert world.d.heard == []
 
 
 async def test_a_grant_is_closed_only_when_the_disk_has_read(world: World, disk: Disk) -> None:

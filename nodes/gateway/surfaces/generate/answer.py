@@ -7,6 +7,8 @@ from msgspec import UNSET, Struct, UnsetType
 from nodes.gateway.answering import Answering
 from nodes.gateway.events import ABORT, End, Tokens
 from nodes.gateway.named_calls import prompt_names
+from nodes.gateway.openai_types import CachedTokensDetails
+from nodes.gateway.responses import cached_details
 
 if TYPE_CHECKING:
     from nodes.gateway.surfaces.generate.body import Shown
@@ -27,7 +29,7 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    cached_tokens_details: dict[str, int | str] | None = None
+    cached_tokens_details: CachedTokensDetails | None = None
     weight_version: str = WEIGHT_VERSION
     input_token_logprobs: list[TokenLogprob] | UnsetType = UNSET
     input_top_logprobs: list[list[TokenLogprob] | None] | UnsetType = UNSET
@@ -134,17 +136,6 @@ class GrowingAnswer:
 
     def _entry(self, logprob: float | None, token_id: int) -> TokenLogprob:
         return logprob, token_id, self._details.name(token_id) if self._shown.has_texts else None
-
-
-def cached_details(num_cached: int, num_restored: int) -> dict[str, int | str] | None:
-    """Where cached tokens were, in SGLang's words: its tiers are the device, host memory behind it, and storage.
-
-    Pools are the first, wherever their pages lie; there is no tier behind them but the disk. None if none were cached.
-    """
-    if not num_cached:
-        return None
-    found: dict[str, int | str] = {"device": num_cached - num_restored, "host": 0}
-    return found | {"storage": num_restored, "storage_backend": "disk"} if num_restored else found
 
 
 def _name_of(answering: Answering, number: int) -> str:

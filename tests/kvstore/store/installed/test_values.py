@@ -1,5 +1,7 @@
 """What is kept for a page, and what is taken for one."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from kvstore.store.checksum import page_checksum
 from kvstore.store.installed import values as values_module
 from kvstore.store.installed.identity import HEADER_BYTES, context_of, digest_of
-from kvstore.store.installed.values import PageValues
+from kvstore.store.installed.values import PageValues, UnsignedValue
 from tests.kvstore.store.installed.unruly import IDENTITY, OTHER, PAGE, VALUES, page_of, value_of
 
 HASH, ANOTHER = b"h" * 16, b"a" * 16
@@ -92,3 +94,55 @@ def test_what_a_store_is_told() -> None:
     assert (context.layout_digest, context.numerics) == (IDENTITY.layout_digest, IDENTITY.numerics)
     assert (context.deadline_s, context.options) == (2.0, {"path": "/x"})
     assert context.namespace != context_of(OTHER, 2.0, {}).namespace
+
+
+KEY, ANOTHER_KEY = b"k" * 32, b"K" * 32
+
+
+def signed(key: bytes, page_hash: bytes = HASH, of: bytes = HASH) -> bytes:
+    data = memoryview(page_of(of))
+    return bytes(PageValues(IDENTITY, key).seal(page_hash, [data[: PAGE // 2], data[PAGE // 2 :]]))
+
+
+def test_what_was_sealed_with_the_key_is_taken_out_as_it_was() -> None:
+    parts = PageValues(IDENTITY, KEY).open(HASH, signed(KEY))
+    assert parts is not None
+    assert b"".join(parts) == page_of(HASH)
+    # Where no key is set, nobody asks for a signature.
+    assert PageValues(IDENTITY).open(HASH, signed(KEY)) is not None
+
+
+@pytest.mark.parametrize("value", [VALUE, signed(ANOTHER_KEY), signed(KEY, of=ANOTHER)[:64] + VALUE[64:]])
+def test_what_was_sealed_without_the_key_is_told_from_what_is_broken(value: bytes) -> None:
+    values = PageValues(IDENTITY, KEY)
+    if value[40:48] == VALUE[40:48]:
+        with pytest.raises(UnsignedValue):
+            values.open(HASH, value)
+    else:
+        assert values.open(HASH, value) is None
+
+
+@given(st.integers(0, len(VALUE) * 8 - 1))
+def test_each_bit_of_a_signed_value_counts(bit: int) -> None:
+    changed = bytearray(signed(KEY))
+    changed[bit // 8] ^= 1 << bit % 8
+    with contextlib.suppress(UnsignedValue):
+        assert PageValues(IDENTITY, KEY).open(HASH, changed) is None
+
+
+@pytest.mark.parametrize("data", [page_of(HASH), page_of(ANOTHER)])
+def test_what_is_forged_has_a_right_checksum_and_no_signature(data: bytes) -> None:
+    """Whoever can write to the store knows how a value is made, and may copy signatures: all but the key."""
+    for copied in (bytes(16), signed(KEY, ANOTHER, of=ANOTHER)[48:64], signed(ANOTHER_KEY)[48:64]):
+        forged = bytearray(value_of(HASH, data))
+        forged[48:64] = copied
+        assert PageValues(IDENTITY).open(HASH, forged) is not None
+        with pytest.raises(UnsignedValue):
+            PageValues(IDENTITY, KEY).open(HASH, forged)
+
+
+def test_namespaces_are_of_those_who_have_the_key() -> None:
+    names = {context_of(IDENTITY, 2.0, {}, key).namespace for key in (b"", KEY, ANOTHER_KEY)}
+    assert len(names) == 3
+    assert context_of(IDENTITY, 2.0, {}, KEY).namespace in names
+    assert [context_of(IDENTITY, 2.0, {}, key).is_signed for key in (b"", KEY)] == [False, True]
