@@ -6,17 +6,22 @@ import re
 import pytest
 
 from benchmarks.mooncake.master import Master, why_not_here
+from kvstore.store.installed.plugins import installed_stores
 from tests.process.test_disk import complete, figure
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
-PROMPTS = [f"{subject} has 7 green pears. " * 30 for subject in ("Ann", "Bob", "Eve", "Ted")]
+NAMES = ("Ann", "Bob", "Eve", "Ted", "Amy", "Dan", "Joe", "Kim", "Lee", "Max", "Pat", "Sam")
+PROMPTS = [f"{subject} has 7 green pears. " * 30 for subject in NAMES]
+"""On a busy machine an answer of the pool may come too late for some of them, which are then computed."""
 
 
 @pytest.fixture
 def master(tmp_path):
     if why := why_not_here():
         pytest.skip(why)
+    if "mooncake" not in installed_stores():
+        pytest.skip("this environment was set up before kvmesh brought this store: make setup")
     made = Master(tmp_path)
     made.start()
     yield made
@@ -49,13 +54,12 @@ def test_what_one_mesh_has_computed_another_restores(master, another_host):
 
     first = up(one, "one")
     texts = [complete(one, prompt)[0] for prompt in PROMPTS]
-    one.wait_until(lambda: figure(one, "mesh_kv_disk_pages") >= 4 * 10, "the prompts are in the pool")
+    one.wait_until(lambda: figure(one, "mesh_kv_disk_pages") >= len(PROMPTS) * 10, "the prompts are in the pool")
     one.wait_until(lambda: figure(one, "mesh_kv_disk_queued_pages") == 0, "nothing waits")
 
     second = up(two, "two")
     again = [complete(two, prompt) for prompt in PROMPTS]
     assert [text for text, _ in again] == texts
-    # On a busy machine an answer of the pool may come too late for one of them, which is then computed.
     assert sum(cached >= 160 for _, cached in again) >= 2
     assert total(two, "mesh_scheduler_restored_pages_total") >= 2 * 10
     assert total(two, "mesh_kv_store_unsigned_pages_total") == 0.0
@@ -75,7 +79,7 @@ def test_what_one_mesh_has_computed_another_restores(master, another_host):
     # Without a master, nothing is lost but time that was saved, and no agent is taken for hung.
     agents = [host.pids()["kv-agent-0"] for host in (one, two)]
     master.kill()
-    fresh = [f"Now, {prompt}" for prompt in PROMPTS]
+    fresh = [f"Now, {prompt}" for prompt in PROMPTS[:4]]
     without = [complete(two, prompt)[0] for prompt in fresh]
     assert without == [complete(one, prompt)[0] for prompt in fresh]
     two.wait_until(lambda: calls(two, "contains", "raised") + calls(two, "put", "raised") > 0, "it is said")
