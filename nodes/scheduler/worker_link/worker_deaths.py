@@ -49,12 +49,16 @@ class WorkerDeaths:
         return None
 
     def take_back(self, steps: list[Step], now: float) -> None:
-        """Steps that are not sent again: their sequences return to where they stood before, and become suspects."""
+        """Steps that are not sent again: their sequences return to where they stood before.
+
+        All become suspects if one has been part of too many deaths; else a step was dropped with a row nobody wants.
+        """
         for step in steps:
             for sequence in step.sequences:
                 # By step, not by sequence: one that was in both steps in flight was counted twice.
                 sequence.num_inflight -= 1
         sequences = list({sequence.row_id: sequence for step in steps for sequence in step.sequences}.values())
+        is_suspicious = any(one.num_deaths >= MAX_DEATHS and one.stage is not Stage.ENDED for one in sequences)
         for sequence in sequences:
             if sequence.stage >= Stage.PREEMPTED:
                 # All unanswered steps are taken back, so none of this sequence's is in flight any more.
@@ -65,7 +69,8 @@ class WorkerDeaths:
                 self._poisoned(sequence, now)
             else:
                 self._running.rewind(sequence)
-                self._suspects[sequence.row_id] = sequence
+                if is_suspicious:
+                    self._suspects[sequence.row_id] = sequence
 
     def away_for_good(self, now: float) -> None:
         """No worker for too long: everything that waits for it fails, and can go elsewhere."""
@@ -74,10 +79,9 @@ class WorkerDeaths:
 
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1
-        message = (
-            f"{self._config.worker} died {sequence.num_deaths} times while it computed this request,"
-            " the last time alone"
-        )
+        # Some of them elsewhere, if it was moved from there.
+        who = f"workers, the last of them {self._config.worker}," if sequence.cleared_at else self._config.worker
+        message = f"{who} died {sequence.num_deaths} times while it computed this request, the last time alone"
         if sequence.order_id:
             self._endings.fail_order(self._orders, sequence.order_id, POISONED, message, now)
         else:
